@@ -76,7 +76,7 @@ bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)
 
 bench-promises: $(DEV)  ## the bounds on time that the package is held to, on a machine that does nothing else
-	$(PY) -m cufa.bench.promises
+	$(PY) -m cufa.measure.promises
 
 gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 	$(CUFA) evidence tests $(ARGS)

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 
 import cufa
+from cufa.build.compiler import SOURCE_DIR, included_files, translation_unit
 from cufa.kernels import KERNELS
-from cufa.nvrtc.compiler import SOURCE_DIR, included_files, translation_unit
 
 package = Path(cufa.__file__).parent
 assert sys.prefix in str(package), f"imported from {package}, not from the environment"
 assert package / "cuda_src" == SOURCE_DIR, SOURCE_DIR
 assert (package / "py.typed").exists()
 for spec in KERNELS.values():
-    assert len(included_files(f"kernels/{spec.source}")) > 1, spec.name
-    assert "#include" in translation_unit(f"kernels/{spec.source}", {}), spec.name
+    assert len(included_files(spec.source)) > 1, spec.name
+    assert "#include" in translation_unit(spec.source, {}), spec.name
 
 heavy = {"cupy", "torch", "streamlit", "plotly", "cuda"} & {name.split(".")[0] for name in sys.modules}
 assert not heavy, f"import cufa loaded {heavy}"

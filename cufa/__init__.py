@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 from . import masks
-from .decode.reference import decode_reference
-from .ops.backward import flash_attention_backward, plan_backward
-from .ops.decode import flash_decode, plan_decode
-from .ops.forward import flash_attention, plan
-from .ops.merge import merge_attention_states
-from .ops.reference import attention_reference, attention_reference_backward
-from .ops.varlen import flash_attention_varlen, flash_attention_varlen_backward
-from .ops.varlen_reference import attention_varlen_reference, attention_varlen_reference_backward
+from .calls.backward import flash_attention_backward, plan_backward
+from .calls.decode import flash_decode, plan_decode
+from .calls.forward import flash_attention, plan
+from .calls.merge import merge_attention_states
+from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .reference.decode import decode_reference
+from .reference.dense import attention_reference, attention_reference_backward
+from .reference.varlen import attention_varlen_reference, attention_varlen_reference_backward
 
 if TYPE_CHECKING:
-    from .executor.emulate import emulate, emulate_backward
+    from .run.emulate.calls import emulate, emulate_backward
 
 __all__ = [
     "__version__",
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """The executor is imported when asked for: a call to attention does not need it."""
     if name in ("emulate", "emulate_backward"):
-        from .executor import emulate
+        from .run.emulate import calls as emulate
 
         return getattr(emulate, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

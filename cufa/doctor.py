@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, tuning
-from .core.mask import CAUSAL
+from . import __version__
+from .build.compiler import SOURCE_DIR, included_files
+from .calls.backward import flash_attention_backward
+from .calls.forward import flash_attention
 from .kernels import KERNELS
-from .nvrtc.compiler import SOURCE_DIR, included_files
-from .ops.backward import flash_attention_backward
-from .ops.forward import flash_attention
-from .ops.reference import attention_reference, attention_reference_backward
+from .plan import tuning
+from .problem.mask import CAUSAL
+from .reference.dense import attention_reference, attention_reference_backward
 
 _INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
 #: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.
@@ -72,7 +73,7 @@ def _python() -> Iterator[Check]:
 
 def _sources() -> Iterator[Check]:
     try:
-        files = {file for spec in KERNELS.values() for file in included_files(f"kernels/{spec.source}")}
+        files = {file for spec in KERNELS.values() for file in included_files(spec.source)}
     except OSError as error:
         yield Check("kernel sources", Status.PROBLEM, str(error), "pip install --force-reinstall cufa")
         return

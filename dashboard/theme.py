@@ -12,7 +12,7 @@ import math
 
 import plotly.graph_objects as go
 
-from cufa.core.schedule import Tile
+from cufa.schedule.schedule import Tile
 
 
 @dataclasses.dataclass(frozen=True)

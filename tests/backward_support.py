@@ -10,11 +10,11 @@ import numpy as np
 from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
-from cufa.core.mask import CAUSAL
-from cufa.core.problem import Problem
-from cufa.core.scores import softcap_derivative, softcapped
+from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import KernelSpec
-from cufa.ops.mask_arguments import resolve_mask
+from cufa.problem.mask import CAUSAL
+from cufa.problem.problem import Problem
+from cufa.problem.scores import softcap_derivative, softcapped
 
 NAMES = ("dq", "dk", "dv")
 

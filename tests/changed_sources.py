@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cufa.nvrtc import compiler
+from cufa.build import compiler
 
 
 def with_changed(folder: Path, file: str, change: Callable[[str], str]) -> Path:

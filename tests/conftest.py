@@ -52,7 +52,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def why_no_gpu() -> str | None:
     """None when kernels can run here."""
     try:
-        from cufa.backends import cuda
+        from cufa.run.cuda import backend as cuda
     except ImportError as error:
         return f"CuPy is not installed ({error})"
     if cuda.device_count() == 0:
@@ -66,7 +66,7 @@ def why_no_gpu() -> str | None:
 
 def why_no_compiler() -> str | None:
     """None when kernels can be compiled for execution on this CPU."""
-    from cufa.executor import build as host_build
+    from cufa.run.emulate import build as host_build
 
     try:
         host_build.cxx()
@@ -187,7 +187,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 @pytest.fixture
 def nvrtc() -> None:
     """Of tests that compile: skipped, with the reason, where there is no compiler."""
-    from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+    from cufa.build.static_compile import MissingCompilerError, nvrtc_version
 
     try:
         nvrtc_version()

@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 from support import assert_attention, poisoned_like
 
-from cufa.backends import cpu
-from cufa.candidates import algorithms
-from cufa.core.problem import Problem, default_scale
+from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
-from cufa.ops.mask_arguments import resolve_mask
-from cufa.planner import Plan, make_plan
+from cufa.plan.candidates import algorithms
+from cufa.plan.planner import Plan, make_plan
+from cufa.problem.problem import Problem, default_scale
+from cufa.run.cpu import forward as cpu
 
 ALGORITHMS = sorted(algorithms()[1:])
 TILED = [a for a in ALGORITHMS if a != "naive"]

@@ -19,16 +19,16 @@ from dashboard_page_support import chosen, elsewhere, open_page, parameters, wor
 from dashboard_support import DEVICE
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench.cases import Case, contenders
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL, Band
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
+from cufa.measure.cases import Case, contenders
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import make
+from cufa.problem.mask import CAUSAL, Band
 
 
 @pytest.fixture(scope="session")

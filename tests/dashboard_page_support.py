@@ -18,10 +18,10 @@ import streamlit as st
 from dashboard_support import APP, own_cache
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench import inside, records, traces
+from cufa.build import listing, sass
+from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, gpu, listed
-from cufa.nvrtc import listing, sass
-from cufa.nvrtc.variants import Variant
+from cufa.measure import inside, records, traces
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
 with contextlib.suppress(

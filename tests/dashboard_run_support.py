@@ -11,14 +11,14 @@ from pathlib import Path
 import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
 import pytest
 
-from cufa.bench.cases import Case, contenders
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run
 from cufa.dashboard.worker.store import Store
+from cufa.measure.cases import Case, contenders
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import make
+from cufa.problem.mask import CAUSAL
 
 #: Seconds: the cores may be busy with something else.
 PATIENCE = 300.0

@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 
 from cufa import masks
-from cufa.bench import records, traces
-from cufa.bench.cases import READ, Case, Contender, Work
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.limits import Limits
-from cufa.bench.power import Power
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import Row
-from cufa.bench.suites import SUITES
-from cufa.bench.sustained import Load
-from cufa.bench.timing import Timing
+from cufa.build.params import TRACE_RECORD
 from cufa.commands.dashboard import dashboard_dir, make_importable
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.operation import OPERATIONS
-from cufa.core.params import TRACE_RECORD
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
-from cufa.core.tile_classes import TileRanges
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import Plan, make_plan
-from cufa.tuning import cache_dir
+from cufa.measure import records, traces
+from cufa.measure.cases import READ, Case, Contender, Work
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.limits import Limits
+from cufa.measure.power import Power
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import Row
+from cufa.measure.suites import SUITES
+from cufa.measure.sustained import Load
+from cufa.measure.timing import Timing
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import Plan, make_plan
+from cufa.plan.tuning import cache_dir
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem
+from cufa.problem.tile_classes import TileRanges
+from cufa.schedule.schedule import Schedule
 
 make_importable()
 
@@ -103,7 +103,7 @@ def _evidence(suites: tuple[str, ...], with_loads: bool) -> str:
 
 
 def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str, Any]]:
-    """As :func:`cufa.bench.records.row_record` makes them, of contenders that run on the made-up GPU."""
+    """As :func:`cufa.measure.records.row_record` makes them, of contenders that run on the made-up GPU."""
     rows = []
     for place, contender in enumerate(case.contenders):
         problem = case.problem_of(contender)

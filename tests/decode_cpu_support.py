@@ -6,9 +6,9 @@ import warnings
 
 from decode_support import Case, prepare
 
-from cufa.backends import cpu_decode
 from cufa.kernels import TileConfig
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.run.cpu import decode as cpu_decode
 
 #: Small tiles, so that small caches have edges.
 SMALL = TileConfig(block_q=4, block_kv=8, num_warps=0)

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cufa.core.architectures import Device
-from cufa.core.operation import OPERATIONS
-from cufa.ops import calls, seen
+from cufa.calls import calls
+from cufa.calls import warm as seen
+from cufa.gpu.architectures import Device
+from cufa.plan.operation import OPERATIONS
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -26,7 +27,7 @@ def array(number, shape, dtype=BFLOAT16):
 @pytest.fixture
 def launches(monkeypatch):
     """What would have been launched: (plan, operands, addresses); the plan is None on the short cut."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     log = []
 

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from decode_support import Case
 
-from cufa.core.architectures import Device
-from cufa.core.element import ELEMENTS
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, Mask
-from cufa.core.problem import Problem
-from cufa.decode.choose import ragged_shares
-from cufa.decode.schedule import WAVES, balanced_shares, split_range, used_splits
+from cufa.calls import array_memory
+from cufa.calls import optional_operands as further
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import row_blocks
-from cufa.ops import array_memory, further
-from cufa.planner import Plan, fitting_configs, make_plan
+from cufa.plan.decode import ragged_shares
+from cufa.plan.planner import Plan, fitting_configs, make_plan
+from cufa.problem.element import ELEMENTS
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL, Mask
+from cufa.problem.problem import Problem
+from cufa.schedule.decode import WAVES, balanced_shares, split_range, used_splits
 
 H200 = Device.typical("sm_90")
 
@@ -95,7 +96,7 @@ def served(device: Device, kernel: str, head_dim: int) -> tuple[TileConfig, ...]
 
 
 def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
-    """One record per piece, saying what cufa.decode.schedule says."""
+    """One record per piece, saying what cufa.schedule.decode says."""
     keys, problem, expected = plan.config.block_kv, plan.problem, []
     blocks = row_blocks(problem, plan.config)
 

@@ -12,11 +12,11 @@ import numpy as np
 from support import DTYPES, EPSILON, naive_same_dtype
 
 from cufa import decode_reference
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem
-from cufa.decode.checks import DecodeCall
-from cufa.ops import calls
-from cufa.ops.mask_arguments import decode_mask
+from cufa.calls import calls
+from cufa.calls.decode_checks import DecodeCall
+from cufa.calls.mask_arguments import decode_mask
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.problem import Problem
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN_BITS = 0x7F

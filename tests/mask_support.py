@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 
 _SIDE = st.one_of(st.none(), st.integers(0, 4), st.integers(0, 90))
 _DIAGONAL = st.one_of(st.sampled_from(["bottom-right", "top-left"]), st.integers(-90, 90))

@@ -3,7 +3,7 @@
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/tma.cuh"
-#include "tiles/wgmma_operands.cuh"
+#include "wgmma/operands.cuh"
 
 enum {
   NONE,

@@ -4,7 +4,7 @@
 #include "primitives/primitives.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
-#include "tiles/wgmma_operands.cuh"
+#include "wgmma/operands.cuh"
 
 enum {
   NONE,

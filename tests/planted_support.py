@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa.executor import build as host_build
-from cufa.executor.emulate import EmulationError, Execution, Finding
-from cufa.executor.launch import execute_all
-from cufa.executor.memory import GlobalArray
+from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.nvrtc import compiler
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.calls import EmulationError, Execution, Finding
+from cufa.run.emulate.launch import execute_all
+from cufa.run.emulate.memory import GlobalArray
 
 _ENTRY = re.compile(r"^KERNEL (\w+)\(", re.MULTILINE)
 
@@ -26,7 +26,7 @@ def beside_the_kernels(folder: Path, name: str) -> Iterator[Path]:
     """The kernels' sources, with the planted kernel beside them, are what is compiled meanwhile."""
     copy = folder / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name(name), copy / "kernels")
+    shutil.copy(Path(__file__).with_name(name), copy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "SOURCE_DIR", copy)
         yield copy
@@ -47,7 +47,7 @@ def run_planted(
     types = ["PlantedParams", *["TensorMap"] * len(maps)]
     values = {"BUG": bug, **(constants or {})}
     checked = execution.mode == "checked"
-    entries = host_build.kernel(f"kernels/{name}", values, _ENTRY.findall(text), checked, types)
+    entries = host_build.kernel(name, values, _ENTRY.findall(text), checked, types)
     fields = [(field, ctypes.c_void_p) for field in arrays]
     params = type("PlantedParams", (ctypes.Structure,), {"_fields_": fields})()
     for field, x in arrays.items():

@@ -6,16 +6,16 @@ import copy
 import functools
 import json
 
-from cufa.bench import records
-from cufa.bench.cases import READ, Case, Work, contenders, one_item_a_block
-from cufa.bench.limits import Limits
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import Row, run_case, with_bounds
-from cufa.bench.suites import make
-from cufa.bench.timing import Timing
-from cufa.core.architectures import Device
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.planner import make_plan
+from cufa.measure import records
+from cufa.measure.cases import READ, Case, Work, contenders, one_item_a_block
+from cufa.measure.limits import Limits
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import Row, run_case, with_bounds
+from cufa.measure.suites import make
+from cufa.measure.timing import Timing
+from cufa.plan.planner import make_plan
 
 FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
 H200 = Device.typical("sm_90")

@@ -7,17 +7,11 @@ import math
 import pytest
 from records_support import H200, SHIPPED, as_json, measured_row
 
-from cufa.bench import (
-    evidence,
-    evidence_parts,
-    part_run,
-    records,
-    renewal,
-)
-from cufa.bench.limits import Limits
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import Skipped
-from cufa.bench.sustained import Load
+from cufa.measure import evidence, evidence_parts, part_run, records, renewal
+from cufa.measure.limits import Limits
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import Skipped
+from cufa.measure.sustained import Load
 
 #: Parts of few cases, of several kernels, of which one is kept in the section of another.
 PARTS = tuple(x for x in evidence_parts.EVIDENCE if x.suite in ("memory", "fa1-blocks", "energy", "splits"))

@@ -26,7 +26,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from cufa.nvrtc.covering import covering
+from cufa.build.covering import covering
 
 VARIABLE = "CUFA_TEST_DATE"
 EVERY_CASE = "all"

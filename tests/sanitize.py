@@ -29,10 +29,10 @@ import numpy as np
 from support import DTYPES, forward_operands
 
 import cufa
-from cufa.core.mask import CAUSAL, FULL
-from cufa.core.problem import Problem, default_scale
 from cufa.kernels import KERNELS, KernelSpec
-from cufa.planner import Plan, fitting_configs, make_plan
+from cufa.plan.planner import Plan, fitting_configs, make_plan
+from cufa.problem.mask import CAUSAL, FULL
+from cufa.problem.problem import Problem, default_scale
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS = 80
@@ -74,7 +74,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
     kernels to look at but these."""
     import cupy
 
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     plans = list(_plans(spec))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -96,7 +96,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
 
 
 def _plans(spec: KernelSpec) -> Iterator[Plan]:
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     device = cuda.current_device()
     for dtype in spec.dtypes:
@@ -119,7 +119,7 @@ def _decode(spec: KernelSpec) -> Iterator[str]:
     from decode_kernel_support import configs, operands_of, plan_of
     from decode_support import make_case
 
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     device = cuda.current_device()
     fp8 = "float8_e4m3" in spec.k_dtypes
@@ -144,7 +144,7 @@ def _backward(spec: KernelSpec) -> Iterator[str]:
     import cupy
     from backward_support import NAMES, assert_gradients, make_case
 
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     both = [(plan, deterministic) for plan in _plans(spec) for deterministic in (False, True)]
     device = cuda.current_device()
@@ -227,7 +227,7 @@ def main() -> int:
             "compute-sanitizer was not found. Fix: install the CUDA toolkit, or set CUDA_HOME to where it is"
         )
         return 3
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     if not cuda.device_count():
         print("CuPy sees no NVIDIA GPU")

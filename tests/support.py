@@ -11,15 +11,15 @@ import ml_dtypes
 import numpy as np
 
 from cufa import attention_reference
-from cufa.core import mask_memory
-from cufa.core.architectures import Device
-from cufa.core.mask import Mask
-from cufa.core.problem import Problem
-from cufa.core.scores import check_softcap, softcapped
+from cufa.calls import arrays
+from cufa.calls.mask_arguments import resolve_mask
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.ops import arrays
-from cufa.ops.mask_arguments import resolve_mask
-from cufa.planner import Plan
+from cufa.plan.planner import Plan
+from cufa.problem import mask_memory
+from cufa.problem.mask import Mask
+from cufa.problem.problem import Problem
+from cufa.problem.scores import check_softcap, softcapped
 
 DTYPES = {
     "float16": np.dtype(np.float16),

@@ -8,8 +8,8 @@ import pytest
 from support import DTYPES, OnlyDLPack, assert_attention, make_inputs, poisoned_like
 
 import cufa
-from cufa.core.mask import CAUSAL, FULL
-from cufa.ops import calls
+from cufa.calls import calls
+from cufa.problem.mask import CAUSAL, FULL
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.ops import array_memory
+from cufa.calls import array_memory
 
 SIZES, STEPS = st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(-6, 6)
 

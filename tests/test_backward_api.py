@@ -11,9 +11,9 @@ from backward_support import NAMES, Case, assert_gradients, make_case
 from support import DTYPES, OnlyDLPack, make_inputs
 
 import cufa
-from cufa.backends import cpu_backward
-from cufa.core.mask import CAUSAL
-from cufa.ops import calls
+from cufa.calls import calls
+from cufa.problem.mask import CAUSAL
+from cufa.run.cpu import backward as cpu_backward
 
 
 @pytest.fixture(autouse=True)

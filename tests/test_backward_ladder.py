@@ -12,12 +12,12 @@ from records_support import as_json, made_up_record, measured_row
 from sampling import of_today
 from test_emulate_backward import check
 
-from cufa.bench import evidence_parts, records, report, suites
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.ladder import is_step, ladder, variations
-from cufa.core.architectures import Device
-from cufa.nvrtc.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
-from cufa.planner import make_plan
+from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
+from cufa.gpu.architectures import Device
+from cufa.measure import evidence_parts, records, report, suites
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.ladder import is_step, ladder, variations
+from cufa.plan.planner import make_plan
 
 H200 = Device.typical("sm_90")
 HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -84,7 +84,7 @@ def test_none_spills(head_dim, causal):
     plan = plan_of(head_dim, causal)
     for contender in of_today(hoppers(plan), f"no step spills {head_dim} {causal}", fixed=0):
         step = contender.plan(plan.problem, H200)
-        report = static_compile(f"kernels/{step.spec.source}", {**step.constants, "TRACE": False}, H200.arch)
+        report = static_compile(step.spec.source, {**step.constants, "TRACE": False}, H200.arch)
         assert check_report(report) == (), contender.label
 
 

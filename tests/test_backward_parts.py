@@ -10,21 +10,21 @@ import pytest
 from backward_support import make_case
 from records_support import as_json, measured_row
 
-from cufa.bench import additions, bounds, predictions, records, suites, tables
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.backward_parts import parts, tiles_of
-from cufa.bench.limits import Limits
-from cufa.bench.recorded import Recorded
-from cufa.bench.runner import with_bounds
-from cufa.bench.tile_work import work_of
-from cufa.bench.traffic import l2_traffic
 from cufa.commands.rows import print_needs
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, Band
-from cufa.executor.emulate import emulate_backward
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.kernels.fa3_backward_config import ITEM_BYTES
-from cufa.planner import make_plan
+from cufa.kernels.backward.fa3_config import ITEM_BYTES
+from cufa.measure import additions, bounds, predictions, records, suites, tables
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.backward_parts import parts, tiles_of
+from cufa.measure.limits import Limits
+from cufa.measure.recorded import Recorded
+from cufa.measure.runner import with_bounds
+from cufa.measure.tile_work import work_of
+from cufa.measure.traffic import l2_traffic
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, Band
+from cufa.run.emulate.calls import emulate_backward
 
 H200 = Device.typical("sm_90")
 #: Round numbers near an H200's.
@@ -230,4 +230,4 @@ def test_grouped_heads_keep_their_keys():
 @pytest.mark.parametrize("module", ["runner", "bounds", "records", "memory_rates"])
 def test_modules_can_be_imported_first(module):
     """They need one another in a line, not in a circle."""
-    subprocess.run([sys.executable, "-c", f"import cufa.bench.{module}"], check=True)
+    subprocess.run([sys.executable, "-c", f"import cufa.measure.{module}"], check=True)

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from cufa import flash_attention, masks
-from cufa.bench import check, inputs, peers, runner, suites, timing
-from cufa.bench.cases import READ, Case, Contender, Work, contenders
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.limits import Limits, measure_limits
-from cufa.bench.runner import run_case
-from cufa.bench.timing import Timing, speedup
-from cufa.core.architectures import Device
-from cufa.core.lengths import Packed, Padded
-from cufa.core.mask import CAUSAL, Band
-from cufa.core.operation import OPERATIONS
+from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
-from cufa.kernels.fa2 import Fa2Config
-from cufa.ops.reference import attention_reference, attention_reference_backward
-from cufa.planner import make_plan
+from cufa.kernels.forward.fa2 import Fa2Config
+from cufa.measure import check, inputs, peers, runner, suites, timing
+from cufa.measure.cases import READ, Case, Contender, Work, contenders
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.limits import Limits, measure_limits
+from cufa.measure.runner import run_case
+from cufa.measure.timing import Timing, speedup
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Packed, Padded
+from cufa.problem.mask import CAUSAL, Band
+from cufa.reference.dense import attention_reference, attention_reference_backward
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
@@ -353,7 +353,7 @@ def test_torch_is_never_imported_unasked():
 class TestOnAGpu:
     @pytest.fixture(scope="class")
     def device(self):
-        from cufa.backends import cuda
+        from cufa.run.cuda import backend as cuda
 
         return cuda.current_device()
 

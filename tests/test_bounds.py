@@ -10,18 +10,18 @@ import pytest
 from records_support import SHIPPED
 from sampling import of_today
 
-from cufa.bench import bounds, predictions, suites
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.cases import one_item_a_block
-from cufa.bench.ladder import ladder
-from cufa.bench.limits import Limits
-from cufa.bench.recorded import rows_of
-from cufa.bench.renewal import device_of
-from cufa.core.architectures import Device
-from cufa.core.order import ITEM_COST
+from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.nvrtc.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
-from cufa.planner import make_plan
+from cufa.measure import bounds, predictions, suites
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import one_item_a_block
+from cufa.measure.ladder import ladder
+from cufa.measure.limits import Limits
+from cufa.measure.recorded import rows_of
+from cufa.measure.renewal import device_of
+from cufa.plan.planner import make_plan
+from cufa.schedule.order import ITEM_COST
 
 H200 = Device.typical("sm_90")
 #: Round numbers near an H200's.
@@ -155,7 +155,7 @@ class TestLadder:
         compiled = {rung.config: rung.label for rung in ladder("fa3", config)[:-1]}
         for rung, label in of_today([*compiled.items()], f"no step spills {config}", fixed=0):
             constants = {**SPEC.constants(problem, rung), "TRACE": False}
-            report = static_compile(f"kernels/{SPEC.source}", constants, H200.arch)
+            report = static_compile(SPEC.source, constants, H200.arch)
             assert check_report(report) == (), label
 
     def test_no_step_is_predicted_to_cost_time(self):

@@ -11,10 +11,10 @@ from conftest import why_no_gpu
 
 import cufa
 from cufa import doctor
-from cufa.bench import timing
-from cufa.candidates import algorithms
 from cufa.cli import _COMMANDS, main
 from cufa.commands.common import bytes_text, seconds_text
+from cufa.measure import timing
+from cufa.plan.candidates import algorithms
 
 NO_GPU = why_no_gpu() is not None
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without a GPU")
@@ -74,7 +74,7 @@ def test_demo_json(run):
 
 
 def test_demo_fails_when_a_result_is_wrong(run, monkeypatch):
-    from cufa.backends import cpu
+    from cufa.run.cpu import forward as cpu
 
     real = cpu.run
 
@@ -269,7 +269,7 @@ def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run, monkeypatc
     def measured(*_, **__):
         raise AssertionError("the other one was measured all the same")
 
-    monkeypatch.setattr("cufa.bench.runner.measure", measured)
+    monkeypatch.setattr("cufa.measure.runner.measure", measured)
     for operation in ((), ("--operation", "backward")):
         result = run(
             "compare",
@@ -349,13 +349,13 @@ class TestDoctorFinds:
         monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cache"))
         assert "CUFA_CACHE_DIR" in problems()["tuning cache"].fix
 
-    @pytest.mark.parametrize("missing", ["kernels/fa2_forward.cu", "kernels/decode_balanced.cu"])
+    @pytest.mark.parametrize("missing", ["forward/fa2/kernel.cu", "decode/balanced.cu"])
     def test_missing_sources(self, problems, monkeypatch, tmp_path, missing):
-        import cufa.nvrtc.compiler
+        import cufa.build.compiler
 
-        copy = shutil.copytree(cufa.nvrtc.compiler.SOURCE_DIR, tmp_path / "cuda_src")
+        copy = shutil.copytree(cufa.build.compiler.SOURCE_DIR, tmp_path / "cuda_src")
         (copy / missing).unlink()
-        monkeypatch.setattr(cufa.nvrtc.compiler, "SOURCE_DIR", copy)
+        monkeypatch.setattr(cufa.build.compiler, "SOURCE_DIR", copy)
         found = problems()["kernel sources"]
         assert missing in found.detail
         assert "reinstall" in found.fix
@@ -380,8 +380,8 @@ def test_on_a_gpu(run, arguments):
 
 @pytest.mark.gpu
 def test_tune_keeps_a_winner_that_the_planner_reads(run, monkeypatch, tmp_path):
-    from cufa import tuning
-    from cufa.backends import cuda
+    from cufa.plan import tuning
+    from cufa.run.cuda import backend as cuda
 
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
     tuning.load.cache_clear()

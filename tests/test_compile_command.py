@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cufa.build import compiler
+from cufa.build import variants as variants_module
+from cufa.build.static_compile import MissingCompilerError, nvrtc_version
 from cufa.commands.compile import compile_command
-from cufa.core.problem import BAND_KINDS
 from cufa.kernels import KernelSpec, Launch, TileConfig
 from cufa.kernels.shared_memory import Buffer
-from cufa.nvrtc import compiler
-from cufa.nvrtc import variants as variants_module
-from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+from cufa.problem.problem import BAND_KINDS
 
 #: A kernel of one config and element, at one head dim for one architecture: its masks, with a cap and without.
 BUILDS = 2 * len(BAND_KINDS)

@@ -11,20 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from cufa.core.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
-from cufa.core.operation import OPERATIONS
-from cufa.core.params import TRACE_RECORD, Strides
-from cufa.kernels import KERNELS
-from cufa.nvrtc import compiler
-from cufa.nvrtc import static_compile as static
-from cufa.nvrtc.compiler import (
+from cufa.build import compiler
+from cufa.build import static_compile as static
+from cufa.build.compiler import (
     included_files,
     nvrtc_options,
     source_digest,
     trace_constants,
     translation_unit,
 )
-from cufa.nvrtc.static_compile import (
+from cufa.build.params import TRACE_RECORD, Strides
+from cufa.build.static_compile import (
     CompileError,
     CompileReport,
     EntryReport,
@@ -35,8 +32,11 @@ from cufa.nvrtc.static_compile import (
     parse_log,
     static_compile,
 )
-from cufa.nvrtc.sweep import build
-from cufa.nvrtc.variants import variants
+from cufa.build.sweep import build
+from cufa.build.variants import variants
+from cufa.gpu.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
+from cufa.kernels import KERNELS
+from cufa.plan.operation import OPERATIONS
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 
@@ -115,9 +115,9 @@ def test_translation_unit_changes_with_any_byte_of_a_header(sources):
 
 def test_every_registered_source_is_there_with_all_it_includes():
     for spec in KERNELS.values():
-        files = included_files(f"kernels/{spec.source}")
+        files = included_files(spec.source)
         assert all(path.is_file() for path in files)
-        assert any(path.name == "params.cuh" for path in files)
+        assert any(path.name == "shared/params.cuh" for path in files)
 
 
 # Static compiles
@@ -370,9 +370,9 @@ def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
 
 
 def _include_stamps(sources: Path) -> None:
-    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...)\n")
+    (sources / "shared/phases.cuh").write_text("#define INSIDE(...)\n")
     kernel = sources / "kernels/k.cu"
-    kernel.write_text('#include "tiles/phases.cuh"\n' + kernel.read_text())
+    kernel.write_text('#include "shared/phases.cuh"\n' + kernel.read_text())
 
 
 def test_digest_leaves_out_stamps(sources):
@@ -382,14 +382,14 @@ def test_digest_leaves_out_stamps(sources):
     assert source_digest("kernels/k.cu") == before
     _edit(sources / "kernels/k.cu", "+ OFFSET", "- OFFSET")
     assert source_digest("kernels/k.cu") != before
-    assert "phases.cuh" in [path.name for path in included_files("kernels/k.cu", stamps=True)]
+    assert "shared/phases.cuh" in [path.name for path in included_files("kernels/k.cu", stamps=True)]
 
 
 def test_stamps_change_what_a_translation_unit_is_known_by(sources):
     """CuPy's cache must not take an inside trace of other stamps for this one."""
     _include_stamps(sources)
     before = translation_unit("kernels/k.cu", trace_constants(True, inside=True))
-    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...) __VA_ARGS__\n")
+    (sources / "shared/phases.cuh").write_text("#define INSIDE(...) __VA_ARGS__\n")
     assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before
     assert "TRACE_INSIDE" in before
     assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))

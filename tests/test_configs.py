@@ -8,11 +8,11 @@ import json
 import pytest
 from records_support import SHIPPED
 
-from cufa.bench.suites import make
-from cufa.core.architectures import Device
-from cufa.core.operation import OPERATIONS
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig, kernels_of, read_config
-from cufa.planner import make_plan
+from cufa.measure.suites import make
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import make_plan
 
 SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.nvrtc.covering import covering
+from cufa.build.covering import covering
 
 FACTORS = ("a", "b", "c", "d")
 ALL_PAIRS = list(itertools.combinations(FACTORS, 2))

@@ -12,11 +12,11 @@ from mask_support import BANDS
 from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_like
 
 from cufa import attention_reference
-from cufa.backends import cpu
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.problem import default_scale
+from cufa.calls.forward import CPU_CONFIG
 from cufa.kernels import TileConfig
-from cufa.ops.forward import CPU_CONFIG
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import default_scale
+from cufa.run.cpu import forward as cpu
 
 LENGTHS = [
     (1, 1), (1, 97), (97, 1), (15, 23), (16, 24), (17, 25), (31, 49), (53, 53), (5, 211), (211, 5), (48, 48)

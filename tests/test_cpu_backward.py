@@ -18,13 +18,14 @@ from support import DTYPES, EPSILON, make_problem
 from test_cpu_backend import LAYOUTS
 
 from cufa import attention_reference
-from cufa.backends import cpu_backward, cpu_tiles
-from cufa.bench.promises import naive_numpy_backward
-from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.calls.backward import CPU_CONFIG
+from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
-from cufa.ops.backward import CPU_CONFIG
-from cufa.ops.mask_arguments import resolve_mask
-from cufa.planner import Plan, make_plan
+from cufa.measure.promises import naive_numpy_backward
+from cufa.plan.planner import Plan, make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.cpu import backward as cpu_backward
+from cufa.run.cpu import tiles as cpu_tiles
 
 #: Small tiles, so that small shapes have edges on every side.
 SMALL = TileConfig(block_q=16, block_kv=24, num_warps=0)

@@ -15,8 +15,10 @@ import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
-from cufa.backends import blas, cpu, cpu_tiles
-from cufa.ops.forward import CPU_CONFIG
+from cufa.calls.forward import CPU_CONFIG
+from cufa.run.cpu import blas
+from cufa.run.cpu import forward as cpu
+from cufa.run.cpu import tiles as cpu_tiles
 
 
 @pytest.mark.sampled(fixed=6, dated=4)

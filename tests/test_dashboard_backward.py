@@ -23,11 +23,6 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, make_trace, schedules
 
-from cufa.bench import records, traces
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL
-from cufa.core.schedule import Schedule
 from cufa.dashboard import engine, theme
 from cufa.dashboard.charts import roofline, tile_grid
 from cufa.dashboard.model import evidence, launch, work
@@ -35,7 +30,12 @@ from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.many import machine_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.measure import records, traces
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
+from cufa.schedule.schedule import Schedule
 
 
 def is_backward(m: Measurement) -> bool:

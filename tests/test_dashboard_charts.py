@@ -13,11 +13,7 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 import plotly.graph_objects as go
 from dashboard_support import LIMITS, decode_plan, schedules, write_evidence
 
-from cufa.bench.suites import make
 from cufa.commands.dashboard import dashboard_dir
-from cufa.core.architectures import ARCHITECTURES
-from cufa.core.mask import CAUSAL, Band
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import theme
 from cufa.dashboard.charts import occupancy as occupancy_charts
 from cufa.dashboard.charts import rates as rates_charts
@@ -27,6 +23,10 @@ from cufa.dashboard.charts import tile_grid, timeline
 from cufa.dashboard.charts import work as work_charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters, evidence, launch, softmax_steps, splits, work
+from cufa.gpu.architectures import ARCHITECTURES
+from cufa.measure.suites import make
+from cufa.problem.mask import CAUSAL, Band
+from cufa.schedule.schedule import Schedule, Tile
 
 PALETTES = (theme.LIGHT, theme.DARK)
 

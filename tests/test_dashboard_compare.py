@@ -15,11 +15,11 @@ from dashboard_measured_support import measured, measured_once, named, start, wa
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_support import DEVICE, write_evidence
 
-from cufa.bench import records
 from cufa.dashboard.model import published
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.store import Store
+from cufa.measure import records
 
 
 def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:

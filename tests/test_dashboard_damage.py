@@ -15,11 +15,11 @@ from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - a
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
-from cufa.bench.suites import SUITES
 from cufa.dashboard.model import measured_rows
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
+from cufa.measure.suites import SUITES
 
 DEEP = "[" * 100_000 + "]" * 100_000
 CASE = next(iter(SUITES["forward"].cases(DEVICE)))

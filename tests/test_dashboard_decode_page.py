@@ -26,15 +26,15 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 from dashboard_support import DEVICE, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench import records
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.suites import SUITES
-from cufa.core.architectures import Device
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure import records
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.suites import SUITES
+from cufa.plan.planner import make_plan
 
 RECORDED = records.RECORDS_DIR
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from dashboard_support import APP
 
+from cufa.build.compiler import SOURCE_DIR
 from cufa.dashboard import glossary
 from cufa.dashboard.model import source
-from cufa.nvrtc.compiler import SOURCE_DIR
 
 # --- Words ------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def test_an_excerpt_is_found_where_it_says(excerpt: source.Excerpt) -> None:
 def test_a_marker_that_is_gone_or_not_alone_is_told() -> None:
     for marker, count in (("no such words", "0"), ("Alg. 1, l.", r"\d+")):
         with pytest.raises(LookupError, match=f"in {count} lines: it must be in one"):
-            source.Excerpt("", "kernels/fa2_forward.cu", marker).lines  # noqa: B018
+            source.Excerpt("", "forward/fa2/kernel.cu", marker).lines  # noqa: B018
 
 
 def test_every_phase_of_the_walkthrough_has_its_lines() -> None:

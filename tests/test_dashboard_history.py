@@ -17,15 +17,15 @@ from dashboard_measured_support import measured, measured_once, named, start, wa
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_support import DEVICE, case_records, write_evidence
 
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import SUITES
-from cufa.bench.timing import Ratio, Timing, speedup
 from cufa.dashboard.charts import difference, samples
 from cufa.dashboard.model import export, measured_rows
 from cufa.dashboard.views import history_view
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES
+from cufa.measure.timing import Ratio, Timing, speedup
 
 
 def test_two_measurements_and_their_interval(with_runs: Store) -> None:

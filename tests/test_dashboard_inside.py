@@ -13,11 +13,11 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 from conftest import why_no_compiler
 from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - a fixture among them
 
-from cufa.bench import inside
-from cufa.bench.suites import make
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure import inside
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 SMALL = {"sq": "512", "sk": "512", "alg": "fa3", "batch": "1", "heads": "2"}
 

@@ -13,15 +13,15 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 
 from dashboard_support import DEVICE, make_records, make_trace
 
-from cufa.bench import traces
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.order import Order, makespan, simulate
-from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.measure import traces
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.schedule.order import Order, makespan, simulate
+from cufa.schedule.schedule import Schedule
 
 # --- Launches and timelines ------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
 )
 def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, mask: Mask) -> None:
     """The kernel's own source, executed on this CPU, says which block does what."""
-    from cufa.executor.emulate import emulate
+    from cufa.run.emulate.calls import emulate
 
     q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
     run = emulate(q, q[:, :1], q[:, :1], mask=mask, algorithm=algorithm, num_splits=1)

@@ -24,9 +24,9 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, write_evidence
 
-from cufa.bench import memory_rates, records
+from cufa.build.static_compile import MissingCompilerError
 from cufa.dashboard.model import builder, devices, gpu
-from cufa.nvrtc.static_compile import MissingCompilerError
+from cufa.measure import memory_rates, records
 
 
 def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:

@@ -23,16 +23,16 @@ from dashboard_support import DEVICE, write_evidence
 from sampling import of_today
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.suites import SUITES
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.problem import Problem, default_scale
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.subject import Subject, problem_key, problem_of, sample
 from cufa.dashboard.views import links
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.suites import SUITES
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem, default_scale
 
 LABELS = {label: page for page, (label, _) in links._WORDS.items()}
 

@@ -23,8 +23,8 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from streamlit.testing.v1 import AppTest
 
+from cufa.build import sass
 from cufa.dashboard.model.listed import slots_per_tile, source_lines
-from cufa.nvrtc import sass
 
 BUILD = {"kernel": "fa2_forward", "d": "64", "arch": "80"}
 
@@ -53,7 +53,7 @@ def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
     assert next(e.value for e in app.dataframe if "tensor" in e.value)["count"].min() > 0
     app.toggle(key="code.all").set_value(True).run()
     table = next(e.value for e in app.dataframe if "tensor" in e.value)
-    assert list(table["source"]) == list(source_lines("kernels/fa2_forward.cu"))
+    assert list(table["source"]) == list(source_lines("forward/fa2/kernel.cu"))
     busiest = table.loc[table["tensor"].idxmax()]
     app.number_input(key="code.line").set_value(int(busiest["line"])).run()
     assert parameters(app)["line"] == str(busiest["line"])
@@ -68,9 +68,9 @@ def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
 
 
 def test_another_file_of_the_same_build(real_listing: None) -> None:
-    app = open_listing(file="tiles/softmax.cuh", all="1")
+    app = open_listing(file="shared/softmax.cuh", all="1")
     table = next(e.value for e in app.dataframe if "tensor" in e.value)
-    assert len(table) == len(source_lines("tiles/softmax.cuh"))
+    assert len(table) == len(source_lines("shared/softmax.cuh"))
     assert table["exp"].sum() > 0
     app.number_input(key="code.line").set_value(1).run()
     assert "Line 1 became no instruction" in words(app)
@@ -91,14 +91,14 @@ def test_a_build_that_is_not_there_yet_is_waited_for() -> None:
 
 
 def test_sources_are_found_and_generated_ones_have_none() -> None:
-    assert any("extern" in line or "KERNEL" in line for line in source_lines("kernels/fa2_forward.cu"))
+    assert any("extern" in line or "KERNEL" in line for line in source_lines("forward/fa2/kernel.cu"))
     assert source_lines("cufa.cu") == ()
     assert source_lines("../pyproject.toml") == ()
 
 
 def test_slots_are_told_per_tile_only_where_a_pass_is_whole_tiles(elsewhere: Path) -> None:
+    from cufa.build.machine_code import LoopCost
     from cufa.kernels import KERNELS
-    from cufa.nvrtc.machine_code import LoopCost
 
     spec = KERNELS["fa2_forward"]
     config = next(c for c in spec.configs if (c.block_q, c.block_kv, c.num_warps) == (128, 64, 4))

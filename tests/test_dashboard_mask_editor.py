@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from cufa import masks
-from cufa.bench import traces
-from cufa.bench.backward_cases import of_forward
-from cufa.bench.mask_cases import DOCUMENTS, others
-from cufa.bench.suites import SUITES, make
-from cufa.core.mask import Mask
 from cufa.dashboard.model import mask_settings, mask_texts, subject
 from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views import links
-from cufa.planner import make_plan
+from cufa.measure import traces
+from cufa.measure.backward_cases import of_forward
+from cufa.measure.mask_cases import DOCUMENTS, others
+from cufa.measure.suites import SUITES, make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import Mask
 
 KINDS = ("prefix", "streaming", "global_window", "documents", "chunks", "shared_question", "evict", "columns")
 

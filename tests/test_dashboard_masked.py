@@ -24,11 +24,11 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, make_trace, write_evidence
 
-from cufa.bench import traces
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import devices, gpu
-from cufa.planner import make_plan
+from cufa.measure import traces
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 LINKS = (
     {"alg": "fa1"},

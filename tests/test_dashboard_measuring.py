@@ -13,21 +13,21 @@ import pytest
 from dashboard_run_support import fresh, over, small, wait_for  # noqa: F401
 from dashboard_support import DEVICE
 
-from cufa.bench import records
-from cufa.bench.cases import READ, Case, Work, contenders
-from cufa.bench.limits import Limits
-from cufa.bench.power import Power
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import Row
-from cufa.bench.suites import SUITES, make
-from cufa.bench.sustained import Load
-from cufa.bench.timing import Timing
-from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import measured_rows
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
+from cufa.measure import records
+from cufa.measure.cases import READ, Case, Work, contenders
+from cufa.measure.limits import Limits
+from cufa.measure.power import Power
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import Row
+from cufa.measure.suites import SUITES, make
+from cufa.measure.sustained import Load
+from cufa.measure.timing import Timing
+from cufa.problem.mask import CAUSAL
 
 # --- Errors of kernels, simulated ---------------------------------------------------------------------------
 
@@ -75,8 +75,8 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
         def prepare(plan: Any) -> None:
             prepared.append(plan.spec.name)
 
-    monkeypatch.setitem(__import__("sys").modules, "cufa.backends.cuda", Backend)
-    monkeypatch.setattr("cufa.backends.cuda", Backend, raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "cufa.run.cuda.backend", Backend)
+    monkeypatch.setattr("cufa.run.cuda.backend", Backend, raising=False)
     case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa3", "torch flash", READ))
     told: list[dict[str, Any]] = []
     seconds = measuring._prepare(case, DEVICE, told.append)

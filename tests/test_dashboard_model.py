@@ -15,13 +15,13 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 from dashboard_support import decode_plan, schedules, write_evidence
 
 from cufa import masks
-from cufa.bench import decode_cases
-from cufa.bench.suites import make
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard.model import evidence, softmax_steps, split_time, splits, work
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure import decode_cases
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.schedule.schedule import Schedule, Tile
 
 # --- Arithmetic ------------------------------------------------------------------------------------------
 

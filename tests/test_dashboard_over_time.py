@@ -14,9 +14,9 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401 - fixtures among them
 from dashboard_support import write_evidence
 
-from cufa.bench import past, records
-from cufa.bench.power import REASONS, Sample, summarise
 from cufa.dashboard.model import evidence
+from cufa.measure import past, records
+from cufa.measure.power import REASONS, Sample, summarise
 
 SHIPPED = records.RECORDS_DIR
 

@@ -22,14 +22,14 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 from dashboard_support import DEVICE, make_trace, write_evidence
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench import traces
-from cufa.bench.suites import make
-from cufa.core.mask import CAUSAL, Band
-from cufa.core.schedule import Schedule
 from cufa.dashboard.charts import pair as charts
 from cufa.dashboard.model import launch, pair, work
 from cufa.dashboard.theme import LIGHT
-from cufa.planner import make_plan
+from cufa.measure import traces
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, Band
+from cufa.schedule.schedule import Schedule
 
 
 def numbers(app: AppTest) -> dict[str, list[str]]:

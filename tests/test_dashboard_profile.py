@@ -14,15 +14,15 @@ from dashboard_measured_support import measured, measured_once, with_runs  # noq
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401
 from dashboard_support import DEVICE, case_records
 
-from cufa.bench.cases import Case, contenders
-from cufa.bench.suites import make
-from cufa.bench.traffic import l2_traffic
-from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import measured_rows, ncu
 from cufa.dashboard.model.ncu import NotNcuError
 from cufa.dashboard.views import run_profile
 from cufa.dashboard.worker.store import Store
-from cufa.planner import make_plan
+from cufa.measure.cases import Case, contenders
+from cufa.measure.suites import make
+from cufa.measure.traffic import l2_traffic
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 GOLDEN = Path(__file__).with_name("golden")
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Section Name"'

@@ -18,11 +18,6 @@ from dashboard_page_support import chosen, elsewhere, open_page, parameters, wor
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
-from cufa.bench.cases import Case, contenders
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import SUITES, make
-from cufa.core.mask import CAUSAL
-from cufa.core.operation import OPERATIONS
 from cufa.dashboard import engine
 from cufa.dashboard.model import doctor, measured_rows, presets
 from cufa.dashboard.views import run_controls, run_live
@@ -30,7 +25,12 @@ from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
-from cufa.planner import make_plan
+from cufa.measure.cases import Case, contenders
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES, make
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 
 def test_a_cpu_run_from_the_button_to_its_result(measured: Path, with_runs: Store) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from dashboard_run_support import end_worker, fresh, over, small, wait_for  # noqa: F401
 
-from cufa.bench import records
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.locks import hold, is_locked
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
+from cufa.measure import records
 
 # --- Folders that cannot be written ----------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ import pytest
 from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
 
 import cufa
-from cufa.bench import traffic_steps
-from cufa.core.schedule import Tile
 from cufa.dashboard import server
 from cufa.dashboard.charts import walkthrough as chart
 from cufa.dashboard.model import walkthrough_words
@@ -19,6 +17,8 @@ from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
 from cufa.dashboard.theme import DARK, LIGHT
 from cufa.dashboard.views import understand_view
 from cufa.kernels import kernels_of
+from cufa.measure import traffic_steps
+from cufa.schedule.schedule import Tile
 
 FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]
 CASES = [*FORWARD, *(Case("decode", seed=1, num_splits=n) for n in (1, 2, 3, 4, 8))]

@@ -10,14 +10,14 @@ import pytest
 from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
 
 import cufa
-from cufa.bench import traffic_steps
-from cufa.core.schedule import Tile
 from cufa.dashboard.charts import walkthrough_backward as chart
 from cufa.dashboard.model import walkthrough_backward_words as said_of
 from cufa.dashboard.model import walkthrough_words
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, Case
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
+from cufa.measure import traffic_steps
+from cufa.schedule.schedule import Tile
 
 CASES = [Case(ALGORITHM, mask, seed) for mask in MASKS for seed in (0, 3)]
 

@@ -17,18 +17,18 @@ import pytest
 from dashboard_run_support import endless, fresh, over, shared, small, store, wait_for, wait_until  # noqa: F401
 from dashboard_support import DEVICE
 
-from cufa.bench import records
-from cufa.bench.cases import Case, Contender, contenders
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import SUITES, make
-from cufa.core.mask import CAUSAL, Band
-from cufa.core.operation import OPERATIONS
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
 from cufa.kernels import KERNELS, TileConfig, kernels_of
+from cufa.measure import records
+from cufa.measure.cases import Case, Contender, contenders
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES, make
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.mask import CAUSAL, Band
 
 # --- Jobs ------------------------------------------------------------------------------------------------
 

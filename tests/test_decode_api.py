@@ -13,11 +13,11 @@ from decode_support import FLOAT8, make_case
 from support import OnlyDLPack, poisoned_like
 
 import cufa
-from cufa.core.architectures import Device
+from cufa.calls import calls
+from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
 from cufa.kernels.decode import items
-from cufa.ops import calls
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
 
 PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
 

@@ -9,12 +9,13 @@ from decode_support import FLOAT8, NAN_BITS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.backends import cpu_cache, cpu_decode
-from cufa.core.mask import CAUSAL
-from cufa.decode.choose import ragged_shares
-from cufa.decode.schedule import balanced_shares, split_range, used_splits
 from cufa.kernels import TileConfig
 from cufa.kernels.decode import row_blocks
+from cufa.plan.decode import ragged_shares
+from cufa.problem.mask import CAUSAL
+from cufa.run.cpu import cache as cpu_cache
+from cufa.run.cpu import decode as cpu_decode
+from cufa.schedule.decode import balanced_shares, split_range, used_splits
 
 # --- Splits -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 from decode_cpu_support import PAGE_SIZES, SMALL, check, decode, planned
 from decode_support import make_case
 
-from cufa.backends import cpu_decode
+from cufa.run.cpu import decode as cpu_decode
 
 # --- Appending --------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cu
 from decode_device_support import BFLOAT16, array, given, launches  # noqa: E402, F401 - a fixture among them
 
 import cufa  # noqa: E402
-from cufa.core.operation import OPERATIONS  # noqa: E402
-from cufa.decode.checks import DecodeCall  # noqa: E402
-from cufa.ops import calls  # noqa: E402
+from cufa.calls import calls  # noqa: E402
+from cufa.calls.decode_checks import DecodeCall  # noqa: E402
+from cufa.plan.operation import OPERATIONS  # noqa: E402
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cufa
-from cufa.ops import calls
+from cufa.calls import calls
 
 
 @pytest.fixture(autouse=True)

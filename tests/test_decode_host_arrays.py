@@ -15,13 +15,13 @@ from decode_device_support import array, launches  # noqa: E402, F401 - a fixtur
 from decode_support import make_case  # noqa: E402
 
 import cufa  # noqa: E402
-from cufa.core.architectures import Device  # noqa: E402
-from cufa.ops import calls  # noqa: E402
+from cufa.calls import calls  # noqa: E402
+from cufa.gpu.architectures import Device  # noqa: E402
 
 
 def use_gpu(monkeypatch, arch):
     """Host arrays go there."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     places = itertools.count(200)
     monkeypatch.setattr(calls, "gpu_available", lambda: True)
@@ -83,7 +83,7 @@ def test_nothing_is_touched_by_a_call_on_host_arrays_during_a_capture(an_h100, l
 @pytest.mark.parametrize("fails", [False, True])
 def test_new_tokens_are_appended_once_the_result_is_back(an_h100, launches, monkeypatch, fails):
     """A launch is asynchronous: what goes wrong on the GPU shows where the result is waited for."""
-    from cufa.backends import cpu_decode
+    from cufa.run.cpu import decode as cpu_decode
 
     order, append = [], cpu_decode.append
 

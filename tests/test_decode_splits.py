@@ -11,16 +11,16 @@ from decode_support import make_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.core.architectures import Device
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL
-from cufa.core.problem import Problem
-from cufa.decode.schedule import Shares, num_tiles
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.kernels.decode import MAX_CLUSTER, TWO_STAGES, items
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL
+from cufa.problem.problem import Problem
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
+from cufa.schedule.decode import Shares, num_tiles
 
 H100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3")
 

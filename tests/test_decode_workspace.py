@@ -14,9 +14,9 @@ from decode_kernel_support import H200, operands_of, plan_of
 from decode_support import make_case
 from support import forward_operands
 
-from cufa.core.mask import FULL
-from cufa.core.problem import Problem
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import FULL
+from cufa.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -45,7 +45,7 @@ class Stream:
 @pytest.fixture
 def capture_of():
     """The true one."""
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     return workspaces.capture_of
 
@@ -53,7 +53,7 @@ def capture_of():
 @pytest.fixture
 def allocated(monkeypatch, capture_of):
     """Sizes of what was allocated, and the streams that were current."""
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     log = []
 
@@ -74,7 +74,7 @@ def allocated(monkeypatch, capture_of):
 
 
 def reserve(stream, counters=8, size=4096):
-    from cufa.backends.workspace import workspace_of
+    from cufa.run.cuda.workspace import workspace_of
 
     with stream:
         workspace = workspace_of(stream, 0)
@@ -106,7 +106,7 @@ def test_one_workspace_a_capture_and_stream(allocated):
 
 def test_memory_of_a_capture_is_kept_as_it_grows(allocated):
     """Graphs hold addresses only."""
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     stream = Stream(7, capture=1)
     addresses = [reserve(stream, 8, size) for size in (100, 200, 300)]
@@ -145,7 +145,7 @@ class Driver:
 
 @pytest.fixture
 def driver(allocated, monkeypatch, capture_of):
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     found = Driver()
     monkeypatch.setattr(workspaces, "_driver", lambda: found)
@@ -155,7 +155,7 @@ def driver(allocated, monkeypatch, capture_of):
 
 def capture(driver, number, *streams):
     """Captures a call on each stream; numbers of the captures that workspaces are kept of."""
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     driver.number = number
     for stream in streams:
@@ -192,7 +192,7 @@ def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
 
 
 def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatch):
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     monkeypatch.setattr(workspaces, "capture_of", lambda ptr: None)
     stream = Stream(7, capture=1)
@@ -200,7 +200,7 @@ def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatc
 
 
 def test_no_driver_knows_no_capture(monkeypatch):
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     def missing():
         raise OSError("libcuda.so.1")
@@ -213,7 +213,7 @@ def test_no_driver_knows_no_capture(monkeypatch):
 @pytest.fixture
 def bindings(allocated, monkeypatch):
     """Two calls that merge in a second launch, and a log of their launches."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     log = []
 
@@ -274,7 +274,7 @@ def test_a_launch_takes_all_addresses(bindings):
 @pytest.fixture
 def naive(allocated, monkeypatch):
     """A call whose kernel has a workspace without counters, and the addresses of it that were launched."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     used = []
 
@@ -299,7 +299,7 @@ def test_a_workspace_without_counters_is_of_the_call(naive, allocated):
 
 
 def test_in_a_capture_it_is_of_the_graph(naive, allocated):
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import workspace as workspaces
 
     binding, used = naive
     with Stream(7, capture=1):
@@ -320,8 +320,8 @@ def test_a_launch_keeps_no_list_of_its_callers(naive):
 
 def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
     """Configurations keep the stream of the last launch."""
-    from cufa.backends import cuda
-    from cufa.backends import launches as launches_
+    from cufa.run.cuda import backend as cuda
+    from cufa.run.cuda import launches as launches_
 
     case, log = make_case([500], head_dim=64), []
     plan = plan_of(case, "decode_split", 4)
@@ -344,7 +344,7 @@ def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_is_captured_reads_of_a_mask_lives_as_long(captured):
     """And only once of each array, however many launches read it."""
-    from cufa.backends.workspace import Workspace
+    from cufa.run.cuda.workspace import Workspace
 
     arrays = [np.zeros(3), np.zeros(3)]
     workspace = Workspace(captured)
@@ -356,8 +356,9 @@ def test_what_is_captured_reads_of_a_mask_lives_as_long(captured):
 def test_a_binding_keeps_what_kernels_read_of_its_mask(allocated, monkeypatch):
     """Its vectors, and the order of its query blocks: behind a launch, whoever drops the binding, and for a graph."""
     from cufa import masks
-    from cufa.backends import cuda, mask_uploads
-    from cufa.backends import workspace as workspaces
+    from cufa.run.cuda import backend as cuda
+    from cufa.run.cuda import mask_uploads
+    from cufa.run.cuda import workspace as workspaces
 
     monkeypatch.setattr(cuda, "Launches", lambda *_: lambda stream, version=None: None)
     monkeypatch.setattr(cuda.Graphs, "serve", lambda plan: False)

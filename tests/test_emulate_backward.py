@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
-from cufa.core import key_order
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.executor.emulate import Emulation, emulate_backward
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.kernels.backward import BackwardConfig
-from cufa.planner import fitting_configs
+from cufa.kernels.backward.fa2 import BackwardConfig
+from cufa.plan.planner import fitting_configs
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.emulate.calls import Emulation, emulate_backward
+from cufa.schedule import key_order
 
 SPECS = list(kernels_of("backward").values())
 VARIANTS = [

@@ -10,15 +10,15 @@ from backward_support import NAMES, assert_gradients, make_case
 from test_emulate_backward_bugs import Bug, bug, check_planted, patch
 
 from cufa import plan_backward
-from cufa.core import key_order
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.emulate.calls import emulate_backward
+from cufa.schedule import key_order
 
 __all__ = ["patch"]
 
-BACKGROUND, BLOCK = "tiles/backward_background.cuh", "tiles/backward_block.cuh"
-LOADER, CONSUMER = "tiles/backward_loader.cuh", "tiles/backward_consumer.cuh"
+BACKGROUND, BLOCK = "backward/fa3_common/background.cuh", "backward/fa3_common/block.cuh"
+LOADER, CONSUMER = "backward/fa3_common/loader.cuh", "backward/fa3/consumer.cuh"
 #: Linked, with dQ added from registers: tiles of 128 rows and of 64; not linked, with dQ added by the copy engine.
 LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persistent)
 #: Five groups of a head each, ragged tiles.
@@ -144,7 +144,7 @@ BUGS = {
         LONG,
     ),
     "additions never told, where items are not linked": bug(
-        "kernels/fa3_backward.cu",
+        "backward/fa3/kernel.cu",
         "      if constexpr (RUNS_ON) untold = block.group() + 1;\n",
         "",
         "divergence",
@@ -159,7 +159,7 @@ BUGS = {
         LONG,
     ),
     "a key block without tiles begun before the one before is told of": bug(
-        "kernels/fa3_backward.cu",
+        "backward/fa3/kernel.cu",
         "(count == 0 || block.group() > untold)",
         "(block.group() > untold)",
         "divergence wrong race",

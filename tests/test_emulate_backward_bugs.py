@@ -13,16 +13,16 @@ from backward_support import NAMES, assert_gradients, make_case
 from changed_sources import with_changed
 from test_emulate_bugs import ordering_calls
 
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.executor.emulate import EmulationError, emulate_backward
+from cufa.build import compiler
 from cufa.kernels import TileConfig
-from cufa.kernels.backward import BackwardConfig
-from cufa.nvrtc import compiler
+from cufa.kernels.backward.fa2 import BackwardConfig
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.emulate.calls import EmulationError, emulate_backward
 
-MAIN, PRODUCTS = "kernels/fa2_backward.cu", "tiles/backward_mma_products.cuh"
-DQ, STORE = "tiles/backward_mma_dq.cuh", "tiles/backward_mma_store.cuh"
-SCHEDULE, PASSES = "tiles/backward_schedule.cuh", "tiles/backward_passes.cuh"
-MASK, SCORE, PRODUCT = "tiles/mask.cuh", "tiles/score.cuh", "tiles/product.cuh"
+MAIN, PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
+DQ, STORE = "backward/fa2/dq.cuh", "backward/fa2/store.cuh"
+SCHEDULE, PASSES = "backward/common/schedule.cuh", "backward/common/passes.cuh"
+MASK, SCORE, PRODUCT = "shared/mask.cuh", "shared/score.cuh", "mma/product.cuh"
 
 #: Several tiles each way, ragged; two query heads share keys, and some rows see nothing.
 SHAPE = {"heads": 2, "kv_heads": 1, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}

@@ -10,11 +10,11 @@ from test_emulate_backward_bugs import bug as planted
 from test_emulate_backward_bugs import check_planted, found_by, patch  # noqa: F401  (patch is a fixture)
 from test_emulate_bugs import ordering_calls
 
-from cufa.core.mask import FULL, Band
-from cufa.kernels.backward import BackwardConfig
+from cufa.kernels.backward.fa2 import BackwardConfig
+from cufa.problem.mask import FULL, Band
 
-MAIN, PAIRS = "kernels/fa2_backward_f32.cu", "tiles/half_pair.cuh"
-SHAPE = "tiles/backward_f32_shape.cuh"
+MAIN, PAIRS = "backward/fa2_f32/kernel.cu", "mma/half_pair.cuh"
+SHAPE = "backward/fa2_f32/shape.cuh"
 
 #: Warps that share keys, and warps that have keys of their own.
 SHARED = BackwardConfig(32, 32, num_warps=4, warp_keys=16)
@@ -107,10 +107,10 @@ def test_planted(patch, name):  # noqa: F811
     check_planted(patch, BUGS[name], dtype="float32")
 
 
-@pytest.mark.parametrize("i", range(len(ordering_calls("fa2_backward_f32.cu"))))
+@pytest.mark.parametrize("i", range(len(ordering_calls("backward/fa2_f32/kernel.cu"))))
 def test_every_barrier_and_wait_is_missed(patch, i):  # noqa: F811
     """Without any one of them, checked mode finds something in some run."""
-    call = ordering_calls("fa2_backward_f32.cu")[i]
+    call = ordering_calls("backward/fa2_f32/kernel.cu")[i]
     patch(MAIN, lambda text: text[: call.start()] + ";" + text[call.end() :])
     found = [found_by(config, dtype="float32") for config in (SHARED, ALONE)]
     assert any(set(kinds.split()) - {"wrong"} for kinds in found), call[0]

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from test_emulate_backward_bugs import Bug, bug, check_planted, found_by, patch
 
-from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
+from cufa.problem.mask import FULL, Band
 
 __all__ = ["patch"]
 
-NARROW = "kernels/fa3_backward.cu"
-CONSUMER = "tiles/backward_consumer.cuh"
-BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
-SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
-MEMORY = "tiles/backward_pipeline.cuh"
+NARROW = "backward/fa3/kernel.cu"
+CONSUMER = "backward/fa3/consumer.cuh"
+BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
+SUMS, PASSES = "backward/fa3_common/sums.cuh", "backward/common/passes.cuh"
+MEMORY = "backward/fa3/memory.cuh"
 
 #: Tiles of 128 and of 64 query rows: several of each, ragged, of two items, which one block takes, from the last tile
 #: of one to the first of the next; and a thread block for each item, which adds by the copy engine.
@@ -236,7 +236,7 @@ BUGS = {
         SUMS, "      pass_turn_on(at.block, at.tile);\n", "", "deadlock", deterministic=True
     ),
     "turn of all key blocks, seen or not": short_each(
-        "tiles/backward_schedule.cuh",
+        "backward/common/schedule.cuh",
         "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
         "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
         "deadlock",

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from test_emulate_backward_bugs import Bug, bug, check_planted, found_by, patch
 
-from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
+from cufa.problem.mask import FULL, Band
 
 __all__ = ["patch"]
 
-WIDE, PAIR = "kernels/fa3_backward_wide.cu", "tiles/backward_pair.cuh"
-BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
-SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
+WIDE, PAIR = "backward/fa3_pair/kernel.cu", "backward/fa3_pair/memory.cuh"
+BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
+SUMS, PASSES = "backward/fa3_common/sums.cuh", "backward/common/passes.cuh"
 
 #: Three atoms of 64 columns and two buffers of dS; four and one.
 THREE, FOUR = KERNELS["fa3_backward_wide"].configs

@@ -14,10 +14,10 @@ from lengths_support import OPTIONS, Ragged, dense
 from test_emulate_lengths import MAKE, assert_right, served
 from test_emulate_mutants import plant
 
-from cufa.core.architectures import Device
-from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate_backward, run_plan
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
-from cufa.planner import fitting_configs
+from cufa.plan.planner import fitting_configs
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
 SPECS = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
 CHANGED = [x for x in served(SPECS) if {"alibi_slopes", "sink"} & set(OPTIONS[x.values[1]])]
@@ -62,16 +62,16 @@ def test_results(spec, options, tiling, lengths, dtype, deterministic):
     assert_right(case, run(case, spec, config, deterministic))
 
 
-NARROW, WIDE = "kernels/fa3_backward.cu", "kernels/fa3_backward_wide.cu"
-BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
-WORKSPACE, PASSES = "tiles/backward_workspace.cuh", "tiles/backward_passes.cuh"
+NARROW, WIDE = "backward/fa3/kernel.cu", "backward/fa3_pair/kernel.cu"
+BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
+WORKSPACE, PASSES = "backward/common/workspace.cuh", "backward/common/passes.cuh"
 SHARED = BLOCK, GRADIENTS, WORKSPACE, PASSES
 ALIBI, SINK = "diagonal, negative slopes", "causal, sink"
 
 #: (file, what is there, what is planted, options, kind of lengths), by what is wrong.
 PLANTED = {
     "distances of the other keys": (
-        "tiles/backward_consumer.cuh", "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
+        "backward/fa3/consumer.cuh", "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
     ),
     "distances of the wide kernel from the warp's first key": (
         WIDE, "return warp * 16 + lane / 4;", "return warp * 16;", ALIBI, "dense"
@@ -112,7 +112,7 @@ IN_KERNELS = [
     for spec in SPECS
     if spec.uses_copy_engine
     for name, (file, *_, kind) in PLANTED.items()
-    if file in (f"kernels/{spec.source}", *SHARED) and (kind == "dense" or kind in spec.lengths)
+    if file in (spec.source, *SHARED) and (kind == "dense" or kind in spec.lengths)
 ]
 
 

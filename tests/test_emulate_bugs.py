@@ -18,16 +18,16 @@ from sampling import of_today
 from support import make_inputs
 
 from cufa import kernels
-from cufa.core.architectures import Device
-from cufa.core.mask import Band
-from cufa.core.problem import BAND_KINDS
-from cufa.executor import build as host_build
-from cufa.executor.emulate import EmulationError, Execution, Finding, emulate
-from cufa.executor.launch import execute
-from cufa.executor.memory import GlobalArray
+from cufa.build import compiler
+from cufa.gpu.architectures import Device
 from cufa.kernels import Launch
-from cufa.nvrtc import compiler
-from cufa.planner import fitting_configs
+from cufa.plan.planner import fitting_configs
+from cufa.problem.mask import Band
+from cufa.problem.problem import BAND_KINDS
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.calls import EmulationError, Execution, Finding, emulate
+from cufa.run.emulate.launch import execute
+from cufa.run.emulate.memory import GlobalArray
 
 
 class PlantedParams(ctypes.Structure):
@@ -81,9 +81,7 @@ def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def run_planted(bug: int, mode: str, **options):
     """Two blocks of two warps over three tiles: (out, findings)."""
     constants = {"BUG": bug, "SMEM_BYTES": 2 * 32 * 80 + 256}
-    entry = host_build.kernel(
-        "kernels/planted.cu", constants, ["planted"], mode == "checked", ["PlantedParams"]
-    )
+    entry = host_build.kernel("planted.cu", constants, ["planted"], mode == "checked", ["PlantedParams"])
     tiles = np.random.default_rng(0).integers(0, 1 << 12, (3 * 32, 16), np.uint32)
     out, scratch = np.zeros((2, 64), np.uint32), np.zeros((2, 64), np.uint32)
     params = PlantedParams(tiles.ctypes.data, out.ctypes.data, scratch.ctypes.data, 3)
@@ -107,7 +105,7 @@ def run_planted(bug: int, mode: str, **options):
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(patch, name, schedule):
     """Found on every schedule, saying who and where."""
-    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     kind, message = PLANTED[name]
     _, found = run_planted(list(PLANTED).index(name), "checked", schedule=schedule)
     text = "\n".join(map(str, found))
@@ -121,7 +119,7 @@ def test_planted(patch, name, schedule):
 def test_unpadded_rows_conflict(patch):
     """Counted mode: eight rows of an ldmatrix at a pitch of 64 bytes share two groups of banks;
     at 80 bytes none is shared."""
-    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     clean, _ = run_planted(0, "counted")
     unpadded, _ = run_planted(list(PLANTED).index("unpadded"), "counted")
     matrices, before, after = (
@@ -135,7 +133,7 @@ def test_unpadded_rows_conflict(patch):
 
 def test_numbers_alone_do_not_show_them(patch):
     """A race may compute the right answer: why checked mode exists."""
-    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     clean, _ = run_planted(0, "plain")
     racy, _ = run_planted(list(PLANTED).index("missing_warp_sync"), "plain", schedule="ascending")
     assert (clean != 0).any()
@@ -148,7 +146,7 @@ def test_numbers_alone_do_not_show_them(patch):
 @pytest.mark.parametrize("name", ["skipped_barrier", "divergent_shuffle"])
 def test_found_in_plain_mode_too(patch, name):
     """What stops a kernel is reported in every mode."""
-    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     _, found = run_planted(list(PLANTED).index(name), "plain")
     assert kinds(found) <= {"deadlock", "divergence"} and found
 
@@ -167,12 +165,12 @@ def _runs(kernel: str, dtype: str, head_dims):
 
 
 RUNS = {
-    "fa2_forward.cu": _runs("fa2_forward", "float16", head_dims=(64, 136, 256)),
-    "tiles/forward_mma_store.cuh": _runs("fa2_forward", "float16", head_dims=(64, 136, 256)),
-    "fa2_forward_f32.cu": _runs("fa2_forward_f32", "float32", head_dims=(64, 136)),
-    "fa1_forward.cu": _runs("fa1_forward", "float16", head_dims=(64, 128, 40)),
-    "fa1_forward_f32.cu": _runs("fa1_forward_f32", "float32", head_dims=(64, 136)),
-    "naive.cu": [
+    "forward/fa2/kernel.cu": _runs("fa2_forward", "float16", head_dims=(64, 136, 256)),
+    "forward/fa2/store.cuh": _runs("fa2_forward", "float16", head_dims=(64, 136, 256)),
+    "forward/fa2_f32/kernel.cu": _runs("fa2_forward_f32", "float32", head_dims=(64, 136)),
+    "forward/fa1/kernel.cu": _runs("fa1_forward", "float16", head_dims=(64, 128, 40)),
+    "forward/fa1_f32/kernel.cu": _runs("fa1_forward_f32", "float32", head_dims=(64, 136)),
+    "forward/naive/kernel.cu": [
         *_runs("naive", "float16", head_dims=(64, 160)),
         *_runs("naive", "float32", head_dims=(64,)),
     ],
@@ -184,7 +182,8 @@ LOOKED_UP = Band(left=40, right=0, keep=5)
 
 def masks_of(file: str) -> list[dict[str, Band]]:
     """Options of :func:`findings` that take a kernel through the ways in which it finds its tiles."""
-    spec = kernels.KERNELS.get(file.removesuffix(".cu"))  # None: of a part that all masks share
+    specs = [spec for spec in kernels.KERNELS.values() if spec.source == file]
+    spec = specs[0] if specs else None  # None: of a part that all masks share
     beyond = spec is not None and spec.masks != BAND_KINDS
     return [{}, {"mask": LOOKED_UP}] if beyond else [{}]
 
@@ -218,7 +217,7 @@ def findings(algorithm="fa2", dtype="float16", config=None, head_dim=64, **optio
 
 
 def path_of(file: str) -> str:
-    return file if "/" in file else f"kernels/{file}"
+    return file
 
 
 def ordering_calls(file: str) -> list[re.Match[str]]:
@@ -261,7 +260,7 @@ def test_clean_kernels_are_quiet(file):
 
 def test_divergent_shuffle(patch):
     patch(
-        "tiles/softmax.cuh",
+        "shared/softmax.cuh",
         replace("x = fmaxf(x, shfl_xor(x, 1));", "if (threadIdx.x % 32 < 16) x = fmaxf(x, shfl_xor(x, 1));"),
     )
     found = findings()
@@ -271,12 +270,12 @@ def test_divergent_shuffle(patch):
 
 def test_row_past_the_end(patch):
     """One row too many is read: in poisoned memory, whatever lies there on a GPU."""
-    patch("tiles/copy.cuh", lambda text: text.replace("< valid_rows", "<= valid_rows"))
+    patch("mma/copy.cuh", lambda text: text.replace("< valid_rows", "<= valid_rows"))
     found = findings()
     assert "out-of-range" in kinds(found)
     assert any("of k, which" in f.message for f in found)
     assert any(
-        re.search(r"block \(\d+,\d+,\d+\) warp \d+ lane \d+ at tiles/copy.cuh:\d+", f.message) for f in found
+        re.search(r"block \(\d+,\d+,\d+\) warp \d+ lane \d+ at mma/copy.cuh:\d+", f.message) for f in found
     )
 
 

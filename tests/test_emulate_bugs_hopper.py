@@ -12,12 +12,12 @@ import pytest
 from changed_sources import with_changed
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
-from cufa.executor import build as host_build
-from cufa.executor.emulate import EmulationError, Execution, run_plan
-from cufa.executor.launch import execute
-from cufa.executor.memory import GlobalArray, tensor_map
+from cufa.build import compiler
 from cufa.kernels import KERNELS, Launch
-from cufa.nvrtc import compiler
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.calls import EmulationError, Execution, run_plan
+from cufa.run.emulate.launch import execute
+from cufa.run.emulate.memory import GlobalArray, tensor_map
 
 TILES, N = 5, 32
 SHARED_BYTES = 64 * 128 + 2 * N * 128 + 5 * 8
@@ -58,7 +58,7 @@ def sources(tmp_path_factory):
     """The kernels' sources and the planted kernel beside them."""
     copy = tmp_path_factory.mktemp("planted") / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name("planted_hopper.cu"), copy / "kernels")
+    shutil.copy(Path(__file__).with_name("planted_hopper.cu"), copy)
     return copy
 
 
@@ -66,7 +66,7 @@ def run_planted(name: str, **options):
     """(accumulators as a 64 × 32 matrix, A, B, findings)."""
     constants = {"BUG": list(PLANTED).index(name), "SMEM_BYTES": SHARED_BYTES}
     types = ["PlantedParams", "TensorMap", "TensorMap"]
-    entry = host_build.kernel("kernels/planted_hopper.cu", constants, ["planted_hopper"], True, types)
+    entry = host_build.kernel("planted_hopper.cu", constants, ["planted_hopper"], True, types)
     rng = np.random.default_rng(0)
     a = rng.standard_normal((1, 1, 64, 64)).astype(np.float16)
     b = rng.standard_normal((1, 1, TILES * N, 64)).astype(np.float16)
@@ -122,7 +122,7 @@ def fa3_findings(causal: bool):
 @pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without Q's", "without the store's"])
 def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
     """A GPU hides it nearly always: without the fence after ldmatrix a few rows in a million were wrong."""
-    file = "tiles/consumer.cuh"
+    file = "forward/fa3/consumer.cuh"
     parts = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").split("async_proxy_fence();")
     assert len(parts) == 3
     if which is not None:
@@ -140,7 +140,7 @@ def test_registers_that_a_launch_does_not_have(tmp_path, monkeypatch):
     """A GPU waits for them for ever. The kernel's own assertion is left out, as a new kernel may have none."""
     copy = tmp_path / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    source = copy / "kernels" / "fa3_forward.cu"
+    source = copy / "forward/fa3/kernel.cu"
     text = source.read_text(encoding="utf-8")
     changed, replaced = re.subn(r"static_assert\(registers_suffice\(.*\n", "", text)
     assert replaced == changed.count("!LISTED ? 240 :") == 1

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from support import make_inputs
 
 from cufa.cli import main
-from cufa.executor import build as host_build
-from cufa.executor.build import CompilerError
-from cufa.executor.emulate import emulate
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.build import CompilerError
+from cufa.run.emulate.calls import emulate
 
 LOAD = host_build.load.__wrapped__
 ARGUMENTS = ["emulate", "--seqlen", "40", "--heads", "1", "--mode", "plain"]
@@ -60,7 +60,7 @@ def cache(built, tmp_path, monkeypatch):
 
 def build() -> tuple[Path, Path]:
     """A kernel of one line: (its library, the runtime's)."""
-    host_build.kernel("kernels/decode_probes.cu", {}, ["probe_byte_permute"], False, ["ProbeParams"])
+    host_build.kernel("probes/decode_probes.cu", {}, ["probe_byte_permute"], False, ["ProbeParams"])
     folder = Path(os.environ["CUFA_CACHE_DIR"], "host")
     return next(folder.glob("kernel-*.so")), next(folder.glob("libcufa_host-*.so"))
 

@@ -13,12 +13,12 @@ from changed_sources import with_changed
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
 
-from cufa.executor import build as host_build
-from cufa.executor.emulate import EmulationError, Execution, run_plan
-from cufa.executor.launch import execute
-from cufa.executor.memory import GlobalArray
+from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.nvrtc import compiler
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.calls import EmulationError, Execution, run_plan
+from cufa.run.emulate.launch import execute
+from cufa.run.emulate.memory import GlobalArray
 
 THREADS = 64
 SCHEDULES = ["ascending", "descending", 1, 2]
@@ -70,7 +70,7 @@ def sources(tmp_path_factory):
     copy = tmp_path_factory.mktemp("planted") / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
     for name in ("planted_cluster.cu", "planted_cluster_async.cu"):
-        shutil.copy(Path(__file__).with_name(name), copy / "kernels")
+        shutil.copy(Path(__file__).with_name(name), copy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "SOURCE_DIR", copy)
         yield
@@ -83,7 +83,7 @@ def run_planted(
     barrier = 8 if name.endswith("async") else 0
     shared = cluster * THREADS * 24 + barrier
     constants = {"BUG": bug, "CLUSTER": cluster, "THREADS": THREADS, "SMEM_BYTES": shared}
-    entry = host_build.kernel(f"kernels/{name}.cu", constants, [name], mode == "checked", ["PlantedParams"])
+    entry = host_build.kernel(f"{name}.cu", constants, [name], mode == "checked", ["PlantedParams"])
     out, scratch = (np.zeros((blocks, THREADS), np.uint32) for _ in range(2))
     memory = [GlobalArray("out", out, True), GlobalArray("scratch", scratch, True)]
     launch = Launch(name, (blocks, 1, 1), THREADS, shared, cluster=cluster)
@@ -188,19 +188,19 @@ def test_grids_that_are_no_clusters(cluster, message):
 #: What the merge of decoding's splits in a cluster needs: file, text, what comes in its place, kinds found.
 NEEDED = {
     "the wait for all blocks to begin": (
-        "decode_merge.cuh", "if constexpr (CLUSTER_MERGE) cluster_wait();", "", {"block-not-running"}
+        "decode/merge.cuh", "if constexpr (CLUSTER_MERGE) cluster_wait();", "", {"block-not-running"}
     ),
-    "the fence after mbarrier.init": ("decode_cluster.cuh", "mbarrier_init_fence();", "", {"race"}),
+    "the fence after mbarrier.init": ("decode/cluster.cuh", "mbarrier_init_fence();", "", {"race"}),
     "the wait for what is received": (
-        "decode_cluster.cuh", "mbarrier_wait_cluster(barrier, 0);", "",
+        "decode/cluster.cuh", "mbarrier_wait_cluster(barrier, 0);", "",
         {"block-not-running", "copy-not-awaited", "never-written"},
     ),
     "that it is for other blocks": (
-        "decode_cluster.cuh", "mbarrier_wait_cluster(barrier", "mbarrier_wait(barrier", {"race"}
+        "decode/cluster.cuh", "mbarrier_wait_cluster(barrier", "mbarrier_wait(barrier", {"race"}
     ),
-    "the arrival": ("decode_cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
+    "the arrival": ("decode/cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
     "all bytes": (
-        "decode_cluster.cuh", "expect_tx(barrier, parts * (", "expect_tx(barrier, parts * (-16 + ",
+        "decode/cluster.cuh", "expect_tx(barrier, parts * (", "expect_tx(barrier, parts * (-16 + ",
         {"copy-not-awaited", "deadlock"},
     ),
 }  # fmt: skip

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import cufa
+from cufa.build import compiler
 from cufa.commands import emulate as command
-from cufa.core.mask import Mask
-from cufa.executor import blind_spots
-from cufa.executor import records as emulator_records
-from cufa.nvrtc import compiler
+from cufa.problem.mask import Mask
+from cufa.run.emulate import blind_spots
+from cufa.run.emulate import counters as emulator_records
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
 from decode_support import make_case
 
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
 from cufa.kernels.decode import TWO_STAGES, items
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
 
 CASES = {
     # Pages of whole boxes, appended tokens, several query tokens; many splits.

@@ -9,10 +9,10 @@ from decode_support import Case, make_case, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.core.architectures import Device
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.plan.planner import make_plan
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200)
 H200, A100 = Device.typical("sm_90"), Device.typical("sm_80")

@@ -12,11 +12,11 @@ from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, 
 from decode_scores_support import assert_right, numbers_of_heads
 from decode_support import make_case
 
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, Band
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
+from cufa.gpu.architectures import Device
 from cufa.kernels.decode import items, row_blocks
+from cufa.problem.mask import CAUSAL, Band
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
 
 A100 = Device.typical("sm_80")
 

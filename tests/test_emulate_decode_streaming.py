@@ -12,10 +12,10 @@ from decode_support import make_case
 
 import cufa
 from cufa import masks
-from cufa.core.problem import Kept
-from cufa.decode.schedule import most_tiles, num_tiles, split_range, tiles_to_read, used_splits
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
+from cufa.problem.problem import Kept
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
+from cufa.schedule.decode import most_tiles, num_tiles, split_range, tiles_to_read, used_splits
 
 #: One build of each branch; all numbers share it.
 CASES = {

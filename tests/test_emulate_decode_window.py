@@ -20,22 +20,22 @@ from decode_kernel_support import (
 from decode_support import NAN_BITS, Case, make_case
 from support import EPSILON
 
-from cufa.backends import cpu_decode
-from cufa.core.lengths import Cached
-from cufa.core.mask import Band
-from cufa.core.problem import Problem
-from cufa.decode.schedule import (
+from cufa.kernels import TileConfig
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import Band
+from cufa.problem.problem import Problem
+from cufa.run.cpu import decode as cpu_decode
+from cufa.run.emulate.calls import run_plan
+from cufa.run.emulate.launch import Execution
+from cufa.schedule.decode import (  # fmt: skip
     most_tiles,
     num_tiles,
     read_range,
     split_range,
     tiles_to_read,
     used_splits,
-)  # fmt: skip
-from cufa.executor.emulate import run_plan
-from cufa.executor.launch import Execution
-from cufa.kernels import TileConfig
-from cufa.planner import make_plan
+)
 
 LEFTS = (0, 1, 15, 16, 100)
 WILD_PAGE = -7

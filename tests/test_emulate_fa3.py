@@ -19,10 +19,10 @@ from support import (
     stalling_lengths,
 )
 
-from cufa.bench.ladder import ladder
-from cufa.bench.tile_work import work_of
-from cufa.executor.emulate import Execution, run_plan
 from cufa.kernels import KERNELS
+from cufa.measure.ladder import ladder
+from cufa.measure.tile_work import work_of
+from cufa.run.emulate.calls import Execution, run_plan
 
 SPEC = KERNELS["fa3_forward"]
 CONFIGS = pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_step_of_the_ladder(head_dim):
 @MASKS
 @CONFIGS
 def test_the_work_that_limits_are_derived_from(config, head_dim, causal):
-    """What cufa.bench.tile_work says that tiles ask for is what the kernel's instructions add up to."""
+    """What cufa.measure.tile_work says that tiles ask for is what the kernel's instructions add up to."""
     seqlen_k = -(-384 // config.block_kv) * config.block_kv  # every query sees some
     inputs = make_inputs(1, 2, 1, 2 * config.block_q, seqlen_k, head_dim)
     plan = plan_with_blocks(make_problem(*inputs, causal), config, 2)

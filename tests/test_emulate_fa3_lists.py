@@ -16,15 +16,15 @@ from support import assert_attention, forward_operands, make_inputs, make_proble
 from test_emulate_mutants import plant
 
 from cufa import masks
-from cufa.core.architectures import Device
-from cufa.core.columns import Columns
-from cufa.core.integers import Integers
-from cufa.core.mask import Band, Mask
-from cufa.core.schedule import Schedule
-from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
+from cufa.calls.arrays import make_problem as shaped
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.ops.arrays import make_problem as shaped
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.columns import Columns
+from cufa.problem.integers import Integers
+from cufa.problem.mask import Band, Mask
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate, run_plan
+from cufa.schedule.schedule import Schedule
 
 SPEC = KERNELS["fa3_forward"]
 CONFIGS = pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emula
         (launch,) = plan.launches
         return dataclasses.replace(plan, launches=(dataclasses.replace(launch, grid=(2, 1, 1)),))
 
-    with mock.patch("cufa.executor.emulate.make_plan", on_few_blocks):
+    with mock.patch("cufa.run.emulate.calls.make_plan", on_few_blocks):
         result = emulate(
             *case.forward,
             **case.lengths,
@@ -197,8 +197,8 @@ def test_a_block_that_sees_no_tile_reads_none():
     assert not run.records["tiles_visited"].any()
 
 
-LIST, PRODUCER, KERNEL = "tiles/tile_list.cuh", "tiles/listing_producer.cuh", "kernels/fa3_forward.cu"
-CONSUMER = "tiles/forward_consumer.cuh"
+LIST, PRODUCER, KERNEL = "forward/fa3/tile_list.cuh", "forward/fa3/lister.cuh", "forward/fa3/kernel.cu"
+CONSUMER = "forward/fa3/consumer_items.cuh"
 MASKED, RAGGED = "documents both ways", "packed"
 
 #: (file, what is there, what is planted, what shows it), by what is wrong.
@@ -212,7 +212,7 @@ PLANTED = {
     ),
     "entries are not given back": (PRODUCER, "    list.release(lane);\n", "", MASKED),
     "entries are given back by one loader for both": (
-        "tiles/pipeline_memory.cuh",
+        "forward/fa3/memory.cuh",
         "mbarrier_init(list_empty + 8 * i, 2);",
         "mbarrier_init(list_empty + 8 * i, 1);",
         MASKED,
@@ -224,7 +224,7 @@ PLANTED = {
         MASKED,
     ),
     "records of items are too few": (
-        "tiles/pipeline.cuh",
+        "wgmma/pipeline.cuh",
         "LISTED ? 4 + LIST_STAGES : 4",
         "LISTED ? 2 : 4",
         MASKED,
@@ -258,11 +258,11 @@ PLANTED = {
     ),
     "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
     "runs that hide a warp's last rows are passed over": (
-        "tiles/looked_up_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
+        "shared/irregular_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
     ),
-    "an item left out": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
+    "an item left out": ("shared/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
     "the next launch begins with the last item": (
-        "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
+        "shared/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
     ),
     "runs of another item": (
         CONSUMER,
@@ -316,13 +316,13 @@ PLANTED = {
         RAGGED,
     ),
     "rows behind a sequence are written": (
-        "tiles/consumer.cuh",
+        "forward/fa3/consumer.cuh",
         "stored = row < sequence.stored_rows();",
         "stored = true;",
         RAGGED,
     ),
     "rows behind a sequence are no zeros": (
-        "tiles/consumer.cuh",
+        "forward/fa3/consumer.cuh",
         "    if (!exists) {  // what is there may be no number\n",
         "    if (false) {\n",
         "padded",
@@ -335,7 +335,7 @@ PLANTED = {
         "gaps",
     ),
     "the order of another block": (
-        "tiles/schedule.cuh", "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
+        "shared/schedule.cuh", "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
     ),
     "the mask of another item": (CONSUMER, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
 }  # fmt: skip

@@ -14,9 +14,9 @@ from test_emulate_mutants import plant
 
 import cufa
 from cufa import masks
-from cufa.executor.emulate import EmulationError, Execution, emulate, run_plan
+from cufa.build.compiler import SOURCE_DIR
 from cufa.kernels import KERNELS, TileConfig
-from cufa.nvrtc.compiler import SOURCE_DIR
+from cufa.run.emulate.calls import EmulationError, Execution, emulate, run_plan
 
 SPEC = KERNELS["fa3_forward"]
 CONFIGS = pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_softcap_of_rows_whose_maximum_grows_and_grows():
 @pytest.mark.parametrize("terms", [3, 4])
 def test_polynomials_of_the_cap_are_as_near_as_said(terms):
     """Off by at most 2e-7, in float32, as the kernel multiplies."""
-    text = (SOURCE_DIR / "tiles/score.cuh").read_text(encoding="utf-8")
+    text = (SOURCE_DIR / "shared/score.cuh").read_text(encoding="utf-8")
     limit = re.search(r"NEAR_0\[5\] = {(.*?)};", text)[1].split(",")[terms].strip().removesuffix("f")
     coefficients = re.findall(
         r"{([^{}]*)}", re.search(r"TANH_OVER_X\[5\]\[4\] = {(.*?)};", text, re.DOTALL)[1]
@@ -183,14 +183,14 @@ def test_polynomials_of_the_cap_are_as_near_as_said(terms):
     assert np.abs((x * total).astype(np.float64) - np.tanh(x.astype(np.float64))).max() <= 2e-7
 
 
-KERNEL, CONSUMER, SCORE = "kernels/fa3_forward.cu", "tiles/consumer.cuh", "tiles/score.cuh"
+KERNEL, CONSUMER, SCORE = "forward/fa3/kernel.cu", "forward/fa3/consumer.cuh", "shared/score.cuh"
 #: Where, what is replaced, by what; options, mask and lengths that show it.
 PLANTED = {
     "the slope of the first sequence": (
         SCORE, "i64(number) * p.alibi_stride", "i64(0) * p.alibi_stride", ("alibi", "causal", (300, 300))
     ),
     "the slope of another head": (
-        "tiles/forward_consumer.cuh",
+        "forward/fa3/consumer_items.cuh",
         "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
         ("alibi of all sequences", "full", (300, 300)),
     ),
@@ -199,7 +199,7 @@ PLANTED = {
         "softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);\n    pack", ("alibi", "full", (150, 300)),
     ),
     "a distance from the tile's first key": (
-        "tiles/forward_consumer.cuh", "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n", ("alibi", "full", (150, 300))
+        "forward/fa3/consumer_items.cuh", "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n", ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (
         SCORE, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import DTYPES, EPSILON
 
-from cufa.executor.emulate import emulate
+from cufa.run.emulate.calls import emulate
 
 FOLDER = Path(__file__).parent / "golden"
 sys.path.insert(0, str(FOLDER))

@@ -10,12 +10,12 @@ from decode_kernel_support import operands_of, plan_of, splits
 from decode_support import make_case as make_decode_case
 from support import assert_attention, forward_operands, make_inputs, plan_with_blocks
 
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.phases import PHASES, PRODUCTS, Logs, Room, intervals, mistakes, visited
-from cufa.executor.emulate import emulate, emulate_backward, run_plan
-from cufa.executor.launch import Execution
+from cufa.build.compiler import keeps_logs
+from cufa.build.phases import PHASES, PRODUCTS, Logs, Room, intervals, mistakes, visited
 from cufa.kernels import KERNELS
-from cufa.nvrtc.compiler import keeps_logs
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.emulate.calls import emulate, emulate_backward, run_plan
+from cufa.run.emulate.launch import Execution
 
 MASKS = pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(40, 25)], ids=["full", "causal", "band"])
 
@@ -233,7 +233,7 @@ def test_a_causal_problem_without_visible_tiles():
 
 
 def test_kernels_that_keep_logs():
-    keeping = {name for name, spec in KERNELS.items() if keeps_logs(f"kernels/{spec.source}")}
+    keeping = {name for name, spec in KERNELS.items() if keeps_logs(spec.source)}
     assert {"fa2_forward", "fa3_forward", "fa2_backward", "fa3_backward"} <= keeping
     assert {name for name, spec in KERNELS.items() if spec.operation == "decode"} <= keeping
     assert "naive" not in keeping

@@ -18,10 +18,10 @@ from support import (
     uneven_rows,
 )  # fmt: skip
 
-from cufa.core.architectures import Device
-from cufa.executor.emulate import Execution, emulate, run_plan
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.run.emulate.calls import Execution, emulate, run_plan
 
 ARCH = "sm_90"
 SPECS = list(kernels_of("forward").values())

@@ -11,12 +11,12 @@ from backward_support import near
 from lengths_support import LENGTHS, OPTIONS, head_dim_near, packed, padded, takes
 from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
-from cufa.core.architectures import Device
-from cufa.core.lengths import Packed
-from cufa.core.schedule import Schedule
-from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Packed
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
+from cufa.schedule.schedule import Schedule
 
 FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.lengths]
 BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
@@ -108,9 +108,13 @@ def test_tiles_are_those_of_each_sequence(spec, kind, options):
 LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
     f"tiles/{x}.cuh" for x in ("lengths", "schedule", "score", "softmax")
 )
-F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
-STORE = "tiles/forward_mma_store.cuh"
-HOPPER, LOADER, WIDE = "tiles/backward_block.cuh", "tiles/backward_loader.cuh", "kernels/fa3_backward_wide.cu"
+F, B, PASSES = "forward/fa2/kernel.cu", "backward/fa2/kernel.cu", "backward/common/passes.cuh"
+STORE = "forward/fa2/store.cuh"
+HOPPER, LOADER, WIDE = (
+    "backward/fa3_common/block.cuh",
+    "backward/fa3_common/loader.cuh",
+    "backward/fa3_pair/kernel.cu",
+)
 HOPPERS = "fa3_backward", "fa3_backward_wide"
 
 #: (call, kind, options, lengths, file, what is there, what is planted, kernels if not FA2's), by what is wrong.
@@ -281,7 +285,7 @@ BUGS = {
         "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", *HOPPERS,
     ),
     "gradients of another sequence's keys": (
-        backward, "packed", "full", "equal", "tiles/backward_gradients.cuh",
+        backward, "packed", "full", "equal", "backward/fa3_common/gradients.cuh",
         "(block.key_in_arrays() + key)", "key", *HOPPERS,
     ),
     "rows of Q and keys of K behind a sequence are cleared by one thread": (

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from support import DTYPES, make_inputs
 
-from cufa.core.architectures import Device
-from cufa.core.mask import Band
-from cufa.core.problem import Problem
-from cufa.executor.emulate import Emulation, Execution, run_plan
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem.mask import Band
+from cufa.problem.problem import Problem
+from cufa.run.emulate.calls import Emulation, Execution, run_plan
 
 DEVICE = Device.typical("sm_90")
 CHECKED = Execution("checked")

@@ -14,16 +14,16 @@ from support import assert_attention, forward_operands, make_inputs
 from test_emulate_mutants import plant
 
 from cufa import masks
-from cufa.core.architectures import Device
-from cufa.core.columns import Columns
-from cufa.core.integers import Integers
-from cufa.core.mask import Band, Mask
-from cufa.core.problem import BAND_KINDS, Problem
-from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate_backward, run_plan
+from cufa.calls import arrays
+from cufa.calls.mask_arguments import resolve_mask
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
-from cufa.ops import arrays
-from cufa.ops.mask_arguments import resolve_mask
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem.columns import Columns
+from cufa.problem.integers import Integers
+from cufa.problem.mask import Band, Mask
+from cufa.problem.problem import BAND_KINDS, Problem
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
 DEVICE = Device.typical("sm_90")
 CHECKED = Execution("checked")
@@ -291,8 +291,8 @@ def test_hidden_keys_are_not_read():
     np.testing.assert_array_equal(poisoned["out"], given["out"])
 
 
-LOOKED_UP, HOPPER = "tiles/looked_up_mask.cuh", "tiles/backward_block.cuh"
-WIDE, LOADER = "kernels/fa3_backward_wide.cu", "tiles/backward_loader.cuh"
+LOOKED_UP, HOPPER = "shared/irregular_mask.cuh", "backward/fa3_common/block.cuh"
+WIDE, LOADER = "backward/fa3_pair/kernel.cu", "backward/fa3_common/loader.cuh"
 
 #: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
 PLANTED = {
@@ -346,11 +346,11 @@ PLANTED = {
         LOOKED_UP, "some || left < prefix || top < exempt", "some || left < prefix", "fa2_forward", "global rows alone"
     ),
     "K of another tile is copied": (
-        "kernels/fa2_forward.cu", "K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);", "", "fa2_forward",
+        "forward/fa2/kernel.cu", "K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);", "", "fa2_forward",
         "one run, of heads",
     ),
     "dQ of another tile": (
-        "kernels/fa2_backward.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward",
+        "backward/fa2/kernel.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward",
         "documents",
     ),
     "Q by its place in the list": (
@@ -361,7 +361,7 @@ PLANTED = {
         HOPPER, "+ u32(q_tile(tile));", "+ u32(tile.q_tile);", "fa3_backward", "first rows"
     ),
     "the mask of a place in the list": (
-        "tiles/backward_gradients.cuh", "row = block.q_tile(tile) * Br", "row = tile.q_tile * Br", "fa3_backward",
+        "backward/fa3_common/gradients.cuh", "row = block.q_tile(tile) * Br", "row = tile.q_tile * Br", "fa3_backward",
         "first rows but one",
     ),
     "a listed tile is clear whatever it is": (

@@ -10,8 +10,8 @@ import pytest
 from conftest import why_no_compiler
 from support import make_inputs
 
-from cufa.executor.emulate import emulate
-from cufa.executor.memory import guarded_copy
+from cufa.run.emulate.calls import emulate
+from cufa.run.emulate.memory import guarded_copy
 
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 1, 3)])

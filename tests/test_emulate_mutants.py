@@ -13,8 +13,8 @@ from decode_kernel_support import configs, operands_of, plan_of, splits
 from decode_support import make_case
 from support import assert_attention, make_inputs
 
-from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
-from cufa.nvrtc import compiler
+from cufa.build import compiler
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate, run_plan
 
 SCHEDULES = pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 
@@ -63,7 +63,7 @@ def test_steep_maxima_decoding(kernel, scale):
 
 def test_steep_inputs_show_a_slack_that_float16_does_not_have(tmp_path, monkeypatch):
     """Of 2^24, which P must not reach: 65,504 is the last number."""
-    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", "int SLACK = 8", "int SLACK = 24")
+    plant(tmp_path, monkeypatch, "shared/softmax.cuh", "int SLACK = 8", "int SLACK = 24")
     for algorithm in ("fa2", "fa3"):
         _, run = steep(algorithm, scale=0.5, causal=False)
         assert np.count_nonzero(~np.isfinite(run.out)) > 64, algorithm
@@ -78,7 +78,7 @@ def test_steep_inputs_show_a_slack_that_float16_does_not_have(tmp_path, monkeypa
     ids=["maxima of lanes", "last row alone"],
 )
 def test_maxima_of_lanes_that_are_no_maxima_of_rows(tmp_path, monkeypatch, algorithm, old, new):
-    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", old, new)
+    plant(tmp_path, monkeypatch, "shared/softmax.cuh", old, new)
     inputs, run = steep(algorithm, scale=1.0, causal=False)
     with pytest.raises(AssertionError):
         assert_attention(run.out, run.lse, *inputs, scale=1.0)
@@ -87,7 +87,7 @@ def test_maxima_of_lanes_that_are_no_maxima_of_rows(tmp_path, monkeypatch, algor
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_maximum_that_one_lane_raises_alone(tmp_path, monkeypatch, algorithm):
     votes = "if (!warp_any(grown)) return false;\n#pragma unroll\n    for (int r = 0; r < ROWS; ++r) m_lane"
-    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", votes, votes.replace("warp_any(grown)", "grown"))
+    plant(tmp_path, monkeypatch, "shared/softmax.cuh", votes, votes.replace("warp_any(grown)", "grown"))
     with pytest.raises(EmulationError, match="lanes"):
         steep(algorithm, scale=1.0, causal=False)
 
@@ -106,7 +106,7 @@ def test_maxima_below_zero():
 
 
 def test_integers_do_not_tell_of_maxima_below_zero(tmp_path, monkeypatch):
-    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", " || m_scaled[r] < -SLACK", "")
+    plant(tmp_path, monkeypatch, "shared/softmax.cuh", " || m_scaled[r] < -SLACK", "")
     run = emulate(*below_zero(), algorithm="fa3", trace=False, scale=1.0)
     assert not np.isfinite(run.out).all()
 
@@ -125,10 +125,10 @@ def append(kernel: str, schedule: str | int) -> tuple[Emulation, object, dict[st
 KERNELS = pytest.mark.parametrize(
     ("kernel", "stream"),
     [
-        ("decode_split_tma", "tiles/decode_tma.cuh"),
-        ("decode_balanced_tma", "tiles/decode_tma.cuh"),
-        ("decode_split", "tiles/decode_stream.cuh"),
-        ("decode_balanced", "tiles/decode_stream.cuh"),
+        ("decode_split_tma", "decode/tma.cuh"),
+        ("decode_balanced_tma", "decode/tma.cuh"),
+        ("decode_split", "decode/stream.cuh"),
+        ("decode_balanced", "decode/stream.cuh"),
     ],
 )
 
@@ -155,7 +155,7 @@ def test_several_that_store_the_same_token_are_found(tmp_path, monkeypatch, kern
 def test_a_box_read_while_another_block_stores_is_found_where_it_is_used(tmp_path, monkeypatch):
     """A box brings rows of new tokens, old or new; where their place is not taken, products read them."""
     plant(
-        tmp_path, monkeypatch, "tiles/decode_tma.cuh",
+        tmp_path, monkeypatch, "decode/tma.cuh",
         "st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);",
         "if (store_new) st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);",
     )  # fmt: skip

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from planted_support import beside_the_kernels, run_planted
 
-from cufa.executor.launch import Execution
-from cufa.executor.memory import tensor_map
 from cufa.kernels import Launch
+from cufa.run.emulate.launch import Execution
+from cufa.run.emulate.memory import tensor_map
 
 #: In the order of the kernels' enums: the kind of finding that must come, and what its message matches.
 ENGINE = {

@@ -16,11 +16,11 @@ from decode_support import make_case
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa import masks
-from cufa.core.architectures import Device
-from cufa.core.mask import Band
-from cufa.executor.emulate import Emulation, EmulationError, Execution, Finding, emulate, run_plan
+from cufa.build import compiler
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.nvrtc import compiler
+from cufa.problem.mask import Band
+from cufa.run.emulate.calls import Emulation, EmulationError, Execution, Finding, emulate, run_plan
 
 Run = Callable[[str | int], Emulation]
 
@@ -108,26 +108,26 @@ _DECODE = [name for name in RUNS if name not in _FA3]
 
 #: File → the run that shows most of it; then all others of its kernel.
 FILES = {
-    "kernels/fa3_forward.cu": _FA3[0],
-    "tiles/consumer.cuh": _FA3[0],
-    "tiles/forward_consumer.cuh": _FA3[0],
-    "tiles/forward_producer.cuh": _FA3[0],
-    "tiles/pipeline.cuh": _FA3[0],
-    "tiles/pipeline_memory.cuh": _FA3[0],
-    "kernels/decode_split.cu": "split, merged by a launch",
-    "kernels/decode_balanced.cu": "balanced, merged by a launch",
-    "tiles/decode_block.cuh": "balanced",
-    "tiles/decode_cluster.cuh": "split, merged in clusters",
-    "tiles/decode_merge.cuh": "split",
-    "tiles/decode_schedule.cuh": "balanced",
-    "tiles/decode_stream.cuh": "balanced by cp.async",
-    "tiles/decode_tma.cuh": "balanced",
+    "forward/fa3/kernel.cu": _FA3[0],
+    "forward/fa3/consumer.cuh": _FA3[0],
+    "forward/fa3/consumer_items.cuh": _FA3[0],
+    "forward/fa3/producer.cuh": _FA3[0],
+    "wgmma/pipeline.cuh": _FA3[0],
+    "forward/fa3/memory.cuh": _FA3[0],
+    "decode/split.cu": "split, merged by a launch",
+    "decode/balanced.cu": "balanced, merged by a launch",
+    "decode/block.cuh": "balanced",
+    "decode/cluster.cuh": "split, merged in clusters",
+    "decode/merge.cuh": "split",
+    "decode/schedule.cuh": "balanced",
+    "decode/stream.cuh": "balanced by cp.async",
+    "decode/tma.cuh": "balanced",
 }
 
 #: What orders nothing: by file and call, why.
 SUPERFLUOUS = {
     (
-        "tiles/decode_block.cuh",
+        "decode/block.cuh",
         "cp_async_wait<0>();",
     ): "the groups of copies that are in flight then are empty",
 }

@@ -15,13 +15,13 @@ import pytest
 from support import make_inputs
 
 import cufa
-from cufa.executor import build as host_build
-from cufa.executor import launch as emulator_launch
-from cufa.executor import memory as emulator_memory
-from cufa.executor import records as emulator_records
-from cufa.executor.emulate import emulate
+from cufa.build import compiler
 from cufa.kernels import KERNELS
-from cufa.nvrtc import compiler
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate import counters as emulator_records
+from cufa.run.emulate import launch as emulator_launch
+from cufa.run.emulate import memory as emulator_memory
+from cufa.run.emulate.calls import emulate
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))
 
@@ -44,7 +44,7 @@ def test_every_primitive_has_a_twin():
 def test_every_primitive_is_probed():
     kernels = compiler.SOURCE_DIR / "kernels"
     text = "".join(path.read_text(encoding="utf-8") for path in kernels.glob("*_probes.cu"))
-    text += (compiler.SOURCE_DIR / "tiles/wgmma_operands.cuh").read_text(encoding="utf-8")
+    text += (compiler.SOURCE_DIR / "wgmma/operands.cuh").read_text(encoding="utf-8")
     primitives = functions(*(compiler.SOURCE_DIR / "primitives").glob("*.cuh")) - probes.UNOBSERVABLE
     assert not {name for name in primitives if not re.search(rf"\b{name}\b", text)}
 
@@ -128,7 +128,7 @@ def test_missing_compiler_is_a_clear_message(tmp_path):
 
 
 def test_import_does_not_load_the_executor():
-    process = run_script("import sys, cufa; print('cufa.executor.emulate' in sys.modules)")
+    process = run_script("import sys, cufa; print('cufa.run.emulate.calls' in sys.modules)")
     assert process.communicate()[0].strip() == "False"
 
 

@@ -11,10 +11,10 @@ from changed_sources import with_changed
 from support import assert_attention, make_inputs
 
 import cufa
-from cufa.core.architectures import Device
-from cufa.executor.emulate import emulate
+from cufa.build import compiler
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.nvrtc import compiler
+from cufa.run.emulate.calls import emulate
 
 ARCH = "sm_90"
 SPLITTING = [spec for spec in KERNELS.values() if spec.split_configs]
@@ -146,43 +146,43 @@ def test_nan_and_inf_stay_in_their_rows():
 
 PLANTED = {
     "a split is lost": (
-        "tiles/forward_splits.cuh",
+        "forward/splits.cuh",
         "(count + each - 1) / each, vector",
         "(count + each - 1) / each - 1, vector",
         True,
     ),
     "a split takes its neighbour's first tile": (
-        "tiles/forward_splits.cuh",
+        "forward/splits.cuh",
         "part.first = min(tiles.first + split * each, tiles.end);",
         "part.first = min(tiles.first + split * each + (split > 0), tiles.end);",
         True,
     ),
     "the merge weighs in the wrong base": (
-        "tiles/parts.cuh",
+        "shared/parts.cuh",
         "weight = ex2(m_part - m_new);",
         "weight = ex2((m_part - m_new) * 1.44269504f);",
         True,
     ),
     "the log-sum-exp is left in base 2": (
-        "tiles/softmax.cuh",
+        "shared/softmax.cuh",
         "NEG_INF : (m + lg2(l)) * LN_2;",
         "NEG_INF : m + lg2(l);",
         True,
     ),
     "a part's sum is one lane's": (
-        "tiles/forward_consumer.cuh",
+        "forward/fa3/consumer_items.cuh",
         "      softmax.reduce_sum();\n      leave_part",
         "      leave_part",
         True,
     ),
     "the merge does not wait for the splits": (
-        "kernels/fa3_forward.cu",
+        "forward/fa3/kernel.cu",
         "    grid_await_previous();\n",
         "",
         False,
     ),
     "a mask starts at the row of another head": (
-        "tiles/forward_splits.cuh",
+        "forward/splits.cuh",
         "PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }",
         "row; }",
         True,

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cufa.executor import build as host_build
-from cufa.executor.emulate import EmulationError, Execution
-from cufa.executor.launch import execute
-from cufa.executor.memory import GlobalArray
+from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.nvrtc import compiler
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.calls import EmulationError, Execution
+from cufa.run.emulate.launch import execute
+from cufa.run.emulate.memory import GlobalArray
 
 BLOCKS = 5
 
@@ -45,7 +45,7 @@ def sources(tmp_path_factory):
     """The kernels' sources and the planted kernel beside them."""
     copy = tmp_path_factory.mktemp("planted") / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name("planted_sums.cu"), copy / "kernels")
+    shutil.copy(Path(__file__).with_name("planted_sums.cu"), copy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "SOURCE_DIR", copy)
         yield
@@ -55,7 +55,7 @@ def run_planted(name: str, mode: str = "checked", **options):
     """(in, what the last block found, findings, counters)."""
     constants = {"BUG": list(PLANTED).index(name)}
     entry = host_build.kernel(
-        "kernels/planted_sums.cu", constants, ["planted_sums"], mode == "checked", ["PlantedParams"]
+        "planted_sums.cu", constants, ["planted_sums"], mode == "checked", ["PlantedParams"]
     )
     numbers = np.random.default_rng(0).integers(-100, 100, (64, 4)).astype(np.float32)
     common, own, out = (np.zeros(shape, np.float32) for shape in ((64, 4), (BLOCKS, 64), (64, 4)))

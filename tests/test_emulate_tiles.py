@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 from support import assert_attention, assert_tiles, forward_operands, make_inputs, make_problem
 
-from cufa.core.architectures import Device
-from cufa.core.schedule import Tile
-from cufa.executor.emulate import Execution, run_plan
+from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.run.emulate.calls import Execution, run_plan
+from cufa.schedule.schedule import Tile
 
 H200 = Device.typical("sm_90")
 #: Of each kernel the smallest tiling: small problems have many tiles. One build per kind of mask.

@@ -10,16 +10,16 @@ from decode_support import make_case
 from support import make_inputs
 
 import cufa
-from cufa.bench import traffic_steps
-from cufa.bench.tile_work import work_of
-from cufa.bench.traffic import l2_traffic
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
-from cufa.executor.emulate import Emulation, emulate, run_plan
-from cufa.executor.launch import Execution
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure import traffic_steps
+from cufa.measure.tile_work import work_of
+from cufa.measure.traffic import l2_traffic
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem
+from cufa.run.emulate.calls import Emulation, emulate, run_plan
+from cufa.run.emulate.launch import Execution
+from cufa.schedule.schedule import Schedule
 
 
 def counted(algorithm, seqlen_q, seqlen_k, head_dim, mask) -> Emulation:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from records_support import SHIPPED
 
-from cufa.bench import evidence, records, report
-from cufa.bench.recorded import rows_of
 from cufa.kernels import KERNELS
+from cufa.measure import evidence, records, report
+from cufa.measure.recorded import rows_of
 
 README = Path(__file__).parents[1] / "README.md"
 

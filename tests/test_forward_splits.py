@@ -7,11 +7,11 @@ import math
 import pytest
 
 import cufa
-from cufa import splits
-from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
+from cufa.gpu.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.kernels import KERNELS
 from cufa.kernels.splits import query_items
-from cufa.planner import make_plan
+from cufa.plan import splits
+from cufa.plan.planner import make_plan
 
 LONG = (1, 8, 8192, 128)
 SPLITTING = [name for name, spec in KERNELS.items() if spec.split_configs]

@@ -19,11 +19,7 @@ from renewal_support import (  # noqa: F401 - fixtures among them
     run,
 )
 
-from cufa.bench import (
-    evidence,
-    part_run,
-    renewal,
-)
+from cufa.measure import evidence, part_run, renewal
 
 
 class TestGoingOn:

@@ -21,7 +21,7 @@ from support import (
 
 import cufa
 from cufa.kernels import kernels_of
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def cp():
 
 @pytest.fixture(scope="module")
 def cuda():
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     return cuda
 

@@ -14,10 +14,10 @@ from mask_support import BANDS
 from support import make_inputs
 
 import cufa
-from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.calls.backward import BACKWARD
 from cufa.kernels import kernels_of
-from cufa.ops.backward import BACKWARD
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def cp():
 
 @pytest.fixture(scope="module")
 def cuda():
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     return cuda
 

@@ -11,10 +11,10 @@ from backward_support import NAMES, assert_gradients, make_case
 from support import EPSILON, in_threads
 
 import cufa
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.ops import calls
-from cufa.ops.backward import BACKWARD
-from cufa.planner import make_plan
+from cufa.calls import calls
+from cufa.calls.backward import BACKWARD
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band
 
 pytestmark = pytest.mark.gpu
 
@@ -205,7 +205,7 @@ def test_memory_is_linear(cp):
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(100, 40), Band(5, None, 30)], ids=str)
 def test_traced_tiles_are_the_schedules(cp, mask):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     case = make_case(2, 4, 2, 500, 700, 64, "bfloat16", mask=mask)
     problem = cufa.plan_backward(case.q, case.k, mask=mask, device="cpu").problem

@@ -16,7 +16,7 @@ from support import in_threads
 
 from cufa import flash_decode
 from cufa.kernels import kernels_of
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -31,14 +31,14 @@ def cp():
 
 @pytest.fixture(scope="module")
 def device(cp):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     return cuda.current_device()
 
 
 def run(cp, device, case, kernel, num_splits=None, config=None):
     """(plan, operands): decoded once, and right."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     plan = plan_of(case, kernel, num_splits, config, device)
     operands = operands_of(case, cp.asarray)
@@ -66,7 +66,7 @@ ROWS = (
 def test_every_config(cp, device, kernel, head_dim):
     """One row, a group of 8 with several tokens, and more rows than a block takes; merged in the same launch
     and in one of its own."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     todo = []
     for (dtype, fp8), rows in itertools.product(dtypes(kernel), ROWS):
@@ -184,7 +184,7 @@ def test_other_head_dims(cp, device, kernel, head_dim):
 @pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
 def test_narrow_copies(cp, device, kernel, alignment):
     """Rows that start at odd multiples of 8, 4 and 2 bytes."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     case = make_case([300, 17], tokens=2, head_dim=64)
     extra = alignment // 2
@@ -202,7 +202,7 @@ def test_narrow_copies(cp, device, kernel, alignment):
 
 @KERNELS
 def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     case = make_case([3000, 5, 700, 64, 1, 2000], heads=8, fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, 64)
@@ -223,7 +223,7 @@ def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
 @pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
 def test_threads_that_share_a_stream(cp, device, kernel):
     """Two launches a call: those of two calls must not take turns on the stream's workspace."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     stream, todo = cp.cuda.Stream(non_blocking=True), []
     for i in range(4):
@@ -254,7 +254,8 @@ def test_threads_that_share_a_stream(cp, device, kernel):
 def test_graph_captured_behind_queued_work(cp, device, kernel):
     """A kernel that still waits on the stream writes to memory that was given back to the stream's pool: the
     counters of the graph must not lie there. Calls of one capture share a workspace, and grow it."""
-    from cufa.backends import cuda, workspace
+    from cufa.run.cuda import backend as cuda
+    from cufa.run.cuda import workspace
 
     spin = cp.RawKernel(
         'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
@@ -298,7 +299,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
 
 @KERNELS
 def test_pieces_are_those_of_the_schedule(cp, device, kernel):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, 64)
@@ -310,7 +311,7 @@ def test_pieces_are_those_of_the_schedule(cp, device, kernel):
 @KERNELS
 def test_graph_replay_while_lengths_grow(cp, device, kernel):
     """Captured once, on another stream than it is replayed on; lengths change on the device."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     case = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, 64)

@@ -8,7 +8,7 @@ from decode_support import make_case, on_gpu
 from support import DTYPES, EPSILON, poisoned_like
 
 import cufa
-from cufa.ops import decode as api
+from cufa.calls import decode as api
 
 pytestmark = pytest.mark.gpu
 

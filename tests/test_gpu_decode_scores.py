@@ -13,8 +13,8 @@ from decode_support import make_case, on_gpu
 
 import cufa
 from cufa import masks
+from cufa.calls.mask_arguments import decode_mask
 from cufa.kernels import kernels_of
-from cufa.ops.mask_arguments import decode_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def cp():
 
 @pytest.fixture(scope="module")
 def device(cp):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     return cuda.current_device()
 
@@ -45,7 +45,7 @@ def case_of(kernel, few, lengths=LENGTHS, **options):
 
 def run_all(cp, device, todo):
     """(case, kernel, num_splits, config), compiled side by side."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     plans = []
     for case, *how in todo:

@@ -8,7 +8,7 @@ from decode_support import make_case
 from support import assert_attention, forward_operands, in_threads, make_inputs, make_problem
 
 import cufa
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -141,7 +141,7 @@ def test_one_thread_visits_both_devices_by_turns(cp):
 
 def test_prepared_plans_launch_on_their_device(cp):
     """What benchmarks and traces use: compiled, bound and launched while another device is current."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     host = make_inputs(1, 2, 2, 130, 130, 64, "float16")
     q, k, v = move(cp, 1, host)

@@ -25,8 +25,8 @@ from support import (
 )
 
 import cufa
-from cufa.bench.ladder import ladder
 from cufa.kernels import KERNELS
+from cufa.measure.ladder import ladder
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def cp():
 @pytest.fixture(scope="module")
 def execute(cp):
     """(q, k, v, config, causal, blocks) → out, lse: one launch on so many thread blocks."""
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     def run(q, k, v, config, causal, blocks):
         plan = plan_with_blocks(make_problem(q, k, v, causal), config, blocks)
@@ -179,8 +179,8 @@ def test_rows_that_see_nothing_between_rows_that_do(execute, config, head_dim):
 def test_short_items_in_a_row_repeat_bit_for_bit(cp, config, head_dim, causal):
     """Two key tiles an item, several items a block: the next item's Q arrives while this one's is being read.
     A fence missing there spoiled a few rows in a million, in one launch of five."""
-    from cufa.backends import cuda
-    from cufa.planner import make_plan
+    from cufa.plan.planner import make_plan
+    from cufa.run.cuda import backend as cuda
 
     host = make_inputs(3, 60, 60, 200, config.block_kv + 2, head_dim, "bfloat16")
     given = forward_operands(*(cp.asarray(x) for x in host), cp)

@@ -14,9 +14,9 @@ from test_emulate_masks_beyond import BACKWARD, SPECS, assert_tally, examples
 
 import cufa
 from cufa import masks
-from cufa.core.columns import Columns
-from cufa.core.integers import Integers
-from cufa.core.mask import CAUSAL, Band
+from cufa.problem.columns import Columns
+from cufa.problem.integers import Integers
+from cufa.problem.mask import CAUSAL, Band
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -141,7 +141,7 @@ def test_gradients_of_each_kernel(spec, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spec", [*SPECS, *BACKWARD], ids=lambda s: s.name)
 def test_tiles_are_those_of_the_schedule(spec, name):
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     lengths = 900, 1100
     case = make_case(2, 4, 2, *lengths, near(spec, 64), spec.dtypes[0], mask=examples(*lengths)[name])
@@ -159,7 +159,7 @@ def test_tiles_are_those_of_the_schedule(spec, name):
 
 
 def test_numbers_on_the_host_are_uploaded_once(monkeypatch):
-    from cufa.backends import mask_uploads
+    from cufa.run.cuda import mask_uploads
 
     copies = []
     copy = mask_uploads._copy

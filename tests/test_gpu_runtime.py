@@ -290,9 +290,9 @@ def test_memory_is_linear(cp):
 @pytest.mark.parametrize("whole_rows", [False, True])
 def test_a_tensor_map_pointed_elsewhere_is_as_if_encoded_there(cp, whole_rows):
     """Only the address is rewritten: the map's bytes are the driver's own."""
-    from cufa.backends.tensor_map import TensorMap
-    from cufa.core.element import ELEMENTS
     from cufa.kernels import Box
+    from cufa.problem.element import ELEMENTS
+    from cufa.run.cuda.tensor_map import TensorMap
 
     def make() -> TensorMap:
         return TensorMap(

@@ -9,7 +9,7 @@ from support import assert_attention, forward_operands, make_inputs, make_proble
 
 import cufa
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ def cp():
 
 @pytest.fixture(scope="module")
 def cuda():
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     return cuda
 

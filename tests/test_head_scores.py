@@ -10,7 +10,7 @@ from support import EPSILON, make_inputs
 
 import cufa
 from cufa import masks
-from cufa.ops import further
+from cufa.calls import optional_operands as further
 
 ALGORITHMS = ("fa2", "fa2_noskip", "fa1", "naive")
 

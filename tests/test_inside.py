@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 from conftest import why_no_compiler
 
-from cufa.bench import inside, records
-from cufa.bench.inside import InsideTrace
-from cufa.bench.inside_sums import about, lanes, length, perfetto, sums, union
-from cufa.bench.suites import make
+from cufa.build.phases import INTERVAL, LOG_HEAD, PHASES, PRODUCTS, STAMP, Logs, Room, mistakes
 from cufa.cli import main
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL
-from cufa.core.phases import INTERVAL, LOG_HEAD, PHASES, PRODUCTS, STAMP, Logs, Room, mistakes
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.measure import inside, records
+from cufa.measure.inside import InsideTrace
+from cufa.measure.inside_sums import about, lanes, length, perfetto, sums, union
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 H200 = Device.typical("sm_90")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL
-from cufa.core.problem import Problem
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
+from cufa.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
-from cufa.backends import launches  # noqa: E402
+from cufa.run.cuda import launches  # noqa: E402
 
 PLAN = make_plan(
     Problem(1, 2, 2, 100, 100, 64, "float16", CAUSAL, 0.125, operation="backward"), Device.typical("sm_90")

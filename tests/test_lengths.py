@@ -15,9 +15,9 @@ from support import make_inputs
 
 import cufa
 from cufa import masks
-from cufa.core.lengths import Lengths, Packed, Padded
-from cufa.core.problem import Problem
-from cufa.ops.forward import FORWARD
+from cufa.calls.forward import FORWARD
+from cufa.problem.lengths import Lengths, Packed, Padded
+from cufa.problem.problem import Problem
 
 SINK, SLOPES = np.array([0.5, -1.0, 2.0, 0.0]), np.linspace(0.1, 0.7, 12).reshape(3, 4)
 OPTIONS = [

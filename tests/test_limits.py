@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from records_support import SHIPPED
 
-from cufa.bench import limits
-from cufa.core.architectures import find_architecture
-from cufa.executor import build as host_build
-from cufa.executor.launch import Execution, execute
-from cufa.executor.memory import GlobalArray
+from cufa.build.static_compile import MissingCompilerError, check_report, static_compile
+from cufa.gpu.architectures import find_architecture
 from cufa.kernels import Launch
-from cufa.nvrtc.static_compile import MissingCompilerError, check_report, static_compile
+from cufa.measure import limits
+from cufa.run.emulate import build as host_build
+from cufa.run.emulate.launch import Execution, execute
+from cufa.run.emulate.memory import GlobalArray
 
-SOURCE = "kernels/limits.cu"
+SOURCE = "limits/tensor_cores.cu"
 KINDS = tuple(limits._FLOPS_A_PRODUCT)
 
 

@@ -12,19 +12,19 @@ pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 
 from click.testing import CliRunner
 from sampling import of_today
 
+from cufa.build import sass
+from cufa.build.flow import Jump, Loop, loops_of
+from cufa.build.listing import Listing, listing
+from cufa.build.machine_code import KINDS, Code, flops_of
+from cufa.build.ptx import parse_ptx
+from cufa.build.static_compile import compile_text, static_compile, warpgroup_instructions
+from cufa.build.variants import Variant
 from cufa.cli import main
 from cufa.commands import compile as compile_module
-from cufa.core.architectures import Device, find_architecture
-from cufa.core.operation import OPERATIONS
+from cufa.gpu.architectures import Device, find_architecture
 from cufa.kernels import KERNELS
-from cufa.nvrtc import sass
-from cufa.nvrtc.flow import Jump, Loop, loops_of
-from cufa.nvrtc.listing import Listing, listing
-from cufa.nvrtc.machine_code import KINDS, Code, flops_of
-from cufa.nvrtc.ptx import parse_ptx
-from cufa.nvrtc.static_compile import compile_text, static_compile, warpgroup_instructions
-from cufa.nvrtc.variants import Variant
-from cufa.planner import fitting_configs
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import fitting_configs
 
 needs_nvdisasm = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=f"SASS: {sass.ADVICE}")
 #: A day has one of the first two for all tests of this file, which run in one process: taking a build apart takes
@@ -75,7 +75,7 @@ def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -
 @pytest.mark.parametrize("build", ANY_OF_TODAY, ids=str)
 def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
     for code in languages(built(*build)):
-        own = f"kernels/{variant(*build).spec.source}"
+        own = variant(*build).spec.source
         assert sum(code.kinds().values()) == len(code.instructions)
         assert set(code.kinds()) <= set(KINDS)
         assert code.files[own] > 0.9 * len(code.instructions)
@@ -266,7 +266,7 @@ def test_the_command_prints_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_what_measures_shared_memory_reads_it_each_time(arch: str) -> None:
     """An iteration loads four times and multiplies by 3 once: what one has read must not be kept for the next."""
-    report = static_compile("kernels/limits_memory.cu", {}, find_architecture(arch))
+    report = static_compile("limits/memory.cu", {}, find_architecture(arch))
     codes = sass.disassemble(report.cubin)
     loops = [
         [i.text for i in codes["shared_limit"].instructions[first : last + 1]]

@@ -13,7 +13,7 @@ from support import assert_attention, make_inputs
 
 import cufa
 from cufa import masks
-from cufa.core.mask import Band, Mask
+from cufa.problem.mask import Band, Mask
 
 SIDE = st.integers(1, 40)
 SIZES = (1, 7, 63, 64, 65, 127, 200, 257)

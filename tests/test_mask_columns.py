@@ -14,16 +14,17 @@ from support import make_inputs
 
 import cufa
 from cufa import masks
-from cufa.backends import cpu, cpu_backward
-from cufa.core import mask_pictures
-from cufa.core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
-from cufa.core.integers import Integers
-from cufa.core.mask import FULL, Band, Mask
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule, Tile
-from cufa.core.tile_classes import TileClass, TileLists
 from cufa.kernels import TileConfig
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem import mask_pictures
+from cufa.problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
+from cufa.problem.integers import Integers
+from cufa.problem.mask import FULL, Band, Mask
+from cufa.problem.problem import Problem
+from cufa.problem.tile_classes import TileClass, TileLists
+from cufa.run.cpu import backward as cpu_backward
+from cufa.run.cpu import forward as cpu
+from cufa.schedule.schedule import Schedule, Tile
 
 # --- Tiles ------------------------------------------------------------------------------------------------
 

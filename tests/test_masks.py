@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
 import cufa
-from cufa.core.integers import Integers
-from cufa.core.mask import CAUSAL, FULL, Band, Mask, reduced
-from cufa.ops import calls
-from cufa.ops.mask_arguments import decode_mask, resolve_mask
+from cufa.calls import calls
+from cufa.calls.mask_arguments import decode_mask, resolve_mask
+from cufa.problem.integers import Integers
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask, reduced
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])

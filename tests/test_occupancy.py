@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cufa.core.architectures import ARCHITECTURES, KIB, Architecture
-from cufa.core.occupancy import WARP_SIZE, Occupancy, Resource, occupancy
+from cufa.gpu.architectures import ARCHITECTURES, KIB, Architecture
+from cufa.gpu.occupancy import WARP_SIZE, Occupancy, Resource, occupancy
 
 # One line in (device, then kernel), one line out (blocks, then the limit of each resource).
 ORACLE_SOURCE = r"""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cufa
+from cufa.build.compiler import SOURCE_DIR, included_files
 from cufa.kernels import KERNELS
-from cufa.nvrtc.compiler import SOURCE_DIR, included_files
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_every_kernel_source(wheel):
     names = set(wheel.namelist())
     for spec in KERNELS.values():
-        for path in included_files(f"kernels/{spec.source}"):
+        for path in included_files(spec.source):
             assert f"cufa/cuda_src/{path.relative_to(SOURCE_DIR)}" in names
     sources = {f"cufa/cuda_src/{p.relative_to(SOURCE_DIR)}" for p in SOURCE_DIR.rglob("*.*") if p.is_file()}
     assert sources <= names, "the host runtime ships too"

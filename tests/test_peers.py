@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from cufa import masks
-from cufa.bench import mask_cases, peers
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.peers import fa4, flex, sdpa
-from cufa.bench.suites import SUITES, make
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.gpu.architectures import Device
+from cufa.measure import mask_cases, peers
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.peers import fa4, flex, sdpa
+from cufa.measure.suites import SUITES, make
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 
 MASKS = [FULL, CAUSAL, Band(7, 0), Band(7, 3), Band(4, None), Band(None, 0, "top-left"), Band(9, 5, 2)]
 

@@ -8,14 +8,14 @@ import pytest
 from test_planner import H200, problem
 
 import cufa
-from cufa.bench.decode_cases import make_decode
-from cufa.core.architectures import Device, find_architecture
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, Mask
-from cufa.core.problem import Problem
+from cufa.gpu.architectures import Device, find_architecture
 from cufa.kernels import TileConfig
-from cufa.kernels.fa2 import Fa2Config
-from cufa.planner import make_plan
+from cufa.kernels.forward.fa2 import Fa2Config
+from cufa.measure.decode_cases import make_decode
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL, Mask
+from cufa.problem.problem import Problem
 
 # --- Plans ----------------------------------------------------------------------------------------------
 

@@ -14,18 +14,18 @@ import pytest
 from sampling import of_today
 
 import cufa
-from cufa.candidates import algorithms
-from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.operation import OPERATIONS, Tuned
-from cufa.core.params import softmax_scalars
-from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
+from cufa.build.compiler import SOURCE_DIR
+from cufa.build.params import softmax_scalars
+from cufa.calls.forward import CPU_CONFIG
+from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
-from cufa.nvrtc.compiler import SOURCE_DIR
-from cufa.ops.forward import CPU_CONFIG
-from cufa.planner import fitting_configs, make_plan
-from cufa.problem_classes import tuning_key
+from cufa.plan.candidates import algorithms
+from cufa.plan.operation import OPERATIONS, Tuned
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.plan.problem_classes import tuning_key
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 
 ALGORITHMS = algorithms()
 
@@ -259,10 +259,10 @@ def test_planning_needs_no_cupy():
     in_new_python(
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['cuda'] = None  # importing either fails\n"
-        "from cufa.core.architectures import Device\n"
+        "from cufa.gpu.architectures import Device\n"
         "from cufa.kernels import KERNELS\n"
-        "from cufa.planner import make_plan\n"
-        "from cufa.core.operation import OPERATIONS\n"
+        "from cufa.plan.planner import make_plan\n"
+        "from cufa.plan.operation import OPERATIONS\n"
         "for spec in KERNELS.values():\n"
         "    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, spec.configs[0].max_head_dim)))\n"
         "    print(make_plan(problem, Device.typical(spec.min_capability), kernel=spec.name))\n"

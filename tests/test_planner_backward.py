@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from cufa.core.architectures import Device
-from cufa.core.lengths import Padded
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.operation import Tuned
-from cufa.core.problem import Problem
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan, serving_configs
-from cufa.problem_classes import tuning_key
+from cufa.plan.operation import Tuned
+from cufa.plan.planner import make_plan, serving_configs
+from cufa.plan.problem_classes import tuning_key
+from cufa.problem.lengths import Padded
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem
 
 H200 = Device.typical(90)
 

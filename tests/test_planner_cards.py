@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cufa.bench.suites import make
-from cufa.core import key_order, order
-from cufa.core.architectures import ARCHITECTURES, Device
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem
+from cufa.gpu.architectures import ARCHITECTURES, Device
 from cufa.kernels import KERNELS
-from cufa.planner import Plan, make_plan
+from cufa.measure.suites import make
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import Plan, make_plan
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.problem.problem import Problem
+from cufa.schedule import key_order, order
 
 DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
 H200 = Device.typical(90)

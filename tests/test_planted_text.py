@@ -18,7 +18,7 @@ import test_emulate_masks_beyond
 import test_emulate_splits
 from mutant_table import MUTANTS
 
-from cufa.nvrtc.compiler import SOURCE_DIR
+from cufa.build.compiler import SOURCE_DIR
 
 #: File and text, by the module that plants the bug and the bug's name.
 PLACES = {

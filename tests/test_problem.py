@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-from cufa.core.element import ELEMENTS
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.params import MAX_SCALE, softmax_scalars
-from cufa.core.problem import Problem, default_scale
+from cufa.build.params import MAX_SCALE, softmax_scalars
+from cufa.problem.element import ELEMENTS
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem, default_scale
 
 
 def problem(seqlen_q=8, seqlen_k=8, mask=FULL, dtype="float16", heads=4, kv_heads=4, **more) -> Problem:

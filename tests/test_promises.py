@@ -8,8 +8,8 @@ from backward_support import assert_gradients, make_case
 from support import make_inputs
 
 from cufa import attention_reference
-from cufa.bench import promises
-from cufa.bench.promises import Promise
+from cufa.measure import promises
+from cufa.measure.promises import Promise
 
 
 @pytest.mark.parametrize(("measured", "status"), [(1.9, 0), (2.0, 0), (2.1, 1)])

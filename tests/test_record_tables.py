@@ -17,18 +17,18 @@ from records_support import (
     section,
 )
 
-from cufa.bench import evidence, overview, records, report, summary
-from cufa.bench.cases import READ, Contender
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.ladder import ladder
-from cufa.bench.power import Power
-from cufa.bench.recorded import by_case, rows_of
-from cufa.bench.suites import make
-from cufa.bench.sustained import Load
-from cufa.bench.timing import speedup
-from cufa.core.mask import CAUSAL
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.measure import evidence, overview, records, report, summary
+from cufa.measure.cases import READ, Contender
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.ladder import ladder
+from cufa.measure.power import Power
+from cufa.measure.recorded import by_case, rows_of
+from cufa.measure.suites import make
+from cufa.measure.sustained import Load
+from cufa.measure.timing import speedup
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
 
 @pytest.fixture

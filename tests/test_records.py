@@ -16,16 +16,16 @@ from records_support import (
     versions_suite,
 )
 
-from cufa.bench import evidence, gpu_tests, records
-from cufa.bench.cases import Case, contenders
-from cufa.bench.decode_cases import make_decode
-from cufa.bench.recorded import Recorded, rows_of
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import run_case
-from cufa.bench.suites import make
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.measure import evidence, gpu_tests, records
+from cufa.measure.cases import Case, contenders
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.recorded import Recorded, rows_of
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import run_case
+from cufa.measure.suites import make
+from cufa.problem.mask import CAUSAL
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def test_row_record_is_plain_json_and_keeps_every_sample():
 
 
 def test_digest_ignores_comments_and_white_space(tmp_path, monkeypatch):
-    import cufa.nvrtc.compiler
+    import cufa.build.compiler
 
     def digest_of(text: str) -> str:
         (tmp_path / "k.cu").write_text(text)
-        return cufa.nvrtc.compiler.source_digest("k.cu")
+        return cufa.build.compiler.source_digest("k.cu")
 
-    monkeypatch.setattr(cufa.nvrtc.compiler, "SOURCE_DIR", tmp_path)
+    monkeypatch.setattr(cufa.build.compiler, "SOURCE_DIR", tmp_path)
     first = digest_of("int f() { return 1; }")
     assert digest_of("// says why\nint f() {\n  return 1; /* one */ }\n") == first
     assert digest_of("int f() { return 2; }") != first
@@ -131,8 +131,8 @@ def test_evidence_command_writes_the_record_and_says_what_is_wrong(
     """The GPU's part is staged; what is done with its record is real."""
     from click.testing import CliRunner
 
-    from cufa.bench import renewal, traces
     from cufa.commands import evidence as command
+    from cufa.measure import renewal, traces
 
     record["tests"]["failed"] = failed
     monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))

@@ -14,8 +14,8 @@ from support import DTYPES, make_inputs
 
 import cufa
 from cufa import attention_reference
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.ops import reference
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.reference import dense as reference
 
 
 def by_hand(q, k, v, mask, scale, softcap=None):

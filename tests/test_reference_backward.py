@@ -12,8 +12,8 @@ from mask_support import BANDS
 from support import DTYPES, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.ops import reference
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.reference import dense as reference
 
 STEP = 1e-4
 

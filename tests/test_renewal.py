@@ -21,7 +21,10 @@ from renewal_support import (  # noqa: F401 - fixtures among them
     run,
 )
 
-from cufa.bench import (
+from cufa.build.params import TRACE_RECORD
+from cufa.commands.evidence import evidence_command
+from cufa.gpu.architectures import Device
+from cufa.measure import (
     evidence,
     evidence_parts,
     host_times,
@@ -33,12 +36,9 @@ from cufa.bench import (
     summary,
     traces,
 )
-from cufa.bench.recorded import rows_of
-from cufa.bench.regimes import Regime
-from cufa.commands.evidence import evidence_command
-from cufa.core.architectures import Device
-from cufa.core.params import TRACE_RECORD
-from cufa.planner import make_plan
+from cufa.measure.recorded import rows_of
+from cufa.measure.regimes import Regime
+from cufa.plan.planner import make_plan
 
 
 class TestRenewing:

@@ -10,15 +10,15 @@ from changed_sources import with_changed
 from click.testing import CliRunner
 from records_support import H200, as_json, made_up_record, measured_row
 
-from cufa.bench import records, traces
-from cufa.bench.suites import make
+from cufa.build import compiler
 from cufa.commands.evidence import evidence_command
-from cufa.core.mask import CAUSAL
 from cufa.kernels import KERNELS
-from cufa.nvrtc import compiler
-from cufa.planner import make_plan
+from cufa.measure import records, traces
+from cufa.measure.suites import make
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import CAUSAL
 
-same_code = pytest.importorskip("cufa.bench.same_code", reason="pyelftools reads machine code's sections")
+same_code = pytest.importorskip("cufa.measure.same_code", reason="pyelftools reads machine code's sections")
 SameCode = same_code.SameCode
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -59,7 +59,7 @@ def restamped(record, before):
 
 
 def test_code_that_nobody_runs_changes_no_evidence(record, before, few_variants):
-    then = before("params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
+    then = before("shared/params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
     assert records.stale_kernels(record) == ["naive"]
     changed, found, stale = restamped(record, then)
     assert changed and not stale
@@ -67,7 +67,7 @@ def test_code_that_nobody_runs_changes_no_evidence(record, before, few_variants)
 
 
 def test_another_instruction_is_another_kernel(record, before, few_variants):
-    then = before("kernels/naive.cu", lambda text: text.replace(": NEG_INF;", ": -1e30f;", 1))
+    then = before("forward/naive/kernel.cu", lambda text: text.replace(": NEG_INF;", ": -1e30f;", 1))
     changed, found, stale = restamped(record, then)
     assert not changed and stale == ["naive"] and found == record
 
@@ -78,12 +78,12 @@ def test_a_kernel_is_what_its_variants_are(record, before, monkeypatch):
     plan = make_plan(problem, H200, "naive")
 
     class Variant:
-        source, arch = f"kernels/{plan.spec.source}", H200.arch
+        source, arch = plan.spec.source, H200.arch
 
     Variant.constants = {**plan.constants, "TRACE": False}
     monkeypatch.setattr(same_code, "variants", lambda archs, kernels: [Variant] * (kernels == ("naive",)))
     then = before(
-        "kernels/naive.cu",
+        "forward/naive/kernel.cu",
         lambda text: text.replace(": NEG_INF;", ": HEAD_DIM == 72 ? -1e30f : NEG_INF;", 1),
     )
     changed, found, stale = restamped(record, then)
@@ -93,7 +93,7 @@ def test_a_kernel_is_what_its_variants_are(record, before, monkeypatch):
 
 def test_tiles_that_the_sources_did_not_know_were_no_evidence(tmp_path):
     then = with_changed(
-        tmp_path, "kernels/naive.cu", lambda text: text + "\nstatic_assert(HEAD_DIM != 72);\n"
+        tmp_path, "forward/naive/kernel.cu", lambda text: text + "\nstatic_assert(HEAD_DIM != 72);\n"
     )
     for head_dim, same in ((64, True), (72, False)):
         plan = make_plan(make(1, 2, 512, head_dim, "float16"), H200, "naive")
@@ -106,7 +106,7 @@ def test_evidence_of_other_sources_is_left_alone(record, before, few_variants):
         row["digest"] = "older"
     for kernel in record["kernels"].values():
         kernel["digest"] = "older"
-    then = before("params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
+    then = before("shared/params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
     assert restamped(record, then)[:2] == (False, record)
 
 
@@ -116,7 +116,7 @@ def test_the_command_writes_what_stays(record, before, few_variants, tmp_path, m
     monkeypatch.setattr(records, "load_all", lambda: {"card": record})
     monkeypatch.setattr(traces, "load_all", lambda folder: {})
     monkeypatch.setattr(same_code.inside, "load_all", lambda folder: {})
-    then = before("params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
+    then = before("shared/params.cuh", lambda text: text + "\nDEVICE int nobody_asks() { return 1; }\n")
     found = CliRunner().invoke(evidence_command, ["same-code", "--before", str(then)])
     assert found.exit_code == 0, found.output
     assert records.stale_kernels(json.loads((folder / "card.json").read_text())) == []

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule, Tile
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule, Tile
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import cufa
-from cufa.core.mask import CAUSAL, FULL
-from cufa.core.operation import OPERATIONS, Operand
-from cufa.ops import array_memory, calls, seen
+from cufa.calls import array_memory, calls
+from cufa.calls import warm as seen
+from cufa.plan.operation import OPERATIONS, Operand
+from cufa.problem.mask import CAUSAL, FULL
 
 cp = pytest.importorskip("cupy")
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from cufa.core.architectures import find_architecture
-from cufa.core.operation import OPERATIONS
+from cufa.build.static_compile import CompileError, static_compile
+from cufa.gpu.architectures import find_architecture
 from cufa.kernels import KERNELS
 from cufa.kernels.shared_memory import Buffer, constants, layout, tile_pitch
-from cufa.nvrtc.static_compile import CompileError, static_compile
+from cufa.plan.operation import OPERATIONS
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -121,7 +121,7 @@ def test_a_buffer_of_another_size_does_not_compile(name):
 
         given = dataclasses.replace(spec, shared_memory=changed).constants(problem, config)
         with pytest.raises(CompileError, match="static assertion failed"):
-            static_compile(f"kernels/{spec.source}", {**given, "TRACE": False}, find_architecture(90))
+            static_compile(spec.source, {**given, "TRACE": False}, find_architecture(90))
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -132,7 +132,7 @@ def test_balanced_decoding_does_not_compile_with_a_merge_in_clusters():
     given = spec.constants(problem, next(c for c in spec.configs if c.fits(128)))
     with pytest.raises(CompileError, match="not in those of one cluster"):
         static_compile(
-            f"kernels/{spec.source}",
+            spec.source,
             {**given, "TRACE": False, "CLUSTER_MERGE": True},
             find_architecture(90),
         )

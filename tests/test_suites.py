@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from cufa.bench import evidence_parts, suites
-from cufa.bench.published import BLOCK_LOSERS, BLOCK_WINNER
-from cufa.bench.regimes import Regime
-from cufa.core.architectures import Device
-from cufa.core.element import ELEMENTS
-from cufa.core.lengths import Packed
-from cufa.core.mask import FULL
-from cufa.core.operation import OPERATIONS
+from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
+from cufa.measure import evidence_parts, suites
+from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
+from cufa.measure.regimes import Regime
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.element import ELEMENTS
+from cufa.problem.lengths import Packed
+from cufa.problem.mask import FULL
 
 
 class TestSuites:

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from cufa.bench import power, sustained
-from cufa.bench.cases import Case, contenders
-from cufa.bench.limits import Limits
-from cufa.bench.power import NoMeter, NvmlMeter, Power, Sample, summarise
-from cufa.bench.regimes import Regime
-from cufa.bench.runner import run_case
-from cufa.bench.suites import make
-from cufa.bench.timing import Timing, speedup
+from cufa.measure import power, sustained
+from cufa.measure.cases import Case, contenders
+from cufa.measure.limits import Limits
+from cufa.measure.power import NoMeter, NvmlMeter, Power, Sample, summarise
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import run_case
+from cufa.measure.suites import make
+from cufa.measure.timing import Timing, speedup
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support import forward_operands
 
-from cufa.core.architectures import Device
-from cufa.core.element import ELEMENTS
-from cufa.core.mask import FULL
-from cufa.core.problem import Problem
+from cufa.gpu.architectures import Device
 from cufa.kernels import Box
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.element import ELEMENTS
+from cufa.problem.mask import FULL
+from cufa.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -37,7 +37,7 @@ class Driver:
 @pytest.fixture
 def make(monkeypatch):
     """make(driver): a map of (3, 5, 300, 128) bfloat16, rows and heads interleaved."""
-    from cufa.backends import tensor_map
+    from cufa.run.cuda import tensor_map
 
     def made(driver):
         monkeypatch.setattr(tensor_map, "_driver", lambda: driver)
@@ -88,7 +88,8 @@ def test_a_map_that_cannot_be_encoded_says_so(make, monkeypatch):
 
 
 def test_a_call_points_only_the_maps_of_what_moved(monkeypatch):
-    from cufa.backends import cuda, tensor_map
+    from cufa.run.cuda import backend as cuda
+    from cufa.run.cuda import tensor_map
 
     driver, launched = Driver(), []
     monkeypatch.setattr(tensor_map, "_driver", lambda: driver)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cufa import masks
-from cufa.executor import build
-from cufa.executor.launch import Execution, execute
-from cufa.executor.memory import GlobalArray
+from cufa.calls import arrays
 from cufa.kernels import Launch
 from cufa.masks import streams
-from cufa.ops import arrays
+from cufa.run.emulate import build
+from cufa.run.emulate.launch import Execution, execute
+from cufa.run.emulate.memory import GlobalArray
 
 PARAMETERS = ("Lengths", "Runs", "i64", "i64", "i64", "i64")
 FORMS = ("causal", "both ways", "question")  # in the order of the kernel's TextForm
@@ -33,7 +33,7 @@ LENGTHS = [
 
 
 def run(lengths: np.ndarray, keys: int, form: str) -> np.ndarray:
-    entry = build.kernel("kernels/text_runs.cu", {}, ["text_runs"], True, PARAMETERS)["text_runs"]
+    entry = build.kernel("shared/text_runs.cu", {}, ["text_runs"], True, PARAMETERS)["text_runs"]
     (sequences, texts), form_number = lengths.shape, FORMS.index(form)
     runs = np.full((4 if form == "both ways" else 2, sequences, 1, keys), 77, np.int32)
     numbers = map(ctypes.c_int64, (sequences, texts, keys, form_number))

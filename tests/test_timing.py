@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from cufa.bench import timing
+from cufa.measure import timing
 
 FLUSH_US = 85.0
 

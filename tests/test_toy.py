@@ -9,15 +9,15 @@ import pytest
 from support import assert_attention, assert_tiles, forward_operands, make_inputs
 
 import cufa
-from cufa.candidates import algorithms
-from cufa.core.architectures import Device
-from cufa.core.mask import Band
-from cufa.core.operation import OPERATIONS
-from cufa.core.params import softmax_scalars
-from cufa.core.problem import Problem
-from cufa.executor.emulate import Execution, run_plan
+from cufa.build.params import softmax_scalars
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.plan.candidates import algorithms
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import Band
+from cufa.problem.problem import Problem
+from cufa.run.emulate.calls import Execution, run_plan
 
 FORWARD, FA2 = OPERATIONS["forward"], KERNELS["fa2_forward"]
 H200 = Device.typical("sm_90")

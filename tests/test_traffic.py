@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa.bench.traffic import l2_traffic, shared_bytes
-from cufa.core.columns import Columns
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.problem import Problem
-from cufa.executor import records
-from cufa.executor.emulate import emulate
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
-from cufa.kernels.fa2 import Fa2Config
+from cufa.kernels.forward.fa2 import Fa2Config
+from cufa.measure.traffic import l2_traffic, shared_bytes
+from cufa.problem.columns import Columns
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.problem.problem import Problem
+from cufa.run.emulate import counters as records
+from cufa.run.emulate.calls import emulate
 
 DERIVED = [
     name for name, spec in KERNELS.items() if spec.operation == "forward" and spec.algorithm != "naive"

@@ -14,19 +14,19 @@ from records_support import (
     section,
 )
 
-from cufa import tuning
-from cufa.bench import fastest, records
-from cufa.bench.power import Power
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import make
-from cufa.bench.sustained import Load
 from cufa.commands import tune as command
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, Band
-from cufa.core.operation import Tuned
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.planner import fitting_configs, make_plan
-from cufa.problem_classes import tuning_key
+from cufa.measure import fastest, records
+from cufa.measure.power import Power
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import make
+from cufa.measure.sustained import Load
+from cufa.plan import tuning
+from cufa.plan.operation import Tuned
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.plan.problem_classes import tuning_key
+from cufa.problem.mask import CAUSAL, Band
 
 
 class TestFastest:

@@ -7,13 +7,13 @@ import itertools
 
 import pytest
 
-from cufa.candidates import algorithms
-from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from cufa.build.variants import HEAD_DIMS, ODD_HEAD_DIMS, PAIRED, pairs_of, variants
+from cufa.gpu.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, PAIRED, pairs_of, variants
-from cufa.planner import fitting_configs, make_plan
+from cufa.plan.candidates import algorithms
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 
 FORWARD = kernels_of("forward")
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "host/primitives_host.h"
 
-// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/executor/memory.py writes it. A box is copied
+// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/run/emulate/memory.py writes it. A box is copied
 // with the 128-byte swizzle.
 struct TensorMap {
   const unsigned char* address;

@@ -1,4 +1,4 @@
-// The C interface that cufa/executor/launch.py calls through ctypes: plain structs, held together by a test.
+// The C interface that cufa/run/emulate/launch.py calls through ctypes: plain structs, held together by a test.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// What an inside trace is stamped with (tiles/phases.cuh).
+// What an inside trace is stamped with (shared/phases.cuh).
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__

@@ -2,7 +2,7 @@
 // A is 64 x 16, B is 16 x N, D is 64 x N in float32: warp w of the group holds rows 16w ... 16w + 15 laid out as in
 // mma.sync (mma.cuh), N / 8 tiles side by side: d[4n ... 4n + 3] is tile n.
 //
-// Operands in shared memory are named by 64-bit descriptors (tiles/wgmma_operands.cuh). They are read and D is written
+// Operands in shared memory are named by 64-bit descriptors (wgmma/operands.cuh). They are read and D is written
 // while the threads run on: between the first wgmma and the wait that covers it nothing may touch D or A's registers.
 // wgmma_fence() goes before the first wgmma after such registers were written; wgmma_registers() after the wait,
 // to keep the compiler from moving accesses across it.

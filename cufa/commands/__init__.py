@@ -1,1 +1,1 @@
-"""One file per command of `cufa`. What they measure comes from :mod:`cufa.bench`."""
+"""One file per command of `cufa`. What they measure comes from :mod:`cufa.measure`."""

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from ..bench import peers, records
-from ..bench.cases import Case, Contender
-from ..bench.limits import measure_limits
-from ..bench.regimes import Regime
-from ..bench.runner import Row, Skipped, run_case
-from ..bench.suites import OPERATION_NAMES, SUITES, Suite
-from ..candidates import algorithms as algorithms_of
-from ..core.architectures import Device
+from ..gpu.architectures import Device
+from ..measure import peers, records
+from ..measure.cases import Case, Contender
+from ..measure.limits import measure_limits
+from ..measure.regimes import Regime
+from ..measure.runner import Row, Skipped, run_case
+from ..measure.suites import OPERATION_NAMES, SUITES, Suite
+from ..plan.candidates import algorithms as algorithms_of
 from .common import (
     Exit,
     check_algorithm,

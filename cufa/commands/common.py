@@ -13,15 +13,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..bench.backward_cases import of_forward
-from ..bench.decode_cases import make_decode
-from ..bench.regimes import Regime
-from ..bench.suites import OPERATION_NAMES, make
-from ..candidates import algorithms
-from ..core.architectures import Device
-from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem
-from ..decode.shapes import MAX_CAPACITY, MAX_TOKENS
-from ..ops.arrays import FORWARD_DTYPES
+from ..calls.arrays import FORWARD_DTYPES
+from ..calls.decode_shapes import MAX_CAPACITY, MAX_TOKENS
+from ..gpu.architectures import Device
+from ..measure.backward_cases import of_forward
+from ..measure.decode_cases import make_decode
+from ..measure.regimes import Regime
+from ..measure.suites import OPERATION_NAMES, make
+from ..plan.candidates import algorithms
+from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem
 from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,7 +74,7 @@ def find_device(choice: str, cpu_will_do: bool = True) -> Device | None:
     if choice == "cpu":
         return None
     try:
-        from ..backends import cuda
+        from ..run.cuda import backend as cuda
 
         if cuda.device_count():
             return cuda.current_device()

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from ..bench import records
-from ..bench.cases import Case, contenders
-from ..bench.limits import measure_limits
-from ..bench.peers import PEERS
-from ..bench.regimes import Regime
-from ..bench.runner import predicted_speedup, run_case
-from ..bench.suites import OPERATION_NAMES
-from ..bench.timing import speedup
-from ..candidates import algorithms
+from ..measure import records
+from ..measure.cases import Case, contenders
+from ..measure.limits import measure_limits
+from ..measure.peers import PEERS
+from ..measure.regimes import Regime
+from ..measure.runner import predicted_speedup, run_case
+from ..measure.suites import OPERATION_NAMES
+from ..measure.timing import speedup
+from ..plan.candidates import algorithms
 from .common import (
     Exit,
     device_option,

@@ -10,14 +10,14 @@ import click
 from rich import box
 from rich.table import Table
 
-from ..core.architectures import COMPILED_ARCHITECTURES, find_architecture
-from ..core.occupancy import Occupancy, Resource
-from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
+from ..build.listing import listing as take_apart
+from ..build.static_compile import MissingCompilerError, nvrtc_version
+from ..build.sweep import Build, BuiltEntry, build_all
+from ..build.variants import Variant, variants
+from ..gpu.architectures import COMPILED_ARCHITECTURES, find_architecture
+from ..gpu.occupancy import Occupancy, Resource
 from ..kernels import KERNELS, KernelSpec, TileConfig
-from ..nvrtc.listing import listing as take_apart
-from ..nvrtc.static_compile import MissingCompilerError, nvrtc_version
-from ..nvrtc.sweep import Build, BuiltEntry, build_all
-from ..nvrtc.variants import Variant, variants
+from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
 from .listing_tables import listing_record, print_listing
 
@@ -115,7 +115,7 @@ def compile_command(
 
 
 def _verdict(builds: list[Build]) -> str:
-    """Of builds that may ship, of which a few known ones spill a little (:mod:`cufa.nvrtc.sweep`)."""
+    """Of builds that may ship, of which a few known ones spill a little (:mod:`cufa.build.sweep`)."""
     spilling = [
         build
         for build in builds

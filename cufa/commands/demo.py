@@ -10,17 +10,17 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from ..bench import records
-from ..bench.cases import Case, contenders
-from ..bench.inputs import Inputs
-from ..bench.limits import measure_limits
-from ..bench.runner import Row, predicted_speedup, run_case
-from ..bench.suites import make
-from ..bench.timing import speedup
-from ..core.architectures import Device
-from ..core.mask import CAUSAL
-from ..core.schedule import Schedule, Tile
-from ..planner import Plan
+from ..gpu.architectures import Device
+from ..measure import records
+from ..measure.cases import Case, contenders
+from ..measure.inputs import Inputs
+from ..measure.limits import measure_limits
+from ..measure.runner import Row, predicted_speedup, run_case
+from ..measure.suites import make
+from ..measure.timing import speedup
+from ..plan.planner import Plan
+from ..problem.mask import CAUSAL
+from ..schedule.schedule import Schedule, Tile
 from .common import (
     SIZE,
     Exit,
@@ -103,8 +103,8 @@ def _extra_memory(row: Row, device: Device | None) -> int:
     assert row.plan is not None
     if device is not None:
         return row.plan.workspace
-    from ..backends import cpu
-    from ..backends.cpu_tiles import extra_memory
+    from ..run.cpu import forward as cpu
+    from ..run.cpu.tiles import extra_memory
 
     arrays, plan = Inputs(row.problem, on_gpu=False, seed=0).arrays(row.problem), row.plan
     q, k, v, out = (arrays[name] for name in "qkvo")

@@ -12,7 +12,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ..core.architectures import Device
+from ..gpu.architectures import Device
 from .common import (
     Exit,
     device_option,

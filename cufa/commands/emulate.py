@@ -9,17 +9,17 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ..core.architectures import Device
-from ..core.mask import Mask
-from ..core.operation import OPERATIONS
-from ..core.problem import Problem
-from ..executor import blind_spots
-from ..executor.build import CompilerError
-from ..executor.emulate import Emulation, EmulationError, emulate, emulate_backward
-from ..executor.launch import MODES
+from ..gpu.architectures import Device
 from ..kernels import TileConfig, kernels_of
-from ..ops.reference import attention_reference, attention_reference_backward
-from ..planner import make_plan, serving_configs
+from ..plan.operation import OPERATIONS
+from ..plan.planner import make_plan, serving_configs
+from ..problem.mask import Mask
+from ..problem.problem import Problem
+from ..reference.dense import attention_reference, attention_reference_backward
+from ..run.emulate import blind_spots
+from ..run.emulate.build import CompilerError
+from ..run.emulate.calls import Emulation, EmulationError, emulate, emulate_backward
+from ..run.emulate.launch import MODES
 from .common import (
     ALGORITHMS,
     Exit,
@@ -186,7 +186,7 @@ def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
 
 
 def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
-    from ..executor.records import summary
+    from ..run.emulate.counters import summary
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
     named = {"max_error" if x == "out" else f"max_{x}_error": error for x, error in errors.items()}
@@ -227,7 +227,7 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
 
 
 def _recorded(record: bool, as_json: bool) -> None:
-    from ..executor import records as emulator_records
+    from ..run.emulate import counters as emulator_records
 
     if record:
         emulator_records.record()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from ..bench import evidence, fastest, gpu_tests, records, renewal, report, traces
-from ..bench.evidence_parts import EVIDENCE
-from ..nvrtc.sass import MissingDisassemblerError
-from ..nvrtc.static_compile import MissingCompilerError
+from ..build.sass import MissingDisassemblerError
+from ..build.static_compile import MissingCompilerError
+from ..measure import evidence, fastest, gpu_tests, records, renewal, report, traces
+from ..measure.evidence_parts import EVIDENCE
 from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
 
@@ -206,7 +206,7 @@ def same_code(before: Path) -> None:
     Exit codes: 0 done; 2 no kernels in the folder; 3 no compiler, or no package that reads its results.
     """
     try:
-        from ..bench.same_code import SameCode
+        from ..measure.same_code import SameCode
 
         comparison = SameCode(before.resolve(), lambda what: stderr().print(what, markup=False))
         for name, record in records.load_all().items():

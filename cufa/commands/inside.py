@@ -9,12 +9,12 @@ import click
 from rich import box
 from rich.table import Table
 
-from ..bench import inside
-from ..bench.inside_sums import Sums, lanes, perfetto, sums
-from ..core.architectures import Device
-from ..core.phases import WORDS, mistakes
-from ..executor.build import CompilerError
-from ..planner import make_plan
+from ..build.phases import WORDS, mistakes
+from ..gpu.architectures import Device
+from ..measure import inside
+from ..measure.inside_sums import Sums, lanes, perfetto, sums
+from ..plan.planner import make_plan
+from ..run.emulate.build import CompilerError
 from .common import (
     ALGORITHMS,
     Exit,

@@ -8,9 +8,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ..nvrtc.listing import Listing
-from ..nvrtc.machine_code import KINDS, Code
-from ..nvrtc.variants import Variant
+from ..build.listing import Listing
+from ..build.machine_code import KINDS, Code
+from ..build.variants import Variant
 from .common import stderr, stdout
 
 _MOST_LINES = 30
@@ -18,7 +18,7 @@ _MOST_LINES = 30
 
 def listing_record(variant: Variant, found: Listing) -> dict[str, Any]:
     """Everything, for --json: per entry and language its loops, and its lines in the kernel's own file."""
-    own = f"kernels/{variant.spec.source}"
+    own = variant.spec.source
     languages = {"ptx": found.ptx, "sass": found.sass}
     told = {
         name: {entry: _code_record(code, own) for entry, code in codes.items()}
@@ -45,7 +45,7 @@ def _code_record(code: Code, own: str) -> dict[str, Any]:
 
 def print_listing(variant: Variant, found: Listing) -> None:
     """SASS where there is a disassembler, else PTX and what to install."""
-    own = f"kernels/{variant.spec.source}"
+    own = variant.spec.source
     stderr().print(str(variant), markup=False)
     if found.missing:
         stderr().print(f"PTX only: {found.missing}", markup=False, soft_wrap=True)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from ..core.mask import FULL, Band, Mask
-from ..core.scores import check_softcap
+from ..calls.mask_arguments import decode_mask, resolve_mask
 from ..masks import causal as causal_mask
 from ..masks import window as window_mask
 from ..masks.checks import check_window
-from ..ops.mask_arguments import decode_mask, resolve_mask
+from ..problem.mask import FULL, Band, Mask
+from ..problem.scores import check_softcap
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from ..bench import additions
-from ..bench.power import Power
-from ..bench.regimes import Regime
-from ..bench.runner import Row, Skipped
+from ..measure import additions
+from ..measure.power import Power
+from ..measure.regimes import Regime
+from ..measure.runner import Row, Skipped
 from .common import rate_text, seconds_text, stderr, stdout
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import click
 
-from .. import tuning
-from ..bench import records
-from ..bench.cases import Case, Contender
-from ..bench.limits import Limits, measure_limits
-from ..bench.regimes import Regime
-from ..bench.runner import Row, run_case
-from ..bench.suites import OPERATION_NAMES
-from ..bench.timing import speedup
-from ..candidates import algorithms
-from ..core.architectures import Device
-from ..core.operation import OPERATIONS
-from ..core.problem import Problem
-from ..planner import make_plan, serving_configs
-from ..problem_classes import tuning_key
+from ..gpu.architectures import Device
+from ..measure import records
+from ..measure.cases import Case, Contender
+from ..measure.limits import Limits, measure_limits
+from ..measure.regimes import Regime
+from ..measure.runner import Row, run_case
+from ..measure.suites import OPERATION_NAMES
+from ..measure.timing import speedup
+from ..plan import tuning
+from ..plan.candidates import algorithms
+from ..plan.operation import OPERATIONS
+from ..plan.planner import make_plan, serving_configs
+from ..plan.problem_classes import tuning_key
+from ..problem.problem import Problem
 from .common import (
     Exit,
     fail,

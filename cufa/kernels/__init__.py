@@ -10,18 +10,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.problem import BAND_KINDS
-from .backward import FA2_BACKWARD, FA2_BACKWARD_F32
+from ..problem.problem import BAND_KINDS
+from .backward.fa2 import FA2_BACKWARD, FA2_BACKWARD_F32
+from .backward.fa3 import FA3_BACKWARD
+from .backward.fa3_pair import FA3_BACKWARD_WIDE
+from .base import Box, KernelSpec, Launch
 from .config import TileConfig
 from .decode import DECODE
-from .fa1 import FA1_FORWARD, FA1_FORWARD_F32
-from .fa2 import FA2_FORWARD
-from .fa2_f32 import FA2_FORWARD_F32
-from .fa3 import FA3_FORWARD
-from .fa3_backward import FA3_BACKWARD
-from .fa3_backward_wide import FA3_BACKWARD_WIDE
-from .naive import NAIVE
-from .spec import Box, KernelSpec, Launch
+from .forward.fa1 import FA1_FORWARD, FA1_FORWARD_F32
+from .forward.fa2 import FA2_FORWARD
+from .forward.fa2_f32 import FA2_FORWARD_F32
+from .forward.fa3 import FA3_FORWARD
+from .forward.naive import NAIVE
 
 __all__ = ["KERNELS", "Box", "KernelSpec", "Launch", "TileConfig", "kernels_of", "read_config", "register"]
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from ..core.problem import MAX_HEAD_DIM
+from ..problem.problem import MAX_HEAD_DIM
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..core.architectures import Device
-from ..core.mask import Band
-from ..core.operation import Split
-from ..core.problem import BAND_KINDS, Problem
+from ..gpu.architectures import Device
+from ..plan.operation import Split
+from ..problem.mask import Band
+from ..problem.problem import BAND_KINDS, Problem
+from .base import Box, KernelSpec, Launch, ceil_div
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
-from .spec import Box, KernelSpec, Launch, ceil_div
 from .splits import slot_bytes
 
 #: Blocks of a cluster on any GPU that has them.
@@ -33,7 +33,7 @@ class DecodeConfig(TileConfig):
     whole_rows: bool
     """In boxes of whole rows; else of 128 bytes of each."""
     l2_promotion: int
-    """Of the boxes: see :class:`~cufa.kernels.spec.Box`."""
+    """Of the boxes: see :class:`~cufa.kernels.base.Box`."""
 
     @property
     def rings(self) -> int:
@@ -183,7 +183,7 @@ _SHORT = 2048
 
 #: Eight warps with two stages, 131 KB on their way to each SM, not the 197 KB of three. They read faster where memory
 #: is slow: bfloat16 caches of head_dim 128, H100, 2026-11-25, in turns, cold L2, µs with three stages and with two
-#: (batch × heads × cached tokens; what is cut into splits and what into shares: cufa/decode/splits.py).
+#: (batch × heads × cached tokens; what is cut into splits and what into shares: cufa/plan/decode_splits.py).
 #:
 #:     64 × 32/8 × 8k     shares      715.5   709.1        1 × 64/8 × 512k    splits      712.5   703.9
 #:     64 × 32/8 × 4k     shares      367.9   364.4        8 × 32/8 × 32k     splits      369.0   362.9
@@ -256,7 +256,7 @@ DECODE_SPLIT = KernelSpec(
     algorithm="fixed",
     title="Flash-Decoding with fixed splits",
     paper="Dao, Haziza, Massa, Sizov 2023, Flash-Decoding for long-context inference",
-    source="decode_split.cu",
+    source="decode/split.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=_by_async_copies(),
@@ -278,7 +278,7 @@ DECODE_BALANCED = dataclasses.replace(
     algorithm="balanced",
     title="Flash-Decoding with shares of a whole ragged batch",
     paper="Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K",
-    source="decode_balanced.cu",
+    source="decode/balanced.cu",
     launches=_balanced_launches,
     workspace=_balanced_workspace,
 )

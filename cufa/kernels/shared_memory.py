@@ -62,5 +62,5 @@ def align_up(value: int, multiple: int) -> int:
 
 def tile_pitch(columns: int, itemsize: int, pad_to: int) -> int:
     """Bytes from row to row of a tile whose products read multiples of ``pad_to`` bytes: an odd number of 16-byte
-    units, as ``tiles/copy.cuh`` says why."""
+    units, as ``mma/copy.cuh`` says why."""
     return (align_up(columns * itemsize, pad_to) // 16 | 1) * 16

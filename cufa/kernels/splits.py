@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
-from ..core.operation import Split
-from ..core.problem import Problem
+from ..plan.operation import Split
+from ..problem.problem import Problem
+from .base import Launch, ceil_div
 from .config import SplitConfig, TileConfig
-from .spec import Launch, ceil_div
 
 Config = TypeVar("Config", bound=SplitConfig)
 

@@ -15,7 +15,7 @@ array([[1, 0, 0],
        [0, 0, 1]])
 """
 
-from ..core.mask_family import Mask
+from ..problem.mask_family import Mask
 from .bands import causal, full, global_window, prefix, streaming, window
 from .by_key import columns, evict, from_dense, from_flashmask
 from .streams import chunks, documents, shared_question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..problem.mask import CAUSAL, FULL, Band, Mask
 from .checks import check_count, check_counts, check_diagonal, check_window
 
 

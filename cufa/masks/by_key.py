@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import FROM_THE_START, TO_THE_END, columns_of
-from ..core.mask import FULL, Band, Mask
-from ..ops.arrays import as_array, is_device_array
+from ..calls.arrays import as_array, is_device_array
+from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
+from ..problem.mask import FULL, Band, Mask
 from .checks import check_diagonal, check_flag, check_window, integers, module_of, shown
 
 _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.integers import INT32, Integers
-from ..core.mask import DIAGONALS
-from ..core.problem import MAX_SIZE
-from ..ops import arrays
+from ..calls import arrays
+from ..problem.integers import INT32, Integers
+from ..problem.mask import DIAGONALS
+from ..problem.problem import MAX_SIZE
 
 _INT32 = np.dtype(np.int32)
 

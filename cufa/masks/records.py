@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from ..core.integers import Integers
-from ..core.mask import Band, Mask
-from ..ops.arrays import check_sizes
+from ..calls.arrays import check_sizes
+from ..problem.integers import Integers
+from ..problem.mask import Band, Mask
 from .checks import check_count, check_diagonal, check_from_0, check_window, shown
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
-from ..core.integers import Integers
-from ..core.mask import CAUSAL, Band, Mask
-from ..ops.arrays import is_device_array
+from ..calls.arrays import is_device_array
+from ..problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
+from ..problem.integers import Integers
+from ..problem.mask import CAUSAL, Band, Mask
 from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
 
 
@@ -158,7 +158,7 @@ def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:
 @functools.cache
 def _text_runs() -> Any:
     """Imports CuPy, once: an import statement costs a microsecond whenever it is reached."""
-    from ..backends.text_runs import text_runs
+    from ..run.cuda.text_runs import text_runs
 
     return text_runs
 

@@ -11,13 +11,13 @@ from thinc.api import Model, Ragged, glorot_uniform_init, registry, to_numpy
 from thinc.types import Floats3d
 from thinc.util import get_width, is_numpy_array, is_xp_array, partial
 
-from ..core.mask import Mask
-from ..core.scores import check_softcap
+from ..calls.arrays import check_head_dim, check_scale, resolve_precision
+from ..calls.backward import flash_attention_backward
+from ..calls.forward import flash_attention
+from ..calls.mask_arguments import resolve_mask
 from ..masks.checks import check_flag
-from ..ops.arrays import check_head_dim, check_scale, resolve_precision
-from ..ops.backward import flash_attention_backward
-from ..ops.forward import flash_attention
-from ..ops.mask_arguments import resolve_mask
+from ..problem.mask import Mask
+from ..problem.scores import check_softcap
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Sequences = TypeVar("Sequences", Floats3d, Ragged)

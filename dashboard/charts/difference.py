@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from cufa.bench.timing import Ratio
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
+from cufa.measure.timing import Ratio
 
 _LEAST_SPAN = 1.15
 

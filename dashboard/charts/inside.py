@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from cufa.bench.inside import InsideTrace
-from cufa.bench.inside_sums import Intervals, Lane, about
-from cufa.core.phases import PHASES, PRODUCTS, WAITS, WORDS
+from cufa.build.phases import PHASES, PRODUCTS, WAITS, WORDS
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
+from cufa.measure.inside import InsideTrace
+from cufa.measure.inside_sums import Intervals, Lane, about
 
 MOST_BARS = 4000
 """That a browser draws and zooms without waiting."""

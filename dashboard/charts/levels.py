@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from cufa.core.problem import Problem
 from cufa.dashboard import theme
 from cufa.dashboard.model.levels import Level
 from cufa.dashboard.theme import Palette
+from cufa.problem.problem import Problem
 
 _LOOKS = (("solid", "circle"), ("dash", "diamond"), ("dot", "square"))
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
+from cufa.build.machine_code import KINDS, Code
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
-from cufa.nvrtc.machine_code import KINDS, Code
 
 _PATTERNS = ("", "/", "x", ".", "-", "+", "|", "\\", "", "/")
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from cufa.core.architectures import Architecture
-from cufa.core.occupancy import Occupancy, Resource, occupancy
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
+from cufa.gpu.architectures import Architecture
+from cufa.gpu.occupancy import Occupancy, Resource, occupancy
 
 _NAME_WIDTH = 30
 """Characters of a row's name on one line."""

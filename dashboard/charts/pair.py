@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import theme
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.charts.timeline import background, blocks_trace, sm_axis
@@ -15,6 +14,7 @@ from cufa.dashboard.charts.work import si
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.pair import FLOP
 from cufa.dashboard.theme import Palette
+from cufa.schedule.schedule import Schedule, Tile
 
 
 def grids(

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from cufa.bench.decode_cases import OURS
 from cufa.dashboard import theme
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.theme import Palette
+from cufa.measure.decode_cases import OURS
 
 
 def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from cufa.bench.limits import Limits
-from cufa.core.problem import Problem
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.work import flops_per_score
 from cufa.dashboard.theme import Palette
+from cufa.measure.limits import Limits
+from cufa.problem.problem import Problem
 
 _FAR_AWAY = 3.0
 """Ceilings this many times over the roof are not drawn."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from cufa.bench.timing import Timing
 from cufa.commands.common import seconds_text
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
+from cufa.measure.timing import Timing
 
 _LANE = 0.3
 """Half the height of a lane, which samples cross from top to bottom in the order they were taken."""

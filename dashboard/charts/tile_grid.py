@@ -18,10 +18,10 @@ import plotly.graph_objects as go
 from PIL import Image
 from plotly.subplots import make_subplots
 
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import theme
 from cufa.dashboard.model import work
 from cufa.dashboard.theme import Palette
+from cufa.schedule.schedule import Schedule, Tile
 
 Cells = npt.NDArray[np.uint8]
 

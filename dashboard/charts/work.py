@@ -9,12 +9,12 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from cufa.core.schedule import Tile
 from cufa.dashboard import theme
 from cufa.dashboard.model.published import VERSIONS
 from cufa.dashboard.model.softmax_steps import Step
 from cufa.dashboard.model.work import Work
 from cufa.dashboard.theme import Palette
+from cufa.schedule.schedule import Tile
 
 _FAR = 8.0
 """Ratios beyond this get a logarithmic axis."""

@@ -18,10 +18,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from cufa.nvrtc.compiler import nvrtc_options, translation_unit
-from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
-from cufa.nvrtc.variants import Variant
-from cufa.tuning import cache_dir, write_json
+from cufa.build.compiler import nvrtc_options, translation_unit
+from cufa.build.static_compile import MissingCompilerError, nvrtc_version
+from cufa.build.variants import Variant
+from cufa.plan.tuning import cache_dir, write_json
 
 Result = TypeVar("Result")
 

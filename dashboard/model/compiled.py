@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cufa.core.architectures import Architecture
-from cufa.core.occupancy import Occupancy, occupancy
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem
+from cufa.build.ptx import register_splits
+from cufa.build.sweep import build
+from cufa.build.variants import Variant
 from cufa.dashboard.model.builder import Builder
+from cufa.gpu.architectures import Architecture
+from cufa.gpu.occupancy import Occupancy, occupancy
 from cufa.kernels import KernelSpec
-from cufa.nvrtc.ptx import register_splits
-from cufa.nvrtc.sweep import build
-from cufa.nvrtc.variants import Variant
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from cufa import flash_attention
-from cufa.bench import traces
-from cufa.core.architectures import Device
-from cufa.core.element import ELEMENTS
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.trace import Records, disagreements
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
-from cufa.tuning import cache_dir
+from cufa.measure import traces
+from cufa.plan.tuning import cache_dir
+from cufa.problem.element import ELEMENTS
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule
 
 __all__ = [
     "EmulationKey",
@@ -136,8 +136,8 @@ def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> 
 @functools.lru_cache(32)
 def emulate_counts(key: EmulationKey) -> Records | str:
     """Trace records of one head, by executing the kernel's source; or why that failed, in words."""
-    from cufa.executor.build import CompilerError
-    from cufa.executor.emulate import EmulationError, emulate, emulate_backward
+    from cufa.run.emulate.build import CompilerError
+    from cufa.run.emulate.calls import EmulationError, emulate, emulate_backward
 
     s = key.schedule
     rng = np.random.default_rng(0)

@@ -9,10 +9,10 @@ import importlib.util
 import os
 import re
 
-from cufa.bench import peers, records
-from cufa.core.architectures import Device, find_architecture
 from cufa.dashboard.model import gpu as driver_of_gpus
 from cufa.dashboard.worker.jobs import CPU
+from cufa.gpu.architectures import Device, find_architecture
+from cufa.measure import peers, records
 
 _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 

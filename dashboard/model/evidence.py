@@ -7,14 +7,14 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cufa.bench import past as earlier
-from cufa.bench import records
-from cufa.bench.limits import Limits
-from cufa.core.mask import FULL, Mask
 from cufa.dashboard.model.many import fastest_read, weight
 from cufa.dashboard.model.measured_rows import of_rows
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.run import Run
+from cufa.measure import past as earlier
+from cufa.measure import records
+from cufa.measure.limits import Limits
+from cufa.problem.mask import FULL, Mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator, Sequence
 
 from cufa import __version__
-from cufa.bench.records import FLOP_CONVENTION
-from cufa.bench.timing import as_nanoseconds
 from cufa.commands.common import seconds_text
 from cufa.dashboard.charts import compare, samples
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.model.measurements import COLUMNS, Measurement
 from cufa.dashboard.theme import LIGHT
+from cufa.measure.records import FLOP_CONVENTION
+from cufa.measure.timing import as_nanoseconds
 
 _MOST_FIGURES = 24
 

@@ -6,15 +6,15 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from cufa.bench import inside
-from cufa.bench.inside import InsideTrace
-from cufa.core.architectures import Device
-from cufa.core.problem import Problem
+from cufa.build.compiler import keeps_logs
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_card
+from cufa.gpu.architectures import Device
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.nvrtc.compiler import keeps_logs
-from cufa.planner import make_plan
+from cufa.measure import inside
+from cufa.measure.inside import InsideTrace
+from cufa.plan.planner import make_plan
+from cufa.problem.problem import Problem
 
 
 def recorded() -> tuple[dict[str, InsideTrace], list[str]]:
@@ -54,14 +54,14 @@ def matching(problem: Problem, spec: KernelSpec, config: TileConfig, device: Dev
 
 
 def has_stamps(spec: KernelSpec) -> bool:
-    return keeps_logs(f"kernels/{spec.source}")
+    return keeps_logs(spec.source)
 
 
 @functools.lru_cache(8)
 def executed(problem: Problem, device: Device, algorithm: str, config: TileConfig) -> InsideTrace | str:
     """One head of the problem, executed on this CPU; or why that failed, in words."""
-    from cufa.executor.build import CompilerError
-    from cufa.executor.emulate import EmulationError
+    from cufa.run.emulate.build import CompilerError
+    from cufa.run.emulate.calls import EmulationError
 
     one = dataclasses.replace(problem, batch=1, heads=1, kv_heads=1)
     try:

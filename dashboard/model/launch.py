@@ -1,4 +1,4 @@
-"""The launch of a kernel as figures want it: its order from :mod:`cufa.core.order`, and when each thread block
+"""The launch of a kernel as figures want it: its order from :mod:`cufa.schedule.order`, and when each thread block
 would run, by the one simulation there.
 
 The prediction is deliberately simple: every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to
@@ -13,12 +13,12 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from cufa.core.architectures import Device
-from cufa.core.operation import OPERATIONS
-from cufa.core.order import WHOLE_HEAD, Order, simulate
-from cufa.core.problem import Problem, default_scale
-from cufa.core.schedule import Schedule
+from cufa.gpu.architectures import Device
 from cufa.kernels import KernelSpec, TileConfig, kernels_of
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.problem import Problem, default_scale
+from cufa.schedule.order import WHOLE_HEAD, Order, simulate
+from cufa.schedule.schedule import Schedule
 
 __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", "thread_blocks"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.bench import memory_rates, traffic
-from cufa.bench.limits import Limits
-from cufa.core.problem import Problem
 from cufa.dashboard.model.subject import Subject
+from cufa.measure import memory_rates, traffic
+from cufa.measure.limits import Limits
+from cufa.problem.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

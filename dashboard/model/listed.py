@@ -7,14 +7,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cufa.build import sass
+from cufa.build.compiler import SOURCE_DIR
+from cufa.build.listing import Listing, listing
+from cufa.build.machine_code import LoopCost
+from cufa.build.static_compile import CompileError
+from cufa.build.variants import Variant
 from cufa.dashboard.model.builder import Builder
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.nvrtc import sass
-from cufa.nvrtc.compiler import SOURCE_DIR
-from cufa.nvrtc.listing import Listing, listing
-from cufa.nvrtc.machine_code import LoopCost
-from cufa.nvrtc.static_compile import CompileError
-from cufa.nvrtc.variants import Variant
 
 _WARP_ROWS = 16
 

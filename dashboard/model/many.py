@@ -6,14 +6,14 @@ import datetime
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from cufa.bench import timing
-from cufa.bench.timing import Ratio, Timing
 from cufa.dashboard.model.measurements import Measurement
+from cufa.measure import timing
+from cufa.measure.timing import Ratio, Timing
 
 
 @functools.lru_cache(4096)
 def speedup(slow: Timing, fast: Timing) -> Ratio:
-    """:func:`cufa.bench.timing.speedup`, remembered: 10 ms each, and every rerun of a page asks again."""
+    """:func:`cufa.measure.timing.speedup`, remembered: 10 ms each, and every rerun of a page asks again."""
     return timing.speedup(slow, fast)
 
 

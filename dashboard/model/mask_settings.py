@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from cufa import masks
-from cufa.core.columns import Chunks, Columns
-from cufa.core.mask import DIAGONALS, Band, Mask
-from cufa.core.problem import Problem
 from cufa.dashboard.link import NONE
 from cufa.dashboard.model import mask_texts
+from cufa.problem.columns import Chunks, Columns
+from cufa.problem.mask import DIAGONALS, Band, Mask
+from cufa.problem.problem import Problem
 
 _COUNTS = {
     "prefix": 1, "streaming": 2, "global_window": 3, "chunks": 1, "documents": 2, "shared_question": 2, "columns": 2,

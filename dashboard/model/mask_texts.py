@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cufa.core.columns import FROM_THE_START, TO_THE_END, Columns
-from cufa.core.mask_family import shift_of
+from cufa.problem.columns import FROM_THE_START, TO_THE_END, Columns
+from cufa.problem.mask_family import shift_of
 
 _MOST = 1 << 17
 """Numbers of one text, and the largest of them."""

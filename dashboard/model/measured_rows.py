@@ -7,14 +7,14 @@ import itertools
 import math
 from typing import Any
 
-from cufa.bench import renewal
-from cufa.bench.cases import READ
-from cufa.bench.recorded import rows_of
 from cufa.dashboard.model.many import time_of
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.reading import DAMAGE
 from cufa.dashboard.worker.run import Run
+from cufa.measure import renewal
+from cufa.measure.cases import READ
+from cufa.measure.recorded import rows_of
 
 
 def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: str = "") -> list[Measurement]:

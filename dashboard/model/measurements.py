@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.bench import renewal
-from cufa.bench.recorded import Recorded
-from cufa.bench.regimes import Regime
-from cufa.bench.timing import Timing
 from cufa.commands.common import rate_text
-from cufa.core.operation import OPERATIONS, Operation, Split
-from cufa.core.problem import Problem
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.worker.jobs import Json
 from cufa.kernels import KERNELS
+from cufa.measure import renewal
+from cufa.measure.recorded import Recorded
+from cufa.measure.regimes import Regime
+from cufa.measure.timing import Timing
+from cufa.plan.operation import OPERATIONS, Operation, Split
+from cufa.problem.problem import Problem
 
 #: Columns of the downloads, in this order, then the samples.
 COLUMNS = (
@@ -157,7 +157,7 @@ class Measurement:
 
     @property
     def needs(self) -> dict[str, float]:
-        """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.bench.bounds`)."""
+        """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.measure.bounds`)."""
         return {name: ns * 1e-9 for name, ns in self.row.json.get("needs_ns", {}).items()}
 
     @property

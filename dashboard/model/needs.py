@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cufa.bench import backward_parts, predictions
-from cufa.bench.backward_parts import Part
-from cufa.bench.recorded import Recorded
-from cufa.core.architectures import Device
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
-from cufa.kernels.fa3_backward_config import Fa3BackwardConfig
+from cufa.gpu.architectures import Device
+from cufa.kernels.backward.fa3_config import Fa3BackwardConfig
+from cufa.measure import backward_parts, predictions
+from cufa.measure.backward_parts import Part
+from cufa.measure.recorded import Recorded
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from cufa.bench.regimes import Regime
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
 from cufa.dashboard.model import work
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.tilings import is_of
 from cufa.kernels import KernelSpec, TileConfig
+from cufa.measure.regimes import Regime
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule
 
 FLOP = "FLOP"
 """Unit of a predicted timeline that stands beside another one: arithmetic that an SM could have done until then."""

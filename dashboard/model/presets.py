@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.bench import decode_cases
-from cufa.bench.suites import SUITES
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.problem import Problem, default_scale
+from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
+from cufa.measure import decode_cases
+from cufa.measure.suites import SUITES
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.problem.problem import Problem, default_scale
 
 _CARD = 90
 """Whose suites are offered where there is no other."""

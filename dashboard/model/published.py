@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.bench.cases import Case, Contender, contenders
-from cufa.bench.published import BLOCK_LOSERS, BLOCK_WINNER
-from cufa.bench.suites import SUITES, make
-from cufa.core.architectures import Device
-from cufa.core.mask import CAUSAL
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
+from cufa.measure.cases import Case, Contender, contenders
+from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
+from cufa.measure.suites import SUITES, make
+from cufa.problem.mask import CAUSAL
 
 #: The machine and code of the first two tables.
 TRITON_A10G = "Triton tutorial kernels on an A10G, float32"

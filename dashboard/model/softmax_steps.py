@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from cufa.backends import cpu
-from cufa.backends.cpu_tiles import TileStep
-from cufa.core.mask_family import Mask
-from cufa.core.problem import Problem, default_scale
-from cufa.core.schedule import Schedule
-from cufa.core.tile_classes import TileClass
 from cufa.kernels import TileConfig
-from cufa.planner import make_plan
+from cufa.plan.planner import make_plan
+from cufa.problem.mask_family import Mask
+from cufa.problem.problem import Problem, default_scale
+from cufa.problem.tile_classes import TileClass
+from cufa.run.cpu import forward as cpu
+from cufa.run.cpu.tiles import TileStep
+from cufa.schedule.schedule import Schedule
 
 Floats = npt.NDArray[np.float32]
 

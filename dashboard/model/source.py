@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.nvrtc.compiler import SOURCE_DIR
+from cufa.build.compiler import SOURCE_DIR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,52 +44,48 @@ class Excerpt:
         return f"**{self.title}**, `cuda_src/{self.file}`"
 
 
-_FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
-_BACKWARD, _PRODUCTS = "kernels/fa2_backward.cu", "tiles/backward_mma_products.cuh"
+_FA1, _FA2 = "forward/fa1/kernel.cu", "forward/fa2/kernel.cu"
+_BACKWARD, _PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
 _TILES = (
     Excerpt(
         "Tiles that a query block visits",
-        "tiles/schedule.cuh",
+        "shared/schedule.cuh",
         "DEVICE TileRange visited_tiles(const HeadMask",
     ),
     Excerpt(
         "The walk over them, masked ones first",
-        "tiles/mask.cuh",
+        "shared/mask.cuh",
         "// Visits tiles from `j` down to the range's first",
     ),
 )
 _SOFTMAX = (
-    Excerpt("New maxima, and alpha", "tiles/softmax.cuh", "// Takes the row maxima of a new tile"),
-    Excerpt("P, and l", "tiles/softmax.cuh", "// One probability, not yet divided by the row's sum."),
+    Excerpt("New maxima, and alpha", "shared/softmax.cuh", "// Takes the row maxima of a new tile"),
+    Excerpt("P, and l", "shared/softmax.cuh", "// One probability, not yet divided by the row's sum."),
 )
 _ORDER = (
-    Excerpt("Which block of a head comes when", "tiles/schedule.cuh", "DEVICE HeadBlock ordered_block("),
+    Excerpt("Which block of a head comes when", "shared/schedule.cuh", "DEVICE HeadBlock ordered_block("),
     Excerpt(
         "Items of a persistent block (FA3)",
-        "tiles/schedule.cuh",
+        "shared/schedule.cuh",
         "// False when this block has done its share.",
     ),
 )
 _SPLITS = (
-    Excerpt(
-        "One of the fixed splits", "tiles/decode_schedule.cuh", "// Flash-Decoding: split `split` of the item"
-    ),
+    Excerpt("One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the item"),
     Excerpt(
         "The pieces of a share",
-        "tiles/decode_schedule.cuh",
+        "decode/schedule.cuh",
         "DEVICE bool next(const DecodeParams& p, Piece&",
     ),
 )
 _REGISTERS = (
     Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
-    Excerpt(
-        "What it leads to", "tiles/forward_mma_shape.cuh", "// Q stays in registers where O, S and Q together"
-    ),
+    Excerpt("What it leads to", "forward/fa2/shape.cuh", "// Q stays in registers where O, S and Q together"),
 )
 _CEILINGS = (
-    Excerpt("The ceiling of products", "kernels/limits.cu", "KERNEL mma_limit("),
-    Excerpt("The ceiling of exponentials", "kernels/limits.cu", "KERNEL exp2_limit("),
-    Excerpt("The ceiling of reads", "kernels/limits.cu", "KERNEL read_limit("),
+    Excerpt("The ceiling of products", "limits/tensor_cores.cu", "KERNEL mma_limit("),
+    Excerpt("The ceiling of exponentials", "limits/tensor_cores.cu", "KERNEL exp2_limit("),
+    Excerpt("The ceiling of reads", "limits/tensor_cores.cu", "KERNEL read_limit("),
 )
 
 FIGURES: dict[str, tuple[Excerpt, ...]] = {
@@ -113,19 +109,19 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
 }
 """By the key of the figure; figures of times show no lines."""
 
-_MERGE = Excerpt("Add two parts", "tiles/parts.cuh", "// Part (o_part, ml_part) into (o, m, l).")
+_MERGE = Excerpt("Add two parts", "shared/parts.cuh", "// Part (o_part, ml_part) into (o, m, l).")
 PHASES: dict[str, dict[str, Excerpt]] = {
     "fa1": {
         "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
         "Score": Excerpt("Algorithm 1, l. 9", _FA1, "// Alg. 1, l. 9: Sij = Qi Kj^T"),
         "Rescale": Excerpt(
-            "Algorithm 1, l. 11", "tiles/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"
+            "Algorithm 1, l. 11", "forward/fa1/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"
         ),
         "Add": Excerpt(
-            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: the new O of one slice."
+            "Algorithm 1, l. 12", "forward/fa1/strip_state.cuh", "// Alg. 1, l. 12: the new O of one slice."
         ),
         "Store": Excerpt(
-            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: O to device memory until"
+            "Algorithm 1, l. 12", "forward/fa1/strip_state.cuh", "// Alg. 1, l. 12: O to device memory until"
         ),
     },
     "fa2": {
@@ -140,12 +136,12 @@ PHASES: dict[str, dict[str, Excerpt]] = {
         "Merge": _MERGE,
     },
     "fa2_backward": {
-        "D": Excerpt("Algorithm 2, l. 4", "tiles/backward_passes.cuh", "// Algorithm 2, l. 4: D = rowsum"),
+        "D": Excerpt("Algorithm 2, l. 4", "backward/common/passes.cuh", "// Algorithm 2, l. 4: D = rowsum"),
         "Load": Excerpt("Algorithm 2, l. 9", _BACKWARD, "// Alg. 2, l. 9, asynchronously"),
         "Recompute": Excerpt("Algorithm 2, l. 10 to 14", _PRODUCTS, "// Alg. 2, l. 11"),
         "dV and dK": Excerpt("Algorithm 2, l. 12 and 16", _PRODUCTS, "// Alg. 2, l. 12 and 16"),
-        "dQ": Excerpt("Algorithm 2, l. 15", "tiles/backward_mma_dq.cuh", "// Alg. 2, l. 15"),
-        "Store": Excerpt("Algorithm 2, l. 18", "tiles/backward_mma_store.cuh", "// Alg. 2, l. 18"),
+        "dQ": Excerpt("Algorithm 2, l. 15", "backward/fa2/dq.cuh", "// Alg. 2, l. 15"),
+        "Store": Excerpt("Algorithm 2, l. 18", "backward/fa2/store.cuh", "// Alg. 2, l. 18"),
     },
 }
 """The steps of the walkthrough, by algorithm."""

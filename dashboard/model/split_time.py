@@ -13,15 +13,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cufa.bench.regimes import Regime
-from cufa.core.architectures import Device
 from cufa.dashboard.model import splits
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.splits import Batch
-from cufa.decode.splits import merge_bytes
-from cufa.planner import Plan, make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure.regimes import Regime
+from cufa.plan.decode_splits import merge_bytes
+from cufa.plan.planner import Plan, make_plan
 
 _FEWEST = 4
 """Recorded times without which nothing is fitted."""

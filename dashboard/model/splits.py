@@ -1,5 +1,5 @@
 """Operations whose keys are shared out over thread blocks, on the SMs: who reads which keys, by
-:mod:`cufa.decode.schedule`, and when the last one is done.
+:mod:`cufa.schedule.decode`, and when the last one is done.
 
 A tile of keys takes as long as any other, a thread block ``overhead`` tiles more. Once all SMs are busy,
 memory bandwidth is the limit, which this knows nothing of.
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.core.architectures import Device
 from cufa.dashboard.model.launch import KEYS, Blocks, Timeline, predict
-from cufa.decode.schedule import balanced_shares, num_tiles, split_range
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
 from cufa.kernels.decode import row_blocks
-from cufa.planner import Plan
+from cufa.plan.planner import Plan
+from cufa.schedule.decode import balanced_shares, num_tiles, split_range
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from cufa import masks
-from cufa.bench.decode_cases import make_decode
-from cufa.core.element import ELEMENTS
-from cufa.core.lengths import DENSE, Cached
-from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 from cufa.dashboard.link import said
 from cufa.dashboard.model import mask_settings
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.measure.decode_cases import make_decode
+from cufa.plan.operation import OPERATIONS
+from cufa.problem.element import ELEMENTS
+from cufa.problem.lengths import DENSE, Cached
+from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
+from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 
 _NONE = "none"
 _BETWEEN, _WITHIN = "__", "."  # neither is changed by a browser

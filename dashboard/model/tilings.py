@@ -7,17 +7,17 @@ import functools
 import json
 from collections.abc import Iterable
 
-from cufa.bench import bounds, predictions
-from cufa.bench.predictions import Error, errors
-from cufa.bench.regimes import Regime
-from cufa.core.architectures import Device
-from cufa.core.problem import Problem
 from cufa.dashboard.model import evidence
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
+from cufa.gpu.architectures import Device
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.planner import make_plan, serving_configs
+from cufa.measure import bounds, predictions
+from cufa.measure.predictions import Error, errors
+from cufa.measure.regimes import Regime
+from cufa.plan.planner import make_plan, serving_configs
+from cufa.problem.problem import Problem
 
 _WAITS = 1.02
 """The busiest thread block is what binds where it takes this much longer than the busiest resource; power, where

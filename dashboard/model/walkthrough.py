@@ -1,5 +1,5 @@
 """A case small enough to look at whole, step by step: what the library's own CPU path is observed to do, with what the
-algorithm moves meanwhile (:mod:`cufa.bench.traffic_steps`). Nothing of attention is computed here."""
+algorithm moves meanwhile (:mod:`cufa.measure.traffic_steps`). Nothing of attention is computed here."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cufa.backends import cpu, cpu_decode
-from cufa.backends.cpu_tiles import TileStep
-from cufa.bench import traffic_steps
-from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, FULL, Mask
-from cufa.core.problem import Problem, default_scale
-from cufa.core.schedule import Schedule
-from cufa.decode.reference import decode_reference
-from cufa.decode.schedule import split_range, used_splits
+from cufa.calls.merge import combine
 from cufa.kernels import TileConfig
 from cufa.masks import window
-from cufa.ops.merge import combine
-from cufa.ops.reference import attention_reference
-from cufa.planner import make_plan
+from cufa.measure import traffic_steps
+from cufa.plan.planner import make_plan
+from cufa.problem.lengths import Cached
+from cufa.problem.mask import CAUSAL, FULL, Mask
+from cufa.problem.problem import Problem, default_scale
+from cufa.reference.decode import decode_reference
+from cufa.reference.dense import attention_reference
+from cufa.run.cpu import decode as cpu_decode
+from cufa.run.cpu import forward as cpu
+from cufa.run.cpu.tiles import TileStep
+from cufa.schedule.decode import split_range, used_splits
+from cufa.schedule.schedule import Schedule
 
 Floats = npt.NDArray[Any]
 

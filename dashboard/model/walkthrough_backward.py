@@ -8,19 +8,20 @@ import itertools
 
 import numpy as np
 
-from cufa.backends import cpu, cpu_backward
-from cufa.backends.cpu_backward import GradientStep
-from cufa.bench import traffic_steps
-from cufa.core.problem import Problem, default_scale
-from cufa.core.schedule import Schedule
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, HEAD_DIM, MASKS, Case, Floats, inputs
 from cufa.kernels import TileConfig
-from cufa.ops.reference import attention_reference_backward
-from cufa.planner import make_plan
+from cufa.measure import traffic_steps
+from cufa.plan.planner import make_plan
+from cufa.problem.problem import Problem, default_scale
+from cufa.reference.dense import attention_reference_backward
+from cufa.run.cpu import backward as cpu_backward
+from cufa.run.cpu import forward as cpu
+from cufa.run.cpu.backward import GradientStep
+from cufa.schedule.schedule import Schedule
 
 ALGORITHM = "fa2_backward"
 PREPARE, CONVERT = "prepare", "convert"
-"""Launches before the tiles and after them, as :mod:`cufa.bench.traffic_steps` names them."""
+"""Launches before the tiles and after them, as :mod:`cufa.measure.traffic_steps` names them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.backends.cpu_backward import GradientStep
-from cufa.core.mask import FULL
 from cufa.dashboard.model.walkthrough_backward import PREPARE, BackwardStep, BackwardWalk
 from cufa.dashboard.model.walkthrough_words import Phase, size, span
+from cufa.problem.mask import FULL
+from cufa.run.cpu.backward import GradientStep
 
 
 def phases(walk: BackwardWalk, step: BackwardStep) -> list[Phase]:

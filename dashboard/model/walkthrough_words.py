@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cufa.backends.cpu_tiles import TileStep
-from cufa.core.mask import FULL
 from cufa.dashboard import sentences
 from cufa.dashboard.model.walkthrough import BLOCK, MERGE, Step, Walk
+from cufa.problem.mask import FULL
+from cufa.run.cpu.tiles import TileStep
 
 if TYPE_CHECKING:
     from cufa.dashboard.model.walkthrough_backward import BackwardWalk

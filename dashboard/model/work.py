@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from cufa.core.columns import Chunks
-from cufa.core.mask import FULL, Band, Mask
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule, Tile
+from cufa.problem.columns import Chunks
+from cufa.problem.mask import FULL, Band, Mask
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule, Tile
 
 Ints = npt.NDArray[np.int64]
 

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.cases import Case
-from cufa.bench.published import BLOCK_LOSERS
-from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
-from cufa.core.problem import Problem
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
@@ -22,6 +18,10 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.jobs import CPU, Job
+from cufa.measure.cases import Case
+from cufa.measure.published import BLOCK_LOSERS
+from cufa.measure.regimes import Regime
+from cufa.problem.problem import Problem
 
 _PUBLISHED = "published"
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.regimes import Regime
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
@@ -17,6 +16,7 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links
+from cufa.measure.regimes import Regime
 
 _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "energy"}
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.timing import RESAMPLES, Ratio
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
@@ -19,6 +18,7 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links
 from cufa.dashboard.views.compare_view import load_cells
+from cufa.measure.timing import RESAMPLES, Ratio
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
 _ALL = "all"

@@ -10,10 +10,6 @@ from typing import Any
 
 import streamlit as st
 
-from cufa.core.architectures import Device, find_architecture
-from cufa.core.lengths import DENSE, Cached, Lengths
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem
 from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
 from cufa.dashboard.model.compiled import compiled_problems
 from cufa.dashboard.model.configs import config_key
@@ -23,7 +19,11 @@ from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
-from cufa.planner import fitting_configs, serving_configs
+from cufa.gpu.architectures import Device, find_architecture
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import fitting_configs, serving_configs
+from cufa.problem.lengths import DENSE, Cached, Lengths
+from cufa.problem.problem import Problem
 
 Parameters = dict[str, str]
 

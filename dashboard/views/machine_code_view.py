@@ -9,14 +9,14 @@ from typing import Any
 
 import streamlit as st
 
+from cufa.build.machine_code import KINDS, Code, LineCost, LoopCost
+from cufa.build.variants import Variant
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import machine_code as charts
 from cufa.dashboard.model.listed import Listed, Lister, slots_per_tile, source_lines
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.occupancy_choice import Choice, begin
-from cufa.nvrtc.machine_code import KINDS, Code, LineCost, LoopCost
-from cufa.nvrtc.variants import Variant
 
 _WORDS = {"sass": "SASS", "ptx": "PTX"}
 _TABLE = "code.table"
@@ -86,7 +86,7 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
         with columns[2]:
             name = controls.choice("entry", "Launch", list(entries))
     code = entries[name]
-    own = f"kernels/{choice.spec.source}"
+    own = choice.spec.source
     with columns[1]:
         files = {
             f: f"{f} ({sentences.count(n, 'instruction')})" for f, n in code.files.items() if source_lines(f)

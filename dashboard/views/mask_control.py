@@ -13,11 +13,11 @@ from typing import Any
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
-from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
-from cufa.core.problem import BAND_KINDS, Problem
-from cufa.core.scores import MAX_SOFTCAP
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
+from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
+from cufa.problem.problem import BAND_KINDS, Problem
+from cufa.problem.scores import MAX_SOFTCAP
 
 _KINDS = {"causal": "causal", "full": "full", "window": "window"}
 AT = "at"
@@ -104,7 +104,7 @@ def put(name_of_page: str, problem: Problem) -> None:
 
 
 def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:
-    """One of the masks that problems have, by :attr:`~cufa.core.problem.Problem.scores_text`; "" for all."""
+    """One of the masks that problems have, by :attr:`~cufa.problem.problem.Problem.scores_text`; "" for all."""
     words = {_ALL: "all"} | {text: text for text in dict.fromkeys(p.scores_text for p in problems)}
     chosen = controls.choice("mask", "Mask", words, segmented=len(words) <= 4)
     return "" if chosen == _ALL else chosen

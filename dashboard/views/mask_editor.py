@@ -15,12 +15,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
-from cufa.core.mask import Mask
 from cufa.dashboard import sentences
 from cufa.dashboard.model import mask_texts
 from cufa.dashboard.model.mask_texts import Form, Hidden, Lengths
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
+from cufa.problem.mask import Mask
 
 _SHARES = (7, 15, 3, 21, 10, 9, 2, 15)
 """Lengths that differ, of documents that a page begins with."""

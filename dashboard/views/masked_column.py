@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import streamlit as st
 
-from cufa.core.schedule import Tile
 from cufa.dashboard import page, sentences
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import masked_grid
 from cufa.dashboard.views.masked_tile import take_click
 from cufa.dashboard.views.masked_view import View
+from cufa.schedule.schedule import Tile
 
 
 @st.fragment

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.core.architectures import Device
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem, default_scale
-from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
@@ -15,8 +11,12 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_editor
 from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
+from cufa.gpu.architectures import Device
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.planner import serving_configs
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import serving_configs
+from cufa.problem.problem import Problem, default_scale
+from cufa.schedule.schedule import Schedule
 
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072

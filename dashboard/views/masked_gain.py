@@ -7,15 +7,15 @@ import functools
 
 import streamlit as st
 
-from cufa.core.architectures import Device
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, published, tilings, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, KernelSpec
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _MOST_SIMULATED = 40_000  # thread blocks of one launch

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.core.mask import FULL
-from cufa.core.schedule import Tile
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import counters, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
+from cufa.problem.mask import FULL
+from cufa.schedule.schedule import Tile
 
 GRID_KEY = "masked.grid"
 

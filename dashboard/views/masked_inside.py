@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import streamlit as st
 
-from cufa.bench.inside import InsideTrace
-from cufa.bench.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
-from cufa.core.phases import WORDS, mistakes
+from cufa.build.phases import WORDS, mistakes
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import inside as charts
 from cufa.dashboard.model import counters
 from cufa.dashboard.model import inside as model
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
+from cufa.measure.inside import InsideTrace
+from cufa.measure.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
 
 _FIRST = 600
 """Phases that are drawn first: a few tiles of each warp."""

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
-from cufa.bench.traffic import l2_traffic
 from cufa.commands.common import seconds_text
-from cufa.core.schedule import Schedule
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import pair as charts
 from cufa.dashboard.charts.timeline import describe_timeline
@@ -24,6 +22,8 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
+from cufa.measure.traffic import l2_traffic
+from cufa.schedule.schedule import Schedule
 
 _PREFIX = "b_"
 """In links: of the controls of what stands beside."""

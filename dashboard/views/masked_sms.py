@@ -9,8 +9,6 @@ from dataclasses import asdict
 
 import streamlit as st
 
-from cufa.bench.traces import Trace
-from cufa.core.architectures import Device, find_architecture
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as charts
 from cufa.dashboard.model import counters, gpu, launch, mask_settings
@@ -23,7 +21,9 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
 from cufa.dashboard.views.shape_controls import card_key
+from cufa.gpu.architectures import Device, find_architecture
 from cufa.kernels import KERNELS
+from cufa.measure.traces import Trace
 
 _TRACE_TIMEOUT = 180
 
@@ -226,7 +226,7 @@ def run_trace(view: View) -> str | None:
     """Trace in a process of its own, so that a crash takes nothing with it. None, or what went wrong."""
     config = asdict(view.config)
     request = {"problem": view.problem.as_json(), "algorithm": view.algorithm, "config": config}
-    command = [sys.executable, "-m", "cufa.bench.traces", str(counters.local_traces_dir())]
+    command = [sys.executable, "-m", "cufa.measure.traces", str(counters.local_traces_dir())]
     try:
         done = subprocess.run(
             [*command, "--request", json.dumps(request)],

@@ -8,8 +8,6 @@ import numpy as np
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.core.integers import Integers
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import work
 from cufa.dashboard.model import softmax_steps
@@ -18,6 +16,8 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import masked_grid
 from cufa.dashboard.views.masked_view import View
+from cufa.problem.integers import Integers
+from cufa.schedule.schedule import Schedule, Tile
 
 _IS_NEW = "masked.new"
 """In the session: the whole page is drawn, not only another tile."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench import predictions
-from cufa.bench.predictions import Error
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.model import evidence, tilings
@@ -14,6 +12,8 @@ from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.tilings import Tiling
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.masked_view import View
+from cufa.measure import predictions
+from cufa.measure.predictions import Error
 
 
 def show_tilings(controls: Controls, view: View) -> None:

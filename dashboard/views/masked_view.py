@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cufa.core.architectures import Device
-from cufa.core.occupancy import occupancy
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard.model import launch, work
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views.shape_controls import card_key
+from cufa.gpu.architectures import Device
+from cufa.gpu.occupancy import occupancy
 from cufa.kernels import KernelSpec, TileConfig
+from cufa.problem.problem import Problem
+from cufa.schedule.schedule import Schedule, Tile
 
 MOST_BLOCKS_A_SIDE = 4096
 """Tiles are not made so small that a side has more."""

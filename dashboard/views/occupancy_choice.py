@@ -6,15 +6,7 @@ import dataclasses
 
 import streamlit as st
 
-from cufa.core.architectures import (
-    ARCHITECTURES,
-    COMPILED_ARCHITECTURES,
-    Architecture,
-    Device,
-    find_architecture,
-)
-from cufa.core.operation import OPERATIONS
-from cufa.core.problem import Problem
+from cufa.build.variants import Variant
 from cufa.dashboard import page
 from cufa.dashboard.model import subject
 from cufa.dashboard.model.compiled import compiled_problems
@@ -23,9 +15,17 @@ from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.shape_controls import HEAD_DIMS
+from cufa.gpu.architectures import (
+    ARCHITECTURES,
+    COMPILED_ARCHITECTURES,
+    Architecture,
+    Device,
+    find_architecture,
+)
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
-from cufa.nvrtc.variants import Variant
-from cufa.planner import fitting_configs
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import fitting_configs
+from cufa.problem.problem import Problem
 
 HEAD_DIM, ARCH = 128, 90
 """What the page begins with."""

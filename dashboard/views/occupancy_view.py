@@ -8,11 +8,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from cufa.core.architectures import Device
-from cufa.core.occupancy import UNLIMITED, Occupancy, Resource
-from cufa.core.order import WHOLE_HEAD
-from cufa.core.problem import Problem
-from cufa.core.schedule import Schedule
+from cufa.build.static_compile import MissingCompilerError
+from cufa.build.variants import Variant
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
@@ -23,8 +20,11 @@ from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.occupancy_choice import Choice, begin
-from cufa.nvrtc.static_compile import MissingCompilerError
-from cufa.nvrtc.variants import Variant
+from cufa.gpu.architectures import Device
+from cufa.gpu.occupancy import UNLIMITED, Occupancy, Resource
+from cufa.problem.problem import Problem
+from cufa.schedule.order import WHOLE_HEAD
+from cufa.schedule.schedule import Schedule
 
 _WHAT_IF_OF = "occupancy.build"
 _GROUP = 128

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench import memory_rates
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import levels as charts
@@ -15,6 +14,7 @@ from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.theme import Palette
 from cufa.kernels import TileConfig
+from cufa.measure import memory_rates
 
 
 def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float, palette: Palette) -> None:

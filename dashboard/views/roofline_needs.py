@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench import additions, bounds
-from cufa.bench.backward_parts import Part
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import roofline as charts
@@ -16,6 +14,8 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.measure import additions, bounds
+from cufa.measure.backward_parts import Part
 
 _BINDING = {
     "products": "products alone need",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench.cases import Work
-from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
-from cufa.core.problem import Problem
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
@@ -21,6 +18,9 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs
 from cufa.kernels import KERNELS, TileConfig
+from cufa.measure.cases import Work
+from cufa.measure.suites import SUITES
+from cufa.problem.problem import Problem
 
 _OWN = ", run here"
 

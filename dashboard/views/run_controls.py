@@ -7,14 +7,8 @@ import dataclasses
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.bench.cases import READ, Case, Contender, Work
-from cufa.bench.regimes import Regime
-from cufa.bench.suites import SUITES
-from cufa.bench.sustained import WARM_SECONDS
-from cufa.core.architectures import Device
-from cufa.core.lengths import Cached
-from cufa.core.operation import OPERATIONS, Operation
-from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
+from cufa.calls.arrays import FORWARD_DTYPES
+from cufa.calls.decode_shapes import MAX_TOKENS
 from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
@@ -25,10 +19,16 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.shape_controls import card_key, choose_kv_heads
 from cufa.dashboard.worker.jobs import CPU, Job
-from cufa.decode.shapes import MAX_TOKENS
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
-from cufa.ops.arrays import FORWARD_DTYPES
-from cufa.planner import serving_configs
+from cufa.measure.cases import READ, Case, Contender, Work
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES
+from cufa.measure.sustained import WARM_SECONDS
+from cufa.plan.operation import OPERATIONS, Operation
+from cufa.plan.planner import serving_configs
+from cufa.problem.lengths import Cached
+from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _CPU_TILES = ((64, 64), (128, 128), (256, 256), (256, 512), (512, 512), (512, 1024))

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.regimes import Regime
-from cufa.bench.timing import Timing
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import samples as charts
@@ -22,6 +20,8 @@ from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.dashboard.worker.memory import shortfall
 from cufa.dashboard.worker.run import Run, Status
+from cufa.measure.regimes import Regime
+from cufa.measure.timing import Timing
 
 _MOST_LISTED = 60
 _LONG_SECONDS = 60.0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from cufa.bench.traffic import l2_traffic
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
 from cufa.dashboard.charts.work import si
@@ -15,6 +14,7 @@ from cufa.dashboard.model import ncu
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.ncu import SHOWN, NotNcuError, Profile
 from cufa.dashboard.worker.run import Run
+from cufa.measure.traffic import l2_traffic
 
 _FILE = "ncu.csv"
 

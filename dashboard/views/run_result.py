@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
 from cufa.dashboard import glossary, page
 from cufa.dashboard.charts import samples as charts
@@ -19,6 +18,7 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import rates_view, run_profile
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.dashboard.worker.run import Run
+from cufa.measure.regimes import Regime
 
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:

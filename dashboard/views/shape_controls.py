@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from cufa.core.architectures import ARCHITECTURES, Device
-from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.state import Controls
+from cufa.gpu.architectures import ARCHITECTURES, Device
+from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 
 _MOST_SMS = 1024
 HEAD_DIMS = [str(d) for d in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)]

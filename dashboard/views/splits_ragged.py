@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.cases import READ, Case, Contender, contenders
 from cufa.commands.common import seconds_text
-from cufa.core.problem import Problem
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import splits
@@ -21,7 +19,9 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import rates_view
 from cufa.dashboard.views.splits_view import Choice, kind, reading_of
 from cufa.dashboard.worker.jobs import Job
-from cufa.planner import make_plan
+from cufa.measure.cases import READ, Case, Contender, contenders
+from cufa.plan.planner import make_plan
+from cufa.problem.problem import Problem
 
 
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.cases import READ, Case, Contender, contenders
-from cufa.bench.decode_cases import OURS, make_decode
-from cufa.bench.regimes import Regime
+from cufa.calls.decode_shapes import MAX_TOKENS
 from cufa.commands.common import seconds_text
-from cufa.core.architectures import Device
-from cufa.core.problem import Problem
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
 from cufa.dashboard.model import evidence, split_time, splits
@@ -29,9 +25,13 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control, rates_view
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, card_key, choose_card, choose_kv_heads
 from cufa.dashboard.worker.jobs import Job
-from cufa.decode.shapes import MAX_TOKENS
+from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
-from cufa.planner import Plan, fitting_configs, make_plan
+from cufa.measure.cases import READ, Case, Contender, contenders
+from cufa.measure.decode_cases import OURS, make_decode
+from cufa.measure.regimes import Regime
+from cufa.plan.planner import Plan, fitting_configs, make_plan
+from cufa.problem.problem import Problem
 
 _MOST_SPLITS = 512
 _SPLITS_TIMED = 12

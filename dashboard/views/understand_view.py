@@ -7,10 +7,6 @@ from typing import Any
 
 import streamlit as st
 
-from cufa.bench import traffic_steps
-from cufa.core.architectures import Device
-from cufa.core.mask import FULL
-from cufa.core.problem import Problem, default_scale
 from cufa.dashboard import page
 from cufa.dashboard.charts import walkthrough, walkthrough_backward
 from cufa.dashboard.charts.work import si
@@ -21,7 +17,11 @@ from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
 from cufa.dashboard.model.walkthrough_backward import BackwardWalk, walk_backward
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.planner import make_plan
+from cufa.gpu.architectures import Device
+from cufa.measure import traffic_steps
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import FULL
+from cufa.problem.problem import Problem, default_scale
 
 _STEP = "understand.walk"
 _FIRST = 6

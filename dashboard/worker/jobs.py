@@ -7,11 +7,11 @@ import math
 import re
 from typing import Any
 
-from cufa.bench.cases import Case, Contender
-from cufa.bench.regimes import Regime
-from cufa.core.problem import Problem
 from cufa.dashboard.worker import v1
 from cufa.kernels import read_config
+from cufa.measure.cases import Case, Contender
+from cufa.measure.regimes import Regime
+from cufa.problem.problem import Problem
 
 CPU = "cpu"
 SCHEMA = 2

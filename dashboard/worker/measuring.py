@@ -7,14 +7,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from cufa.bench import records
-from cufa.bench.cases import Case
-from cufa.bench.limits import Limits, measure_limits
-from cufa.bench.runner import Row, run_case
-from cufa.bench.timing import Watch
-from cufa.core.architectures import Device
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index
 from cufa.dashboard.worker.memory import shortfall
+from cufa.gpu.architectures import Device
+from cufa.measure import records
+from cufa.measure.cases import Case
+from cufa.measure.limits import Limits, measure_limits
+from cufa.measure.runner import Row, run_case
+from cufa.measure.timing import Watch
 
 Tell = Callable[[Json], None]
 """Takes one event; it is on disk when the call returns. Raises CannotWrite."""
@@ -131,7 +131,7 @@ def _device(name: str) -> Device | None:
         return None
     import cupy
 
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     cupy.cuda.Device(index).use()
     return cuda.current_device()
@@ -141,7 +141,7 @@ def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
     """Compile on a GPU, so that it is not in the way of timing: seconds by label, or nothing on a CPU."""
     if device is None:
         return {}
-    from cufa.backends import cuda
+    from cufa.run.cuda import backend as cuda
 
     seconds = {}
     for contender in case.contenders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from cufa.core.problem import Problem
+from cufa.problem.problem import Problem
 
 #: Of the memory that is free, what inputs, output and intermediates of a CPU run may take.
 _SHARE = 0.7

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cufa.bench.limits import Limits
-from cufa.bench.records import SCHEMA, upgrade
 from cufa.dashboard.worker import v1
 from cufa.dashboard.worker.jobs import Job, Json
 from cufa.dashboard.worker.locks import is_locked
 from cufa.dashboard.worker.run import Run, Status, submitted
+from cufa.measure.limits import Limits
+from cufa.measure.records import SCHEMA, upgrade
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading something that no version of cufa wrote may raise."""

@@ -1,14 +1,14 @@
 """Runs of schema 1, which are still on users' disks, as schema 2: the mask was a bool, decoding had cases and events
-of its own, and contenders always took turns. (Their records are :mod:`cufa.bench.records_v1`'s.)"""
+of its own, and contenders always took turns. (Their records are :mod:`cufa.measure.records_v1`'s.)"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from cufa.bench.cases import READ
-from cufa.bench.records_v1 import decode_problem, problem
-from cufa.bench.regimes import Regime
+from cufa.measure.cases import READ
+from cufa.measure.records_v1 import decode_problem, problem
+from cufa.measure.regimes import Regime
 
 Json = dict[str, Any]
 

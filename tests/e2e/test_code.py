@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, browser: Browser) -> None:
     pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
     visit = Visit(browser)
-    link = "kernel=fa2_forward&d=64&arch=80&as=ptx&file=tiles/softmax.cuh"
+    link = "kernel=fa2_forward&d=64&arch=80&as=ptx&file=shared/softmax.cuh"
     page = visit.open(f"{server}/machine_code?{link}")
     expect(page.locator(".cufa-verdict", has_text="issue slots of an SM").first).to_be_visible()
     page.wait_for_url(

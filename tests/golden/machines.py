@@ -8,19 +8,19 @@ import re
 import numpy as np
 import probes
 
-from cufa.nvrtc import compiler
+from cufa.build import compiler
 
 _ENTRY = re.compile(r"\b(probe_\w+)\(const __grid_constant__")
 _DEFAULT_SHARED_LIMIT = 48 * 1024
 
 
 def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
-    """In checked mode; ``options`` are those of :class:`cufa.executor.launch.Execution`; findings fail."""
-    from cufa.executor import build as host_build
-    from cufa.executor.emulate import Execution
-    from cufa.executor.launch import execute
-    from cufa.executor.memory import GlobalArray, row_map, tensor_map
+    """In checked mode; ``options`` are those of :class:`cufa.run.emulate.launch.Execution`; findings fail."""
     from cufa.kernels import Launch
+    from cufa.run.emulate import build as host_build
+    from cufa.run.emulate.calls import Execution
+    from cufa.run.emulate.launch import execute
+    from cufa.run.emulate.memory import GlobalArray, row_map, tensor_map
 
     stores = probe.output_tensor is not None
     types = ["ProbeParams", *["TensorMap"] * (3 if stores else len(probe.tensors))]
@@ -75,9 +75,9 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
 
 
 def _tensor_map(x, box_rows: int, whole_rows: bool = False) -> np.ndarray:
-    from cufa.backends.tensor_map import TensorMap
-    from cufa.core.element import ELEMENTS
     from cufa.kernels import Box
+    from cufa.problem.element import ELEMENTS
+    from cufa.run.cuda.tensor_map import TensorMap
 
     encoded = TensorMap(ELEMENTS[str(x.dtype)], x.shape, x.strides, Box(box_rows, whole_rows))
     encoded.point_to(x.data.ptr)

@@ -15,17 +15,17 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
-from cufa.nvrtc import compiler
+from cufa.build import compiler
 
-SOURCE = "kernels/primitive_probes.cu"
-HOPPER_SOURCE = "kernels/hopper_probes.cu"
-DECODE_SOURCE = "kernels/decode_probes.cu"
-ROW_SOURCE = "kernels/row_probes.cu"
-TILE_SOURCE = "kernels/hopper_tile_probes.cu"
-CLUSTER_SOURCE = "kernels/cluster_probes.cu"
-REDUCTION_SOURCE = "kernels/reduction_probes.cu"
-BACKWARD_SOURCE = "kernels/backward_probes.cu"
-STAMP_SOURCE = "kernels/stamp_probes.cu"
+SOURCE = "probes/primitive_probes.cu"
+HOPPER_SOURCE = "probes/hopper_probes.cu"
+DECODE_SOURCE = "probes/decode_probes.cu"
+ROW_SOURCE = "probes/row_probes.cu"
+TILE_SOURCE = "probes/hopper_tile_probes.cu"
+CLUSTER_SOURCE = "probes/cluster_probes.cu"
+REDUCTION_SOURCE = "probes/reduction_probes.cu"
+BACKWARD_SOURCE = "probes/backward_probes.cu"
+STAMP_SOURCE = "probes/stamp_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):

@@ -1,0 +1,268 @@
+// The passes before and after the key blocks of a backward kernel: one warp per strip of 16 query rows.
+#pragma once
+#include "backward/common/workspace.cuh"
+#include "mma/copy.cuh"
+#include "shared/schedule.cuh"
+
+constexpr int PASS_THREADS = 128;
+constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
+constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
+
+// Number of this warp's strip among those of a pass.
+DEVICE i64 strip_of_pass() { return i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32; }
+
+// A strip of query rows of one head.
+struct StripItem {
+  i64 index;  // over all heads of the batch
+  i64 head;  // likewise; of packed sequences, over all of them
+  int strip;
+  bool valid;
+  int number = 0, block = 0;  // of its sequence, and of the strip among those of a packed sequence
+
+  // One that exists, of sequences without LENGTHS: in numbers of 32 bits, which take fewer registers.
+  DEVICE StripItem(u32 index_, u32 of_head)
+      : index(index_), head(index_ / of_head), strip(int(index_ % of_head)), valid(true) {}
+  DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace, i64 index_) : index(index_) {
+    head = index / workspace.strips;
+    strip = int(index % workspace.strips);
+    valid = head < workspace.num_heads(p);
+    if constexpr (LENGTHS_KIND == PACKED) {
+      constexpr int BLOCK_STRIPS = WHOLE_TILES ? TILE_STRIPS : 1;
+      const PackedBlock found =
+          packed_block<BLOCK_STRIPS * STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip) / BLOCK_STRIPS);
+      number = found.sequence;
+      block = found.block * BLOCK_STRIPS + strip % BLOCK_STRIPS;
+      valid = valid && i64(found.block) * (BLOCK_STRIPS * STRIP) < sequence_of(p, number).stored_rows();
+    } else if constexpr (LENGTHS_KIND == PADDED) {
+      if (valid) number = int(head / p.heads);
+    }
+  }
+
+  // Its first, of its sequence.
+  DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? block : strip) * STRIP; }
+};
+
+// Where a head of a tensor begins.
+DEVICE const char* head_address(const void* tensor, const Strides& stride, int batch, int head) {
+  return static_cast<const char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
+}
+DEVICE char* head_address(void* tensor, const Strides& stride, int batch, int head) {
+  return static_cast<char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
+}
+
+// 16 bytes from or to global memory by accesses as wide as ALIGNMENT allows.
+template <int ALIGNMENT>
+DEVICE vec4 load_16_bytes(const char* global) {
+  if constexpr (ALIGNMENT == 16) {
+    return ld_global<vec4>(global);
+  } else if constexpr (ALIGNMENT == 8) {
+    const vec2 lo = ld_global<vec2>(global), hi = ld_global<vec2>(global + 8);
+    return {lo.x, lo.y, hi.x, hi.y};
+  } else {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (ALIGNMENT == 4) {
+        words[i] = ld_global<u32>(global + 4 * i);
+      } else {
+        words[i] = ld_global<u16>(global + 4 * i) | u32(ld_global<u16>(global + 4 * i + 2)) << 16;
+      }
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+}
+template <int ALIGNMENT>
+DEVICE void store_16_bytes(char* global, vec4 v) {
+  if constexpr (ALIGNMENT == 16) {
+    st_global(global, v);
+  } else if constexpr (ALIGNMENT == 8) {
+    st_global(global, vec2{v.x, v.y});
+    st_global(global + 8, vec2{v.z, v.w});
+  } else {
+    store_pair<ALIGNMENT>(global, v.x);
+    store_pair<ALIGNMENT>(global + 4, v.y);
+    store_pair<ALIGNMENT>(global + 8, v.z);
+    store_pair<ALIGNMENT>(global + 12, v.w);
+  }
+}
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x += shfl_xor(x, distance);
+  return x;
+}
+
+// The sum of a[i] b[i] over the elements of 4 bytes.
+DEVICE float dot_word(u32 a, u32 b, float sum) {
+  if constexpr (FLOAT32) {
+    return fmaf(u32_as_float(a), u32_as_float(b), sum);
+  } else if constexpr (BFLOAT16) {
+    sum = fmaf(cvt_f32_bf16(u16(a)), cvt_f32_bf16(u16(b)), sum);
+    return fmaf(cvt_f32_bf16(u16(a >> 16)), cvt_f32_bf16(u16(b >> 16)), sum);
+  } else {
+    sum = fmaf(cvt_f32_f16(u16(a)), cvt_f32_f16(u16(b)), sum);
+    return fmaf(cvt_f32_f16(u16(a >> 16)), cvt_f32_f16(u16(b >> 16)), sum);
+  }
+}
+
+// Algorithm 2, l. 4, and what l. 3 says of dQ: zeros in dQ, and the numbers of each row. A row that sees no key has an LSE of
+// -inf; with 0 in its place its P is exp2(-inf - 0) = 0, and its delta must not be NaN, which 0 would not hide.
+// A row is read by so many lanes, 16 bytes each at a time, and so many rows at once.
+constexpr int ROW_UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
+constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
+constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+
+// By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of the sequence, of dO
+// (0) or O (1); and number(which, at): of LSE (0) or its gradient (1), of one row per lane.
+template <int IN_FLIGHT, typename Source>
+DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source,
+                          int lane) {
+  constexpr float LOG2_E = 1.44269504088896341f;
+  constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
+  const int unit = lane % LANES;
+  const auto sequence = sequence_of(p, item.number);
+  if (item.valid) {
+    vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.index)) + lane;
+#pragma unroll 8
+    for (int n = 0; n < STRIP_FLOATS / ACCUMULATOR; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
+    const int strip = LENGTHS_KIND == PACKED ? item.block : item.strip;
+    if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
+      i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
+      if constexpr (LENGTHS_KIND == PACKED) {
+        tile = item.head * workspace.tiles(p) + strip * STRIP / BLOCK_Q +
+               first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
+      }
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.turn(p, u32(tile)), vec2{0, 0});
+      } else {
+        st_global(workspace.turns + tile, u32(0));
+      }
+    }
+  }
+  // A row's LSE, and what its gradient is, have a lane each.
+  const u32 first_row = u32(item.row()), rows = item.valid ? u32(sequence.rows()) : 0, row = first_row + lane;
+  const bool here = lane < STRIP && row < rows;
+  const i64 at = row_numbers(p, sequence, item.head) + row;
+  const float lse = here ? source.number(0, at) : 0.0f, dlse = here && p.dlse != nullptr ? source.number(1, at) : 0.0f;
+  // Algorithm 2, l. 4: D = rowsum(dO * O).
+  float delta = 0.0f;
+#pragma unroll(STRIP / ROWS < IN_FLIGHT ? STRIP / ROWS : IN_FLIGHT)
+  for (int pass = 0; pass < STRIP / ROWS; ++pass) {
+    const u32 row = first_row + pass * ROWS + lane / LANES;
+    float sum = 0.0f;
+#pragma unroll
+    for (int x = 0; x < UNITS; x += LANES) {
+      if (row < rows && x + unit < UNITS) {
+        const vec4 a = source.unit(0, row, x + unit), b = source.unit(1, row, x + unit);
+        sum = dot_word(a.w, b.w, dot_word(a.z, b.z, dot_word(a.y, b.y, dot_word(a.x, b.x, sum))));
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
+    const float of_row = u32_as_float(shfl(float_as_u32(sum), lane % ROWS * LANES));
+    if (lane / ROWS == pass) delta = of_row - dlse;
+  }
+  const bool blind = lse == NEG_INF;
+  const float L = blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), D = blind ? 0.0f : delta;
+  if constexpr (WHOLE_TILES) {
+    if (item.valid && lane < STRIP) {
+      float* const numbers = workspace.lse(item.index) + lane;
+      st_global(numbers, here ? L : -NEG_INF);  // rows past the end: their P is exp2(0 - inf) = 0
+      st_global(numbers + BLOCK_Q, here ? -D : 0.0f);
+    }
+  } else if (here) {
+    st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(L), float_as_u32(D)});
+  }
+  if constexpr (SINK) {
+    float of_sink = here && !blind ? ex2((ld_global<float>(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
+    of_sink = warp_sum(of_sink);
+    if (lane == 0 && item.head < workspace.num_heads(p)) st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);
+  }
+}
+
+struct StripInMemory {
+  const BackwardParams& p;
+  const char *dO, *O;  // the first row of the sequence
+
+  DEVICE StripInMemory(const BackwardParams& p_, const StripItem& item) : p(p_) {
+    const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
+    const i64 row = sequence_of(p, item.number).first_row();
+    dO = head_address(p.dout, p.dout_stride, batch, head) + row * (p.dout_stride.seq * ELEMENT_BYTES);
+    O = head_address(p.o, p.o_stride, batch, head) + row * (p.o_stride.seq * ELEMENT_BYTES);
+  }
+  DEVICE vec4 unit(int which, u32 row, int unit) const {
+    const i64 pitch = (which == 0 ? p.dout_stride : p.o_stride).seq * ELEMENT_BYTES;
+    return load_16_bytes<ALIGNMENT>((which == 0 ? dO : O) + row * pitch + unit * 16);
+  }
+  DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
+};
+
+// By the pass before.
+DEVICE void prepare_strip(const BackwardParams& p) {
+  const BackwardWorkspace workspace(p);
+  const StripItem item(p, workspace, strip_of_pass());
+  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
+  prepare_strip<8>(p, workspace, item, StripInMemory(p, item), threadIdx.x % 32);
+}
+
+// A sink's gradient: what all strips of its head have for it, in an order that is always the same. One warp per head.
+DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspace) {
+  const i64 head = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (head >= p.heads) return;
+  float sum = 0.0f;
+  for (i64 h = head; h < workspace.num_heads(p); h += p.heads) {
+    for (int strip = lane; strip < workspace.strips; strip += 32) {
+      sum += ld_global<float>(workspace.sinks + h * workspace.strips + strip);
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) st_global(p.dsink + head, -sum);
+}
+
+// dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
+// columns of two rows. By the pass behind, which begins with strip `first`.
+DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
+  const BackwardWorkspace workspace(p);
+  const StripItem item(p, workspace, first + strip_of_pass());
+  const int lane = threadIdx.x % 32, g = lane % 8;
+  if constexpr (SINK) sum_sinks(p, workspace);
+  if (!item.valid) return;
+  const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
+  const auto sequence = sequence_of(p, item.number);
+  char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
+  const float* source = workspace.strip(item.index);
+#pragma unroll(D_TILES >= 16 ? 4 : 1)
+  for (int n = lane / 8; n < D_TILES; n += 4) {
+    float d[4][4];  // of the four lanes 4g ... 4g + 3, as accumulator_place() says
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const int place = WIDE_ADDITIONS ? (4 * g + x) * 4 : x * 32 + 4 * g;
+      const vec4 v = ld_global<vec4>(source + n * ACCUMULATOR + place);
+      const float four[4] = {u32_as_float(v.x), u32_as_float(v.y), u32_as_float(v.z), u32_as_float(v.w)};
+#pragma unroll
+      for (int y = 0; y < 4; ++y) d[WIDE_ADDITIONS ? x : y][WIDE_ADDITIONS ? y : x] = four[y] * p.scale;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const i64 row = item.row() + half * 8 + g;
+      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // else zeros
+      char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
+      u32 words[8];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float x = exists ? d[t][2 * half] : 0.0f, y = exists ? d[t][2 * half + 1] : 0.0f;
+        if constexpr (FLOAT32) {
+          words[2 * t] = float_as_u32(x);
+          words[2 * t + 1] = float_as_u32(y);
+        } else {
+          words[t] = pack_16bit<BFLOAT16>(x, y);
+        }
+      }
+      if (row < sequence.stored_rows()) {
+        store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
+        if constexpr (FLOAT32) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
+      }
+    }
+  }
+}

@@ -1,0 +1,145 @@
+// What the three passes of a backward kernel leave for one another in device memory: dQ in float32, to which every key block
+// adds, two numbers for each row of queries, and, DETERMINISTIC, how many key blocks have added to each tile of dQ.
+//
+// dQ is kept as mma.sync has it, 16 x 8 accumulators one after another, so that a warp adds 512 neighbouring bytes at a time;
+// the last pass puts it in order. A head begins with a row of accumulators of its own: where seqlen_q is no multiple of 16,
+// up to 15 rows per head are padding. WHOLE_TILES: a head has whole query tiles instead, each with the numbers of its rows
+// behind its dQ, so that one index says where all of it lies and nothing is tested; and blocks take items by a counter.
+//
+// Of packed sequences a head has one row of strips, and of tiles, in which each sequence has its own (first_packed_block).
+#pragma once
+#include "backward/params.cuh"
+#include "primitives/opaque.cuh"
+#include "primitives/reduction.cuh"
+#include "mma/fragments.cuh"
+#include "shared/lengths.cuh"
+#include "shared/schedule.cuh"
+
+// Four neighbours can be added at once from sm_90 on. Else each of the four registers of a warp has 128 bytes to itself.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool WIDE_ADDITIONS = false;
+#else
+constexpr bool WIDE_ADDITIONS = true;
+#endif
+
+constexpr int STRIP = 16;                // rows of one accumulator
+constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
+constexpr int ACCUMULATOR = STRIP * 8;   // floats
+
+// Of each row, log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the
+// softmax of a row sends back.
+constexpr int ROW_NUMBER_BYTES = 8;
+
+constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
+constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
+
+constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
+constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
+// WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's turns.
+constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
+constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
+static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
+
+// Whether heads are worked on in groups.
+constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
+// Whether thread blocks take one key block after another, and do most of the passes before and after beside their tiles
+// (backward/fa3_common/background.cuh). In a fixed order of sums each block would be waited for; where tiles are listed, and with
+// lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do.
+constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
+
+// GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. RUNS_ON: while
+// one group is, the next ones are prepared and those before are converted (backward/fa3_common/background.cuh), but for the first
+// and the last ones, with which the passes before and after are done. Which is the planner's choice (cufa/schedule/key_order.py).
+struct HeadGroups {
+  const BackwardParams& p;
+  DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
+  DEVICE u32 whole() const { return u32(p.whole_groups); }  // groups before the last one, which is of all heads that are left
+  DEVICE u32 first(u32 group) const { return group * u32(p.heads_per_group); }
+  DEVICE u32 end(u32 group) const { return group < whole() ? first(group + 1) : heads(); }
+  DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_group), whole()); }
+  DEVICE u32 strips() const { return u32(p.strips_per_head); }
+  // The first one that the pass behind converts.
+  DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
+};
+
+// RUNS_ON. Of each key/value head: how many of its strips are prepared. Of each group: how many warps have added all of a key
+// block, and how many batches of its strips have been taken, to be prepared and to be converted.
+enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
+
+struct BackwardWorkspace {
+  float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
+  char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
+  u32* next;   // WHOLE_TILES: the item that is to be taken next
+  vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
+  u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
+  u32* counters;  // RUNS_ON: (4, batch * kv_heads), of each Counter
+  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
+  i32 strips;  // of a head
+
+  DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
+    const i64 heads = num_heads(p);
+    next = static_cast<u32*>(p.workspace);
+    dQ = static_cast<float*>(p.workspace) + (WHOLE_TILES ? HEADER_FLOATS : 0);
+    strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS
+             : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
+    rows = reinterpret_cast<char*>(dQ + heads * strips * STRIP_FLOATS);
+    items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
+    turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
+    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    if constexpr (WHOLE_TILES && SINK) {
+      sinks = reinterpret_cast<float*>(items);
+      items = reinterpret_cast<vec4*>(sinks + heads * strips);
+    }
+    counters = reinterpret_cast<u32*>(items + i64(num_items(p)) * RECORD_VECTORS);
+  }
+
+  // Over the batch, where a sequence has its own strips.
+  DEVICE static i64 num_heads(const BackwardParams& p) {
+    return LENGTHS_KIND == PACKED ? i64(p.heads) : i64(p.batch) * p.heads;
+  }
+  // Query tiles of a head, each of which has a turn.
+  DEVICE static u32 tiles(const BackwardParams& p) {
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BLOCK_Q + 1;
+  }
+
+  // WHOLE_TILES: how many have added to a tile that is the `index`th of all; two counters, where its columns are added in parts.
+  DEVICE static u32* turn(const BackwardParams& p, u32 index) {
+    return reinterpret_cast<u32*>(tile(p, index) + TILE_DQ_FLOATS + BLOCK_Q * 2);
+  }
+  DEVICE static u32 num_items(const BackwardParams& p) {
+    return (u32(p.seqlen_k - 1) / BLOCK_KV + 1) * u32(p.batch) * u32(p.kv_heads);
+  }
+  // WHOLE_TILES: where the `index`th of all tiles lies.
+  DEVICE static float* tile(const BackwardParams& p, u32 index) {
+    return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
+  }
+
+  DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) const { return counters + which * HeadGroups{p}.heads() + i; }
+
+  // The accumulators of the `index`th of all strips, a head's side by side.
+  DEVICE float* strip(i64 index) const {
+    if constexpr (WHOLE_TILES) {
+      const u32 i = u32(index);
+      return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + i % TILE_STRIPS * STRIP_FLOATS;
+    }
+    return dQ + index * STRIP_FLOATS;
+  }
+  DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
+  // WHOLE_TILES: lse of its first row; its -delta lies BLOCK_Q floats behind.
+  DEVICE float* lse(i64 index) const {
+    const u32 i = u32(index);
+    return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + TILE_DQ_FLOATS + i % TILE_STRIPS * STRIP;
+  }
+};
+
+// Where register `c` of `lane` lies in an accumulator.
+DEVICE int accumulator_place(int lane, int c) { return WIDE_ADDITIONS ? lane * 4 + c : c * 32 + lane; }
+
+DEVICE void add_accumulator(float* target, const float (&d)[4], int lane) {
+  if constexpr (WIDE_ADDITIONS) {
+    red_add_f32x4(target + lane * 4, d[0], d[1], d[2], d[3]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) red_add_f32(target + accumulator_place(lane, c), d[c]);
+  }
+}

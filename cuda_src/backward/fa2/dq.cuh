@@ -1,0 +1,43 @@
+// What fa2_backward adds to dQ: the product of a tile's dS and the keys, 32 rows and a share of the columns for each warp.
+#pragma once
+#include "backward/fa2/shape.cuh"
+#include "shared/phases.cuh"
+#include "mma/product.cuh"
+
+// Alg. 2, l. 15, to the accumulators at `dQ`, of a tile's 16-row strip number `strip` and the next, of which a head has `strips`.
+// The warp's share of the columns begins with 8-column tile `dq_share`, what it computes with `first_dq_tile`.
+DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int first_dq_tile, int dq_share, u32 dS_lane, u32 K_lane,
+                                int lane INSIDE(, PhaseLog& inside, u32 number)) {
+  float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
+  // Accumulators `begin` ... end-1 of a chunk.
+  auto add_chunk = [&](int c, int begin, int end) {
+#pragma unroll
+    for (int x = begin; x < end; ++x) {
+      const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
+      if (strip + i >= strips) continue;
+      if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
+      add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
+    }
+  };
+#pragma unroll
+  for (int c = 0; c < DQ_CHUNKS; ++c) {
+    constexpr int STEPS = Bc / 16;
+    INSIDE(inside.enter(QUERY_GRADIENTS, number);)
+    multiply<BFLOAT16, STEPS, true>(
+        dQ_rmem[c],
+        [&](u32(&dS)[2][4], int k) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
+        },
+        [&](u32(&B)[4], int n, int k) {
+          load_b_pair<true>(B, K_lane + k * 16 * PITCH + (c * DQ_CHUNK + n) * 16, n + 1 < DQ_CHUNK);
+        },
+        [&](int k) {
+          if (c > 0) add_chunk(c - 1, k * 2 * DQ_CHUNK / STEPS, (k + 1) * 2 * DQ_CHUNK / STEPS);
+        });
+    mma_fence();
+  }
+  INSIDE(inside.enter(ADD, number);)
+  add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
+  INSIDE(inside.enter(NOTHING);)
+}

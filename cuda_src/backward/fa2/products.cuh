@@ -1,0 +1,187 @@
+// What a warp of fa2_backward makes of a tile of queries and its keys: P and dS, and what they add to dV and dK.
+#pragma once
+#include "backward/fa2/shape.cuh"
+#include "backward/common/schedule.cuh"
+#include "shared/named_barriers.cuh"
+#include "shared/phases.cuh"
+#include "mma/product.cuh"
+#include "shared/score.cuh"
+
+struct FromRegisters {
+  static constexpr bool value = false;
+};
+struct FromMemory {
+  static constexpr bool value = true;
+};
+
+// Alg. 2, l. 10-14 and 16 for one query tile; dS is left for dQ. What the warp has of its block, where its operands lie in shared
+// memory (Q and dO: of this tile; P_keys and dS_keys: those of its keys) and which share of them is its own are parameters: as
+// members of a structure, ptxas finds other registers for them, and too few at head dim 128. copy_next(k) asks for a part of the
+// tile after this one.
+template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename CopyNext>
+DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
+                             bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,
+                             u32 rows_first, u32 columns_first, u32 warp_keys, int key_group, int part, int first_tile,
+                             int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
+                             float (&dV_rmem)[KEY_TILES][O_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
+                             CopyNext copy_next INSIDE(, PhaseLog& inside, u32 number)) {
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  // dV or dK += A B for queries `first` ... of a tile of dO or Q.
+  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
+    // The lane's offset is computed anew: registers are scarce.
+    const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
+    multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
+        D, load_a,
+        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
+  };
+
+#pragma unroll
+  for (int c = 0; c < PART_QUERIES; c += CHUNK) {
+    const int first = part * PART_QUERIES + c;
+    float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
+    const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
+    const u32 numbers_lane = rows_smem + stage * NUMBERS_BYTES + (first + S.lane_column(lane)) * ROW_NUMBER_BYTES;
+    // L and D of the two queries that this lane has in 8-column tile n.
+    auto row_numbers = [&](int n, float(&L)[2], float(&D)[2]) {
+      const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
+      L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
+      L[1] = u32_as_float(numbers.z), D[1] = u32_as_float(numbers.w);
+    };
+    auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
+      const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
+      multiply<BFLOAT16, K_STEPS, true>(
+          D,
+          [&](u32(&A)[KEY_TILES][4], int k) {
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * PITCH + k * 32);
+          },
+          [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
+    };
+    // Of the lane's first query from its first key, where ALiBi asks for it.
+    const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
+    const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
+                                 (first_key + int(warp_keys) + S.lane_row(lane)));
+    // Alg. 2, l. 11
+    auto exponentials = [&](int n) {
+      float L[2], D[2];
+      row_numbers(n, L, D);
+#pragma unroll
+      for (int x = 0; x < 4 * KEY_TILES; ++x) {
+        float& s = S.at(x / 2, n, x % 2);
+        if constexpr (ALIBI) {
+          s = ex2(alibi.changed(s, p.scale_log2, distance, 8 * n + x % 2 - x / 2 * 8) - L[x % 2]);
+        } else {
+          s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+        }
+      }
+    };
+    // Alg. 2, l. 14
+    auto gradients = [&](int n) {
+      float L[2], D[2];
+      row_numbers(n, L, D);
+#pragma unroll
+      for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
+    };
+
+    INSIDE(inside.enter(SCORES, number);)
+    // Alg. 2, l. 10
+    multiply_keys(S_rmem, K_smem, Q, [&](int k) {
+      if (c == 0) copy_next(k);
+    });
+    mma_fence();
+    INSIDE(inside.enter(SOFTMAX, number);)
+    cap_scores<SOFTCAP>(S, p.softcap);
+    if (masked) {
+      const KeyItem own = LOOKED_UP ? parked_item() : item;
+      const int key = (LOOKED_UP ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
+      const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
+      if constexpr (LOOKED_UP) {
+        hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
+      } else {
+        hide_scores_by_keys(S, mask_of_head(), key, row);
+      }
+    }
+    INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
+    // Alg. 2, l. 13; exponentials run under the products.
+    multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
+      if constexpr (!SOFTCAP) {
+#pragma unroll
+        for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
+      }
+    });
+    mma_fence();
+
+    INSIDE(inside.enter(VALUE_GRADIENTS, number);)
+    // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
+    u32 dS_operand[CHUNK / 16][KEY_TILES][4];
+    accumulate(
+        dV_rmem, dO, first, FromRegisters{},
+        [&](u32(&P)[KEY_TILES][4], int k) {
+          float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
+          if constexpr (SOFTCAP) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+#pragma unroll
+              for (int x = 0; x < 4 * KEY_TILES; ++x) slope[n][x] = cap_slope(S.at(x / 2, 2 * k + n, x % 2));
+              exponentials(2 * k + n);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+            for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+            if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
+          }
+          if constexpr (SOFTCAP) {
+#pragma unroll
+            for (int x = 0; x < 8 * KEY_TILES; ++x) S.at(x % (4 * KEY_TILES) / 2, 2 * k + x / (4 * KEY_TILES), x % 2) *= slope[x / (4 * KEY_TILES)][x % (4 * KEY_TILES)];
+          }
+        },
+        [&](int k) {
+          gradients(2 * k);
+          gradients(2 * k + 1);
+#pragma unroll
+          for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+            for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+            store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
+          }
+        });
+    INSIDE(inside.enter(KEY_GRADIENTS, number);)
+    accumulate(
+        dK_rmem, Q, first, FromRegisters{},
+        [&](u32(&dS)[KEY_TILES][4], int k) {
+#pragma unroll
+          for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+            for (int h = 0; h < 4; ++h) dS[i][h] = dS_operand[k][i][h];
+          }
+        },
+        [](int) {});
+  }
+
+  // And for the queries of the other warps that share its keys.
+  if constexpr (SHARED_KEYS) {
+    INSIDE(inside.enter(WAIT_TURN, number);)
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
+#pragma unroll
+    for (int x = 1; x < PARTS; ++x) {
+#pragma unroll
+      for (int c = 0; c < PART_QUERIES; c += CHUNK) {
+        const int first = (part + x) % PARTS * PART_QUERIES + c;
+        auto load_from = [&](u32 keys) {
+          return [=](u32(&A)[KEY_TILES][4], int k) {
+            const u32 A_lane = keys + lane_offset_rows_first<S_PITCH>(lane) + (first + k * 16) * 2;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
+          };
+        };
+        INSIDE(inside.enter(VALUE_GRADIENTS, number);)
+        accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+        INSIDE(inside.enter(KEY_GRADIENTS, number);)
+        accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
+      }
+    }
+  }
+  mma_fence();
+}

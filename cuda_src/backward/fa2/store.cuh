@@ -1,0 +1,43 @@
+// The end of fa2_backward: dK and dV from the registers of warps to global memory, through shared memory.
+#pragma once
+#include "backward/fa2/shape.cuh"
+#include "backward/common/schedule.cuh"
+#include "shared/named_barriers.cuh"
+
+// Alg. 2, l. 18, by all lanes of a warp, once no warp reads K and V any more. `own` and `ended`: its item and sequence, of which
+// `own_keys` are left from `own_key` on, and `stored_keys` are written.
+template <typename Sequence>
+DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
+                            int stored_keys, u32 K_smem, u32 V_smem, u32 warp_keys, int key_group, int part, int first_tile,
+                            const float (&dK_rmem)[KEY_TILES][O_TILES][4], const float (&dV_rmem)[KEY_TILES][O_TILES][4],
+                            int lane) {
+  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
+    const u32 rows = tile + warp_keys * PITCH;
+#pragma unroll
+    for (int r = 0; r < 2 * KEY_TILES; ++r) {
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
+        const float* d = D[r / 2][n] + r % 2 * 2;
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // else zeros
+        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
+                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
+      }
+    }
+  };
+  store(K_smem, dK_rmem, p.scale);
+  store(V_smem, dV_rmem, 1.0f);
+  if constexpr (SHARED_KEYS) {
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
+  } else {
+    warp_sync();
+  }
+  constexpr int STORE_ROWS = WARP_KEYS / PARTS;
+  const int row = warp_keys + part * STORE_ROWS;
+  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + own.kv_head * p.dk_stride.head +
+                                             (ended.first_key() + i64(own_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + own.kv_head * p.dv_stride.head +
+                                             (ended.first_key() + i64(own_key + row)) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
+}

@@ -1,0 +1,392 @@
+// FlashAttention-2 backward for float32 on the 16-bit tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 2, with every
+// float32 a pair of float16 and every product three, as in fa2_forward_f32.cu (mma/half_pair.cuh). With TF32 on, the
+// small halves are left out.
+//
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa2_backward_f32_prepare
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   the grid: one thread block per key block and key/value head
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  the loop, copied and split during the tile before
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      visit_tile(), as S^T = K_j Q_i^T
+//   l. 12     dV += P^T dO_i                       visit_tile()
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   visit_tile(), likewise transposed
+//   l. 15     dQ_i += dS K_j                       add_dq()
+//   l. 16     dK += dS^T Q_i                       visit_tile()
+//   l. 18     dK, dV                               epilogue; dQ: fa2_backward_f32_convert
+//
+// Where it departs from Algorithm 2:
+// - One tile in shared memory holds, one after another, what three products take of a warp's own keys: P, dS for dK, dS
+//   for dQ. Each is split for its product: units differ along the rows that are summed over, of dO, of Q and of K, and
+//   the factor takes up how far each lies below the largest.
+// - dS has the unit of its largest element in the block; the warps exchange it while dV is computed.
+// - Tensor cores truncate sums. They sum 32 columns of S and dP, the queries of one tile for dK and dV, and the keys of one
+//   block for dQ, from zero; the rest is ordinary addition.
+//
+// On an H200 it takes 0.42-0.46 of the time of PyTorch's memory-efficient backward (d64, d128; 1k and 4k; with d256, which was
+// measured earlier, 0.43-0.48), which also keeps float32 accuracy; with TF32, two thirds of that.
+#include "backward/fa2_f32/shape.cuh"
+#include "backward/common/passes.cuh"
+#include "backward/common/schedule.cuh"
+#include "mma/half_pair.cuh"
+#include "shared/named_barriers.cuh"
+#include "shared/score.cuh"
+
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ BackwardParams p) {
+  prepare_strip(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __grid_constant__ BackwardParams p) {
+  DYN_SMEM(smem);
+  u64 start_ns = 0;
+  if constexpr (TRACE) start_ns = global_timer();
+
+  const u32 smem_base = smem_address(smem);
+  const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
+  const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
+  const u32 S_smem = smem_base + S_OFFSET, largest_smem = smem_base + LARGEST_OFFSET;
+
+  // Alg. 2, l. 5
+  TileRange tiles;
+  QueryTile tile;
+  // What each tile needs once, or the end, waits in gaps of V: registers are scarce. The rest of `tiles` is read from there.
+  const u32 saved_smem = gap_address<PITCH>(V_smem, 1);
+  {
+    const KeyItem item = key_item<Bc>(p, blockIdx.x, 4 * ROW_BYTES);
+    tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+    tile = {item.kv_head * (p.heads / p.kv_heads), tiles.first};
+    if (thread_id() == 0) {
+      st_shared_vec4(saved_smem, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), u32(tiles.clear_end)});
+      st_shared_u32(saved_smem + PITCH, u32(tiles.clear_first));
+    }
+    block_sync();
+  }
+  auto key_block = [&] { return int(ld_shared_u32(saved_smem)); };
+  auto kv_head = [&] { return int(ld_shared_u32(saved_smem + 4)); };
+  auto batch = [&] { return int(ld_shared_u32(saved_smem + 8)); };
+  auto is_clear = [&](int q_tile) {
+    return q_tile >= int(ld_shared_u32(saved_smem + PITCH)) && q_tile < int(ld_shared_u32(saved_smem + 12)) &&
+           (key_block() + 1) * Bc <= p.seqlen_k;
+  };
+  auto batch_head = [&] { return i64(batch()) * p.heads; };
+  // Where tiles are looked up: the one that is visited, and the one after it.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  QueryWalk query_walk;
+  WalkedTile walked{-1}, walked_next{-1};
+  TileTally tally;
+  auto find_next = [&] {
+    walked_next = query_walk.next(p, key_block(), batch(), kv_head());
+    return QueryTile{kv_head() * (p.heads / p.kv_heads) + query_walk.head, walked_next.tile()};
+  };
+
+  // Alg. 2, l. 7
+  float dK_rmem[O_TILES][KEY_TILES][4] = {}, dV_rmem[O_TILES][KEY_TILES][4] = {};
+
+  // Until rows are split, no warp takes part but the one that copies and splits them.
+  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
+  auto copy_rows = [&](auto rows, int turn, u32 tile, const void* tensor, const Strides& stride, int head, int first_row,
+                       int num_rows) {
+#pragma unroll
+    for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
+      const int row = (g + turn) * 8;
+      if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
+      Rows::copy(tile + row * PITCH, Rows::source(tensor, stride, batch(), head, first_row + row, lane_id()),
+                 stride.seq * 4, num_rows - first_row - row, lane_id());
+    }
+  };
+  auto split_tile = [&](auto rows, int turn, u32 tile) {
+#pragma unroll
+    for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
+      const int row = (g + turn) * 8;
+      if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
+      split_rows<HEAD_DIM, PITCH, WITH_LO>(tile + row * PITCH, lane_id());
+    }
+  };
+  // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV whatever their P,
+  // exp2(0 - 0), is.
+  auto copy_do = [&](QueryTile tile) {
+    copy_rows(Size<Br>{}, Share().dO_turn(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    const int row = tile.q_tile * Br + thread_id();
+    if (thread_id() < Br) {
+      const i64 number = (batch_head() + tile.head) * p.seqlen_q + row;
+      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + thread_id() * ROW_NUMBER_BYTES,
+                                       BackwardWorkspace(p).rows + number * ROW_NUMBER_BYTES, row < p.seqlen_q);
+    }
+    cp_async_commit();
+  };
+  auto copy_q = [&](QueryTile tile) {
+    copy_rows(Size<Br>{}, Share().Q_turn(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    cp_async_commit();
+  };
+  auto split_queries = [&] {
+    cp_async_wait<0>();
+    warp_sync();  // the copies of the other lanes have landed too
+    split_tile(Size<Br>{}, Share().dO_turn(), dO_smem);
+    split_tile(Size<Br>{}, Share().Q_turn(), Q_smem);
+  };
+  // The warps that share keys wait for one another: what they have of a tile by keys is there, or has been used.
+  auto sync_keys = [&] {
+    if constexpr (PARTS > 1) {
+      bar_sync(KEY_PARTS_BARRIER + Share().key_group(), PARTS * 32);
+    } else {
+      warp_sync();
+    }
+  };
+  auto largest_unit = [&](u32 tile, auto rows) {
+    float largest = ld_shared_f32(unit_address<PITCH>(tile, 0));
+#pragma unroll
+    for (int g = 1; g < decltype(rows)::value / 8; ++g) largest = fmaxf(largest, ld_shared_f32(unit_address<PITCH>(tile, g)));
+    return largest;
+  };
+
+  using Scores = float[S_TILES][KEY_TILES][4];
+  // Keys times queries, over columns: S^T or dP^T.
+  auto multiply_rows = [&](Scores& D, u32 keys, u32 queries) {
+    const u32 warp_keys = keys + Share().keys() * PITCH, warp_queries = queries + Share().queries() * PITCH;
+    const u32 A_lane = warp_keys + pair_lane_a<PITCH>(lane_id()), B_lane = warp_queries + pair_lane_b<PITCH>(lane_id());
+#pragma unroll 1
+    for (int k = 0; k < K_STEPS; k += SUM_STEPS) {
+      Scores sum = {};
+#pragma unroll
+      for (int x = k; x < k + SUM_STEPS; ++x) {
+        if (K_STEPS % SUM_STEPS != 0 && x >= K_STEPS) break;
+        u32 A_hi[KEY_TILES][4], A_lo[KEY_TILES][4];
+        load_pair_operand<WITH_LO, false, 16 * PITCH>(A_hi, A_lo, A_lane + x * 2 * OCTET_BYTES);
+        multiply_pair_tiles<WITH_LO, false, 8 * PITCH, S_TILES>(sum, A_hi, A_lo, B_lane + x * 2 * OCTET_BYTES);
+      }
+      mma_fence();
+#pragma unroll
+      for (int e = 0; e < S_TILES * KEY_TILES * 4; ++e) (&D[0][0][0])[e] += (&sum[0][0][0])[e];
+    }
+    float key_unit[2 * KEY_TILES];
+#pragma unroll
+    for (int r = 0; r < 2 * KEY_TILES; ++r) key_unit[r] = ld_shared_f32(unit_address<PITCH>(warp_keys, r));
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      const float query_unit = ld_shared_f32(unit_address<PITCH>(warp_queries, n));
+#pragma unroll
+      for (int e = 0; e < KEY_TILES * 4; ++e) (&D[n][0][0])[e] *= query_unit * key_unit[e / 2];
+    }
+  };
+  // This warp's part of P^T or dS^T to shared memory; factor(n, r) for queries 8n ... and keys 8r ... of it.
+  auto store_scores = [&](const Scores& X, auto factor) {
+    const u32 target = S_smem + (Share().keys() + lane_id() / 4) * S_PITCH + Share().queries() * 4 + lane_id() % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2 * KEY_TILES; ++r) {
+        const float f = factor(n, r);
+        u32 hi, lo;
+        split_pair<WITH_LO>(X[n][r / 2][r % 2 * 2] * f, X[n][r / 2][r % 2 * 2 + 1] * f, hi, lo);
+        st_shared_u32(target + r * 8 * S_PITCH + n * OCTET_BYTES, hi);
+        if constexpr (WITH_LO) st_shared_u32(target + r * 8 * S_PITCH + n * OCTET_BYTES + LO_OFFSET, lo);
+      }
+    }
+  };
+  // dV or dK += factor * P^T dO or dS^T Q, a few columns at a time.
+  auto accumulate = [&](float(&D)[O_TILES][KEY_TILES][4], u32 queries, float factor) {
+    const u32 A_lane = S_smem + Share().keys() * S_PITCH + pair_lane_a<S_PITCH>(lane_id());
+    const u32 B_lane = queries + Share().first_tile() * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
+    u32 A_hi[Br / 16][KEY_TILES][4], A_lo[Br / 16][KEY_TILES][4];
+#pragma unroll
+    for (int k = 0; k < Br / 16; ++k) {
+      load_pair_operand<WITH_LO, false, 16 * S_PITCH>(A_hi[k], A_lo[k], A_lane + k * 2 * OCTET_BYTES);
+    }
+    for_groups<O_TILES, O_GROUP>([&](int n0, auto count) {
+      float sum[decltype(count)::value][KEY_TILES][4] = {};
+#pragma unroll
+      for (int k = 0; k < Br / 16; ++k) {
+        multiply_pair_tiles<WITH_LO, true, OCTET_BYTES, decltype(count)::value>(sum, A_hi[k], A_lo[k],
+                                                                              B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
+      }
+      mma_fence();
+#pragma unroll
+      for (int e = 0; e < decltype(count)::value * KEY_TILES * 4; ++e) {
+        float& d = (&D[n0][0][0])[e];
+        d = fmaf((&sum[0][0][0])[e], factor, d);
+      }
+    });
+  };
+
+  // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq(), in the unit that is returned.
+  auto visit_tile = [&](QueryTile tile, auto copy_next_do) {
+    // Alg. 2, l. 10
+    float S_rmem[S_TILES][KEY_TILES][4] = {}, dP_rmem[S_TILES][KEY_TILES][4] = {};
+    const auto S = fragment_view_by_columns(S_rmem);
+    multiply_rows(S_rmem, K_smem, Q_smem);
+    cap_scores<SOFTCAP, true>(S, p.softcap);
+    if (LOOKED_UP ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
+      const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
+      const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
+      if constexpr (LOOKED_UP) {
+        hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
+      } else {
+        hide_scores_by_keys(S, head_mask(p), key, row);
+      }
+    }
+    // Alg. 2, l. 13
+    multiply_rows(dP_rmem, V_smem, dO_smem);
+
+    // Alg. 2, l. 11 and 14
+    u32 largest = NO_MAGNITUDE;
+    const u32 numbers_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_NUMBER_BYTES;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
+      const Exponent exponent[2] = {u32_as_float(numbers.x), u32_as_float(numbers.z)};
+      const float D[2] = {u32_as_float(numbers.y), u32_as_float(numbers.w)};
+#pragma unroll
+      for (int e = 0; e < KEY_TILES * 4; ++e) {
+        float &s = (&S_rmem[n][0][0])[e], &dp = (&dP_rmem[n][0][0])[e];
+        const float slope = SOFTCAP ? cap_slope(s) : 1.0f;
+        s = exponent[e % 2].weight(s, p.scale_log2);
+        dp = s * (dp - D[e % 2]) * slope;
+        largest = max(largest, magnitude(float_as_u32(dp)));
+      }
+    }
+    largest = redux_max(largest);
+    if (lane_id() == 0) st_shared_u32(largest_smem + Share().warp * 4, largest);
+
+    // Alg. 2, l. 12
+    const float dO_unit = largest_unit(dO_smem, Size<Br>{});
+    const float P_factor = inverse_power_of_two(dO_unit) * P_SCALE;
+    store_scores(S_rmem, [&](int n, int) {
+      return ld_shared_f32(unit_address<PITCH>(dO_smem + Share().queries() * PITCH, n)) * P_factor;
+    });
+    sync_keys();
+    accumulate(dV_rmem, dO_smem, dO_unit / P_SCALE);
+
+    block_sync();  // all warps have said how large their dS is, and are done with dO and P
+    copy_next_do();
+    const float dS_unit = unit_of_largest(redux_max(ld_shared_u32(largest_smem + lane_id() % NUM_WARPS * 4)));
+    const float dS_scale = inverse_power_of_two(dS_unit);
+
+    // Alg. 2, l. 16
+    const float Q_unit = largest_unit(Q_smem, Size<Br>{}), Q_factor = inverse_power_of_two(Q_unit);
+    store_scores(dP_rmem, [&](int n, int) {
+      return ld_shared_f32(unit_address<PITCH>(Q_smem + Share().queries() * PITCH, n)) * Q_factor * dS_scale;
+    });
+    sync_keys();
+    accumulate(dK_rmem, Q_smem, dS_unit * Q_unit);
+    sync_keys();
+    const float K_factor = inverse_power_of_two(largest_unit(K_smem, Size<Bc>{}));
+    store_scores(dP_rmem, [&](int, int r) {
+      return ld_shared_f32(unit_address<PITCH>(K_smem + Share().keys() * PITCH, r)) * K_factor * dS_scale;
+    });
+    return dS_unit;
+  };
+
+  // Alg. 2, l. 15: all rows, and a share of the columns for each warp.
+  auto add_dq = [&](QueryTile tile, float dS_unit) {
+    const float factor = dS_unit * largest_unit(K_smem, Size<Bc>{});
+    const Share share;
+    const BackwardWorkspace workspace(p);
+    const u32 A_lane = S_smem + pair_lane_a_trans<S_PITCH>(lane_id());
+    const u32 B_lane = K_smem + share.first_dq_tile() * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
+    const int strip = tile.q_tile * Q_TILES;
+    float* const dQ = workspace.strip(batch_head() + tile.head, strip) + share.first_dq_tile() * ACCUMULATOR;
+    for_groups<DQ_TILES, DQ_GROUP>([&](int n0, auto count) {
+      float sum[decltype(count)::value][Q_TILES][4] = {};
+#pragma unroll
+      for (int k = 0; k < Bc / 16; ++k) {
+        u32 A_hi[Q_TILES][4], A_lo[Q_TILES][4];
+        load_pair_operand<WITH_LO, true, 2 * OCTET_BYTES>(A_hi, A_lo, A_lane + k * 16 * S_PITCH);
+        multiply_pair_tiles<WITH_LO, true, OCTET_BYTES, decltype(count)::value>(sum, A_hi, A_lo,
+                                                                              B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
+      }
+      mma_fence();
+#pragma unroll
+      for (int n = 0; n < decltype(count)::value; ++n) {
+        if (share.others_dq(share.first_dq_tile() + n0 + n)) continue;
+#pragma unroll
+        for (int i = 0; i < Q_TILES; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[n][i][e] *= factor;
+          if (strip + i < workspace.strips) add_accumulator(dQ + (i * D_TILES + n0 + n) * ACCUMULATOR, sum[n][i], lane_id());
+        }
+      }
+    });
+  };
+
+  int remaining = p.heads / p.kv_heads * (tiles.end - tiles.first);
+  if constexpr (LOOKED_UP) {
+    tile = find_next();
+    remaining = walked_next.exists();  // whether there is any
+  }
+  if (remaining > 0) {
+    // Alg. 2, l. 6
+    copy_rows(Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), key_block() * Bc, p.seqlen_k);
+    copy_rows(Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), key_block() * Bc, p.seqlen_k);
+    copy_do(tile);
+    copy_q(tile);
+    split_queries();
+    split_tile(Size<Bc>{}, Share().warp, K_smem);
+    split_tile(Size<Bc>{}, Share().warp, V_smem);
+    block_sync();
+  }
+  // Alg. 2, l. 8
+#pragma unroll 1
+  while (remaining > 0) {
+    walked = walked_next;
+    const QueryTile next = LOOKED_UP ? find_next() : tile.next(tiles);
+    if constexpr (LOOKED_UP) {
+      remaining = walked_next.exists();
+      if (TRACE && tile.head == kv_head() * (p.heads / p.kv_heads)) tally.count(walked.tile(), walked.masked());
+    } else {
+      --remaining;
+    }
+    const BackwardWorkspace workspace(p);
+    const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
+    u32 count = 0;
+    if (DETERMINISTIC && thread_id() == 0) count = turns.count(tile);  // long before it is compared
+    const float dS_unit = visit_tile(tile, [&] {
+      if (remaining > 0) copy_do(next);
+    });
+    if (DETERMINISTIC && thread_id() == 0) turns.await(tile, count);
+    block_sync();  // dS is there for all, and all warps are done with Q
+    if (remaining > 0) copy_q(next);
+    add_dq(tile, dS_unit);
+    if (remaining > 0) split_queries();
+    block_sync();  // the next tile is split, and all warps are done with dS
+    if (DETERMINISTIC && thread_id() == 0) turns.pass_on(tile);
+    tile = next;
+  }
+
+  // Alg. 2, l. 18
+  auto store = [&](void* tensor, const Strides& stride, const float(&D)[O_TILES][KEY_TILES][4], float factor) {
+    const Share share;
+    const int lane = lane_id();
+    char* head = head_address(tensor, stride, batch(), kv_head()) + lane % 4 * 8;
+#pragma unroll
+    for (int r = 0; r < 2 * KEY_TILES; ++r) {
+      const int row = key_block() * Bc + int(share.keys()) + r * 8 + lane / 4;
+      if (row >= p.seqlen_k) continue;
+      char* target = head + row * (stride.seq * 4);
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        const int tile = share.first_tile() + n;
+        if (share.others(tile)) continue;
+        const u32 x = float_as_u32(D[n][r / 2][r % 2 * 2] * factor), y = float_as_u32(D[n][r / 2][r % 2 * 2 + 1] * factor);
+        if constexpr (ALIGNMENT >= 8) {
+          st_global(target + tile * 32, vec2{x, y});
+        } else {
+          st_global(target + tile * 32, x);
+          st_global(target + tile * 32 + 4, y);
+        }
+      }
+    }
+  };
+  store(p.dk, p.dk_stride, dK_rmem, p.scale);
+  store(p.dv, p.dv_stride, dV_rmem, 1.0f);
+
+  if constexpr (TRACE) {
+    block_sync();  // the record ends when the last warp has stored
+    TileRange traced = head_mask(p).query_tiles<Br, Bc>(key_block());
+    if constexpr (LOOKED_UP) traced = tally.range(traced.total);
+    if (thread_id() == 0) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_convert(const __grid_constant__ BackwardParams p) {
+  convert_strip(p);
+}

@@ -1,0 +1,65 @@
+// How fa2_backward_f32 cuts a tile up: which keys, queries and columns a warp has, in tiles of mma.sync, and where they lie
+// in shared memory; and what P is in units that float16 holds.
+#pragma once
+#include "backward/params.cuh"
+#include "backward/common/workspace.cuh"
+#include "mma/copy.cuh"
+#include "mma/half_pair.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles of the keys of one warp
+constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
+constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp
+constexpr int S_TILES = PART_QUERIES / 8;                   // in 8-column mma tiles, and groups of eight queries
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
+constexpr int SUM_STEPS = 2;                                // of them the tensor cores sum
+constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
+constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 2 : 3;           // of them in work at a time: more take more registers
+constexpr int Q_TILES = Br / 16;                            // 16-row mma tiles of dQ: every warp takes all rows,
+constexpr int DQ_TILES = (D_TILES + NUM_WARPS - 1) / NUM_WARPS;  // and so many 8-column tiles
+constexpr int DQ_GROUP = 4;
+constexpr int ROW_BYTES = HEAD_DIM * 4;
+constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
+constexpr int S_PITCH = tile_pitch(Br * 4, 64);  // of P^T and dS^T: a row per key
+constexpr bool WITH_LO = !TF32;
+static_assert(K_BYTES == Bc * PITCH && V_BYTES == K_BYTES && Q_BYTES == Br * PITCH && DO_BYTES == Q_BYTES, "tiles");
+static_assert(ROWS_BYTES == Br * ROW_NUMBER_BYTES && S_BYTES == Bc * S_PITCH && LARGEST_BYTES == NUM_WARPS * 4, "the rest");
+static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
+static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0, "queries of a warp, and of a step of dV and dK");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(NUM_STAGES == 1, "the next tile is copied to where this one has been used");
+static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+
+// P <= 1, times this: below 2^15, as every other operand.
+constexpr float P_SCALE = 16384.0f;
+
+// P of one row. In units of log2 its log-sum-exp needs more digits than a float has: what rounding it leaves is a factor.
+struct Exponent {
+  float lse, factor;
+
+  DEVICE Exponent(float natural) {
+    constexpr float LOG2_E = 1.44269504088896341f, LOG2_E_REST = 1.92596299e-8f, LN_2 = 0.693147180559945309f;
+    lse = natural * LOG2_E;
+    factor = fmaf(-LN_2, fmaf(natural, LOG2_E_REST, fmaf(natural, LOG2_E, -lse)), 1.0f);
+  }
+  DEVICE float weight(float s, float scale_log2) const { return ex2(fmaf(s, scale_log2, -lse)) * factor; }
+};
+
+// What a warp takes of the products. Read anew where it is needed, as lanes are: registers are scarce.
+struct Share {
+  int warp = thread_id() / 32;
+
+  DEVICE int key_group() const { return warp / PARTS; }
+  DEVICE u32 keys() const { return key_group() * WARP_KEYS; }  // the first of its keys,
+  DEVICE u32 queries() const { return warp % PARTS * PART_QUERIES; }  // and of the queries for which it computes S and dP
+  // Columns of dK and dV, and of dQ: where the head dim is not shared out evenly, the last warps start earlier, and compute
+  // some that others do, too.
+  DEVICE int first_tile() const { return min(warp % PARTS * O_TILES, D_TILES - O_TILES); }
+  DEVICE int first_dq_tile() const { return min(warp * DQ_TILES, D_TILES - DQ_TILES); }
+  DEVICE bool others(int tile) const { return D_TILES % PARTS != 0 && tile < warp % PARTS * O_TILES; }
+  DEVICE bool others_dq(int tile) const { return D_TILES % NUM_WARPS != 0 && tile < warp * DQ_TILES; }
+  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS. Q and dO are two warps' where there are enough.
+  DEVICE int dO_turn() const { return warp; }
+  DEVICE int Q_turn() const { return Br / 8 < NUM_WARPS ? (warp + NUM_WARPS - Br / 8) % NUM_WARPS : warp; }
+};

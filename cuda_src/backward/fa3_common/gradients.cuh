@@ -1,0 +1,166 @@
+// What a warpgroup of consumers of the backward on Hopper does with 64 keys and a tile of queries in registers, computed
+// transposed (S^T = K Q^T): P, dS, dQ, and how dS, dK and dV leave.
+#pragma once
+#include "primitives/stmatrix.cuh"
+#include "primitives/wgmma_transposed.cuh"
+#include "wgmma/accumulator.cuh"
+#include "backward/fa3_common/block.cuh"
+#include "shared/score.cuh"
+
+// Scores that the mask hides become -inf. `key` is the lane's first in the block.
+DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
+  const auto S = fragment_view(S_rmem);
+  const int first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);
+  if constexpr (LOOKED_UP) {
+    hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(block.p, block.batch(), block.kv_head()), first_key, row);
+  } else {
+    hide_scores_by_keys(S, block.mask(), first_key, row);
+  }
+}
+
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the softcap, which dS is a multiple of.
+// `key` is the lane's first in the block. ALiBi is taken off here, where the cap's slope still has the score without it.
+template <int FROM = 0, int TO = Br / 8>
+DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
+                         int lane) {
+  const BackwardParams& p = block.p;
+  const auto S = fragment_view(S_rmem);
+  const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
+  float distance = 0.0f;  // of the lane's first row from its first key
+  if constexpr (ALIBI) {
+    distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
+  }
+#pragma unroll
+  for (int t = FROM; t < TO; ++t) {
+    const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+    const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float P[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = S.at(r, t, e);
+        if constexpr (ALIBI) {
+          P[e] = ex2(alibi.changed(s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]);
+        } else {
+          P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+        }
+        s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
+      }
+      P_rmem[2 * t + r] = pack_16bit<BFLOAT16>(P[0], P[1]);
+    }
+  }
+}
+
+// Element e of a pair that pack_16bit() made.
+template <bool BF16>
+DEVICE float unpack_16bit(u32 pair, int e) {
+  const u16 half = u16(e == 0 ? pair : pair >> 16);
+  if constexpr (BF16) {
+    return cvt_f32_bf16(half);
+  } else {
+    return cvt_f32_f16(half);
+  }
+}
+
+// -D of the lane's columns, for a product to be added to: what it becomes is dP - D. Loaded twice, for a copy of registers could not
+// be ordered before the product, and ptxas would serialise (C7511).
+DEVICE void begin_with_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
+#pragma unroll
+  for (int i = 0; i < Br / 4; ++i) {
+    const vec2 numbers = ld_shared_vec2(delta + i / 2 * 32 + lane % 4 * 8);
+    dP_rmem[2 * i] = u32_as_float(numbers.x);
+    dP_rmem[2 * i + 1] = u32_as_float(numbers.y);
+  }
+}
+// dP - D of a product that was added to nothing.
+DEVICE void take_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
+  const auto dP = fragment_view(dP_rmem);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+    const vec2 numbers = ld_shared_vec2(delta + t * 32 + lane % 4 * 8);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      dP.at(r, t, 0) += u32_as_float(numbers.x);
+      dP.at(r, t, 1) += u32_as_float(numbers.y);
+    }
+  }
+}
+
+// dS = P o (dP - D), packed; P(t, r) is the pair of this lane's row r in 8-column tile t.
+template <typename Weights>
+DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], Weights P) {
+  const auto difference = fragment_view(dP_less_D);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 pair = P(t, r);
+      dS_rmem[2 * t + r] = pack_16bit<BFLOAT16>(unpack_16bit<BFLOAT16>(pair, 0) * difference.at(r, t, 0),
+                                                unpack_16bit<BFLOAT16>(pair, 1) * difference.at(r, t, 1));
+    }
+  }
+}
+
+// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it. Before
+// products read it, it needs async_proxy_fence(): by each lane that stores, or later by those who ask for the products.
+DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
+  const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
+#pragma unroll
+  for (int k = 0; k < Br / 16; ++k) {
+    const u32 operand[4] = {dS_rmem[4 * k], dS_rmem[4 * k + 1], dS_rmem[4 * k + 2], dS_rmem[4 * k + 3]};
+    stmatrix_x4_trans(tile + (k * 16 + row) * ATOM_ROW_BYTES + unit * 16, operand);
+  }
+}
+
+// S (64 x N) = A B^T as wgmma_tiles_ss() has it, in flight; of A the first HELD k-steps lie in registers, too, and are taken from
+// there: shared memory is read less.
+template <int N, int HELD>
+DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 * HELD : 1], u64 a, u64 b) {
+  wgmma_registers(d);
+  if constexpr (HELD == 0) {
+    wgmma_tiles_ss<N, K_STEPS, BFLOAT16>(d, a, b);
+  } else {
+    wgmma_tiles_rs<N, HELD, BFLOAT16>(d, held, b);
+#pragma unroll
+    for (int k = HELD; k < K_STEPS; ++k) {
+      Wgmma<N, BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
+    }
+  }
+  wgmma_commit();
+}
+
+// dQ = dS K, or dQ += dS K, of KEYS keys, asked for: 64 rows of dS from `dS` on, 8 TILES columns of K from `K` on, within an atom
+// or from its first column.
+template <int KEYS, bool ACCUMULATES, int TILES>
+DEVICE void ask_for_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+  const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; ++k) {
+    const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
+    if (k == 0 && !ACCUMULATES) {
+      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
+    } else {
+      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
+    }
+  }
+}
+// In flight, of all keys.
+template <int TILES>
+DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+  wgmma_registers(dQ_rmem);
+  ask_for_dq<Bc, false, TILES>(dQ_rmem, dS, K);
+  wgmma_commit();
+}
+
+// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
+DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
+                       int first_key, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = block.first_key() + first_key + lane / 4 + 8 * r;
+    char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
+                (block.key_in_arrays() + key) * stride.seq * 2;
+    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.stored_keys(), lane);
+  }
+}

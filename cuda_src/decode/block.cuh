@@ -1,0 +1,96 @@
+// A thread block at work on pieces, one after another: what both schedules share.
+#pragma once
+#include "decode/merge.cuh"
+#include "shared/phases.cuh"
+
+// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
+// what other blocks of the cluster send.
+constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
+static_assert(RINGS_BYTES == RINGS * RING_BYTES, "stages of K and V for every ring");
+static_assert(SHARES_BYTES == NUM_WARPS * 32, "what each warp puts aside");
+static_assert(BARRIERS_BYTES == RINGS * NUM_STAGES * 8, "a barrier for every buffer of a ring");
+
+template <bool TMA>
+struct StreamOf {
+  using Type = AsyncKeyStream;
+};
+template <>
+struct StreamOf<true> {
+  using Type = TmaKeyStream;
+};
+
+struct DecodeBlock {
+  StreamOf<TMA_COPIES>::Type stream;
+  u32 smem, ring_smem, Q_lane;
+  int thread, lane, ring, first_row;
+  int stage = 0;  // buffer of the ring's oldest tile
+  INSIDE(PhaseLog inside;)
+
+  DEVICE DecodeBlock(u32 smem_, int thread_ INSIDE(, TraceRecord* records)) : smem(smem_), thread(thread_) INSIDE(, inside(records, thread_ % 32 == 0)) {
+    const int warp = int(shfl(u32(thread) / 32, 0));  // the compiler sees that it is the same for all lanes
+    lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
+    ring = warp / ROW_WARPS;
+    first_row = warp % ROW_WARPS * WARP_ROWS;
+    ring_smem = smem + RINGS_OFFSET + ring * RING_BYTES;
+    Q_lane = smem + Q_OFFSET + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
+    stream.init(smem + BARRIERS_OFFSET + ring * NUM_STAGES * 8, thread % RING_THREADS);
+  }
+
+  DEVICE void attend(const DecodeParams& p, const Piece& piece) {
+    TileAttention tile;
+    INSIDE(inside.item(piece.record); inside.enter(COPY, NO_TILE);)
+    if constexpr (HEAD_DIM % 16 != 0) {
+      zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + Q_OFFSET, thread);
+      if constexpr (!TMA_COPIES) {
+        zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + RINGS_OFFSET, thread);
+      }
+    }
+    stream.start(p, piece, ring);
+    const int tiles = stream.remaining();
+    int key = stream.key;
+#pragma unroll 1
+    for (int i = 0; i < NUM_STAGES; ++i) {
+      stream.copy_next(p, buffer(), stage);
+      advance();
+      // The copy engine is told of all tiles first; cp.async groups are waited for in their order.
+      if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
+        copy_queries(p, piece, smem + Q_OFFSET, thread);
+        cp_async_commit();
+      }
+    }
+    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
+    cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
+    block_sync();  // the queries have landed for all threads, and barriers are initialised
+    tile.start(p, piece, Q_lane, first_row, lane);
+#pragma unroll 1
+    for (int round = 0; round < tiles; ++round) {
+      const int place = stream.places.of(key);
+      INSIDE(inside.enter(WAIT_DATA, key / Bc);)
+      stream.await(p, buffer(), stage, place, ring);
+      INSIDE(inside.enter(TILE, key / Bc);)
+      tile.visit(p, buffer(), Q_lane, place, piece.length.keys, lane);
+      key += Bc;
+      stream.release();
+      INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
+      ring_sync(ring);  // all have read it
+      INSIDE(inside.enter(COPY, NO_TILE);)
+      stream.copy_next(p, buffer(), stage);
+      advance();
+    }
+    INSIDE(inside.enter(MERGE);)
+    cp_async_wait<0>();
+    merge_warps(p, piece, tile, smem, thread);
+  }
+
+  // The ring's oldest buffer.
+  DEVICE u32 buffer() const { return ring_smem + stage * STAGE_BYTES; }
+  DEVICE void advance() { stage = stage + 1 == NUM_STAGES ? 0 : stage + 1; }
+
+  // Between pieces: Q, the rings and what was merged in their place are free.
+  DEVICE void release() {
+    stream.release();
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
+    block_sync();
+    INSIDE(inside.enter(NOTHING);)
+  }
+};

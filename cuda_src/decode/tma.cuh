@@ -1,0 +1,157 @@
+// The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys, whole rows or 128 bytes
+// of each, and an mbarrier a buffer says when all have landed.
+//
+// Pages are looked up a whole warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue
+// as the cache, which is microseconds long when that is as it should be.
+//
+// Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which
+// may be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a
+// head, one of them may be storing a token to the cache while another's box brings that row, old or new, and it is replaced
+// either way.
+#pragma once
+#include "primitives/mbarrier.cuh"
+#include "primitives/tma_rows.cuh"
+#include "decode/stream.cuh"
+
+static_assert(!TMA_COPIES || RING_KEYS == 16, "a box a tile");
+
+struct TmaKeyStream {
+  int batch, kv_head;
+  const i32* table;
+  Lengths length;
+  KeyPlaces places;
+  int key;                          // first of the next tile
+  int end;                          // no tile starts here or after
+  int index;                        // of the next tile in `pages`
+  int pages, next_pages;            // lane i: page of the ring's ith tile, and of the one 32 tiles later
+  int thread;                       // of the ring
+  bool store_new;                   // this block stores the new tokens that it reads (APPEND)
+  u32 barriers;
+  u32 phases = 0;  // of each buffer's barrier, one bit
+
+  // Once. The block must meet before another warp waits.
+  DEVICE void init(u32 barriers_, int ring_thread) {
+    barriers = barriers_;
+    thread = ring_thread;
+    if (thread == 0) {
+      for (int stage = 0; stage < NUM_STAGES; ++stage) mbarrier_init(barriers + stage * 8, 1);
+      mbarrier_init_fence();
+    }
+  }
+
+  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring) {
+    batch = piece.batch;
+    kv_head = piece.kv_head;
+    length = piece.length;
+    if constexpr (APPEND) store_new = piece.row_block == 0;
+    key = first_ring_key(p, piece, ring);
+    places.set(p, length.keys);
+    end = places.end(piece.last_tile, length.keys);
+    if constexpr (PAGED) {
+      table = p.block_table + batch * p.table_stride;
+      index = 0;
+      pages = page_of(p, places.of(key + thread % 32 * Bc));
+      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
+    }
+  }
+
+  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
+
+  // No key of a tile that is read lies there or after.
+  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
+
+  // Entry of the block table; those past the length are not read.
+  DEVICE int page_of(const DecodeParams& p, int position) const {
+    return position < end_place() ? int(ld_global<u32>(table + position / p.page_size)) : 0;
+  }
+
+  DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
+    if (key >= end) return;
+    int row = places.of(key), page = batch;
+    if constexpr (PAGED) {
+      row %= p.page_size;
+      page = page_to_read(p, int(shfl(u32(pages), index)));
+    }
+    if (thread == 0) {
+      const u32 barrier = barriers + stage * 8;
+      mbarrier_arrive_expect_tx(barrier, 2 * GROUP_BYTES);
+      copy_group(&p.k_map, buffer, barrier, row, page);
+      copy_group(&p.v_map, buffer + KV_TILE_BYTES, barrier, row, page);
+    }
+    key += Bc;
+    if (PAGED && ++index == 32) {
+      index = 0;
+      pages = next_pages;
+      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
+    }
+  }
+
+  DEVICE void copy_group(const TensorMap* map, u32 target, u32 barrier, int row, int row_page) const {
+    if constexpr (ROWS_WHOLE) {
+      tma_load_5d(target, map, barrier, 0, 0, row, kv_head, row_page);
+    } else {
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) {
+        tma_load_4d(target + i * 16 * PIECE_BYTES, map, barrier, i * (PIECE_BYTES / KV_ITEM), row, kv_head, row_page);
+      }
+    }
+  }
+
+  // The tile of keys `first_key` ... is there for all threads of the ring.
+  DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
+    mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
+    phases ^= 1u << stage;
+    const bool unseen = some_unseen(p, first_key, RING_KEYS, length.keys);
+    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || unseen) {
+      finish_tile(p, buffer, first_key);
+      ring_sync(ring);  // zeros and new tokens are seen by all
+    }
+  }
+
+  // ldmatrix and the copy engine see shared memory by different ways: what was read, or stored, comes before what is
+  // copied over it.
+  DEVICE void release() { async_proxy_fence(); }
+
+  // The last tile of a sequence, or the first of its window: zeros for the values past its end or that nobody sees, and the
+  // tokens that are not in the cache yet.
+  DEVICE void finish_tile(const DecodeParams& p, u32 buffer, int first_key) {
+    constexpr int UNITS = KV_ROW_BYTES / 16;
+#pragma unroll 1
+    for (int i = thread; i < RING_KEYS * UNITS; i += RING_THREADS) {
+      const int row = i / UNITS, unit = i - row * UNITS, position = first_key + row;
+      const u32 target = tile_address(buffer, row, unit);
+      if (position >= end_place()) {
+        st_shared_vec4(target, vec4{0, 0, 0, 0});  // where not even a box was asked for
+        st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
+      } else if (APPEND && position >= length.old_keys) {
+        const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
+        const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
+        const bool hidden = some_unseen(p, position, 1, length.keys);
+        st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
+        st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
+        if (store_new) {
+          int row_page = batch, row_in_page = position;
+          if constexpr (PAGED) {
+            row_page = page_of(p, position);
+            row_in_page = position % p.page_size;
+            if (page_is_wild(p, row_page)) continue;
+          }
+          st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
+          st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
+        }
+      } else if (some_unseen(p, position, 1, length.keys)) {
+        st_shared_vec4(target, vec4{0, 0, 0, 0});
+        st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
+      }
+    }
+  }
+
+  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
+    return static_cast<const char*>(tensor) +
+           KV_ITEM * (batch * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
+  }
+  DEVICE char* cache_row(void* tensor, const Strides& stride, int row_page, int row_in_page) const {
+    return static_cast<char*>(tensor) +
+           KV_ITEM * (row_page * stride.batch + kv_head * stride.head + row_in_page * stride.seq);
+  }
+};

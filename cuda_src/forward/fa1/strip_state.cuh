@@ -1,0 +1,137 @@
+// What FlashAttention-1 (forward/fa1/kernel.cu, whose lines of Algorithm 1 are named here) carries from one key block to
+// the next: O, l and m of a strip of query rows, which lie in device memory meanwhile. A group of warps shares the rows;
+// each warp has keys of its own and, of O, columns of its own.
+#pragma once
+#include "shared/params.cuh"
+#include "mma/fragments.cuh"
+#include "forward/fa1/key_split.cuh"
+#include "shared/softmax.cuh"
+
+constexpr int M_TILES = 2;           // 16-row mma tiles of a warp
+constexpr int STRIP = M_TILES * 16;  // query rows that a group takes at a time; KEY_WARPS warps share each
+constexpr int LANE_ROWS = M_TILES * 2;
+
+// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds
+// registers and shared memory at every head dim.
+constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
+constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
+
+using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
+using RowValues = float[LANE_ROWS];      // one per row in which this lane has scores and output
+using OwnTiles = float[2 * M_TILES][4];  // the pair of a slice that this warp owns: [2][M_TILES]
+
+// One head's tensors in device memory.
+struct Head {
+  const char *Q, *K, *V;
+  char* O;
+  char* O_work;  // float32 O between key blocks, as accumulators: (Tr * BLOCK_Q / 16, D_PAIRS, 2, lane, 4)
+  vec2* lm;      // (Tr * BLOCK_Q): row sum, and row maximum in units of log2
+};
+
+// Row of the strip that row x of a lane is.
+DEVICE int strip_row(const Group& group, int x) { return x * 8 + group.lane / 4; }
+
+// Whether the slice's pair `x` lies within the head dim.
+DEVICE bool exists(int slice, int x) { return (slice + 1) * KEY_WARPS <= D_PAIRS || slice * KEY_WARPS + x < D_PAIRS; }
+
+// Maximum in units of log2; 0 where no key was seen, so that exp2(-inf - m) is 0, not NaN.
+DEVICE float finite_max(float m) { return m == NEG_INF ? 0.0f : m; }
+
+// What this lane carries of a strip from one key block to the next: l and m of its rows, O of its rows and columns.
+struct StripState {
+  OwnTiles O[NUM_SLICES];
+  RowValues l, m;
+  RowValues keep, add;  // O = keep * O + add * P~ V
+
+  // Calls f(accumulator, its place in head.O_work, its 16-row tile, its first column) for this lane's tiles of a slice.
+  template <typename F>
+  DEVICE void for_each_tile(const Head& head, const Group& group, i64 first_row, int slice, F f) {
+    if (!exists(slice, group.warp)) return;
+    char* const work = head.O_work + first_row * (D_PAIRS * 64) + group.warp * 1024 + group.lane * 16;
+#pragma unroll
+    for (int t = 0; t < 2 * M_TILES; ++t) {
+      const int r = t % M_TILES, half = t / M_TILES;
+      f(O[slice][t], work + r * D_PAIRS * 1024 + slice * KEY_WARPS * 1024 + half * 512, r,
+        (slice * KEY_WARPS + group.warp) * 16 + half * 8);
+    }
+  }
+
+  // Alg. 1, l. 8, and l. 2 at the first key block. What is read was written before the barriers of load_key_block.
+  DEVICE void load(const Head& head, const Group& group, i64 first_row, bool first) {
+#pragma unroll
+    for (int x = 0; x < LANE_ROWS; ++x) {
+      vec2 lm = {0, float_as_u32(NEG_INF)};
+      if (!first) lm = ld_global<vec2>(head.lm + first_row + strip_row(group, x));
+      l[x] = u32_as_float(lm.x);
+      m[x] = u32_as_float(lm.y);
+    }
+    load_slice(head, group, first_row, 0, first);
+  }
+  DEVICE void load_slice(const Head& head, const Group& group, i64 first_row, int slice, bool first) {
+    for_each_tile(head, group, first_row, slice, [&](float(&o)[4], const char* work, int, int) {
+      set_accumulator(o, first ? vec4{0, 0, 0, 0} : ld_global<vec4>(work));
+    });
+    warp_sync();  // keeps the compiler from sinking the loads to their use: they fly during the products
+  }
+
+  // Alg. 1, l. 11: m_new = max(m, m~), l_new = e^(m - m_new) l + e^(m~ - m_new) l~, and the factors of l. 12.
+  DEVICE void update_rows(const RowValues& m_tile, const Group& group, float scale_log2) {
+#pragma unroll
+    for (int x = 0; x < LANE_ROWS; ++x) {
+      const float l_tile = group.sum(group.sums, strip_row(group, x));
+      const float m_scaled = m_tile[x] * scale_log2, m_new = fmaxf(m[x], m_scaled), base = finite_max(m_new);
+      const float l_kept = ex2(m[x] - base) * l[x], weight = ex2(m_scaled - base);
+      const float l_new = fmaf(weight, l_tile, l_kept);
+      const float inverse = l_new == 0.0f ? 0.0f : rcp(l_new);  // 0: no key seen yet, O stays zero
+      keep[x] = l_kept * inverse;
+      add[x] = weight * inverse;
+      m[x] = m_new;
+      l[x] = l_new;
+    }
+  }
+
+  // Alg. 1, l. 12: the new O of one slice.
+  DEVICE void update_slice(const OwnTiles& PV_rmem, int slice) {
+#pragma unroll
+    for (int t = 0; t < 2 * M_TILES; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int x = t % M_TILES * 2 + e / 2;
+        O[slice][t][e] = fmaf(keep[x], O[slice][t][e], add[x] * PV_rmem[t][e]);
+      }
+    }
+  }
+
+  // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
+  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
+                          bool last) {
+    for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
+      if (!last) {
+        st_global(work, accumulator_bits(o));
+      } else if (column < HEAD_DIM) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const i64 row = first_row + strip_row(group, 2 * r + half);
+          const u32 both = pack_16bit<BFLOAT16>(o[2 * half], o[2 * half + 1]);
+          char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 2;
+          if (row < p.seqlen_q) store_pair<ALIGNMENT>(target, both);
+        }
+      }
+    });
+  }
+
+  // Alg. 1, l. 13: l and m likewise or, after the last key block, the natural-log LSE.
+  DEVICE void write_rows(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
+    constexpr float LN_2 = 0.693147180559945309f;
+    if (group.warp != 0 || group.lane % 4 != 0) return;
+#pragma unroll
+    for (int x = 0; x < LANE_ROWS; ++x) {
+      const i64 row = first_row + strip_row(group, x);
+      if (!last) {
+        st_global(head.lm + row, vec2{float_as_u32(l[x]), float_as_u32(m[x])});
+      } else if (p.lse != nullptr && row < p.seqlen_q) {
+        st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, l[x] == 0.0f ? NEG_INF : (m[x] + lg2(l[x])) * LN_2);
+      }
+    }
+  }
+};

@@ -1,0 +1,376 @@
+// FlashAttention-2 forward for float16 and bfloat16 on tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1:
+//
+//   l. 1-3    query blocks i                       the grid: one thread block a (query block, head); work_item()
+//   l. 4-5    load Q_i; O = 0, l = 0, m = -inf     before the loops
+//   l. 6      key blocks j                         walk_tiles(), last tile first, a loop for each way of masking
+//   l. 7      load K_j, V_j                        copied during tile j + 1
+//   l. 8      S = Q_i K_j^T                        visit_tile(), first half
+//   l. 9-10   m, P = exp(S - m), l, O              visit_tile(), second half
+//   l. 12-15  O / l, L = m + log l, store          epilogue
+//
+// Section 3.3 of the paper: rows are split over warps, 32 to a warp, so that warps share nothing but K and V. For head
+// dims over 128 the O of 32 rows does not fit in a warp's registers; a pair of warps then shares the rows, splits the
+// columns of S and of O, and exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
+//
+// Departures, and why:
+//   - Tiles run from last to first: masks are needed on the last ones only, and only the last can hang over the end.
+//   - O is rescaled only when a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare after one tile.
+//   - P is made 16 keys at a time between the products that use it, so that exponentials run under products.
+//   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
+//     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
+//   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Where tiles are looked up (looked_up_mask.cuh) one body serves all of them, and which comes next is known before a tile
+//     is visited, as that one's copies are made meanwhile.
+//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//     (SPLIT_KEYS: forward/splits.cuh).
+//
+// What limits (H200; figures are in cufa/records): mma.sync itself reaches 72% of what wgmma does there. d128 runs at 59% of
+// that at 16k, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 61 to 62% of the time
+// at 4k and 16k, by count of bytes.
+// At d256 and 1k the one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
+//
+// Tried, and slower (speed relative to the version of the day; d128, 16k, full, unless said otherwise):
+//   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 0.92; d64, 1k: 0.81.
+//   - 16 rows per warp: 0.78-0.84, as every ldmatrix feeds half the products. 32 keys per tile: 0.94. 48 keys: 0.96.
+//   - The loop rotated, S of the next tile under this one's exponentials: 0.87; copies land late and registers spill.
+//   - Operands not ahead: 0.95; Q alone ahead: 0.94; K alone: 0.97.
+//   - d64 with 128 keys per tile: a little faster full, 0.93 causal, and spills.
+//   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
+//   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
+//   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
+#include "forward/fa2/store.cuh"
+#include "mma/copy.cuh"
+#include "forward/splits.cuh"
+#include "shared/named_barriers.cuh"
+#include "shared/phases.cuh"
+#include "shared/score.cuh"
+
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
+  DYN_SMEM(smem);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
+  u64 start_ns = 0;
+  if constexpr (TRACE) start_ns = global_timer();
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x + gridDim.x * blockIdx.y); inside.enter(COPY);)
+
+  // Alg. 1, l. 3
+  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) {  // behind the end of its sequence
+    INSIDE(inside.close();)
+    return;
+  }
+  const HeadMask mask = head_mask(p, sequence);
+  TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
+  INSIDE(if (SPLIT_KEYS && tiles.empty()) inside.close();)
+  if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
+  static_assert(!LOOKED_UP || !SPLIT_KEYS, "the planner splits what lies side by side");
+  TileWalk<true> walk(tiles.end - 1);
+  TileTally tally;
+  WalkedTile walked{-1}, next{-1};
+  auto find_next = [&](int q_block, int head, int batch) {
+    next = walk.next(0, [&](int tile) {
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+    });
+  };
+  if constexpr (LOOKED_UP) {
+    find_next(item.q_block, item.head, item.batch);
+    tiles.end = next.tile() + 1;
+  }
+  const int first_row = item.q_block * HEAD_ROWS;
+  const int kv_head = item.head / (p.heads / p.kv_heads);
+  const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
+  const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
+                  (sequence.first_row() + first_row) * q_stride;
+  const char* K = static_cast<const char*>(p.k) + 2 * (sequence.batch() * p.k_stride.batch + kv_head * p.k_stride.head) +
+                  sequence.first_key() * k_stride;
+  const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
+                  sequence.first_key() * v_stride;
+
+  const u32 Q_smem = smem_address(smem) + Q_OFFSET;
+  const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
+  const u32 Q_lane = Q_smem + row_group * WARP_ROWS * PITCH + lane_offset_rows_first<PITCH>(lane);
+  const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
+  const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
+  const u32 P_warp = smem_address(smem) + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
+  const u32 M_warp = smem_address(smem) + M_OFFSET + row_group * WARP_ROWS * 8;
+
+  // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
+  const u32 parked_smem = Q_smem + PITCH - 16;
+  if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
+  // Where masked tiles are not skipped, their end waits in the same place of the second row.
+  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !LOOKED_UP;
+  if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  if (ALIBI && thread == 0) {
+    const Alibi alibi(p, sequence, item.head);
+    st_shared_vec2(parked_smem + 3 * PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+  }
+
+  // Alg. 1, l. 5
+  float O_rmem[M_TILES][O_TILES][4] = {};
+  OnlineSoftmax<2 * M_TILES> softmax;
+  softmax.reset();
+  u32 Q_rmem[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
+
+  // The copies inside the loops start with the last tile but one.
+  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
+      K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread);
+  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
+      V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread);
+
+  // The other warp's value for each row of a pair.
+  auto exchange = [&](const float(&mine)[2 * M_TILES], float(&other)[2 * M_TILES]) {
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, mine[r]);
+    }
+    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both warps have written; and both are done with P of the tile before
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      other[r] = ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
+    }
+  };
+
+  // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
+  auto probabilities = [&](u32(&P)[M_TILES][4], float(&S_rmem)[M_TILES][S_TILES][4], int k) {
+    const auto S = fragment_view(S_rmem);
+    exponentials<2>(S, 2 * k, softmax, softmax_scale(p));
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+    }
+  };
+
+  // Alg. 1, l. 10: O += P V for 16 keys.
+  auto accumulate = [&](const u32(&P)[M_TILES][4], u32 V_rows) {
+#pragma unroll
+    for (int n = 0; n < O_TILES; n += 2) {
+      u32 B[4];
+      if (n + 1 < O_TILES) {
+        ldmatrix_x4_trans(B, V_rows + n * 16);
+      } else {
+        u32 half[2];
+        ldmatrix_x2_trans(half, V_rows + n * 16);
+        B[0] = half[0];
+        B[1] = half[1];
+      }
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        mma_16bit<BFLOAT16>(O_rmem[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) mma_16bit<BFLOAT16>(O_rmem[i][n + 1], P[i], B[2], B[3]);
+      }
+    }
+  };
+
+  // Alg. 1, l. 7-10 for key tile j.
+  auto visit_tile = [&](int j, u32 stage, auto segment) {
+    constexpr Segment SEGMENT = decltype(segment)::value;
+    u32 A[2][M_TILES][4], B[2][S_TILES / 2][4];  // Q and K of two k16 steps
+    auto load_q = [&](int k) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if constexpr (!Q_IN_REGISTERS) ldmatrix_x4(A[k % 2][i], Q_lane + i * 16 * PITCH + k * 32);
+      }
+    };
+    auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
+    load_q(0);
+    INSIDE(inside.enter(WAIT_DATA, j);)
+    // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
+    cp_async_wait<0>();
+    block_sync();
+
+    INSIDE(inside.enter(SCORES, j);)
+    // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
+    float S_rmem[M_TILES][S_TILES][4] = {};
+#pragma unroll
+    for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k) {
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      if (k + 1 < K_STEPS) load_q(k + 1);
+#pragma unroll
+      for (int n = 0; n < S_TILES; n += 2) {
+        const u32(&K_k)[4] = B[k % 2][n / 2];
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) {
+          const u32(&Q_k)[4] = Q_IN_REGISTERS ? Q_rmem[i][k] : A[k % 2][i];
+          mma_16bit<BFLOAT16>(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
+          mma_16bit<BFLOAT16>(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
+        }
+        if (k + 1 < K_STEPS) load_k(k + 1, n);
+      }
+    }
+    cp_async_commit();
+    mma_fence();
+
+    INSIDE(inside.enter(SOFTMAX, j);)
+    // Alg. 1, l. 9: the row maxima.
+    const auto S = fragment_view(S_rmem);
+    cap_scores<SOFTCAP>(S, p.softcap);
+    if constexpr (ALIBI) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+      const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
+      Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
+    }
+    if (SEGMENT != CLEAR && (!LOOKED_UP || walked.masked())) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
+      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
+      if constexpr (LOOKED_UP) {
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
+        hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else if constexpr (PARK_MASK) {
+        const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
+        const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
+        hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else {
+        hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
+      }
+    }
+    float m_tile[2 * M_TILES];
+    lane_maxima<false>(m_tile, S);
+    if constexpr (PAIRED) {
+      float m_other[2 * M_TILES];
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
+      exchange(m_tile, m_other);
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
+    }
+    float alpha[2 * M_TILES];
+    if (softmax.raise_max_by_lanes(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    INSIDE(inside.enter(VALUES, j);)
+
+    if constexpr (PAIRED) {
+      u32 P[S_TILES / 2][M_TILES][4];
+#pragma unroll
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        probabilities(P[k], S_rmem, k);
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) {
+          store_a_operand<P_PITCH>(P_warp + i * 16 * P_PITCH + (part * WARP_KEYS + k * 16) * 2, P[k][i], lane);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
+      }
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of P are written; this warp's own half was used meanwhile
+      const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
+#pragma unroll
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        u32 P_other[M_TILES][4];
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) ldmatrix_x4(P_other[i], P_lane + i * 16 * P_PITCH + k * 32);
+        accumulate(P_other, V_lane + stage + ((part ^ 1) * WARP_KEYS + k * 16) * PITCH);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < Bc / 16; ++k) {
+        u32 P[M_TILES][4];
+        probabilities(P, S_rmem, k);
+        accumulate(P, V_lane + stage + k * 16 * PITCH);
+      }
+    }
+    mma_fence();
+  };
+
+  if (!tiles.empty()) {
+    if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
+    // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
+    // over its end.
+    int j = tiles.end - 1;
+    const int valid_keys = sequence.keys() - j * Bc;
+#pragma unroll
+    for (int h = 0; h < PACKED_HEADS; ++h) {
+      copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
+    }
+    cp_async_commit();
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+        K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+        V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
+    cp_async_commit();
+    INSIDE(inside.enter(WAIT_DATA, j);)
+    cp_async_wait<1>();
+    block_sync();  // Q has landed for all threads
+    INSIDE(inside.enter(NOTHING);)
+    if constexpr (Q_IN_REGISTERS) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+        for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * PITCH + k * 32);
+      }
+    }
+    u32 stage = 0;
+    if constexpr (LOOKED_UP) {
+      while (next.exists()) {
+        walked = next;
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        find_next(int(parked.x), int(parked.y), int(parked.z));
+        K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);
+        V_stream.skip(walked.tile() - 1 - next.tile(), v_stride);
+        visit_tile(walked.tile(), stage, SegmentTag<RIGHT_MASKED>{});
+        stage ^= STAGE_BYTES;
+        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
+      }
+    } else {
+      walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
+        visit_tile(j, stage, segment);
+        stage ^= STAGE_BYTES;
+        if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
+      });
+    }
+  } else {
+    block_sync();  // the parked values are visible
+  }
+
+  INSIDE(inside.enter(STORE);)
+  // Alg. 1, l. 12-15: O = O / l, L = m + log l.
+  softmax.reduce_sum();
+  if constexpr (PAIRED) {
+    float l_other[2 * M_TILES];
+    exchange(softmax.l, l_other);
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
+  }
+  if constexpr (SPLIT_KEYS) {
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
+    leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
+  } else {
+    store_output(p, parked_smem, row_group, part, O_rmem, softmax, lane);
+  }
+
+  INSIDE(inside.close();)
+  if constexpr (TRACE) {
+    block_sync();  // the record ends when the last warp has stored
+    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
+  }
+}
+
+// Merges what splits have left.
+KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
+  if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
+}

@@ -1,0 +1,35 @@
+// How fa2_forward cuts a tile up: which rows, keys and columns a warp has, in tiles of mma.sync, and where they lie in
+// shared memory.
+#pragma once
+#include "shared/params.cuh"
+#include "mma/copy.cuh"
+#include "forward/splits.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int WARP_ROWS = Br / (NUM_WARPS / COLUMN_WARPS);  // query rows of one warp
+constexpr int M_TILES = WARP_ROWS / 16;                     // 16-row mma tiles of one warp
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S = Q K^T; the last may be half padding
+constexpr int WARP_KEYS = Bc / COLUMN_WARPS;                // columns of S of one warp
+constexpr int S_TILES = WARP_KEYS / 8;                      // 8-column mma tiles of S of one warp
+constexpr int O_TILES = (HEAD_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // likewise of O
+constexpr int ROW_BYTES = HEAD_DIM * 2;
+constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
+constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
+constexpr bool PAIRED = COLUMN_WARPS == 2;
+
+// Shared memory: Q (later O), two stages of K and V, and what paired warps exchange: P and the row maxima.
+constexpr int KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
+static_assert(Q_BYTES == Br * PITCH && STAGES_BYTES == NUM_STAGES * STAGE_BYTES, "tiles fill their buffers");
+static_assert(STAGES_OFFSET == Q_OFFSET + Q_BYTES, "the padding of all rows is filled as that of one tile");
+static_assert(!PAIRED || (P_BYTES == Br * P_PITCH && M_BYTES == 2 * Br * 4), "what paired warps exchange");
+static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
+static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
+static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
+static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
+
+// Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
+constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
+constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;

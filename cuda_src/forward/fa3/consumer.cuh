@@ -1,0 +1,164 @@
+// What a consumer warpgroup of FlashAttention-3 does with the registers of its 64 query rows: products of tiles by WGMMA,
+// softmax, storing O. In which order, and what it waits for, is the kernel's affair (forward/fa3/kernel.cu, whose lines of
+// Algorithms 1 and 2 are named here).
+#pragma once
+#include "shared/params.cuh"
+#include "primitives/register_budget.cuh"
+#include "primitives/tma.cuh"
+#include "wgmma/accumulator.cuh"
+#include "forward/splits.cuh"
+#include "wgmma/pipeline.cuh"
+#include "shared/score.cuh"
+#include "wgmma/operands.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int GROUP_ROWS = 64;                 // query rows of one consumer warpgroup
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
+constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
+constexpr int S_TILES = Bc / 8;
+constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+// O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
+// (With lengths O always does: the rows behind those of a sequence may be another's.)
+constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE;
+static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
+static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
+
+// Accumulators and operands of one thread.
+using Scores = float[Bc / 2];
+using Output = float[HEAD_DIM / 2];
+using Probabilities = u32[Bc / 4];
+using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
+
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
+
+// Whether some query block sees no key: then it is the first or the last one.
+DEVICE bool some_block_is_empty(const AttentionParams& p) {
+  if constexpr (MASK_KIND == MASK_FULL) return false;
+  return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
+}
+
+// Asks TMA for 64 rows of Q, from row `first_row` of the tile on, of the heads that share the tile: a box for each.
+DEVICE void load_packed_heads(u32 tile, u32 full_barrier, const TensorMap* Q_map, const WorkItem& item, int first_row) {
+  constexpr int BOX_ROWS = HEAD_ROWS < GROUP_ROWS ? HEAD_ROWS : GROUP_ROWS;
+  mbarrier_arrive_expect_tx(full_barrier, Q_TILE_BYTES);
+  for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+    for (int row = 0; row < GROUP_ROWS; row += BOX_ROWS) {
+      tma_load_4d(tile + (a * GROUP_ROWS + row) * ATOM_ROW_BYTES, Q_map, full_barrier, a * ATOM_COLUMNS,
+                  item.q_block * HEAD_ROWS + query_of_row(first_row + row), item.head + (first_row + row) / HEAD_ROWS,
+                  item.batch);
+    }
+  }
+}
+
+// Q from shared memory to registers. As TMA is to write where ldmatrix read, a barrier alone does not do before the buffer is
+// given back: without the fence, a few rows in a million came out wrong.
+DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
+  load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem, warp * 16 + lane % 16, lane / 16);
+  async_proxy_fence();
+  warp_sync();  // all lanes have read
+}
+
+// Alg. 2, l. 9: S = Q K^T, in flight. Q from registers or from shared memory.
+DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 K_desc) {
+  if constexpr (Q_IN_REGISTERS) {
+    wgmma_tiles_rs<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_rmem, K_desc);
+  } else {
+    wgmma_tiles_ss<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_desc, K_desc);
+  }
+  wgmma_commit();
+}
+
+// Alg. 2, l. 10: O += P V, in flight.
+DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc) {
+  wgmma_accumulate_values<HEAD_DIM, Bc / 16, BFLOAT16>(O_rmem, P_rmem, V_desc);
+  wgmma_commit();
+}
+
+// Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
+DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
+  const auto S = fragment_view(S_rmem);
+  int top[2];
+  lane_tops(top, S);
+  bool grown = false;
+  if (softmax.may_grow(top, scale_log2)) {
+    float m_tile[2];
+    lane_maxima<true>(m_tile, S);
+    grown = softmax.raise_max_by_lanes(m_tile, scale_log2, alpha);
+  }
+  exponentials<S_TILES>(S, 0, softmax, scale_log2);
+  return grown;
+}
+
+DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
+#pragma unroll
+  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<BFLOAT16>(fragment_view(S_rmem), 0, i / 4, i % 4);
+}
+
+// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers.
+DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, int first_row,
+                         const Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp, int lane) {
+  // Exponentials read m of the two rows by turns. In two registers of one bank they cost 4% of the whole kernel's time.
+  pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
+  softmax.reduce_sum();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + lane / 4 + 8 * r;
+    const bool valid = row < p.seqlen_q;
+    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
+    if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
+    if constexpr (STORE_FROM_SMEM) {
+      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
+    } else {
+      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid, lane);
+    }
+  }
+  if constexpr (STORE_FROM_SMEM) {
+    async_proxy_fence();
+    warp_sync();  // the warp's 16 rows are complete; other warps store their own
+    if (lane == 0) {
+      for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+        tma_store_4d(O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS,
+                     first_row, item.head, item.batch);
+      }
+      bulk_commit();
+    }
+  }
+}
+
+// The same for one sequence of padded or packed ones, whose rows alone are written; of padded ones zeros behind them.
+DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequence, const Item& item, int first_row,
+                         Output& O_rmem, OnlineSoftmax<2>& softmax, int lane) {
+  softmax.reduce_sum();
+  const i64 numbers = row_numbers(p, sequence, i64(sequence.batch()) * p.heads + item.head);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + lane / 4 + 8 * r;
+    const bool exists = row < sequence.rows(), stored = row < sequence.stored_rows();
+    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
+    if (p.lse != nullptr && lane % 4 == 0 && stored) {
+      st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
+    }
+    if (!exists) {  // what is there may be no number
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
+    }
+    const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
+    store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
+                                             exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
+  }
+}
+
+// A query block whose rows all see no key: zeros, and the sink or -inf for the logarithm of their sums. By all consumers.
+DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
+  const u64 start_ns = TRACE ? global_timer() : 0;
+  const int rows = min(Br, p.seqlen_q - item.q_block * Br);
+  for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
+    const int row = item.q_block * Br + i / O_TILES;
+    st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
+    if (p.lse != nullptr && i % O_TILES == 0) {
+      st_global(lse_row(p, item, row), SINK ? ld_global<float>(p.sink + item.head) : NEG_INF);
+    }
+  }
+  if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
+}

@@ -1,0 +1,203 @@
+// The producer of FlashAttention-3 where it lists tiles (tile_list.cuh), as three warps. Lanes of the first classify tiles
+// together and write down which are visited, a few tiles ahead; the others ask the copy engine for what stands in that list,
+// one for Q and K, one for V. (All of it by one warp takes more registers than a producer has.)
+//
+// Consumers are told beside each tile of K, in shared memory that the barriers of its buffer guard, which it is.
+#pragma once
+#include "primitives/opaque.cuh"
+#include "forward/fa3/producer.cuh"
+#include "forward/fa3/tile_list.cuh"
+
+// What the list has of a tile: besides, where it begins in the arrays, and how many of its keys are of the sequence.
+struct ListEntry : ListedTile {
+  int row, existing;
+};
+constexpr int END_OF_LIST = -1;  // instead of a tile
+DEVICE void publish_entry(u32 place, const ListEntry& x) {
+  st_shared_vec4(place, {u32(x.tile), x.marks, u32(x.row), u32(x.existing)});
+}
+DEVICE ListEntry read_entry(u32 place) {
+  const vec4 x = ld_shared_vec4(place);
+  return {{int(x.x), x.y}, int(x.z), int(x.w)};
+}
+
+struct Lister {
+  const AttentionParams& p;
+  const SharedMemory& smem;
+  Ring<LIST_STAGES> list = smem.list_ring();
+  u32 round = 0;
+
+  DEVICE void run(Items& items) {
+    for (u32 index; items.take(p, index);) {
+      items.Tr = opaque(items.Tr);  // a product with it would take a register over all items
+      const WorkItem work = items.item(p, index);
+      const auto sequence = sequence_of(p, work.batch);
+      if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence
+      if (lane_id() == 0) {
+        // Seen by a consumer once its Q is there. The record that this overwrites is ITEM_RECORDS items old. Loaders are behind
+        // by no more items than the list has entries, and for what consumers are done with, see Producer::run().
+        publish_item(smem.item(round), {work, index});
+        if constexpr (is_looked_up(MASK_KIND)) publish_looked_up_mask(smem.item(round), p, work);
+        if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
+      }
+      warp_sync();  // all lanes read it
+      list_item(smem.item(round++));
+    }
+    if (lane_id() == 0) {
+      list.wait_empty();
+      publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+      publish_entry(smem.list + 16 * list.stage, {{END_OF_LIST, 0}, 0, 0});
+      mbarrier_arrive(list.full_barrier());
+    }
+  }
+
+  // An entry is complete when it is known whether another follows, as consumers have to know which tile is the last. (What is
+  // known of a tile waits in the entry, not in registers.)
+  DEVICE void list_item(u32 record) {
+    TileList tiles(p, record);
+    ListedTile tile = tiles.next();
+    if (!tile.exists()) tile = {0, NO_TILE_AT_ALL};
+    begin_entry({tile.tile, tile.marks | FIRST_TILE}, record);
+    for (bool more = true; more;) {
+      tile = tiles.next();
+      more = tile.exists();
+      end_entry(!more);
+      if (more) begin_entry(tile, record);
+    }
+  }
+  DEVICE void begin_entry(const ListedTile& tile, u32 record) {
+    if (lane_id() != 0) return;
+    list.wait_empty();
+    publish_entry(smem.list + 16 * list.stage, entry(tile, record));
+  }
+  DEVICE void end_entry(bool last) {
+    if (lane_id() == 0) {
+      const u32 marks = smem.list + 16 * list.stage + 4;
+      if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);
+      mbarrier_arrive(list.full_barrier());
+    }
+    list.advance();
+  }
+
+  // What stands for no tile lies behind the arrays, where the copy engine finds zeros.
+  DEVICE ListEntry entry(const ListedTile& tile, u32 record) const {
+    const int row = tile.tile * Bc;
+    if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};
+    if constexpr (LENGTHS_KIND == DENSE) return {tile, row, p.seqlen_k - row};
+    return {tile, first_key_of(record) + row, read_mask(record).keys - row};
+  }
+};
+
+// Where a loader is in the list, and of which item.
+struct ListReader {
+  const AttentionParams& p;
+  const SharedMemory& smem;
+  Ring<LIST_STAGES> list = smem.list_ring();
+  u32 round = 0;
+  int kv_head = 0, batch = 0;  // worked out once for an item: a division for each tile, of which few are on their way, cost 6%
+
+  // False at the end of the list. What is read stays until done().
+  DEVICE bool next(ListEntry& entry) {
+    list.wait_full();
+    entry = read_entry(smem.list + 16 * list.stage);
+    if (entry.tile == END_OF_LIST) return false;
+    if (entry.first()) {
+      const Item item = read_item(smem.item(round++));
+      kv_head = item.head / (p.heads / p.kv_heads);
+      batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
+    }
+    return true;
+  }
+  DEVICE u32 record() const { return smem.item(round - 1); }
+  DEVICE void done(int lane) {
+    list.release(lane);
+    list.advance();
+  }
+};
+
+// Alg. 1, l. 3-10, of Q and K: one thread.
+struct KeyLoader {
+  const AttentionParams& p;
+  const TensorMap *Q_map, *K_map;
+  const SharedMemory& smem;
+  ListReader reader{p, smem};
+  Ring<NUM_STAGES> K_ring = smem.K_ring();
+  Ring<Q_STAGES> Q_ring{};
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
+
+  DEVICE void run() {
+    for (ListEntry entry; reader.next(entry); reader.done(0)) {
+      INSIDE(if (entry.first()) inside.item(read_item(reader.record()).index + gridDim.x * blockIdx.y);)
+      INSIDE(inside.enter(WAIT_SPACE, entry.tile);)
+      K_ring.wait_empty();
+      INSIDE(inside.enter(COPY, entry.tile);)
+      publish_tile(smem.tile(K_ring.stage), entry);
+      load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * KV_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
+                              reader.batch);
+      K_ring.advance();
+      if (entry.first()) load_queries();
+    }
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
+    for (int w = 0; w < CONSUMERS; ++w) {  // their next item is no item
+      wait_for_query_buffer(w);
+      mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
+    }
+    INSIDE(inside.close();)
+  }
+
+  DEVICE void load_queries() {
+    const Item item = read_item(reader.record());
+    int row = item.q_block * Br;
+    if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.record()).first_row());
+    for (int w = 0; w < CONSUMERS; ++w) {
+      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
+      wait_for_query_buffer(w);
+      INSIDE(inside.enter(COPY, NO_TILE);)
+      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
+                                      row + w * GROUP_ROWS, item.head, reader.batch);
+    }
+    Q_ring.advance();
+  }
+  DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
+  DEVICE void wait_for_query_buffer(int consumer) const {
+    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
+  }
+};
+
+// The same of V, by a warp. The copy engine brings whole tiles: behind the last key of a sequence there are those of another, or
+// what nobody has written. Scores of such keys are masked whatever they are, but a probability of 0 times what is no number
+// is none, so the rows of V behind the end become zeros before consumers are told of the tile.
+struct ValueLoader {
+  const AttentionParams& p;
+  const TensorMap* V_map;
+  const SharedMemory& smem;
+  const int lane;
+  ListReader reader{p, smem};
+  Ring<NUM_STAGES> V_ring = smem.V_ring();
+  u32 tail_parity = 0;
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, lane == 0);)
+
+  DEVICE void run() {
+    for (ListEntry entry; reader.next(entry); reader.done(lane)) {
+      const u32 tile = smem.V + V_ring.stage * KV_TILE_BYTES;
+      const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
+      if (lane == 0) {
+        INSIDE(inside.enter(WAIT_SPACE, entry.tile);)
+        V_ring.wait_empty();
+        INSIDE(inside.enter(COPY, entry.tile);)
+        load_tile<Bc, HEAD_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
+                                reader.batch);
+      }
+      if (has_tail) {
+        mbarrier_wait(smem.tail_full, tail_parity);
+        tail_parity ^= 1;
+        clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);
+        async_proxy_fence();
+      }
+      warp_sync();  // all lanes have read the list, and written their zeros
+      if (has_tail && lane == 0) mbarrier_arrive(V_ring.full_barrier());
+      V_ring.advance();
+    }
+    INSIDE(inside.close();)
+  }
+};

@@ -1,0 +1,77 @@
+// The producer of FlashAttention-3 (forward/fa3/kernel.cu, whose lines of Algorithm 1 are named here) where the tiles of a
+// query block lie side by side: producer and consumers work out for themselves which they are. (Where they are listed:
+// listing_producer.cuh.)
+#pragma once
+#include "shared/params.cuh"
+#include "primitives/mbarrier.cuh"
+#include "forward/fa3/consumer.cuh"
+#include "shared/phases.cuh"
+#include "wgmma/pipeline.cuh"
+#include "forward/fa3/memory.cuh"
+
+using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
+
+// Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
+struct Producer {
+  const AttentionParams& p;
+  const TensorMap *Q_map, *K_map, *V_map;
+  const SharedMemory& smem;
+  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  Ring<Q_STAGES> Q_ring{};
+  u32 round = 0;
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
+
+  DEVICE void run(Items& items) {
+    for (u32 index; items.next(index);) {
+      const WorkItem work = items.item(p, index);
+      const TileRange tiles = tiles_of(p, work.q_block);
+      if (tiles.empty()) continue;
+      // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
+      // given back the Q of the last but one, and so have stored the item before that.
+      publish_item(smem.item(round++), {work, index});
+      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
+      load_item(work, tiles);
+    }
+    publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
+    for (int w = 0; w < CONSUMERS; ++w) {
+      wait_for_query_buffer(w);
+      mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
+    }
+    INSIDE(inside.close();)
+  }
+
+  // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
+  DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
+    const int kv_head = work.head / (p.heads / p.kv_heads);
+    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch INSIDE(, inside));
+    for (int w = 0; w < CONSUMERS; ++w) {
+      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
+      wait_for_query_buffer(w);
+      INSIDE(inside.enter(COPY, NO_TILE);)
+      const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
+      if constexpr (PACKED_HEADS == 1) {
+        load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
+      } else {
+        load_packed_heads(tile, full, Q_map, work, w * GROUP_ROWS);
+      }
+    }
+    Q_ring.advance();
+    for (int j = tiles.end - 1; j >= tiles.first; --j) {
+      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch INSIDE(, inside));
+      load(V_ring, smem.V, V_map, j, kv_head, work.batch INSIDE(, inside));
+    }
+  }
+
+  DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
+  DEVICE void wait_for_query_buffer(int consumer) const {
+    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
+  }
+  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
+    INSIDE(inside.enter(WAIT_SPACE, j);)
+    ring.wait_empty();
+    INSIDE(inside.enter(COPY, j);)
+    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
+    ring.advance();
+  }
+};

@@ -1,0 +1,102 @@
+// The forward where query blocks are fewer than the GPU holds thread blocks (chunked prefill over a long cache): the keys
+// of a query block are split over gridDim.y thread blocks, blockIdx.y of them visits its share of the tiles and leaves a
+// part (parts.cuh) in the workspace, and a second launch merges the parts. When that pays: cufa/plan/splits.py.
+//
+// Query heads that share keys may share a tile too (PACKED_HEADS). By reckoning, 1 x 32/8 heads x 16 queries x 8k keys, d128:
+// a head alone leaves 48 of 64 rows empty, 8.6 GFLOP are done for 2.1 (on all of an H200's SMs 16 us, against 8 us for one
+// read of the keys), and the SMs ask the L2 cache for 134 MB instead of 34; packed, reading is the bound. It costs little:
+// rows HEAD_ROWS h ... are head h's, a warp's rows are of one head, so mask and parts only start at another row, Q comes in a
+// copy per head, and the merge finds each row where it is. So packing is there where keys are split, and nowhere else: with
+// queries that fill a tile it would bring nothing.
+#pragma once
+#include "shared/fragment_view.cuh"
+#include "shared/parts.cuh"
+#include "shared/schedule.cuh"
+
+constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // of a tile: queries of one head
+constexpr int COMBINE_THREADS = 256;
+static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
+static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "packed rows are unpacked by the merge");
+static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "the planner knows of no other splits");
+
+// The query of a row of the tile, counted from the first of its query block.
+DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }
+
+// Equally many tiles for each split, in the order of keys; the last ones may be left without any.
+DEVICE int tiles_per_split(const AttentionParams& p, const TileRange& tiles) {
+  return (tiles.end - tiles.first + p.num_splits - 1) / p.num_splits;
+}
+
+// The tiles of one split, of those that the query block visits.
+DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, int split) {
+  const int each = tiles_per_split(p, tiles);
+  TileRange part = tiles;
+  part.first = min(tiles.first + split * each, tiles.end);
+  part.end = min(part.first + each, tiles.end);
+  part.clear_first = max(tiles.clear_first, part.first);
+  part.clear_end = min(tiles.clear_end, part.end);
+  if (part.clear_first >= part.clear_end) part.clear_first = part.clear_end = part.first;
+  return part;
+}
+
+// What this thread block visits of the keys.
+template <int BC>
+DEVICE TileRange block_tiles(const AttentionParams& p, const HeadMask& mask, int q_block) {
+  const TileRange tiles = LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block)
+                                                : visited_tiles<HEAD_ROWS, BC>(mask, q_block);
+  if constexpr (SPLIT_KEYS) return split_tiles(p, tiles, int(blockIdx.y));
+  return tiles;
+}
+
+template <int BC>
+DEVICE TileRange block_tiles(const AttentionParams& p, int q_block) {
+  return block_tiles<BC>(p, head_mask(p), q_block);
+}
+
+// Row `row` of a split's tile in the workspace.
+DEVICE float* part_row(const AttentionParams& p, const WorkItem& item, int split, int row) {
+  const int Tr = (p.seqlen_q - 1) / HEAD_ROWS + 1;
+  const i64 tile = (i64(item.batch) * (p.heads / PACKED_HEADS) + item.head / PACKED_HEADS) * Tr + item.q_block;
+  return static_cast<float*>(p.workspace) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
+}
+
+// A warp's accumulator of O, from row `first_row` and column `first_column` of the tile on, with m and l of its rows (whole
+// sums). Rows past the end of the queries have no part.
+template <typename View, typename Softmax>
+DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first_row, int first_column, View O,
+                       const Softmax& softmax, int lane) {
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const int row = first_row + r * 8 + View::lane_row(lane);
+    if (item.q_block * HEAD_ROWS + query_of_row(row) >= p.seqlen_q) continue;
+    float* part = part_row(p, item, int(blockIdx.y), row);
+#pragma unroll
+    for (int n = 0; n < View::TILES; ++n) {
+      const int column = first_column + n * 8;
+      if (column >= HEAD_DIM) continue;
+      st_global<vec2>(part + column + View::lane_column(lane), {float_as_u32(O.at(r, n, 0)), float_as_u32(O.at(r, n, 1))});
+    }
+    if (first_column == 0 && lane % 4 == 0) {
+      st_global<vec2>(part + HEAD_DIM, {float_as_u32(softmax.m_scaled[r]), float_as_u32(softmax.l[r])});
+    }
+  }
+}
+
+// The second launch: a thread for four columns of a row of the output. A row whose query block sees no key has no parts.
+template <int BC>
+DEVICE void combine_splits(const AttentionParams& p) {
+  const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;
+  const u32 row = index / VECTORS, rows = u32(p.batch) * u32(p.heads) * u32(p.seqlen_q);
+  if (row >= rows) return;
+  const int vector = int(index % VECTORS), query = int(row % u32(p.seqlen_q)), q_block = query / HEAD_ROWS;
+  const u32 head_of_batch = row / u32(p.seqlen_q);
+  const WorkItem item = {q_block, int(head_of_batch % u32(p.heads)), int(head_of_batch / u32(p.heads))};
+  const TileRange tiles = visited_tiles<HEAD_ROWS, BC>(p, q_block);
+  const int count = tiles.end - tiles.first, each = tiles_per_split(p, tiles);
+  const int tile_row = item.head % PACKED_HEADS * HEAD_ROWS + query % HEAD_ROWS;
+  float o[4] = {}, m = NO_SCORE, l = 0.0f;
+  merge_parts(o, m, l, tiles.empty() ? 0 : (count + each - 1) / each, vector,
+              [&](int split) { return part_row(p, item, split, tile_row); });
+  if (vector == 0 && p.lse != nullptr) st_global(lse_row(p, item, query), natural_lse(m, l));
+  store_vector(output_row(p, item, query) + vector * 8, o, l == 0.0f ? 0.0f : rcp(l));
+}

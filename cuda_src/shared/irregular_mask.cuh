@@ -1,0 +1,272 @@
+// Masks that are more than a band, and which of their tiles a block visits: the device side of cufa/problem/mask.py (sets of
+// tokens that the band does not bind) and cufa/problem/columns.py (runs of rows that each key is hidden from; FlashMask, arXiv
+// 2410.01359).
+//
+// Both edges of the band are tested, one that is absent lies beyond every score. Rows and keys together are fewer than 2^31,
+// so that sums of both stay within 32 bits.
+//
+// What runs make of a tile follows from the least and the greatest of their ends over its keys. prepare_mask() finds these for
+// each block of keys, in one small launch before the kernel, or in the pass that a backward kernel begins with: as the
+// vectors may be on the GPU, and change there from call to call, it belongs to every call. It also leaves each run as two
+// neighbouring numbers that one load brings, cut to the rows that exist: no test needs more than 32 bits or another case.
+#pragma once
+#include "shared/params.cuh"
+#include "primitives/opaque.cuh"
+#include "shared/fragment_view.cuh"
+#include "shared/mask.cuh"
+
+constexpr int num_runs(MaskKind kind) { return kind == MASK_COLUMNS2 ? 2 : kind == MASK_COLUMNS ? 1 : 0; }
+
+// The ends of the runs of a block of keys, of those that are not empty.
+struct RunExtremes {
+  int greatest_lo, least_hi, least_lo, greatest_hi;
+};
+
+// What prepare_mask() leaves in the workspace: of each sequence and head of the mask, run after run, of all keys of whole
+// blocks {lo, hi - lo}; and behind all of them RunExtremes of each block.
+template <typename Params, int RUNS>
+struct MaskWorkspace {
+  static constexpr int RUN_BYTES = 8, EXTREMES_BYTES = 16;
+  char *runs, *extremes;
+  int blocks;  // of keys
+
+  // That of one head, where its parts are.
+  DEVICE MaskWorkspace(const Params& p, char* runs_, char* extremes_)
+      : runs(runs_), extremes(extremes_), blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {}
+  DEVICE explicit MaskWorkspace(const Params& p) : blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {
+    runs = static_cast<char*>(p.workspace) + p.mask.workspace;
+    extremes = runs + i64(p.mask.sequences) * p.mask.heads * RUNS * blocks * (BLOCK_KV * RUN_BYTES);
+  }
+  // Number of a run of one of the mask's heads, where these may be all sequences' or heads'.
+  DEVICE static i64 of_head(const MaskParams& mask, int batch, int kv_head) {
+    return (i64(mask.sequences > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? kv_head : 0)) * RUNS;
+  }
+  DEVICE char* run(i64 number, int key) const { return runs + (number * (i64(blocks) * BLOCK_KV) + key) * RUN_BYTES; }
+  DEVICE char* extremes_of(i64 number, int block) const { return extremes + (number * blocks + block) * EXTREMES_BYTES; }
+};
+
+DEVICE int cut(i64 row, int rows) { return row < 0 ? 0 : row > rows ? rows : int(row); }
+DEVICE u32 warp_max(u32 x) { return redux_max(x); }
+DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
+
+constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
+
+// By all lanes of the `warp`th of `num_warps` warps, which share out the blocks of keys.
+template <MaskKind KIND, typename Params>
+DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
+  constexpr int RUNS = num_runs(KIND);
+  if constexpr (RUNS > 0) {
+    const MaskWorkspace<Params, RUNS> workspace(p);
+    const int lane = lane_id(), rows = p.seqlen_q;
+    const i64 of_mask = i64(p.mask.sequences) * p.mask.heads;
+    for (i64 index = warp; index < of_mask * RUNS * workspace.blocks; index += num_warps) {
+      const i64 number = index / workspace.blocks;  // of a run
+      const int block = int(index % workspace.blocks);
+      const i32* lo_of = p.mask.runs + (number % RUNS * 2 * of_mask + number / RUNS) * p.mask.keys;
+      const i32* hi_of = lo_of + of_mask * p.mask.keys;
+      RunExtremes found{0, rows, rows, 0};
+      for (int i = lane; i < BLOCK_KV; i += 32) {
+        const int key = block * BLOCK_KV + i;
+        int lo = rows, hi = 0;  // of an empty run: it covers no tile and touches none
+        if (key < p.seqlen_k) {
+          const i32 given_lo = ld_global<i32>(lo_of + key), given_hi = ld_global<i32>(hi_of + key);
+          if (given_lo < given_hi) {
+            lo = cut(i64(given_lo) - p.mask.run_shift, rows);
+            hi = cut(i64(given_hi) - p.mask.run_shift, rows);
+          }
+          found = {max(found.greatest_lo, lo), min(found.least_hi, hi), min(found.least_lo, lo), max(found.greatest_hi, hi)};
+        }
+        st_global(workspace.run(number, key), vec2{u32(lo), u32(max(hi - lo, 0))});
+      }
+      const vec4 extremes = {warp_max(u32(found.greatest_lo)), warp_min(u32(found.least_hi)), warp_min(u32(found.least_lo)),
+                             warp_max(u32(found.greatest_hi))};
+      if (lane == 0) st_global(workspace.extremes_of(number, block), extremes);
+    }
+  }
+}
+
+// What a block does with a tile.
+struct TileClass {
+  bool some, every;  // a score may be visible; all of them surely are
+};
+
+// The mask of one head.
+template <MaskKind KIND, typename Params>
+struct LookedUpMask {
+  static constexpr int RUNS = num_runs(KIND);
+  static constexpr bool SETS = KIND == MASK_SETS;
+
+  int rows, keys;
+  int first, last;  // row i sees keys i + first ... i + last; and, where they exist:
+  int prefix, keep, exempt;  // keys before `prefix`, those before `keep` up to i + last; rows before `exempt` see all
+  MaskWorkspace<Params, RUNS> workspace;
+  i64 number;  // of the head's first run
+
+  DEVICE LookedUpMask(const Params& p, int batch, int kv_head)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
+        workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
+    if constexpr (SETS) {
+      auto of_sequence = [&](const i32* numbers, i32 all) { return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all); };
+      prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
+      keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
+      const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
+      if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
+    }
+  }
+  // What of it belongs to one sequence and head is known.
+  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
+        exempt(exempt_), workspace(of_head), number(0) {}
+
+  DEVICE RunExtremes extremes(int run, int block) const {
+    const vec4 x = ld_global<vec4>(workspace.extremes_of(number + run, block));
+    return {int(x.x), int(x.y), int(x.z), int(x.w)};
+  }
+
+  // Of rows top ... end-1 and keys left ... right-1, which all exist; of their blocks of keys, `block` is the one.
+  DEVICE TileClass classify(int top, int end, int left, int right, int block) const {
+    bool some = left <= end - 1 + last, every = right - 1 <= max(top, exempt) + last;
+    some = some && (right - 1 >= top + first || left < keep);
+    every = every && (max(max(left, prefix), keep) >= end - 1 + first || right <= keep);
+    if constexpr (SETS) {
+      some = some || left < prefix || top < exempt;
+      every = every || right <= prefix || end <= exempt;
+    }
+#pragma unroll
+    for (int run = 0; run < RUNS; ++run) {
+      if (!some) break;  // nothing is read of tiles outside the band
+      const RunExtremes x = extremes(run, block);
+      some = some && !(top >= x.greatest_lo && end <= x.least_hi);
+      every = every && !(top < x.greatest_hi && end > x.least_lo);
+    }
+    return {some, every};
+  }
+};
+
+// A key tile for a block of query rows: tiles are those of the kernel. Without SKIP all are visited.
+template <MaskKind KIND, bool SKIP, typename Params>
+DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
+  const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
+  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
+  return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
+}
+
+// The transpose: a query tile for a block of keys. Keys past the end count for nothing, as in Band::query_tiles.
+template <MaskKind KIND, typename Params>
+DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
+  const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
+  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const TileClass is = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+  return {is.some, is.some && is.every && end <= p.seqlen_q};
+}
+
+// A tile of a walk in one register: negative behind the last.
+struct WalkedTile {
+  int code;
+
+  DEVICE bool exists() const { return code >= 0; }
+  DEVICE int tile() const { return code >> 1; }  // -1 behind the last
+  DEVICE bool masked() const { return code & 1; }
+};
+
+// The tiles that a block visits, one after another: every warp goes through all of them, 32 at a time, of which each lane
+// classifies one. All lanes take part.
+template <bool DOWNWARDS>
+struct TileWalk {
+  int from;  // of the tiles not looked at yet, the one that comes next
+  u32 mine;  // of the lane's tile, if it is yet to be visited: its place, and whether it needs the mask; else 0
+
+  DEVICE explicit TileWalk(int from_) : from(from_), mine(0) {}
+
+  // The next tile of `total`; classify(tile) -> TileClass.
+  template <typename Classify>
+  DEVICE WalkedTile next(int total, const Classify& classify) {
+    u32 found = redux_max(mine);
+    while (found == 0) {
+      if (DOWNWARDS ? from < 0 : from >= total) return {-1};
+      const int tile = DOWNWARDS ? from - lane_id() : from + lane_id();
+      TileClass is{false, false};
+      if (DOWNWARDS ? tile >= 0 : tile < total) is = classify(tile);
+      mine = is.some ? u32(32 - lane_id()) << 1 | u32(!is.every) : 0;  // the largest comes first
+      from += DOWNWARDS ? -32 : 32;
+      found = redux_max(mine);
+    }
+    if (mine == found) mine = 0;
+    const int before = int(found >> 1);  // tiles from here to where the next 32 begin
+    return {(DOWNWARDS ? from + before : from - before) << 1 | int(found & 1)};
+  }
+};
+
+// Scores that the mask hides become -inf. `row` is the lane's first, `lane_column` its first column of a tile whose first key
+// is `first_key`. RUNS_AT_ONCE: 1 where registers do not suffice for the loads of two runs. ASK_FIRST: what hides nothing from
+// the warp's rows is passed over, by all lanes of it.
+template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename Params, typename View>
+DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
+  const int key = first_key + lane_column;
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const int i = row + 8 * r, last = int(u32(i) + u32(mask.last));
+    const int end = min(mask.keys, last + 1) - key, begin = int(u32(i) + u32(mask.first)) - key;
+    int low = 0;  // columns before it are visible, whatever `begin` says
+    if constexpr (LookedUpMask<KIND, Params>::SETS) {
+      low = i < mask.exempt ? mask.keys - key : max(mask.prefix - key, min(mask.keep - key, end));
+    }
+    constexpr int LAST_COLUMN = 8 * View::TILES - 7;
+    if (ASK_FIRST && !warp_any(low <= LAST_COLUMN && (begin > 0 || end <= LAST_COLUMN))) continue;
+    S.for_each_in_row(r, [&](int column, float& s) {
+      const bool in_band = column >= begin && column < end;
+      if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
+    });
+  }
+  constexpr int RUNS = LookedUpMask<KIND, Params>::RUNS;
+  const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
+#pragma unroll RUNS_AT_ONCE
+  for (int run = 0; run < runs_of_all; ++run) {
+    if constexpr (ASK_FIRST) {
+      const RunExtremes x = mask.extremes(run, first_key / BLOCK_KV);
+      if (!warp_any(row < x.greatest_hi && row + 8 >= x.least_lo)) continue;
+    }
+    const char* runs = mask.workspace.run(mask.number + run, key);
+#pragma unroll
+    for (int n = 0; n < View::TILES; ++n) {
+      const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // of neighbouring keys
+      const u32 lo[2] = {two.x, two.z}, length[2] = {two.y, two.w};
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const u32 past = u32(row) - lo[e];
+#pragma unroll
+        for (int r = 0; r < View::ROWS; ++r) {
+          if (past + 8 * r < length[e]) S.at(r, n, e) = NEG_INF;
+        }
+      }
+    }
+  }
+}
+
+// The same where S was computed transposed: `key` is the lane's first, `lane_first_row` its first row. Keys past the end are
+// hidden too.
+template <MaskKind KIND, typename Params, typename View>
+DEVICE void hide_scores_by_keys(View S, const LookedUpMask<KIND, Params>& mask, int key, int lane_first_row) {
+  using Looked = LookedUpMask<KIND, Params>;
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const int j = key + 8 * r;
+    const bool exists = j < mask.keys, all = Looked::SETS && j < mask.prefix;
+    const int begin = all ? 0 : j - mask.last, end = all || (Looked::SETS && j < mask.keep) ? mask.rows : j - mask.first + 1;
+    const int first = begin - lane_first_row, behind = (exists ? end : 0) - lane_first_row;
+    const int exempt = (exists ? mask.exempt : 0) - lane_first_row;
+    u32 lo[2] = {}, length[2] = {};
+#pragma unroll
+    for (int run = 0; run < Looked::RUNS; ++run) {
+      const vec2 x = ld_global<vec2>(mask.workspace.run(mask.number + run, j));
+      lo[run] = x.x - u32(lane_first_row), length[run] = x.y;
+    }
+    S.for_each_in_row(r, [&](int row, float& s) {
+      bool visible = (row >= first && row < behind) || (Looked::SETS && row < exempt);
+#pragma unroll
+      for (int run = 0; run < Looked::RUNS; ++run) visible = visible && u32(row) - lo[run] >= length[run];
+      if (!visible) s = NEG_INF;
+    });
+  }
+}

@@ -1,0 +1,111 @@
+// How long the sequences of a call are, and where their rows and keys lie: the device side of cufa/problem/lengths.py.
+//
+// Numbers are read here, and by nobody else: what they are is not known when a kernel is launched. Numbers
+// that cannot be are cut to what the arrays hold.
+#pragma once
+#include "shared/params.cuh"
+
+enum LengthsKind { DENSE, PADDED, PACKED };
+constexpr LengthsKind LENGTHS_KIND = LengthsKind(LENGTHS);
+
+// One sequence of dense arrays: what it is stands in the parameters, and is read where it is needed.
+template <typename Params>
+struct DenseSequence {
+  const Params& p;
+  int number;
+
+  DEVICE int batch() const { return number; }  // index of arrays
+  DEVICE int rows() const { return p.seqlen_q; }
+  DEVICE int keys() const { return p.seqlen_k; }
+  // So many are written of results: zeros behind its own rows and keys.
+  DEVICE int stored_rows() const { return p.seqlen_q; }
+  DEVICE int stored_keys() const { return p.seqlen_k; }
+  // In packed arrays.
+  DEVICE i64 first_row() const { return 0; }
+  DEVICE i64 first_key() const { return 0; }
+};
+
+// One of padded or packed ones. What lies behind the last of packed ones counts as one more, number p.batch, of no rows and
+// no keys.
+struct RaggedSequence {
+  int number, rows_, keys_, stored_rows_, stored_keys_, first_row_, first_key_;
+
+  DEVICE int batch() const { return LENGTHS_KIND == PACKED ? 0 : number; }
+  DEVICE int rows() const { return rows_; }
+  DEVICE int keys() const { return keys_; }
+  DEVICE int stored_rows() const { return stored_rows_; }
+  DEVICE int stored_keys() const { return stored_keys_; }
+  DEVICE i64 first_row() const { return first_row_; }
+  DEVICE i64 first_key() const { return first_key_; }
+};
+
+DEVICE int within(int n, int most) { return min(max(n, 0), most); }
+
+template <typename Params>
+DEVICE auto sequence_of(const Params& p, int number) {
+  if constexpr (LENGTHS_KIND == PADDED) {
+    const int rows = p.seqlens_q == nullptr ? p.seqlen_q : within(ld_global<i32>(p.seqlens_q + number), p.seqlen_q);
+    const int keys = p.seqlens_k == nullptr ? p.seqlen_k : within(ld_global<i32>(p.seqlens_k + number), p.seqlen_k);
+    return RaggedSequence{number, rows, keys, p.seqlen_q, p.seqlen_k, 0, 0};
+  } else if constexpr (LENGTHS_KIND == PACKED) {
+    const bool behind = number == p.batch;
+    const int row = within(ld_global<i32>(p.cu_seqlens_q + number), p.total_q);
+    const int key = within(ld_global<i32>(p.cu_seqlens_k + number), p.total_k);
+    const int row_end = behind ? p.total_q : within(ld_global<i32>(p.cu_seqlens_q + number + 1), p.total_q);
+    const int key_end = behind ? p.total_k : within(ld_global<i32>(p.cu_seqlens_k + number + 1), p.total_k);
+    const int rows = max(row_end - row, 0), keys = max(key_end - key, 0);
+    return RaggedSequence{number, behind ? 0 : rows, behind ? 0 : keys, rows, keys, row, key};
+  } else {
+    return DenseSequence<Params>{p, number};
+  }
+}
+
+// Where its first row stands among its keys: row i is at key i + this, wherever a mask or ALiBi speaks of distances.
+template <typename Params, typename Sequence>
+DEVICE i64 diagonal_of(const Params& p, const Sequence& sequence) {
+  if constexpr (LENGTHS_KIND == DENSE) return p.shift;
+  return p.shift + i64(p.shift_by_length) * (sequence.keys() - sequence.rows());
+}
+
+// Packed rows (or keys) in blocks: block begin / BLOCK + b is the first of sequence b, which leaves it room for all of its own,
+// whatever the lengths. So where a sequence's blocks are follows from where it begins, and how many there are at most from
+// the sum of all lengths.
+template <int BLOCK>
+DEVICE u32 first_packed_block(int begin, int sequence) { return u32(begin) / BLOCK + u32(sequence); }
+template <int BLOCK>
+DEVICE u32 num_packed_blocks(int total, int batch) { return u32(total) / BLOCK + u32(batch) + 1; }
+
+struct PackedBlock {
+  int sequence, block;  // which may lie behind its end
+};
+
+// The last sequence whose first block is not behind this one.
+template <int BLOCK>
+DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32 index) {
+  auto first = [&](int b) { return first_packed_block<BLOCK>(within(ld_global<i32>(cu_seqlens + b), total), b); };
+  int low = 0, high = batch;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first(middle) <= index) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return {low, int(index - first(low))};
+}
+
+// Of a kernel that takes blocks of BLOCK rows: their number for each head, over all sequences.
+template <int BLOCK, typename Params>
+DEVICE u32 blocks_of_rows(const Params& p) {
+  if constexpr (LENGTHS_KIND == PACKED) return num_packed_blocks<BLOCK>(p.total_q, p.batch);
+  return (u32(p.seqlen_q - 1) / BLOCK + 1) * u32(p.batch);
+}
+
+// Where the numbers of a head's rows begin, in an array (batch, heads, seqlen_q), or (heads, total_q) where packed. `head` is
+// counted over the arrays' batch.
+template <typename Params, typename Sequence>
+DEVICE i64 row_numbers(const Params& p, const Sequence& sequence, i64 head) {
+  if constexpr (LENGTHS_KIND == PACKED) return head * p.total_q + sequence.first_row();
+  return head * p.seqlen_q;
+}

@@ -1,0 +1,155 @@
+// Which scores exist, and so which tiles of a head a query block visits: the device side of cufa/problem/mask.py and of the
+// schedule of tiles. Every kernel, forward or decoding, tests its scores with what stands here.
+//
+// The masks of this header are bands: row i sees key j when i + first <= j <= i + last. (Those that are more than that, from
+// MASK_SETS on, are in looked_up_mask.cuh.) Which of the two edges exist is
+// compiled in, because a test that can never fail costs time; where they lie are numbers of the launch, so that all windows
+// share one build.
+#pragma once
+#include "primitives/primitives.cuh"
+
+// No edge, the right one, both; both and tokens that they do not bind; both and a run of rows that each key is hidden from, or
+// two of them.
+enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK_COLUMNS2 };
+
+// The tiles that a block visits need not lie side by side: each is asked for.
+constexpr bool is_looked_up(MaskKind kind) { return kind >= MASK_SETS; }
+
+// What a run of tiles has to test. Tiles are walked from the last to the first, so the segments come in this order.
+// Right-masked tiles test the right edge and the end of the keys, and the left edge too, where there is one: a narrow band
+// may have both in one tile. Left-masked tiles lie before the right edge of all their rows.
+enum Segment { RIGHT_MASKED, CLEAR, LEFT_MASKED };
+
+template <Segment SEGMENT>
+struct SegmentTag {
+  static constexpr Segment value = SEGMENT;
+};
+
+// Key tiles of one query block: first ... end-1 are computed, of these clear_first ... clear_end-1 without a mask. When none
+// is clear, both lie at `first`: then all are right-masked.
+struct TileRange {
+  int total, first, end, clear_first, clear_end;
+
+  DEVICE bool empty() const { return end <= first; }
+  DEVICE bool is_clear(int j) const { return clear_first <= j && j < clear_end; }
+};
+
+// Visits tiles from `j` down to the range's first as visit(j, segment). A loop of its own for every segment: the loop that
+// does nearly all of the work is free of masks. (By reference: a copy of the closure leads to other, longer machine code.)
+template <MaskKind KIND, typename Visit>
+DEVICE void walk_tiles(int& j, const TileRange& tiles, const Visit& visit) {
+  for (; j >= tiles.clear_end; --j) visit(j, SegmentTag<RIGHT_MASKED>{});
+  for (; j >= tiles.clear_first; --j) visit(j, SegmentTag<CLEAR>{});
+  if constexpr (KIND == MASK_BAND) {
+    for (; j >= tiles.first; --j) visit(j, SegmentTag<LEFT_MASKED>{});
+  }
+}
+
+// The band of one head (or sequence). `first` and `last` are read where KIND has that edge.
+template <MaskKind KIND>
+struct Band {
+  int rows, keys;  // of the sequence
+  int first, last;  // row i sees keys i + first ... i + last
+
+  // The keys that a row sees: [begin, end). 64-bit, because the sums may pass 2^31.
+  DEVICE int keys_begin(int row) const {
+    if constexpr (KIND != MASK_BAND) return 0;
+    return among_keys(i64(row) + first);
+  }
+  DEVICE int keys_end(int row) const {
+    if constexpr (KIND == MASK_FULL) return keys;
+    return among_keys(i64(row) + 1 + last);
+  }
+
+  // The rows that see a key: [begin, end).
+  DEVICE int rows_begin(int key) const {
+    if constexpr (KIND == MASK_FULL) return 0;
+    return among_rows(i64(key) - last);
+  }
+  DEVICE int rows_end(int key) const {
+    if constexpr (KIND != MASK_BAND) return rows;
+    return among_rows(i64(key) + 1 - first);
+  }
+
+  // Rows and keys in blocks of BR and BC. Without SKIP tiles that no row sees are computed too, and masked away.
+  template <int BR, int BC, bool SKIP>
+  DEVICE TileRange tiles(int q_block) const {
+    const i64 block_row = i64(q_block) * BR;
+    const int first_row = int(block_row), last_row = int(min(block_row + BR, i64(rows)) - 1);
+    TileRange range;
+    range.total = (keys - 1) / BC + 1;
+    range.first = 0;
+    range.end = range.total;
+    if constexpr (KIND != MASK_FULL && SKIP) {
+      const int begin = keys_begin(first_row), end = keys_end(last_row);  // keys that some row sees
+      range.first = begin / BC;
+      range.end = (end + BC - 1) / BC;
+      if (KIND == MASK_BAND && begin >= end) range.first = range.end = 0;
+    }
+    range.clear_first = (keys_begin(last_row) + BC - 1) / BC;
+    range.clear_end = keys_end(first_row) / BC;
+    if (KIND == MASK_BAND && range.clear_first >= range.clear_end) range.clear_first = range.clear_end = range.first;
+    return range;
+  }
+
+  // The transpose, for the backward: the query tiles that see something of a block of keys. Keys past the end count for
+  // nothing here, so a block that hangs over the end may have clear tiles all the same.
+  template <int BR, int BC>
+  DEVICE TileRange query_tiles(int k_block) const {
+    const i64 block_key = i64(k_block) * BC;
+    const int first_key = int(block_key), last_key = int(min(block_key + BC, i64(keys)) - 1);
+    const int begin = rows_begin(first_key), end = rows_end(last_key);  // rows that see some key
+    TileRange range;
+    range.total = (rows - 1) / BR + 1;
+    range.first = begin / BR;
+    range.end = (end + BR - 1) / BR;
+    if (begin >= end) range.first = range.end = 0;
+    range.clear_first = (rows_begin(last_key) + BR - 1) / BR;
+    range.clear_end = rows_end(first_key) / BR;
+    if (begin >= end || range.clear_first >= range.clear_end) range.clear_first = range.clear_end = range.first;
+    return range;
+  }
+
+ private:
+  DEVICE int among_keys(i64 key) const { return key < 0 ? 0 : key > keys ? keys : int(key); }
+  DEVICE int among_rows(i64 row) const { return row < 0 ? 0 : row > rows ? rows : int(row); }
+};
+
+// The columns of a tile that one row sees, counted from the lane's first, as far as tiles of this segment must ask. In 32
+// bits, which may wrap on the way: what is compared is right in every tile that is visited because some row of its query
+// block sees a key of it. (Where tiles are not skipped, rows and keys must sum to less than 2^31.)
+template <MaskKind KIND, Segment SEGMENT>
+struct VisibleColumns {
+  int begin, end;
+
+  // `lane_column` is the lane's first column: its others lie at compile-time distances.
+  DEVICE VisibleColumns(const Band<KIND>& band, int row, int first_key, int lane_column) {
+    if constexpr (TESTS_BEGIN) begin = max(int(u32(row) + u32(band.first)), 0) - first_key - lane_column;
+    if constexpr (TESTS_END) {
+      const int hidden = KIND == MASK_FULL ? 0 : min(int(u32(row) + 1 + u32(band.last) - u32(band.keys)), 0);
+      end = hidden + (band.keys - first_key) - lane_column;
+    }
+  }
+
+  DEVICE bool operator()(int column) const {
+    return (!TESTS_BEGIN || column >= begin) && (!TESTS_END || column < end);
+  }
+
+ private:
+  static constexpr bool TESTS_BEGIN = KIND == MASK_BAND && SEGMENT != CLEAR;
+  static constexpr bool TESTS_END = SEGMENT == RIGHT_MASKED;
+};
+
+// The transpose, where a lane goes through the rows that see one key: which of a tile's rows do, counted from the lane's
+// first. No row sees a key past the end.
+template <MaskKind KIND>
+struct VisibleRows {
+  int begin, end;
+
+  DEVICE VisibleRows(const Band<KIND>& band, int key, int lane_first_row) {
+    begin = band.rows_begin(key) - lane_first_row;
+    end = (key < band.keys ? band.rows_end(key) : 0) - lane_first_row;
+  }
+
+  DEVICE bool operator()(int row) const { return row >= begin && row < end; }
+};

@@ -1,0 +1,68 @@
+// What a producer and its consumers share: rings of buffers in shared memory, and which item comes next.
+#pragma once
+#include "primitives/mbarrier.cuh"
+#include "primitives/tma.cuh"
+#include "shared/schedule.cuh"
+#include "wgmma/operands.cuh"
+
+// A ring of buffers with a full and an empty barrier each; every thread keeps its own position.
+template <int STAGES>
+struct Ring {
+  u32 full, empty;  // first barrier of each kind
+  int stage = 0;
+  u32 parity = 0;
+
+  DEVICE void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  DEVICE u32 full_barrier() const { return full + stage * 8; }
+  DEVICE void wait_full() const { mbarrier_wait(full + stage * 8, parity); }
+  DEVICE void wait_empty() const { mbarrier_wait(empty + stage * 8, parity ^ 1); }  // the first round finds them empty
+  DEVICE void release(int lane) const {  // by every warp, once it has read the buffer
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+  }
+};
+
+// Asks TMA for a tile of ROWS rows from `row` on, as wgmma takes it.
+template <int ROWS, int COLUMNS>
+DEVICE void load_tile(u32 tile, u32 full_barrier, const TensorMap* map, int row, int head, int batch) {
+  mbarrier_arrive_expect_tx(full_barrier, wgmma_tile_bytes(ROWS, COLUMNS));
+  for (int a = 0; a < atoms(COLUMNS); ++a) {
+    tma_load_4d(tile + a * ROWS * ATOM_ROW_BYTES, map, full_barrier, a * ATOM_COLUMNS, row, head, batch);
+  }
+}
+
+// By a warp: rows `first` to the last of such a tile become zeros.
+template <int ROWS, int COLUMNS>
+DEVICE void clear_rows(u32 tile, int first, int lane) {
+  constexpr int UNITS = ATOM_ROW_BYTES / 16;  // of a row of an atom, in some order
+  for (int i = first * UNITS + lane; i < ROWS * UNITS; i += 32) {
+    for (int a = 0; a < atoms(COLUMNS); ++a) st_shared_vec4(tile + a * ROWS * ATOM_ROW_BYTES + i * 16, {0, 0, 0, 0});
+  }
+}
+
+// The tiles of a query block need not lie side by side, or lengths are read on the device: what is to be visited is listed
+// (tile_list.cuh).
+constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
+
+// One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
+// registers while they are busy with it. After the last comes one with no query block.
+struct Item : WorkItem {
+  u32 index;  // its number, for the trace
+};
+DEVICE void publish_item(u32 record, const Item& item) {
+  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), item.index});
+}
+DEVICE Item read_item(u32 record) {
+  const vec4 x = ld_shared_vec4(record);
+  return {{int(x.x), int(x.y), int(x.z)}, x.w};
+}
+// The producer's item, the consumers' two (one being stored), and one between. Where tiles are listed, the lister may be ahead by
+// an item for each entry of the list.
+constexpr int LIST_STAGES = 4;
+constexpr int ITEM_RECORDS = LISTED ? 4 + LIST_STAGES : 4;
+constexpr int NO_MORE_ITEMS = -1;  // instead of a query block
+constexpr int ITEM_BYTES = LISTED ? 48 : 16;  // of a record

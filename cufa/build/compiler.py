@@ -1,0 +1,176 @@
+"""From a plan's constants to the translation unit and options that NVRTC gets, through CuPy or without a GPU
+(:mod:`cufa.build.static_compile`)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+#: The kernels' sources: inside the wheel, or beside the package in a checkout.
+SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PACKAGE.parent / "cuda_src"
+
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+_INSIDE_HEADER = "shared/phases.cuh"
+_BRACKETS = functools.reduce(lambda deeper, _: rf"\((?:[^()]|{deeper})*\)", range(6), r"\([^()]*\)")
+
+#: What only inside traces have: the header's line, and INSIDE(...), with brackets in brackets.
+STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
+
+#: A constant of this name is a macro, there or not: stamps are no statements of other builds.
+INSIDE = "TRACE_INSIDE"
+
+
+_CLOCK_NS = 2_000_000_000
+"""File systems keep the time of a change to within so much."""
+
+
+def included_files(source: str, stamps: bool = False) -> list[Path]:
+    """The file and everything it includes, transitively, in a stable order. Paths are relative to
+    ``cuda_src``; host twins (``host/``) are left out, as no GPU runs them, and the stamps of
+    inside traces unless asked for."""
+    return [SOURCE_DIR / name for name in _sources(source, stamps)]
+
+
+def _sources(source: str, stamps: bool = False, folder: Path | None = None) -> dict[str, str]:
+    """What each of the files holds."""
+    seen: dict[str, str] = {}
+    pending, root = [source], str(folder or SOURCE_DIR)
+    while pending:
+        name = pending.pop()
+        if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
+            continue
+        seen[name] = text = _text(os.path.join(root, name))
+        pending += _included(text)
+    return {name: seen[name] for name in sorted(seen)}
+
+
+def _text(path: str) -> str:
+    """What a file holds; read again only when it has changed, or so lately that its time may not show it."""
+    found = os.stat(path)
+    if time.time_ns() - found.st_mtime_ns < _CLOCK_NS:
+        return Path(path).read_text(encoding="utf-8")
+    return _text_of(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(256)  # a page or a record asks for the same files hundreds of times
+def _text_of(path: str, changed_ns: int, size: int) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(256)
+def _included(text: str) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(text))
+
+
+def source_digest(source: str, folder: Path | None = None) -> str:
+    """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
+    code that is measured does. ``folder``: where they lie, else :data:`SOURCE_DIR`."""
+    digest = hashlib.sha256()
+    for text in _sources(source, folder=folder).values():
+        digest.update(_bare(text))
+    return digest.hexdigest()
+
+
+@functools.lru_cache(256)
+def _bare(text: str) -> bytes:
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return "".join(STAMPS.sub("", text).split()).encode()
+
+
+def keeps_logs(source: str) -> bool:
+    """Whether a kernel has stamps that an inside trace could write."""
+    return SOURCE_DIR / _INSIDE_HEADER in included_files(source, stamps=True)
+
+
+def trace_constants(trace: bool, inside: bool = False) -> dict[str, int | bool]:
+    """Of a build that keeps a record of each work item, and with ``inside`` stamps of what each warp does."""
+    return {"TRACE": trace or inside, **({INSIDE: True} if inside else {})}
+
+
+def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
+    """The text given to NVRTC: the choices of a build, then an include of the kernel, so that diagnostics keep the
+    kernel's own file and line.
+
+    The choices are the kernel's ``config.cuh`` with the values of this build; a kernel without that file (a probe) gets
+    one ``constexpr`` line for each constant. Raises KeyError for a choice that ``constants`` has no value for.
+    """
+    lines = [f"// headers {_raw_digest(source)}"]  # CuPy's cache key does not see included files
+    if constants.get(INSIDE):
+        lines.append(f"#define {INSIDE}")
+    config = config_file(source)
+    if config is None:
+        lines += [_declaration(name, value) for name, value in constants.items() if name != INSIDE]
+    else:
+        lines += [f'#line 1 "{config}"', configured(_text(str(SOURCE_DIR / config)), constants)]
+        lines.append('#line 1 "cufa.cu"')
+    lines.append(f'#include "{source}"')
+    return "\n".join(lines) + "\n"
+
+
+_CHOICE = re.compile(r"^constexpr (int|bool) (\w+) = (-?\d+|true|false);", re.MULTILINE)
+
+
+def config_file(source: str) -> str | None:
+    """The file beside a kernel that declares its compile-time choices, relative to ``cuda_src``."""
+    name = os.path.join(os.path.dirname(source), "config.cuh")
+    return name if (SOURCE_DIR / name).is_file() else None
+
+
+def choices(config: str) -> dict[str, str]:
+    """The choices that a ``config.cuh`` declares, with the values of its example build. In that file, a ``constexpr``
+    whose value is a literal is a choice; all others follow from choices."""
+    return {name: value for _, name, value in _CHOICE.findall(_text(str(SOURCE_DIR / config)))}
+
+
+def configured(text: str, constants: Mapping[str, int | bool]) -> str:
+    """The text of a ``config.cuh`` with the values of a build in place of those of the example."""
+
+    def with_value(choice: re.Match[str]) -> str:
+        return f"constexpr {choice[1]} {choice[2]} = {_value(constants[choice[2]])};"
+
+    return _CHOICE.sub(with_value, text)
+
+
+def _declaration(name: str, value: int | bool) -> str:
+    # Not every probe reads every constant; NVRTC would warn of those that it does not read.
+    kind = "bool" if isinstance(value, bool) else "int"
+    return f"[[maybe_unused]] constexpr {kind} {name} = {_value(value)};"
+
+
+def _value(value: int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(int(value))
+
+
+def _raw_digest(source: str) -> str:
+    digest = hashlib.sha256()
+    for text in _sources(source, stamps=True).values():
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def nvrtc_options(nvrtc_arch: str, sources: Path | None = None) -> tuple[str, ...]:
+    """What CuPy passes, repeated so that a static compile gives the same code, plus our includes."""
+    return (
+        f"-I{sources or SOURCE_DIR}",
+        "-std=c++17",
+        f"-arch={nvrtc_arch}",
+        "-ftz=true",
+        "--device-as-default-execution-space",
+    )
+
+
+def cupy_options(min_capability: int = 80) -> tuple[str, ...]:
+    """What ``cupy.RawModule`` is given: it adds the architecture, the C++ standard and -ftz itself.
+
+    Kernels made of Hopper's own instructions name their architecture: NVRTC 12.9 and later takes the first of
+    two -arch options, and CuPy would ask for plain sm_90.
+    """
+    return (f"-I{SOURCE_DIR}", *(("-arch=sm_90a",) if min_capability == 90 else ()))

@@ -1,0 +1,204 @@
+"""Instructions of a kernel with the source lines that they come from: counted per line, and per loop.
+
+The same for PTX (:mod:`cufa.build.ptx`) and for SASS (:mod:`cufa.build.sass`): what differs is the reading.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .flow import Loop
+
+#: What instructions are counted as, and what each kind is.
+KINDS = {
+    "tensor": "products on the tensor cores",
+    "exp": "exponentials (the special function unit)",
+    "float": "other arithmetic with floating-point numbers",
+    "shared": "loads and stores of shared memory",
+    "global": "loads and stores of device memory",
+    "copy": "copies between device and shared memory that go on by themselves",
+    "spill": "loads and stores of local memory: spilled registers",
+    "wait": "barriers and waiting",
+    "branch": "branches, calls and ends",
+    "other": "integers, addresses, moves, predicates",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of a source file."""
+
+    file: str
+    """Below ``cuda_src``."""
+    line: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction."""
+
+    text: str
+    kind: str
+    """One of :data:`KINDS`."""
+    places: tuple[Place, ...]
+    """Where it comes from: the line itself, then the line that the function was inlined into, and so on."""
+    live: int | None = None
+    """Registers of a thread that hold something here; None where registers are not given yet (PTX)."""
+
+    def line_in(self, file: str) -> int | None:
+        """The innermost line of a file that it comes from."""
+        return next((place.line for place in self.places if place.file == file), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineCost:
+    """What one source line became."""
+
+    line: int
+    count: int
+    kinds: Mapping[str, int]
+    live: int | None
+    """Most registers that are live at one of its instructions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopCost:
+    """One pass through a loop by one warp, both sides of branches counted: an instruction is an issue slot."""
+
+    place: Place | None
+    """The line that its first stretch ends with."""
+    slots: int
+    kinds: Mapping[str, int]
+    flops: int
+    """Of the products of one warp."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """One kernel entry."""
+
+    instructions: tuple[Instruction, ...]
+    loops: tuple[Loop, ...]
+
+    @functools.cached_property
+    def files(self) -> dict[str, int]:
+        """Instructions that come from each file, directly or through functions inlined there; most first."""
+        found = Counter(f for i in self.instructions for f in {place.file for place in i.places})
+        return dict(found.most_common())
+
+    def kinds(self) -> dict[str, int]:
+        return _counted(self.instructions)
+
+    @property
+    def live(self) -> int | None:
+        """Most registers that are live at once."""
+        return max((i.live for i in self.instructions if i.live is not None), default=None)
+
+    def lines(self, file: str) -> dict[int, LineCost]:
+        """What each line of a file became, with what it calls from other files."""
+        by_line: dict[int, list[Instruction]] = {}
+        for instruction in self.instructions:
+            line = instruction.line_in(file)
+            if line is not None:
+                by_line.setdefault(line, []).append(instruction)
+        return {line: _line_cost(line, found) for line, found in sorted(by_line.items())}
+
+    def of_line(self, file: str, line: int) -> list[Instruction]:
+        """In program order."""
+        return [i for i in self.instructions if i.line_in(file) == line]
+
+    @functools.cached_property
+    def product_loops(self) -> list[Loop]:
+        """Loops that multiply, beside what loops inside them do: in an attention kernel, those over tiles, and the one
+        over work items around them."""
+        found = {self._innermost(n) for n, i in enumerate(self.instructions) if i.kind == "tensor"}
+        return sorted(filter(None, found), key=lambda loop: loop.head)
+
+    def tile_loops(self, file: str = "") -> list[LoopCost]:
+        """What one pass of each of :attr:`product_loops` takes, without loops inside it. ``file``: where their places
+        are looked for."""
+        costs = []
+        for loop in self.product_loops:
+            own = loop.indices
+            for other in self.loops:
+                if other.head in loop and other.head != loop.head:
+                    own -= other.indices
+            inside = [self.instructions[n] for n in sorted(own)]
+            costs.append(
+                LoopCost(
+                    self._place(loop, file),
+                    len(inside),
+                    _counted(inside),
+                    sum(flops_of(i.text) for i in inside),
+                )
+            )
+        return costs
+
+    def _place(self, loop: Loop, file: str) -> Place | None:
+        """The line that a loop's first stretch ends with: that of the jump back, unless parts lie elsewhere."""
+        last = self.instructions[loop.parts[0][1]]
+        line = last.line_in(file)
+        return Place(file, line) if line is not None else next(iter(last.places), None)
+
+    def _innermost(self, index: int) -> Loop | None:
+        return min((loop for loop in self.loops if index in loop), key=len, default=None)
+
+    # --- Kept on disk -------------------------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        """Each chain of places once."""
+        chains: dict[tuple[Place, ...], int] = {}
+        rows = [[i.text, i.kind, chains.setdefault(i.places, len(chains)), i.live] for i in self.instructions]
+        return {
+            "chains": [[[place.file, place.line] for place in chain] for chain in chains],
+            "instructions": rows,
+            "loops": [[loop.head, [list(part) for part in loop.parts]] for loop in self.loops],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Code:
+        chains = [tuple(Place(*place) for place in chain) for chain in content["chains"]]
+        rows = (
+            Instruction(text, kind, chains[chain], live)
+            for text, kind, chain, live in content["instructions"]
+        )
+        loops = (Loop(head, tuple((a, b) for a, b in parts)) for head, parts in content["loops"])
+        return cls(tuple(rows), tuple(loops))
+
+
+def _line_cost(line: int, found: list[Instruction]) -> LineCost:
+    live = max((i.live for i in found if i.live is not None), default=None)
+    return LineCost(line, len(found), _counted(found), live)
+
+
+def _counted(found: Iterable[Instruction]) -> dict[str, int]:
+    """By kind, in their order."""
+    counts = Counter(i.kind for i in found)
+    return {kind: counts[kind] for kind in KINDS if counts[kind]}
+
+
+_SHAPES = (
+    # PTX: mma.sync.aligned.m16n8k16…, wgmma.mma_async.sync.aligned.m64n128k16… (of four warps)
+    (re.compile(r"\b(wg)?mma\S*\.m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)"), ()),
+    # SASS: HMMA.16816…, HMMA.1688…: 16 × 8 × the rest
+    (re.compile(r"\bHMMA\.168(?P<k>\d+)\b"), (("m", 16), ("n", 8))),
+    # SASS: HGMMA.64x128x16…
+    (re.compile(r"\b[HQI]GMMA\.(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)"), ()),
+)
+_GROUP_ROWS, _GROUP_WARPS = 64, 4
+
+
+def flops_of(text: str) -> int:
+    """Floating-point operations of one warp's share of a product instruction; 0 for anything else."""
+    for pattern, known in _SHAPES:
+        found = pattern.search(text)
+        if found:
+            size = {**dict(known), **{name: int(value) for name, value in found.groupdict().items()}}
+            whole = 2 * size["m"] * size["n"] * size["k"]
+            return whole // _GROUP_WARPS if size["m"] == _GROUP_ROWS else whole
+    return 0

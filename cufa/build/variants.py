@@ -1,0 +1,209 @@
+"""Builds of kernels that are checked without a GPU: kernel × config × element × mask × head dim × architecture.
+
+The whole product grows with every mask and element, so what is built by default is a covering set
+(:mod:`cufa.build.covering`): of each kernel every config, and every two of :data:`PAIRED` choices together. That a
+config meets every mask is left to the whole product, or a mask would cost a build per config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+from ..plan import splits
+from ..gpu.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
+from ..plan.operation import OPERATIONS
+from ..problem.problem import Problem
+from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .compiler import keeps_logs, trace_constants
+from .covering import covering
+
+HEAD_DIMS = (64, 128, 256)
+"""Built for every architecture; each is the largest of its class: what tiles are made for."""
+ODD_HEAD_DIMS = (40, 80, 96, 192)
+"""Odd multiples of 8, 16, 32 and 64, which take branches of a tiling that powers of two do not reach. Built for
+one architecture, the first that the kernel serves; so are narrow copies and the trace build."""
+
+PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
+"""Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
+_MORE_PAIRS = (
+    ("few", "mask"),
+    ("few", "head dim class"),
+    ("config", "softcap"),
+    ("trace", "mask"),
+    ("trace", "inside"),
+    ("alignment", "item size"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One translation unit for one architecture."""
+
+    spec: KernelSpec
+    config: TileConfig
+    problem: Problem
+    """Carries elements, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
+    arch: Architecture
+    trace: bool = False
+    inside: bool = False
+    """A trace with stamps of what each warp does."""
+
+    @property
+    def source(self) -> str:
+        """File under ``cuda_src``."""
+        return self.spec.source
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {**self.spec.constants(self.problem, self.config), **trace_constants(self.trace, self.inside)}
+
+    @property
+    def skips(self) -> bool:
+        """Whether any tile is ever skipped."""
+        return self.spec.skip_masked_tiles and self.problem.mask_kind != "full"
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        shared_memory = self.spec.shared_bytes(self.config, self.problem.head_dim)
+        return self.spec.launches(self.problem, self.config, shared_memory, None)
+
+    @property
+    def choices(self) -> dict[str, Hashable]:
+        """What was chosen for this build, by what the choice is of."""
+        p = self.problem
+        return {
+            "architecture": self.arch.capability,
+            "head dim class": next((d for d in HEAD_DIMS if p.head_dim <= d), HEAD_DIMS[-1]),
+            "head dim": p.head_dim,
+            "element": (p.dtype, p.k_element.name, p.precision),
+            "mask": p.mask_kind,
+            "softcap": p.softcap is not None,
+            "few": (p.lengths.kind, p.alibi, p.sink),
+            "config": self.config,
+            "item size": p.itemsize,
+            "alignment": p.alignment,
+            "trace": self.trace,
+            "inside": self.inside,
+            **self.spec.further_constants(p),
+        }
+
+    def __str__(self) -> str:
+        p = self.problem
+        parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
+        parts += [p.precision] * (p.precision != "native")
+        parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
+        parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
+        parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
+        parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
+        return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])
+
+
+def variants(
+    archs: Sequence[int] = COMPILED_ARCHITECTURES,
+    kernels: Iterable[str] | None = None,
+    head_dims: Sequence[int] | None = None,
+    *,
+    everything: bool = False,
+) -> Iterator[Variant]:
+    """What ``cufa compile`` builds: of each kernel a covering set, or ``everything``. ``kernels`` are names in the
+    registry (default: all).
+
+    ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
+    that are made for one architecture only.
+    """
+    built: set[Hashable] = set()
+    for name in KERNELS if kernels is None else kernels:
+        found = [v for v in _of_kernel(KERNELS[name], archs, head_dims) if _is_new(v, built)]
+        yield from found if everything else _covering(found)
+
+
+def pairs_of(variant: Variant) -> list[tuple[str, str]]:
+    """Choices of which every two values meet in some build of the variant's kernel."""
+    own = variant.spec.further_constants(variant.problem)
+    return [*itertools.combinations((*PAIRED, *own), 2), *_MORE_PAIRS]
+
+
+def _covering(found: Sequence[Variant]) -> Iterator[Variant]:
+    if found:
+        chosen = covering([variant.choices for variant in found], pairs_of(found[0]))
+        yield from (found[index] for index in chosen)
+
+
+def _is_new(variant: Variant, built: set[Hashable]) -> bool:
+    """Whether nothing with the same machine code came before. Without a mask there is nothing to skip: an
+    ablation's unmasked builds are the kernel's own."""
+    constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
+    # Names apart from values: of a hundred thousand builds a pair of each would be two million objects more.
+    key = (variant.source, variant.arch.capability, tuple(constants), tuple(constants.values()))
+    before = len(built)
+    built.add(key)
+    return len(built) > before
+
+
+def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
+    """Every build."""
+    served = [find_architecture(arch) for arch in archs if spec.runs_on(arch)]
+    for arch in served:
+        for head_dim in head_dims or HEAD_DIMS:
+            yield from _configs(spec, arch, head_dim)
+    if head_dims is None and served:
+        for head_dim in ODD_HEAD_DIMS:
+            yield from _configs(spec, served[0], head_dim)
+        yield from _other_branches(spec, served[0])
+        yield from _left_out(spec, served)
+
+
+def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
+    for config in _fitting(spec, head_dim, arch):
+        for problem in _problems(spec, head_dim):
+            if _meet(spec, config, problem):
+                yield Variant(spec, config, problem, arch)
+
+
+def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
+    """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
+    reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
+    reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
+    for config in (c for c in spec.configs + spec.split_configs if c not in reached):
+        for arch in served:
+            if config in _fitting(spec, config.min_head_dim, arch):
+                for problem in _problems(spec, config.min_head_dim):
+                    if _meet(spec, config, problem):
+                        yield Variant(spec, config, problem, arch)
+                break
+
+
+def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+    """Not every problem's keys are split, and not all tiles serve every problem."""
+    if spec.config_refusal(config, problem) is not None:
+        return False
+    return config not in spec.split_configs or splits.refusal(spec, problem) is None
+
+
+def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
+    """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
+    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
+    inside = keeps_logs(spec.source)
+    for config in _fitting(spec, head_dim, arch)[:1]:
+        for problem in _problems(spec, head_dim):
+            yield Variant(spec, config, problem, arch, trace=True)
+            if inside:
+                yield Variant(spec, config, problem, arch, trace=True, inside=True)
+            for alignment in (8, 4, 2):
+                narrow = dataclasses.replace(problem, alignment=alignment)
+                if alignment >= problem.itemsize and spec.refuses(narrow) is None:
+                    yield Variant(spec, config, narrow, arch)
+
+
+def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
+    """Tiles with split keys last."""
+    return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
+
+
+@functools.lru_cache(256)
+def _problems(spec: KernelSpec, head_dim: int) -> tuple[Problem, ...]:
+    problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
+    return tuple(problem for problem in problems if spec.refuses(problem) is None)

@@ -1,0 +1,321 @@
+"""Gradients of attention: the public calls, their checks and the operation's record. How a checked call is carried out
+is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..build.params import Params
+from ..kernels import KernelSpec, TileConfig
+from ..kernels.backward.fa2 import STRIP
+from ..masks.checks import check_flag
+from ..plan.operation import Arrays, Operand, Operation, register
+from ..plan.planner import Plan, choose_tiles
+from ..problem.mask import Mask
+from ..problem.problem import Problem
+from ..reference.dense import attention_reference_backward
+from ..schedule.key_order import head_groups, in_groups, in_small_groups
+from . import arrays, calls
+from . import optional_operands as further
+from .dense import (
+    DenseCall,
+    compiled,
+    cpu_spec,
+    describe,
+    gpu_serves,
+    plan_lines,
+    plan_shapes,
+    scalars,
+    scores_of,
+)
+from .mask_arguments import check_causal, resolve_mask
+from .warm import find, typed
+
+
+def flash_attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "auto",
+    precision: str | None = None,
+    dlse: Any = None,
+    deterministic: bool = False,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Gradients of :func:`flash_attention` with respect to q, k and v, in memory that grows with the sequence, not
+    with its square: FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy.
+
+    >>> out, lse = cufa.flash_attention(q, k, v, causal=True, return_lse=True)  # doctest: +SKIP
+    >>> dq, dk, dv = cufa.flash_attention_backward(dout, q, k, v, out, lse, causal=True)  # doctest: +SKIP
+
+    Parameters
+    ----------
+    dout : array, (batch, heads, seqlen_q, head_dim)
+        Gradient of the loss with respect to out. q's shape, dtype and place; its strides are its own.
+    q, k, v : array
+        What the forward call was given, or arrays of the same values: as for :func:`flash_attention`.
+    out, lse : array
+        What it returned with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) whatever the
+        layout; float64 where q is.
+    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
+        Those of the forward call: all that it was given. precision may differ.
+    algorithm : "auto", "fa2" or "fa3"
+        Which kernel computes it; it need not be the one that computed out.
+    dlse : array, optional
+        Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
+    deterministic : bool
+        The same bits in every run. Without it that holds for dk and dv; dq is summed in an order that depends on
+        when thread blocks run, so that its last bits may differ. The CPU path is always deterministic.
+    dq, dk, dv : array, optional
+        Where to write the results: shape, dtype and kind of q, k and v; must not overlap an input or each other.
+    device : None, "cpu" or "cuda"
+        Where NumPy inputs are computed, as for :func:`flash_attention`.
+
+    Returns
+    -------
+    dq, dk, dv
+        With shape, layout and dtype of q, k and v; sums over the query heads of a group are in float32. Queries that
+        see no key, keys that no query sees, and what lies behind ``seqlens_q`` and ``seqlens_k`` have gradients of
+        exactly 0.
+    dsink
+        Only with ``sink=``: the gradient of the sink, (heads,), in lse's dtype. ALiBi's slopes have none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what came and what to do; nothing has been launched. What cannot be seen from arrays:
+        that out and lse belong to other inputs, or to a call with another mask, scale or cap. Then the gradients are
+        simply wrong. (Attention over a part of the keys may be given out and lse of the whole: the results are the
+        part's share of the gradients, as for sequences that are spread over several GPUs.)
+
+    Notes
+    -----
+    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the results
+    back). Its workspace, which :func:`plan_backward` prints, is from CuPy's memory pool; in a CUDA graph, which it
+    can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
+
+    On a GPU all inputs must be finite, those that the mask hides included.
+    """
+    if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
+        causal = check_causal(causal)  # type: ignore[unreachable]
+    if type(deterministic) is not bool:
+        deterministic = check_flag("deterministic", deterministic)  # type: ignore[unreachable]
+    options = (
+        causal, typed(window), mask, softcap, type(softcap), scale, type(scale), layout, algorithm, precision,
+        deterministic, device,
+    )  # fmt: skip
+    given: tuple[Any, ...] = dout, q, k, v, out, lse, dlse, dq, dk, dv
+    if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
+        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, None
+    seen, _, addresses = find(BACKWARD, given, options)
+    if seen is not None:
+        return seen(given, addresses)
+    named: dict[str, Any] = {
+        x.name: None if value is None and (x.result or x.name == "dlse") else arrays.as_array(x.name, value)
+        for x, value in zip(BACKWARD.operands, given, strict=False)
+    }
+    arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    few = further.read(few, named["q"])
+    call = BackwardCall(
+        {name: named[name] for name in BACKWARD.inputs} | few,
+        {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in few else {}),
+        layout,
+        how,
+        {"algorithm": algorithm},
+        deterministic,
+    )
+    in_fixed_order = deterministic and bool(how["mask"].beyond_band)
+    served = gpu_serves("backward", str(named["q"].dtype), how, few) and not in_fixed_order
+    return calls.run(call, device, options, gpu_serves=served)
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardCall(DenseCall):
+    name = "backward"
+
+    deterministic: bool = False
+
+    def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
+        given = self.inputs
+        of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
+        dtype = arrays.dtype_name(of_dtype, on_gpu)
+        inputs, problem = self.problem(dtype)
+        problem = dataclasses.replace(problem, operation=self.name, deterministic=self.deterministic)
+        for name in ("out", "dout"):
+            if given[name].shape != given["q"].shape:
+                raise ValueError(
+                    f"{name} has shape {given[name].shape} but q has {given['q'].shape}: they must be equal"
+                )
+        for name in ("lse", "dlse"):
+            if given[name] is not None:
+                _check_rows(name, given[name], problem, self.layout)
+        for name, x in of_dtype.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
+
+def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
+    """``x`` is one number per query, of the forward's dtype and contiguous."""
+    shape, dtype = calls.lse_shape(problem), problem.lse_dtype
+    arrays.check_rows(name, x.shape, shape, layout)
+    if x.dtype != dtype:
+        raise TypeError(
+            f"{name} is {x.dtype}; for q of {problem.dtype} it must be {dtype}, as flash_attention(..., "
+            f"return_lse=True) returns it: convert with {name}.astype({dtype!r})"
+        )
+    if x.size and not x.flags.c_contiguous:
+        module = "cupy" if arrays.is_device_array(x) else "numpy"
+        raise ValueError(
+            f"{name} has strides {x.strides} for shape {shape}: it must be contiguous; "
+            f"use {module}.ascontiguousarray({name})"
+        )
+    arrays.check_address(name, x)
+
+
+def plan_backward(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "auto",
+    precision: str | None = None,
+    deterministic: bool = False,
+    device: str | None = None,
+) -> Plan:
+    """What :func:`flash_attention_backward` would run, in how much memory, and why; needs no GPU and runs nothing.
+
+    Arguments are those of :func:`plan`, and ``deterministic`` of :func:`flash_attention_backward`.
+
+    >>> print(cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
+    """
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return plan_shapes(
+        q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
+    )
+
+
+# --- The operation ----------------------------------------------------------------------------------------
+
+CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
+
+
+def _run_on_cpu(plan: Plan, given: Arrays) -> None:
+    from ..run.cpu import backward as cpu_backward
+    from ..run.cpu import parts as cpu_parts
+
+    dsink = None if given.get("dsink") is None else np.zeros(plan.problem.heads)
+    for part, of_part in cpu_parts.each(plan, {**given, "dsink": dsink}):
+        if dsink is not None:
+            of_part["dsink"] += cpu_backward.sink_gradient(of_part)
+        if not part.problem.empty:
+            cpu_backward.run(part, of_part)
+    if dsink is not None:
+        given["dsink"][...] = dsink
+
+
+def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
+    p, config = plan.problem, plan.config
+    found = {**scalars(plan, given), "scale": p.scale}
+    if not in_groups(p):
+        return found
+    runs_on = any(
+        launch.persistent for launch in plan.launches
+    )  # then the passes' launches have the usual groups
+    small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
+    groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
+    strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
+    return {**found, **groups, "strips_per_head": strips}
+
+
+def _io_bytes(p: Problem) -> int:
+    """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
+    queries, keys = p.tokens
+    of_query = p.head_dim * 2 * (p.q_element.itemsize + p.out_element.itemsize) + 4
+    of_key = p.head_dim * 2 * (p.k_element.itemsize + p.v_element.itemsize)
+    return p.heads * queries * of_query + p.kv_heads * keys * of_key
+
+
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    """In a fixed order of additions, too."""
+    for problem in compiled(spec, head_dim):
+        yield problem
+        yield dataclasses.replace(problem, deterministic=True)
+
+
+def _describe(p: Problem) -> str:
+    return f"backward {describe(p)}" + (", deterministic" if p.deterministic else "")
+
+
+BACKWARD = register(
+    Operation(
+        name="backward",
+        title="Backward",
+        operands=(
+            Operand("dout", stride="dout_stride", mapped=True),
+            Operand("q", stride="q_stride", mapped=True),
+            Operand("k", stride="k_stride", mapped=True),
+            Operand("v", stride="v_stride", mapped=True),
+            Operand("out", field="o", stride="o_stride"),
+            Operand("lse"),
+            Operand("dlse"),
+            Operand("dq", result=True, like="q", stride="dq_stride"),
+            Operand("dk", result=True, like="k", stride="dk_stride", mapped=True),
+            Operand("dv", result=True, like="v", stride="dv_stride", mapped=True),
+        ),
+        further=(*further.OPERANDS, Operand("dsink", result=True, like=lambda p: (p.heads,))),
+        params=Params("backward/params.cuh", "BackwardParams"),
+        scalars=_scalars,
+        choose=choose_tiles,
+        cpu_spec=cpu_spec,
+        cpu_config=CPU_CONFIG,
+        run_on_cpu=_run_on_cpu,
+        reference=attention_reference_backward,
+        flops=lambda p: 10 * p.head_dim * p.all_visible_scores,
+        io_bytes=_io_bytes,
+        describe=_describe,
+        plan_lines=plan_lines,
+        compiled=_compiled,
+        num_records=lambda plan: plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads,
+        by_keys=True,
+    )
+)

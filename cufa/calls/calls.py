@@ -1,0 +1,329 @@
+"""How one checked call of any operation is carried out: on the CPU, on a GPU, or from the host on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..gpu.architectures import Device
+from ..masks.checks import check_flag
+from ..plan import tuning
+from ..plan.operation import OPERATIONS, Operand, Operation
+from ..plan.planner import Plan, make_plan
+from ..problem.lengths import Packed
+from ..problem.problem import Problem
+from . import array_memory, arrays
+from . import optional_operands as further
+from .warm import SeenCall, find, remember
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The arguments of one call, read but not yet checked. Every operation has a subclass that checks them."""
+
+    name: ClassVar[str]
+    """Of the operation."""
+
+    inputs: dict[str, Any]
+    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
+    results: dict[str, Any]
+    """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
+    one that the call allocates."""
+    layout: str
+    options: dict[str, Any]
+    """What else the problem is made of: mask, softcap, scale, ..."""
+    request: dict[str, Any]
+    """What is asked of the planner."""
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.name]
+
+    @property
+    def first(self) -> tuple[str, Any]:
+        """Name and array of the first input, which is never left out: the call is where it is."""
+        return next(iter(self.inputs.items()))
+
+    def check(self, on_gpu: bool) -> tuple[Call, Problem]:
+        """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
+        read them, and the problem that it is."""
+        raise NotImplementedError
+
+    def check_results(self, problem: Problem) -> None:
+        """Arrays that are given for results can take them. Part of every :meth:`check`."""
+        for operand in self._results():
+            x = self.results.get(operand.name)
+            if x is not None:
+                arrays.same_place(dict([self.first, (operand.name, x)]))
+                arrays.check_result(operand, x, *self._form(operand, problem))
+        self.check_memory({**self.inputs, **self.results})
+
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
+        operand name; those that are None, or missing, share no memory."""
+        there = {name: x for name, x in given.items() if x is not None}
+        for operand in OPERATIONS[cls.name].every_operand:
+            if operand.result and operand.name in there:
+                arrays.check_apart(operand.name, there)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Inputs that the call writes to."""
+        return ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        """Brings back to NumPy arrays what a call on the GPU wrote beside its results."""
+
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """All operands in launch order, axes in canonical order, over the same memory; None for results that are
+        not asked for."""
+        axes = arrays.LAYOUTS[self.layout]
+        given = {**self.inputs, **results}
+        found = {}
+        for operand in self.operation.operands:
+            x = given.get(operand.name)
+            found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
+        return found | self._further(given)
+
+    def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The operands that few calls have, where there is one: None for the others of them."""
+        found = {x.name: given.get(x.name) for x in self.operation.further}
+        return found if any(x is not None for x in found.values()) else {}
+
+    def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
+        """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
+        found = dict(self.results)
+        for operand in self._results():
+            if operand.name in found and found[operand.name] is None:
+                found[operand.name] = empty(*self._form(operand, problem))
+        return found
+
+    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of a result."""
+        if isinstance(operand.like, str):
+            like = self.inputs[operand.like]
+            return like.shape, like.dtype
+        return operand.like(problem), np.dtype(problem.lse_dtype)
+
+    def fill_empty(self, results: Mapping[str, Any]) -> None:
+        """Of a problem without any score."""
+        for operand in self._results():
+            if operand.name in results:
+                results[operand.name][...] = operand.nothing
+
+    def _results(self) -> list[Operand]:
+        return [x for x in self.operation.every_operand if x.result]
+
+
+def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
+    """:attr:`Call.results` of attention, from the arguments of its calls."""
+    results = {"out": None if out is None else arrays.as_array("out", out)}
+    return {**results, "lse": None} if check_flag("return_lse", return_lse) else results
+
+
+def check_num_splits(num_splits: Any) -> int | None:
+    """As it is given to the planner. Raises TypeError or ValueError for what is no number of splits."""
+    if num_splits is None:
+        return None
+    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
+        raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
+    if num_splits < 1:
+        raise ValueError(
+            f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
+        )
+    return int(num_splits)
+
+
+def lse_shape(problem: Problem) -> tuple[int, ...]:
+    if isinstance(problem.lengths, Packed):
+        return problem.heads, problem.lengths.total_q
+    return problem.batch, problem.heads, problem.seqlen_q
+
+
+def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bool) -> Any:
+    """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.calls.warm.find` told this call
+    apart by; ``gpu_serves``: NumPy inputs could go there."""
+    name, x = call.first
+    if arrays.is_device_array(x):
+        if device not in (None, "cuda"):
+            raise ValueError(
+                f"device={device!r} but {name} is on a GPU; use device=None, or move it with {name}.get()"
+            )
+        # What came through DLPack may have been seen before as CuPy arrays.
+        read = {**call.inputs, **call.results}
+        given = call.operation.in_order(read)
+        seen, key, addresses = find(call.operation, given, options)
+        return returned(run_on_gpu(call, key)) if seen is None else seen(given, addresses)
+    return returned(run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call))
+
+
+def returned(results: Mapping[str, Any]) -> Any:
+    """What the caller is given: the result, or a tuple where several were asked for."""
+    found = tuple(results.values())
+    return found if len(found) > 1 else found[0]
+
+
+def run_on_cpu(call: Call) -> dict[str, Any]:
+    call, problem = call.check(on_gpu=False)
+    if not problem.known:
+        raise ValueError(
+            f"mask, {problem.mask}, has its numbers on a GPU, or has lost them, but {call.first[0]} is computed on the "
+            "CPU: pass mask.on_host(), or make it anew"
+        )
+    plan = plan_for(problem, None, **call.request)
+    results = call.allocate(problem, np.empty)
+    if problem.empty and not problem.sink:
+        call.fill_empty(results)
+    else:
+        call.operation.run_on_cpu(plan, call.arrays(results))
+    return results
+
+
+def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
+    """NumPy arrays: there and back again, synchronously. What the call writes beside its results is brought back
+    once they are: launches are asynchronous, and what fails there shows when it is waited for."""
+    check_not_capturing(call.first[0])
+    call, problem = call.check(on_gpu=True)
+    # What cannot be planned is refused before anything is copied.
+    plan_for(problem, cuda_module().current_device(), **call.request)
+    import cupy
+
+    there = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
+    wanted = dict.fromkeys(call.results)
+    results = run_on_gpu(dataclasses.replace(call, inputs=there, results=wanted), None)
+    for name, x in results.items():
+        given = call.results[name]
+        if given is None:
+            results[name] = cupy.asnumpy(x)
+        else:
+            given[...] = cupy.asnumpy(x)
+            results[name] = given
+    call.finish_on_host(problem)
+    return results
+
+
+def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
+    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`."""
+    call, problem = call.check(on_gpu=True)
+    for name, x in call.inputs.items():
+        if isinstance(x, np.ndarray):
+            check_not_capturing(name)
+    import cupy
+
+    cuda, device_id = cuda_module(), call.first[1].data.device_id
+    with cupy.cuda.Device(device_id):
+        results = call.allocate(problem, cupy.ndarray)
+        call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        if problem.empty:
+            call.fill_empty(results)
+            if problem.sink:
+                further.fill_sink_alone(call.inputs, results, cupy)
+            return results
+        given = call.arrays(results)
+        plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
+        binding = cuda.Binding(cuda.prepare(plan, device_id), given)
+        binding.launch(cuda.addresses(given))
+    if key is not None:
+        remember(key, SeenCall(binding.launch_here, call, results))
+    return results
+
+
+def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
+    """The problem, knowing how its operands lie in memory."""
+    operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
+    return dataclasses.replace(
+        problem,
+        alignment=array_memory.alignment(*(given[x.name] for x in operands)),
+        positive_strides=array_memory.positive_strides(*(given[x.name] for x in operands if x.mapped)),
+    )
+
+
+def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Small arrays that are on the host while the rest is on the GPU go there."""
+    import cupy
+
+    return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
+
+
+def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
+    """The plan for this machine: with the kernels and tiles that were measured fastest on it, if any were."""
+    if device is None:
+        return make_plan(problem, None, **request)
+    tiles, kernels = tuning.load(device.name), tuning.fastest_kernels(device.name)
+    return make_plan(problem, device, tuned=tiles, fastest=kernels, **request)
+
+
+def check_not_capturing(name: str) -> None:
+    """``name`` is on the host: what a CUDA graph replays cannot copy it from there again."""
+    import cupy
+
+    try:
+        capturing, which = cupy.cuda.get_current_stream().is_capturing(), "the current stream"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        # The legacy stream waits for every other one, so it cannot be used while one of them is captured.
+        if error.status != _CAPTURE_IMPLICIT:
+            raise
+        capturing, which = True, "another stream, which the current one (the legacy stream) waits for,"
+    if capturing:
+        raise ValueError(
+            f"{name} is a NumPy array, but {which} is being captured: every replay would use the values of the "
+            f"capture; put {name} on the GPU with cupy.asarray before"
+        )
+
+
+_CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
+
+
+def cuda_module() -> Any:
+    """The CUDA backend, imported late: it needs CuPy."""
+    from ..run.cuda import backend as cuda
+
+    return cuda
+
+
+@functools.cache
+def gpu_available() -> bool:
+    """A driver, CuPy and a GPU that the kernels run on."""
+    try:
+        cuda = cuda_module()
+    except ImportError:
+        return False
+    if cuda.device_count() == 0:
+        return False
+    try:
+        cuda.current_device()
+    except ValueError:  # older than sm_80
+        return False
+    return True
+
+
+def use_gpu(device: str | None, served: bool) -> bool:
+    """Whether NumPy inputs are computed on a GPU. ``served``: the kernels take them."""
+    arrays.check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
+    if device == "cuda" and not gpu_available():
+        raise ValueError(
+            "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"
+        )
+    return device == "cuda" or (device is None and served and gpu_available())
+
+
+def planning_device(name: str | None, served: bool) -> Device | None:
+    """What a plan is for: None is the CPU path."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"device must be 'cpu', 'cuda', the name of an architecture or None, not {name!r}")
+    if name == "cpu":
+        return None
+    if name in (None, "cuda"):
+        usable = gpu_available() and served
+        if name == "cuda" and not usable:
+            raise ValueError(
+                "device='cuda' but no usable GPU was found; name an architecture such as 'sm_90' instead"
+            )
+        return cuda_module().current_device() if usable else None
+    assert name is not None
+    return Device.typical(name)

@@ -1,0 +1,269 @@
+"""Decoding: the public calls. Checks live in :mod:`cufa.calls.decode_checks`, choices in :mod:`cufa.plan.decode`, the
+operation's record in :mod:`cufa.calls.decode_operation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from ..gpu.architectures import Device
+from ..plan.planner import Plan, make_plan
+from ..problem.mask import Mask
+from ..problem.scores import check_softcap
+from . import arrays, calls
+from . import optional_operands as further
+from .decode_checks import DecodeCall, check_gpu_serves, dtypes
+from .decode_operation import DECODE
+from .decode_shapes import make_problem
+from .mask_arguments import decode_mask
+from .warm import find, typed
+
+
+def flash_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    k_new: Any = None,
+    v_new: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    layout: str = "bhsd",
+    num_splits: int | None = None,
+    schedule: str = "auto",
+    return_lse: bool = False,
+    out: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Attention of a few new query tokens over a key/value cache, each cached byte read once.
+
+    Flash-Decoding (Dao et al., 2023): the cache of a sequence is split over the whole GPU, and the parts
+    are merged by their log-sum-exp. Ragged batches are cut into shares of all work instead (stream-K, as
+    LeanAttention). The caches are read in place; nothing past a sequence's length is read into the result,
+    so unused slots and unused entries of the block table may hold anything.
+
+    Parameters
+    ----------
+    q : array, (batch, heads, tokens, head_dim)
+        1 to 16 query tokens per sequence, causal among themselves: they are the last tokens of the sequence,
+        and token i of T sees the keys up to ``length - T + i``. float16 or bfloat16
+        (``ml_dtypes.bfloat16``); float32 and float64 on the CPU only. NumPy, CuPy, or anything with DLPack
+        or ``__cuda_array_interface__``, any strides with a contiguous last axis. head_dim is a multiple of
+        8 (16 with an 8-bit cache on a GPU), at most 256 (64, 128 and 256 are fast).
+    k_cache, v_cache : array, (batch, kv_heads, capacity, head_dim)
+        With ``block_table``: pages, (num_pages, kv_heads, page_size, head_dim), page_size from 1 up (16,
+        64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. heads must be a multiple of
+        kv_heads (GQA, MQA): query head h uses key/value head ``h // (heads // kv_heads)``.
+    cache_seqlens : int32 array, (batch,), optional
+        Tokens that are valid before this call. None: the whole capacity. On a GPU the kernel reads it,
+        never the host, so that a CUDA graph can be replayed while lengths grow; one that is too large there
+        is taken as the capacity. A list, an int or a NumPy array is checked first, and copied to the GPU by
+        each call.
+    block_table : int32 array, (batch, max_pages), optional
+        Page that holds tokens ``i * page_size`` and on of sequence b. Entries past a sequence's length are
+        never used. As for lengths, a NumPy array beside device arrays is copied by each call.
+    k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
+        Of the cache's dtype. Written into the caches from ``cache_seqlens`` on, then attended to: the
+        length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is. No two tokens may
+        be appended to one slot of a page: refused where lengths and block table are on the host; on a GPU nobody
+        looks, and one of the two is lost.
+    k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
+        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
+        k_scale not negative.
+    window : (left, 0), optional
+        A token sees its own key and the ``left`` keys before it; what no token sees is not read.
+    mask : cufa.masks, optional
+        In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
+        keys and the window is not read), :func:`cufa.masks.prefix`; on the CPU so far with numbers for each sequence,
+        :func:`cufa.masks.global_window` with ``right=0``, or :func:`cufa.masks.chunks`.
+    softcap : float, optional
+        Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
+    scale : float, optional
+        Softmax scale, finite and ≥ 0. Default 1/√head_dim.
+    alibi_slopes : array, (heads,) or (batch, heads), optional
+        ALiBi, as for :func:`flash_attention`; distances are those within the sequence.
+    sink : array, (heads,), optional
+        A logit of each query head that joins the denominator, as for :func:`flash_attention`. float32 where it is on a
+        GPU, as slopes are.
+    layout : "bhsd" or "bshd"
+        Axis order of all arrays of four axes and of the result; "bshd" has the tokens before the heads:
+        (batch, capacity, kv_heads, head_dim), (num_pages, page_size, kv_heads, head_dim).
+    num_splits : int, optional
+        Into how many parts each sequence is cut; :func:`plan_decode` prints what None comes to, and why.
+    schedule : "auto", "fixed" or "balanced"
+        The same number of splits for each sequence, or shares of all of them. With "balanced",
+        ``num_splits`` is the largest number of shares: fewer are used where tiles are few. The result does
+        not depend on either beyond rounding.
+    return_lse : bool
+        Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
+        float32; float64 where q is.
+    out : array, optional
+        Where to write the result: q's shape, dtype and kind; must not overlap an input.
+    device : None, "cpu" or "cuda"
+        Where NumPy inputs are computed: the GPU when there is one that takes their dtype (None), or as
+        forced.
+
+    Returns
+    -------
+    out, or (out, lse)
+        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf, with
+        a sink lse = sink.
+        For a fixed plan, repeated calls give the same bits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what came and what to do; nothing has been launched or appended. Lengths and
+        block tables on a GPU are not looked at.
+
+    Notes
+    -----
+    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
+    result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
+    CUDA graph. Each capture has a workspace of its own (:func:`plan_decode` prints its size), which goes back to
+    CuPy's pool at the first capture after the graph is gone.
+
+    ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
+    them, each for itself. Change them on the same stream, or between replays. Lengths that change while a
+    call runs may leave later calls on that stream wrong, not only this one.
+
+    On a GPU, keys and values that a query does not see must still be finite where another query of the same
+    sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
+    several query tokens. What lies past a sequence's length may hold anything. Scaled scores must stay within
+    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
+
+    >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
+    >>> q = np.ones((1, 32, 1, 128), np.float16)
+    >>> flash_decode(q, k, v, cache_seqlens=[1000]).shape
+    (1, 32, 1, 128)
+    """
+    if num_splits is not None and type(num_splits) is not int:
+        # Before a call that was seen: to it 2.0 would be 2.
+        num_splits = calls.check_num_splits(num_splits)
+    given: tuple[Any, ...] = (
+        q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
+    )  # fmt: skip
+    if alibi_slopes is not None or sink is not None:
+        given += alibi_slopes, sink
+    options = (
+        typed(window), mask, softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse,
+        device,
+    )  # fmt: skip
+    seen, _, addresses = find(DECODE, given, options)
+    if seen is not None:
+        return seen(given, addresses)
+    request: dict[str, Any] = {
+        "num_splits": calls.check_num_splits(num_splits),
+        "algorithm": _check_schedule(schedule),
+    }
+    how: dict[str, Any] = {
+        "mask": decode_mask(window, mask),
+        "softcap": check_softcap(softcap),
+        "scale": scale,
+    }
+    results = calls.attention_results(out, return_lse)
+    inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
+    call = DecodeCall.read(inputs, results, layout, options=how, request=request)
+    return calls.run(call, device, options, gpu_serves=device is not None or _gpu_serves(call))
+
+
+def plan_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any = None,
+    *,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    k_new: Any = None,
+    dtype: npt.DTypeLike | None = None,
+    cache_dtype: npt.DTypeLike | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    layout: str = "bhsd",
+    num_splits: int | None = None,
+    schedule: str = "auto",
+    device: str | None = None,
+) -> Plan:
+    """What :func:`flash_decode` would run, in how many splits, and why; needs no GPU and runs nothing.
+
+    Arrays may be given as shapes; arguments that are not named here are as for :func:`flash_decode`. Of
+    ``cache_seqlens`` it only matters whether it is given: lengths are the kernels' business, so
+    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or
+    dtypes of NumPy's (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is
+    None (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+
+    >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
+    """
+    request: dict[str, Any] = {
+        "num_splits": calls.check_num_splits(num_splits),
+        "algorithm": _check_schedule(schedule),
+    }
+    how: dict[str, Any] = {
+        "mask": decode_mask(window, mask),
+        "softcap": check_softcap(softcap),
+        "scale": scale,
+    }
+    given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
+    given["v_cache"] = k_cache if v_cache is None else v_cache
+    given = {
+        name: x if x is None or isinstance(x, tuple) else arrays.as_array(name, x)
+        for name, x in given.items()
+    }
+    shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
+    shapes["v_new"] = shapes["k_new"]
+    shapes["cache_seqlens"] = None if cache_seqlens is None else ()
+    of_q = arrays.asked_dtype(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
+    few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
+    of_cache = arrays.asked_dtype(
+        getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype
+    )
+
+    # Where a call could not move to the CPU.
+    stays = any(arrays.is_device_array(x) for x in given.values())
+
+    def planned(found: Device | None) -> Plan:
+        module = "cupy" if stays else "numpy"
+        names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
+        problem = further.planned(few, make_problem(shapes, *names, layout=layout, **how))
+        if found is not None:
+            check_gpu_serves(problem)
+        return calls.plan_for(problem, found, **request)
+
+    found = calls.planning_device(device, served=True)
+    try:
+        return planned(found)
+    except (TypeError, ValueError):
+        if device is not None or found is None or stays:
+            raise
+        return planned(None)  # as a call with NumPy arrays would do
+
+
+def _check_schedule(schedule: Any) -> str:
+    arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
+    return str(schedule)
+
+
+def _gpu_serves(call: DecodeCall) -> bool:
+    """Whether a call on NumPy arrays can be planned for the current GPU. What is wrong with it anywhere, the
+    CPU says."""
+    if not calls.gpu_available():
+        return False
+    try:
+        _, problem = call.check(on_gpu=True)
+        make_plan(problem, calls.cuda_module().current_device(), **call.request)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""Decoding at the door: everything that can be wrong with a call is found here, before anything runs.
+
+What stands on a GPU is not looked at: there, lengths and block tables are the kernels' business alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..problem.lengths import Cached
+from ..problem.problem import Problem
+from ..schedule.decode import read_range
+from . import array_memory, arrays, calls
+from . import optional_operands as further
+from .decode_shapes import make_problem
+
+CACHES = ("k_cache", "v_cache")
+_BIG = ("q", "k_cache", "v_cache", "k_new", "v_new")
+_DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float32", "float64")}
+_EIGHT_BITS = ("uint8", "float8_e4m3fn")
+_FLOAT8 = "float8_e4m3"
+
+Array = array_memory.Array
+
+
+def check_gpu_serves(problem: Problem) -> None:
+    """Rows of e4m3 are read 16 bytes at a time."""
+    if problem.k_element.name == _FLOAT8 and problem.head_dim % 16:
+        raise ValueError(
+            f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples "
+            f"of 16: pad q and the caches with zeros and pass scale={problem.head_dim}**-0.5"
+        )
+
+
+class DecodeCall(calls.Call):
+    """Inputs are arrays in one place, or None where left out; lengths, table and scales may be on the host while
+    the rest is on a GPU."""
+
+    name = "decode"
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], results: dict[str, Any], layout: str, **kwargs: Any
+    ) -> DecodeCall:
+        """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
+        few = {x.name: given[x.name] for x in further.OF_HEADS if given.get(x.name) is not None}
+        inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
+        q = inputs["q"]
+        inputs |= further.read(few, q)
+        arrays.same_place(
+            {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
+        )
+        return cls(inputs, results, layout, **kwargs)
+
+    def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
+        """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
+        shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
+        of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
+        q = self.inputs["q"]
+        module = "cupy" if arrays.is_device_array(q) else "numpy"
+        names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
+        problem = make_problem(shapes, *names, layout=self.layout, **self.options)
+        if on_gpu:
+            check_gpu_serves(problem)
+        for name in _BIG:
+            if self.inputs[name] is not None:
+                arrays.check_last_axis(name, self.inputs[name])
+                arrays.check_address(name, self.inputs[name])
+        inputs = dict(self.inputs)
+        if problem.cache.new_tokens == 0:
+            inputs["k_new"] = inputs["v_new"] = None
+        inputs["cache_seqlens"] = check_integers("cache_seqlens", inputs["cache_seqlens"], (problem.batch,))
+        inputs["block_table"] = check_integers(
+            "block_table", inputs["block_table"], (problem.batch, problem.cache.max_pages)
+        )
+        for name in ("k_scale", "v_scale"):
+            inputs[name] = _scales(name, inputs[name], problem)
+        inputs, problem = further.check(inputs, problem)
+        _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
+        _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """With k_new, the caches are written to as well."""
+        super().check_memory(given)
+        if given["k_new"] is not None:
+            for name in CACHES:
+                _check_written_cache(name, {other: x for other, x in given.items() if x is not None})
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return CACHES if self.inputs["k_new"] is not None else ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        if problem.cache.new_tokens and not problem.empty:
+            from ..run.cpu import decode as cpu_decode
+
+            cpu_decode.append(self.arrays({}))
+
+
+def _as_array(name: str, x: Any) -> Array:
+    """What came, as an array; None for what may be left out. Small ones may be plain numbers."""
+    if x is None and name not in ("q", *CACHES):
+        return None
+    if name in _BIG:
+        array = arrays.as_array(name, x)
+        return array.view(np.uint8) if str(array.dtype) == "float8_e4m3fn" else array
+    if not isinstance(x, (numbers.Number, list, tuple)):
+        return arrays.as_array(name, x)
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is no array of numbers: {error}") from error
+
+
+def _may_move(x: Array, q: Array) -> bool:
+    """Small arrays on the host are copied to the GPU that the rest is on."""
+    return arrays.is_device_array(q) and isinstance(x, np.ndarray)
+
+
+def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:
+    """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'."""
+    served = _DTYPES[on_gpu]
+    if q not in served:
+        where, cure = ("GPU", "float16") if on_gpu else ("CPU", "float32")
+        other = ", or compute on the CPU with device='cpu'" if on_gpu and module == "numpy" else ""
+        raise TypeError(
+            f"q is {q}; decoding on the {where} takes {', '.join(served)}: convert with "
+            f"q.astype({module}.{cure}){other}"
+        )
+    k_cache = cache["k_cache"]
+    eight_bits = k_cache in _EIGHT_BITS
+    if not eight_bits and k_cache != q:
+        raise TypeError(
+            f"k_cache is {k_cache} but q is {q}: it must be the same, or uint8 that holds float8_e4m3; "
+            + _cure_of_cache(k_cache, q, served)
+        )
+    for name, dtype in cache.items():
+        if dtype != k_cache:
+            cure = f"convert with {name}.astype(k_cache.dtype)"
+            if eight_bits:
+                cure = "quantise it as the cache was: (x / scale) as float8_e4m3, viewed as uint8"
+            raise TypeError(f"{name} is {dtype} but k_cache is {k_cache}: {cure}")
+    return q, _FLOAT8 if eight_bits else q
+
+
+def _cure_of_cache(k_cache: str, q: str, served: tuple[str, ...]) -> str:
+    if k_cache in served:
+        return "convert q with q.astype(k_cache.dtype)"
+    if k_cache in ("fp8", _FLOAT8):  # a name given to plan_decode
+        return "such a cache is called 'uint8'"
+    if k_cache.endswith("8") or "float8" in k_cache:
+        return (
+            f"bits of float8_e4m3 can be viewed with k_cache.view('uint8'); other numbers of 8 bits must be "
+            f"converted: k_cache.astype({q!r}), or (k / k_scale) as float8_e4m3"
+        )
+    return f"convert the cache with k_cache.astype({q!r})"
+
+
+def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
+    """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
+    if x is None:
+        return None
+    on_device = arrays.is_device_array(x)
+    if x.dtype.kind not in "iu" and x.size == 0 and not on_device:
+        x = x.astype(np.int32)  # an empty list has no type
+    if x.dtype.kind not in "iu" or (on_device and x.dtype != np.int32):
+        module = "cupy" if on_device else "numpy"
+        raise TypeError(f"{name} is {x.dtype}; it must be int32: convert with {name}.astype({module}.int32)")
+    if name == "cache_seqlens" and x.ndim == 0 and not on_device:
+        x = np.broadcast_to(x, shape)
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape}; it must be (batch,) = {shape}")
+    if on_device:
+        arrays.check_contiguous(name, x)
+        arrays.check_address(name, x)
+        return x
+    bounds = np.iinfo(np.int32)
+    if x.size and (int(x.max()) > bounds.max or int(x.min()) < bounds.min):
+        if name == "cache_seqlens":
+            wild = next(i for i, n in enumerate(x.tolist()) if not bounds.min <= n <= bounds.max)
+            raise ValueError(f"{name}[{wild}] is {x[wild]}: a length is from 0 to what the cache holds")
+        # Entries of a table that no sequence uses may hold anything.
+        x = np.clip(x, bounds.min, bounds.max)
+    return np.ascontiguousarray(x, np.int32)
+
+
+def _scales(name: str, x: Array, problem: Problem) -> Array:
+    """float32 (kv_heads,) with an 8-bit cache, None with any other."""
+    eight_bits = problem.k_element.name == _FLOAT8
+    if x is None:
+        if eight_bits:
+            raise ValueError(
+                f"{name} is missing: a uint8 cache holds float8_e4m3 times a float32 scale for each of the "
+                f"{problem.kv_heads} key/value heads; for none pass {name}=1"
+            )
+        return None
+    if not eight_bits:
+        raise ValueError(
+            f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.k_element.name}"
+        )
+    shape = (problem.kv_heads,)
+    on_device = arrays.is_device_array(x)
+    if x.dtype.kind not in "fiu" or (on_device and x.dtype != np.float32):
+        raise TypeError(f"{name} is {x.dtype}; it must be float32: convert with {name}.astype('float32')")
+    if not on_device:
+        with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+            x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
+    if x.shape != shape:
+        raise ValueError(
+            f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number on the host"
+        )
+    if not on_device and not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
+    if name == "k_scale" and not on_device and (x < 0).any():
+        raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
+    arrays.check_contiguous(name, x)
+    arrays.check_address(name, x)
+    return x
+
+
+def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
+    """What the host can see: lengths against the cache, and the entries of the table that they make valid."""
+    if problem.lengths.ragged and not isinstance(lengths, np.ndarray):
+        return
+    valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
+    for b, length in enumerate(valid):
+        check_length(b, length, problem.cache, problem.seqlen_k)
+        if isinstance(table, np.ndarray):
+            _check_pages(problem, table, b, length + problem.cache.new_tokens)
+
+
+def check_length(b: int, length: int, cache: Cached, capacity: int) -> None:
+    """Sequence ``b`` of ``length`` tokens, and those appended to it, are within what the cache holds."""
+    if length < 0:
+        raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
+    total = length + cache.new_tokens
+    if total <= capacity:
+        return
+    what = f"cache_seqlens[{b}] is {length}"
+    if cache.new_tokens:
+        what += f" and k_new appends {cache.new_tokens}"
+    if not cache.paged:
+        raise ValueError(f"{what}, but k_cache holds {capacity} tokens per sequence: allocate a longer cache")
+    raise ValueError(
+        f"{what}, but block_table has {cache.max_pages} pages of {cache.page_size} per sequence: it takes "
+        f"{-(-total // cache.page_size)} columns"
+    )
+
+
+def _pages_of(problem: Problem, length: int) -> tuple[int, int]:
+    """Entries (first, last + 1) of the table that a sequence of ``length`` keys uses."""
+    size = problem.cache.page_size
+    return read_range(length, problem.reach)[0] // size, -(-length // size)
+
+
+def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
+    first, last = _pages_of(problem, length)
+    used = table[b, first:last]
+    wild = np.flatnonzero((used < 0) | (used >= problem.cache.num_pages))
+    if len(wild):
+        entries = f"entries {first} to {last - 1}" if first else f"its first {last} entries"
+        raise ValueError(
+            f"block_table[{b}, {first + wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} "
+            f"pages; sequence {b} uses {entries}"
+        )
+
+
+def _check_slots(problem: Problem, lengths: Array, table: Array) -> None:
+    """A place that a new token is written to holds no other token: it would be lost, or read before or after it
+    is written over, as chance has it."""
+    size, new = problem.cache.page_size, problem.cache.new_tokens
+    if not (new and isinstance(lengths, np.ndarray) and isinstance(table, np.ndarray)):
+        return
+    starts = lengths.tolist()
+    written = [
+        (b, entry, max(start - entry * size, 0))
+        for b, start in enumerate(starts)
+        for entry in range(start // size, -(-(start + new) // size))
+    ]
+    pages = table[[b for b, _, _ in written], [entry for _, entry, _ in written]]
+    used: dict[int, list[tuple[int, int, int]]] = {}
+    for b, entry in np.argwhere(np.isin(table, pages)).tolist():
+        first, last = _pages_of(problem, starts[b] + new)
+        if first <= entry < last:
+            used.setdefault(int(table[b, entry]), []).append((b, entry, starts[b] + new - entry * size))
+    for (b, entry, slot), page in zip(written, pages.tolist(), strict=True):
+        for other, its_entry, count in used[page]:
+            if (other, its_entry) != (b, entry) and slot < count:
+                raise ValueError(
+                    f"sequence {b} appends a token of k_new to slot {slot} of page {page}, block_table[{b}, {entry}], "
+                    f"where block_table[{other}, {its_entry}] puts a token of sequence {other}: only pages that are "
+                    "full can be shared; give what is appended a page of its own"
+                )
+
+
+def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:
+    cache = given[name]
+    if isinstance(cache, np.ndarray) and not cache.flags.writeable:
+        raise ValueError(f"{name} is read-only, but k_new is appended to it: pass a writeable array")
+    if array_memory.overlaps_itself(cache):
+        raise ValueError(
+            f"{name} has strides {cache.strides} for shape {cache.shape}: elements share memory, so nothing "
+            "can be appended"
+        )
+    for other, x in given.items():
+        if other != name and type(x) is type(cache) and array_memory.shares_memory(cache, x):
+            raise ValueError(f"{name} overlaps {other} in memory, but k_new is appended to it: pass a copy")

@@ -1,0 +1,300 @@
+"""Forward attention: the public calls, their checks and the operation's record. How a checked call is carried
+out is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy.typing as npt
+
+from ..build.params import Params
+from ..kernels import TileConfig
+from ..kernels.splits import query_items
+from ..plan.operation import Arrays, Operand, Operation, register
+from ..plan.planner import Plan, choose_tiles
+from ..problem.mask import Mask
+from ..problem.problem import Problem
+from ..reference.dense import attention_reference
+from . import arrays, calls
+from . import optional_operands as further
+from .dense import (
+    DenseCall,
+    compiled,
+    cpu_spec,
+    describe,
+    gpu_serves,
+    plan_lines,
+    plan_shapes,
+    scalars,
+    scores_of,
+)
+from .mask_arguments import check_causal, resolve_mask
+from .warm import find, typed
+
+
+def flash_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "auto",
+    num_splits: int | None = None,
+    precision: str | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
+    :func:`flash_attention_backward`'s.
+
+    FlashAttention-3 (Shah et al., 2024, Algorithms 1 and 2) on Hopper, FlashAttention-2 (Dao, 2023, Algorithm
+    1) on other GPUs from sm_80 on, and the same schedule in NumPy elsewhere.
+
+    Parameters
+    ----------
+    q : array, (batch, heads, seqlen_q, head_dim)
+        NumPy, CuPy, or anything with DLPack or ``__cuda_array_interface__``. float16, bfloat16
+        (``ml_dtypes.bfloat16``), float32; float64 on the CPU only. Any strides with a contiguous last
+        axis; read in place. head_dim is a multiple of 8, at most 256.
+    k, v : array, (batch, kv_heads, seqlen_k, head_dim)
+        Same dtype and place as q. heads must be a multiple of kv_heads: query head h uses key/value
+        head ``h // (heads // kv_heads)`` (GQA, MQA), never copied.
+    causal : bool
+        Query i sees keys up to ``i + seqlen_k - seqlen_q``: aligned bottom-right, so that the last query
+        sees the last key, as decoding with a cache needs. (PyTorch's ``is_causal`` is aligned top-left:
+        the two agree when seqlen_q == seqlen_k.)
+    window : (left, right), optional
+        Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
+        is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
+    mask : cufa.masks, optional
+        The mask as one value, in place of ``causal`` and ``window``. On a GPU FA2's kernels and naive take all of
+        :mod:`cufa.masks`, the others bands: :func:`cufa.masks.full`, :func:`cufa.masks.causal` and
+        :func:`cufa.masks.window`. Where its numbers differ from head to head, they do so by key/value heads. Numbers on
+        the GPU are read by every call anew: their owner may change them, also between replays of a graph.
+    softcap : float, optional
+        Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
+        10,000.
+    scale : float, optional
+        Softmax scale, finite and ≥ 0. Default 1/√head_dim.
+    alibi_slopes : array, (heads,) or (batch, heads), optional
+        ``slope · |i + δ - j|`` is taken off the score of query i and key j, after the soft cap (ALiBi, Press et al.,
+        2022); δ is the mask's, seqlen_k - seqlen_q unless its diagonal says otherwise. Numbers of any sign.
+    sink : array, (heads,), optional
+        A logit of each query head that joins the denominator of every row, after the mask, and with it lse; it
+        brings no value (gpt-oss). A row that sees no key gives zeros and lse = sink. -inf: none.
+    seqlens_q, seqlens_k : int32 array, (batch,), optional
+        Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of its place: what lies
+        behind may hold anything, and is not read. Its rows give zeros and lse = -inf. Masks see the sequence alone:
+        its last query's key is its last. Where sequences lie one behind the other, see
+        :func:`flash_attention_varlen`.
+    layout : "bhsd" or "bshd"
+        Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
+    algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
+        "auto" takes the kernel that recorded benchmarks found fastest for the class of problem on this GPU, and where
+        nothing was measured the first in the registry's order that serves the call: FA3 on Hopper, else FA2.
+    num_splits : int, optional
+        Thread blocks of a GPU that share out the keys of a block of queries, and merge what they have in the order of
+        the keys: every run gives the same bits. None: as many as the planner expects to pay, more than one only
+        where queries are too few to fill the GPU. There never are more than tiles of keys. FA3's and FA2's kernels for
+        float16 and bfloat16 split, under masks that are bands; a CPU does not.
+    precision : None, "float32" or "tf32"
+        For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
+    return_lse : bool
+        Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
+        float32; float64 where q is.
+    out : array, optional
+        Where to write the result: q's shape, dtype and kind; must not overlap an input.
+    device : None, "cpu" or "cuda"
+        Where NumPy inputs are computed: the GPU when there is one (None), or as forced. Device arrays
+        are always computed where they are.
+
+    Returns
+    -------
+    out, or (out, lse)
+        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what came and what to do; nothing has been launched.
+
+    Notes
+    -----
+    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
+    result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
+
+    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels and FA3's forward, for float16 and bfloat16 so far;
+    others say so.
+
+    On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
+    some that it sees is multiplied as a whole, and 0 · inf is NaN.
+
+    Scores are float32. On a GPU those of scale * q kᵀ must stay within ±2e7 (where float32 is coarser than 1,
+    so that softmax is a guess anyway): the exponentials of larger ones overflow, and rows come out as NaN.
+    ``algorithm="naive"`` and the CPU take what float32 holds.
+
+    On a GPU, numbers closer to 0 than 1.2e-38 (denormal ones, which float32 and bfloat16 can hold) are read and
+    written as 0. float16 keeps its own.
+    """
+    if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
+        causal = check_causal(causal)  # type: ignore[unreachable]
+    changes = None  # what most calls do without costs them nothing
+    given: tuple[Any, ...] = q, k, v, out, None
+    if window is not None or mask is not None or softcap is not None:
+        plain = mask is None and softcap is None
+        changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
+    if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
+        given += alibi_slopes, sink, seqlens_q, seqlens_k
+    if num_splits is not None and type(num_splits) is not int:
+        num_splits = calls.check_num_splits(num_splits)  # before a call that was seen: to it 1.0 would be 1
+    options = (
+        causal,
+        scale,
+        type(scale),
+        layout,
+        algorithm,
+        num_splits,
+        precision,
+        return_lse,
+        device,
+        changes,
+    )
+    seen, _, addresses = find(FORWARD, given, options)
+    if seen is not None:
+        return seen(given, addresses)
+    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    arrays.same_place(inputs)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    inputs |= further.read(few, inputs["q"])
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    results = calls.attention_results(out, return_lse)
+    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
+    call = ForwardCall(inputs, results, layout, how, request)
+    served = gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    return calls.run(call, device, options, gpu_serves=served)
+
+
+class ForwardCall(DenseCall):
+    name = "forward"
+
+    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
+        qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
+        inputs, problem = self.problem(arrays.dtype_name(qkv, on_gpu))
+        for name, x in qkv.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
+
+def plan(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "auto",
+    num_splits: int | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+) -> Plan:
+    """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing. For
+    :func:`flash_decode` there is :func:`plan_decode`.
+
+    q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
+    ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
+    ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    name such as "bfloat16", or a dtype of NumPy's (default: the arrays', or float16 for shapes). ``device`` is None
+    (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+
+    >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
+    """
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
+    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, request)
+
+
+# --- The operation ----------------------------------------------------------------------------------------
+
+#: The CPU path works on larger tiles: they amortise NumPy's call overhead, and 512 KiB of float32 scores
+#: still fit a core's L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores)
+#: none was more than 3% faster, full or causal; 256×256 was 15% slower.
+CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
+
+
+def _run_on_cpu(plan: Plan, given: Arrays) -> None:
+    from ..run.cpu import forward as cpu
+    from ..run.cpu import parts as cpu_parts
+
+    for part, x in cpu_parts.each(plan, given):
+        slopes, sink = x.get("alibi_slopes"), x.get("sink")
+        if not part.problem.empty:
+            of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
+            cpu.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
+        elif sink is not None and x["lse"] is not None:
+            x["lse"][...] = sink[:, None]
+
+
+def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
+    return {**scalars(plan, given), "heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
+
+
+def _io_bytes(p: Problem) -> int:
+    """q, k, v read once, o written once."""
+    queries, keys = p.tokens
+    of_queries = p.heads * queries * (p.q_element.itemsize + p.out_element.itemsize)
+    of_keys = p.kv_heads * keys * (p.k_element.itemsize + p.v_element.itemsize)
+    return (of_queries + of_keys) * p.head_dim
+
+
+FORWARD = register(
+    Operation(
+        name="forward",
+        title="Forward",
+        operands=(
+            Operand("q", stride="q_stride", mapped=True),
+            Operand("k", stride="k_stride", mapped=True),
+            Operand("v", stride="v_stride", mapped=True),
+            Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
+            Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
+        ),
+        further=further.OPERANDS,
+        params=Params("shared/params.cuh", "AttentionParams"),
+        scalars=_scalars,
+        choose=choose_tiles,
+        cpu_spec=cpu_spec,
+        cpu_config=CPU_CONFIG,
+        run_on_cpu=_run_on_cpu,
+        reference=attention_reference,
+        flops=lambda p: 4 * p.head_dim * p.all_visible_scores,
+        io_bytes=_io_bytes,
+        describe=describe,
+        plan_lines=plan_lines,
+        compiled=compiled,
+        num_records=lambda plan: query_items(plan.problem, plan.config) * plan.num_splits,
+    )
+)

@@ -1,0 +1,197 @@
+"""What few calls have beside queries, keys and values: slopes and sinks of heads, and lengths of sequences. They are
+small, may be on the host while the rest is on a GPU, and are looked at where they are on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..plan.operation import Operand
+from ..problem.integers import INT32
+from ..problem.lengths import Packed, Padded
+from ..problem.problem import Problem
+from . import arrays
+
+OF_HEADS = (Operand("alibi_slopes"), Operand("sink"))
+"""Behind the others of decode."""
+OPERANDS = (*OF_HEADS, *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")))
+"""Of forward and backward."""
+
+_NUMBERS = tuple(x.name for x in OF_HEADS)
+
+
+def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
+    """Those that are not None, as arrays. Raises TypeError or ValueError for what is none, or elsewhere than q (None:
+    wherever they are)."""
+    found = {}
+    for name, x in given.items():
+        if x is None:
+            continue
+        if isinstance(x, (list, tuple)):
+            try:
+                x = np.asarray(x) if len(x) else np.zeros(0, np.int32)
+            except ValueError as error:
+                raise TypeError(f"{name} is no array of numbers: {error}") from error
+        found[name] = arrays.as_array(name, x)
+        if q is not None and arrays.is_device_array(found[name]):
+            arrays.same_place({"q": q, name: found[name]})
+    return found
+
+
+def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
+    """The inputs as kernels read them, and the problem with what they say of it."""
+    few = {x.name for x in OPERANDS}
+    found = {name: x for name, x in inputs.items() if x is not None or name not in few}
+    heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
+    for name in _NUMBERS:
+        if name in found:
+            found[name] = _numbers(name, found[name], heads[name], problem)
+    seqlens = {
+        name: _seqlens(f"seqlens_{name}", found[f"seqlens_{name}"], problem.batch, most)
+        for name, most in (("q", problem.seqlen_q), ("k", problem.seqlen_k))
+        if f"seqlens_{name}" in found
+    }
+    found |= {f"seqlens_{name}": x for name, x in seqlens.items()}
+    if seqlens:
+        problem = dataclasses.replace(problem, lengths=_padded(seqlens))
+    return found, dataclasses.replace(problem, alibi="alibi_slopes" in found, sink="sink" in found)
+
+
+def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
+    """The problem of a plan. True stands for numbers of heads, whatever they are."""
+    marks = {name for name in _NUMBERS if given.get(name) is True}
+    there = read({name: x for name, x in given.items() if name not in marks}, None)
+    _, problem = check(there, problem)
+    return dataclasses.replace(
+        problem, alibi=problem.alibi or "alibi_slopes" in marks, sink=problem.sink or "sink" in marks
+    )
+
+
+def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
+    """In the precision of the log-sum-exp."""
+    if x.shape not in shapes:
+        allowed = " or ".join(map(str, shapes))
+        words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
+        raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {allowed}")
+    if arrays.is_device_array(x):
+        if str(x.dtype) != "float32":
+            raise TypeError(
+                f"{name} is {x.dtype}; on a GPU it must be float32: convert with {name}.astype('float32')"
+            )
+        if not x.flags.c_contiguous:
+            raise ValueError(
+                f"{name} has strides {x.strides}: it must be contiguous; use cupy.ascontiguousarray({name})"
+            )
+        return x
+    # Of ml_dtypes' types the kind is V.
+    if x.dtype.kind not in "fiu" and str(x.dtype) != "bfloat16":
+        raise TypeError(f"{name} is {x.dtype}: it takes numbers, such as float32")
+    with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+        values = np.ascontiguousarray(x, problem.lse_dtype)
+    wrong = np.isnan(values) | (np.isposinf(values) if name == "sink" else np.isinf(values))
+    if wrong.any():
+        place = np.argwhere(wrong)[0].tolist()
+        may = "finite, or -inf for no sink" if name == "sink" else "finite"
+        raise ValueError(f"{name}{place} is {values[tuple(place)]}: it must be {may}")
+    return values
+
+
+def stride_of_sequences(slopes: Any) -> int:
+    """Elements from one sequence's slopes to the next one's: 0 where all have the same, or there are none."""
+    return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0
+
+
+def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:
+    x = int32(name, x, (batch,), "(batch,)")
+    if isinstance(x, np.ndarray):
+        wrong = np.flatnonzero((x < 0) | (x > most))
+        if len(wrong):
+            b = int(wrong[0])
+            raise ValueError(
+                f"{name}[{b}] is {x[b]}: it must be from 0 to {most:,}, what the arrays have room for"
+            )
+    return x
+
+
+def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
+    """``x`` as a contiguous int32 array of that shape. On a GPU its numbers are not looked at."""
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"{name} is {x.dtype}: it takes int32; convert with {name}.astype('int32')")
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {shape}")
+    if arrays.is_device_array(x):
+        if str(x.dtype) != "int32":
+            raise TypeError(
+                f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"
+            )
+        arrays.check_contiguous(name, x)
+        return x
+    if x.size and not (INT32.min <= x.min() and x.max() <= INT32.max):
+        raise ValueError(f"{name} holds {x.min() if x.min() < INT32.min else x.max()}, which int32 does not")
+    return np.ascontiguousarray(x, np.int32)
+
+
+def _padded(seqlens: Mapping[str, Any]) -> Padded:
+    if not all(isinstance(x, np.ndarray) for x in seqlens.values()):
+        return Padded(on_host=False)
+    queries, keys = (tuple(seqlens[n].tolist()) if n in seqlens else None for n in "qk")
+    return Padded(queries, keys)
+
+
+def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:
+    """cu_seqlens of queries and keys as kernels read them, and the lengths that they say."""
+    if cu_q.ndim != 1 or len(cu_q) < 1:
+        raise ValueError(
+            f"cu_seqlens_q has shape {cu_q.shape}: it takes (sequences + 1,), where each begins and the last ends"
+        )
+    found, lengths = [], []
+    for name, x, total, kind in (
+        ("cu_seqlens_q", cu_q, totals[0], "q"),
+        ("cu_seqlens_k", cu_k, totals[1], "k"),
+    ):
+        x = int32(name, x, cu_q.shape, "(sequences + 1,), as cu_seqlens_q")
+        if isinstance(x, np.ndarray):
+            _check_cumulative(name, x, total, kind)
+            lengths.append(tuple(np.diff(x).tolist()))
+        found.append(x)
+    known = lengths if len(lengths) == 2 else (None, None)
+    return *found, Packed(*totals, *known)
+
+
+def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
+    if x[0] != 0:
+        raise ValueError(f"{name}[0] is {x[0]}: the first sequence begins at 0")
+    falls = np.flatnonzero(np.diff(x) < 0)
+    if len(falls):
+        n = int(falls[0])
+        raise ValueError(
+            f"{name}[{n + 1}] is {x[n + 1]}, less than {name}[{n}], {x[n]}: it must not fall (equal: a sequence "
+            "without tokens)"
+        )
+    if x[-1] > total:
+        raise ValueError(
+            f"{name}[-1] is {x[-1]} but {kind} has {total} rows: the last sequence ends within them"
+        )
+
+
+def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: Any) -> None:
+    """What a sink makes of a call without any score: it is the log-sum-exp of the rows that there are, and the sum of
+    their dlse is its gradient. ``xp`` is the arrays' module."""
+    sink = given["sink"]
+    of_rows = results.get("lse") if "lse" in results else given.get("dlse")
+    if of_rows is None:  # of a gradient there is none
+        return
+    row = xp.arange(of_rows.shape[-1])
+    exists = row >= 0  # an array: CuPy's where() takes no bool
+    if given.get("seqlens_q") is not None:
+        exists = row < given["seqlens_q"][:, None, None]
+    elif given.get("cu_seqlens_q") is not None:
+        exists = row < given["cu_seqlens_q"][-1]
+    if "lse" in results:
+        of_rows[...] = xp.where(exists, sink[:, None], -xp.inf)
+    else:
+        sums = xp.where(exists & xp.isfinite(sink)[:, None], of_rows, 0).sum(axis=-1)
+        results["dsink"][...] = sums.reshape(-1, len(sink)).sum(axis=0)

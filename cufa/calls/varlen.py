@@ -1,0 +1,181 @@
+"""Attention over packed sequences: the public calls. They are forward and backward on lengths of another kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..masks.checks import check_flag
+from ..problem.mask import Mask
+from . import arrays, calls
+from . import optional_operands as further
+from .backward import BACKWARD, BackwardCall
+from .dense import PackedCall, gpu_serves, scores_of
+from .forward import FORWARD, ForwardCall
+from .mask_arguments import check_causal, resolve_mask
+from .warm import find, typed
+
+
+class PackedForward(PackedCall, ForwardCall):
+    pass
+
+
+class PackedBackward(PackedCall, BackwardCall):
+    pass
+
+
+def flash_attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    device: str | None = None,
+) -> Any:
+    """:func:`flash_attention` over sequences of different lengths that lie one behind the other: each query sees keys
+    of its own sequence only, and nothing is padded.
+
+    >>> out = cufa.flash_attention_varlen(q, k, v, [0, 5, 5, 12], [0, 5, 9, 16], causal=True)  # doctest: +SKIP
+
+    Parameters
+    ----------
+    q : array, (total_q, heads, head_dim)
+        As for :func:`flash_attention`, but for the axes.
+    k, v : array, (total_k, kv_heads, head_dim)
+        Likewise.
+    cu_seqlens_q, cu_seqlens_k : int32 array, (sequences + 1,)
+        Sequence b is queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and keys likewise. They begin with 0
+        and do not fall; sequences may be empty. Rows behind the last sequence may hold anything and are not read; they
+        give zeros and lse = -inf. A list, NumPy, or on the GPU, where they are not looked at.
+    causal, window, mask
+        Of each sequence: its last query's own key is its last. Masks may be bands of any kind, or chunks.
+    alibi_slopes, sink
+        As for :func:`flash_attention`, with batch the number of sequences.
+    out : array, optional
+        Where to write the result, (total_q, heads, head_dim).
+    softcap, scale, algorithm, precision, return_lse, device
+        As for :func:`flash_attention`.
+
+    Returns
+    -------
+    out, or (out, lse)
+        Of q's shape; lse is (heads, total_q).
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, what came and what to do; nothing has been launched. On a GPU FA2's kernels serve packed
+        sequences of float16 and bfloat16 so far: calls on other device arrays say so.
+    """
+    causal = check_causal(causal)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink}
+    cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    changes = typed(window), mask, softcap, type(softcap)
+    options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
+    given = q, k, v, out, None, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
+    seen, _, addresses = find(FORWARD, given, options)
+    if seen is not None:
+        return seen(given, addresses)
+    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    arrays.same_place(inputs)
+    inputs |= further.read({**few, **_both(cu_seqlens)}, inputs["q"])
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    results = calls.attention_results(out, return_lse)
+    call = PackedForward(inputs, results, "bshd", how, {"algorithm": algorithm})
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    )
+
+
+def flash_attention_varlen_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    dlse: Any = None,
+    deterministic: bool = False,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Gradients of :func:`flash_attention_varlen`.
+
+    Parameters
+    ----------
+    dout, out : array, (total_q, heads, head_dim)
+        Gradient of the loss with respect to out, and what the forward call returned.
+    lse, dlse : array, (heads, total_q)
+        What it returned with ``return_lse=True``, and optionally the gradient of the loss with respect to that.
+    dq, dk, dv : array, optional
+        Where to write the results, of q's, k's and v's shapes.
+    others
+        As for :func:`flash_attention_varlen` and :func:`flash_attention_backward`.
+
+    Returns
+    -------
+    dq, dk, dv, and with ``sink=`` dsink
+        As :func:`flash_attention_backward`. Rows behind the last sequence have gradients of exactly 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`flash_attention_varlen`.
+    """
+    causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink}
+    cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    changes = typed(window), mask, softcap, type(softcap)
+    options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes
+    given = (
+        dout, q, k, v, out, lse, dlse, dq, dk, dv,
+        alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, None,
+    )  # fmt: skip
+    seen, _, addresses = find(BACKWARD, given, options)
+    if seen is not None:
+        return seen(given, addresses)
+    named: dict[str, Any] = {
+        x.name: None if value is None and (x.result or x.name == "dlse") else arrays.as_array(x.name, value)
+        for x, value in zip(BACKWARD.operands, given, strict=False)
+    }
+    arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    inputs = {name: named[name] for name in BACKWARD.inputs}
+    inputs |= further.read({**few, **_both(cu_seqlens)}, named["q"])
+    results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
+    call = PackedBackward(inputs, results, "bshd", how, {"algorithm": algorithm}, deterministic)
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("backward", str(named["q"].dtype), how, inputs)
+    )
+
+
+def _both(cu_seqlens: dict[str, Any]) -> dict[str, Any]:
+    for name, x in cu_seqlens.items():
+        if x is None:
+            raise TypeError(f"{name} is None: it says where each sequence begins, and the last ends")
+    return cu_seqlens

@@ -1,0 +1,171 @@
+"""The short cut for calls on CuPy arrays like one that was seen before.
+
+Such a call has passed every check, its kernel is compiled, its shapes and strides are packed. Python time is
+the host cost of a call: this path is what keeps it under PyTorch's.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..plan.operation import Operation
+from . import array_memory
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+_MAX_SEEN = 1024
+_seen: dict[tuple[Any, ...], SeenCall] = {}
+_seen_before: dict[tuple[Any, ...], SeenCall] = {}
+"""Forgotten, but their kernels may still run, and read what the calls keep of masks."""
+
+
+def remember(key: tuple[Any, ...], call: SeenCall) -> None:
+    if len(_seen) >= _MAX_SEEN:
+        _seen_before.clear()
+        _seen_before.update(_seen)
+        _seen.clear()
+    _seen[key] = call
+
+
+def find(
+    operation: Operation, given: Sequence[Any], options: tuple[Any, ...]
+) -> tuple[SeenCall | None, tuple[Any, ...] | None, list[int]]:
+    """A call like this one, if there was one; what decides plan, code and strides, to remember this one by; and
+    the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
+
+    ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
+    that are allocated; the further ones only where there is one. How wide copies of strided operands can be follows
+    from their addresses; others are read number by number.
+    """
+    ndarray = _ndarray
+    if type(given[0]) is not ndarray:
+        ndarray = _find_ndarray()
+        if type(given[0]) is not ndarray:
+            return _NOTHING
+    key: list[Any] = [operation.name, options]
+    addresses: list[int] = []
+    wide = narrow = 0
+    for x, strided in zip(given, operation.strided):  # noqa: B905  (`strict` costs 0.1 µs, and may differ in length)
+        if x is None:
+            key.append(None)
+            addresses.append(0)
+        elif type(x) is ndarray:
+            memory = x.data
+            address = memory.ptr
+            addresses.append(address)
+            if strided:
+                wide |= address
+            else:
+                narrow |= address
+            # In C order the shape says all that matters of the strides, which cost 0.1 µs to ask for.
+            key.append((x.shape, x._c_contiguous or x.strides, x.dtype, memory.device_id))
+        else:
+            return _NOTHING
+    key.append((wide & 15) + 16 * (narrow & 3))
+    if given[0].dtype.char == "f":
+        key.append(os.environ.get("CUPY_TF32"))
+    found = tuple(key)
+    try:
+        return _seen.get(found), found, addresses
+    except TypeError:  # an option that is not hashable: the checks will say what is wrong with it
+        return _NOTHING
+
+
+def _find_ndarray() -> Any:
+    """CuPy's, once something has imported it; asking for it in every call would cost 0.1 µs."""
+    global _ndarray
+    cupy = sys.modules.get("cupy")
+    _ndarray = None if cupy is None else cupy.ndarray
+    return _ndarray
+
+
+_ndarray: Any = None
+_NOTHING: tuple[None, None, list[int]] = (None, None, [])
+
+
+class SeenCall:
+    """A call like one that went through every check: only addresses are new.
+
+    ``launch`` takes the addresses of all operands in launch order, 0 for those that are None, with the arrays'
+    device being the current one. ``call`` is the one that was checked, ``results`` those it returned. Its
+    :meth:`~cufa.calls.calls.Call.check_memory` is asked again for arrays whose ranges meet, once per relative offset
+    of the two arrays.
+    """
+
+    def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
+        import cupy
+
+        names = [x.name for x in call.operation.every_operand]
+        given = {**call.inputs, **results}
+        made = [name for name in results if call.results[name] is None]
+        self._launch, self._check, self._names = launch, call.check_memory, names
+        # Looking these up in their modules would cost every call 0.1 µs.
+        self._get_device, self._device, self._allocate = (
+            cupy.cuda.runtime.getDevice,
+            cupy.cuda.Device,
+            cupy.ndarray,
+        )
+        self._device_id = call.first[1].data.device_id
+        self._made = [(names.index(name), results[name].shape, results[name].dtype) for name in made]
+        self._returned = operator.itemgetter(*map(names.index, results))  # one result, or a tuple of several
+        # What is yet to be allocated shares no memory.
+        there = [None if name in made else given.get(name) for name in names]
+        self._pairs = _pairs(there, [names.index(name) for name in (*results, *call.written)])
+        self._apart: set[tuple[int, int, int]] = set()
+        self._checked: list[int] = []  # the last addresses that passed
+
+    def __call__(self, given: Sequence[Any], addresses: list[int]) -> Any:
+        # What is allocated here is on the current device, and so is what is launched.
+        if self._get_device() != self._device_id:
+            with self._device(self._device_id):
+                return self(given, addresses)
+        if self._pairs and addresses != self._checked:
+            for i, j, low, high in self._pairs:
+                if low < addresses[j] - addresses[i] < high:
+                    self._check_overlap(i, j, addresses[j] - addresses[i], given)
+            self._checked = list(addresses)
+        if self._made:
+            given = list(given)
+            for place, shape, dtype in self._made:
+                x = given[place] = self._allocate(shape, dtype)
+                addresses[place] = x.data.ptr
+        self._launch(addresses)
+        return self._returned(given)
+
+    def _check_overlap(self, i: int, j: int, distance: int, given: Sequence[Any]) -> None:
+        if (i, j, distance) not in self._apart:
+            self._check(dict(zip(self._names, given, strict=False)))
+            if len(self._apart) >= _MAX_SEEN:
+                self._apart.clear()
+            self._apart.add((i, j, distance))
+
+
+_Pair = tuple[int, int, int, int]
+"""Arrays i and j, and the differences of their addresses between which their ranges meet."""
+
+
+def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
+    """Each array that is written, with each other one. Those that are None or empty meet nobody."""
+    spans = {}
+    for i, x in enumerate(arrays_):
+        if x is not None and x.size:
+            low, high = array_memory.byte_range(x)
+            spans[i] = low - array_memory.address(x), high - array_memory.address(x)
+    found = {}
+    for i in written:
+        for j in spans:
+            if i in spans and i != j and (j, i) not in found:
+                found[i, j] = (i, j, spans[i][0] - spans[j][1], spans[i][1] - spans[j][0])
+    return list(found.values())
+
+
+def typed(window: Any) -> Any:
+    """A window with the types of its sides: to a dict (1.0, 0) would be (1, 0)."""
+    if type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int:
+        return window  # what nearly every call passes, without a copy
+    return (*window, *map(type, window)) if type(window) in (tuple, list) else window

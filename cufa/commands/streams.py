@@ -1,0 +1,66 @@
+"""Where output goes when a terminal lacks letters, a disk is full or memory runs out: no command ends in a traceback
+then."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+#: For encodings that lack the left: what tables, block maps and units are written with.
+_PLAIN = {
+    "×": "x", "–": "-", "—": "-", "…": "...", "→": "->", "µ": "u", "²": "2", "≤": "<=", "≥": ">=", "±": "+-",
+    "█": "#", "▒": "+", "░": ":", "·": ".",
+}  # fmt: skip
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, "?") for letter in letters), error.end
+
+
+codecs.register_error("cufa.plain", _plain)
+
+
+def use_letters_that_exist() -> None:
+    """Write plain letters where stdout or stderr cannot take others (ASCII, Latin-1)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure") and not (stream.encoding or "").lower().startswith("utf"):
+            stream.reconfigure(errors="cufa.plain")
+
+
+@contextlib.contextmanager
+def clear_failures() -> Iterator[None]:
+    """A full disk behind stdout, or memory that is not here, is a message and an exit code."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except MemoryError as error:
+        reason = f": {error}" if str(error) else ""
+        _give_up("MISSING", f"not enough memory{reason}. Fix: a smaller problem, e.g. a shorter --seqlen")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        _give_up("FAILED", f"the output cannot be written: {error}")
+
+
+def _drop_output() -> None:
+    """What is still to be written would fail again when Python exits."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _give_up(exit_name: str, message: str) -> NoReturn:
+    from .common import Exit, fail
+
+    fail(Exit[exit_name], message)

@@ -1,0 +1,248 @@
+"""What a kernel is: its tile configs, its launches, what it takes. Nothing here needs a GPU or CuPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..gpu.architectures import Device
+from ..plan.operation import Split
+from ..problem.lengths import LENGTH_KINDS
+from ..problem.mask_memory import columns_of
+from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
+from ..schedule.order import Order
+from ..schedule.schedule import Schedule
+from .config import TileConfig
+from .shared_memory import Buffer, constants, layout
+
+_BEYOND_BAND = {
+    "sets": "those with a prefix, kept keys or global tokens",
+    "columns": "those that hide a key from a run of rows",
+    "columns2": "those that hide a key from two runs of rows",
+}
+
+_NO_LENGTHS = {
+    "padded": "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
+    "packed": "no packed sequences (cu_seqlens_q, cu_seqlens_k)",
+}
+
+Config = Any
+"""A config of the kernel's own class, which is that of its ``configs``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan."""
+
+    entry: str
+    """extern "C" name in the source file."""
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_memory: int
+    """Dynamic shared memory, bytes."""
+    dependent: bool = False
+    """Its blocks may become resident while the launch before ends, and wait for it themselves (sm_90)."""
+    persistent: bool = False
+    """The blocks share out the work: the planner launches no more than the GPU runs at once."""
+    cluster: int = 1
+    """Blocks along the first axis of the grid that run together and share their memory (sm_90)."""
+
+    def __str__(self) -> str:
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        memory = f"{self.shared_memory:,} B shared"
+        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {memory}{clusters}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """What a tensor map brings or takes at once of one operand: rows of one head, and 128 bytes of each."""
+
+    rows: int
+    whole_rows: bool = False
+    """All bytes of each row: it is then an axis of 128-byte pieces."""
+    promotion: int = 256
+    """Bytes that a request brings to the L2 cache at least; 0: what it asks for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.problem.Problem`."""
+
+    name: str
+    algorithm: str
+    """What the public call's ``algorithm=`` or ``schedule=`` names. Specs may share it with disjoint dtypes."""
+    title: str
+    paper: str
+    source: str
+    """File under ``cuda_src/kernels``."""
+    dtypes: tuple[str, ...]
+    """Elements of q that it serves."""
+    precisions: tuple[str, ...]
+    configs: tuple[TileConfig, ...]
+    """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
+    shared_memory: Callable[[Config, int], tuple[Buffer, ...]]
+    """(config, head_dim) → what lies in dynamic shared memory, in order. The source gets the offsets."""
+    launches: Callable[[Problem, Config, int, Split | None], tuple[Launch, ...]]
+    """(problem, config, shared memory, split) → launches, in order."""
+    workspace: Callable[[Problem, Config, Split | None], int] = lambda problem, config, split: 0
+    """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
+    workspace_holds: str = ""
+    """In words, for printed plans."""
+    counters: Callable[[Problem, Config, int], int] = lambda problem, config, workspace: 0
+    """(problem, config, bytes of workspace) → 32-bit words that are zero between launches: with any, the workspace
+    outlives the call."""
+    masks: tuple[str, ...] = BAND_KINDS
+    """Of :data:`~cufa.problem.problem.MASK_KINDS`, what it serves."""
+    skip_masked_tiles: bool = False
+    min_capability: int = 80
+    max_capability: int = 999
+    """Hopper's own instructions (sm_90a) exist on no other architecture."""
+    boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
+    """config → the box of each operand that the kernel reads or writes by tensor map.
+    Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    split_configs: tuple[TileConfig, ...] = ()
+    """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
+    (:mod:`cufa.plan.splits`). Empty: the kernel does not split keys."""
+    flops: Callable[[Config], float] = lambda config: 0.0
+    """config → FLOP/s that it reaches on one SM of an H200, for weighing splits."""
+    tile_latency: Callable[[Config, int], float] = lambda config, head_dim: 0.0
+    """(config, head_dim) → seconds that a tile takes at least, with an SM for itself."""
+    choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
+        fitting[0]
+    )
+    """(problem, configs that fit, GPU) → the one to take when nothing was measured (`cufa tune`)."""
+    order: Callable[[Problem, Schedule, Device, Config], Order | None] = (
+        lambda problem, schedule, device, config: None
+    )
+    """(problem, schedule, GPU, config) → who takes which work item when; None: not written down."""
+    operation: str = "forward"
+    """Whose kernel it is: a name of :data:`cufa.plan.operation.OPERATIONS`."""
+    further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}
+    """Constants of this kernel's own."""
+    lengths: tuple[str, ...] = ("dense",)
+    """Kinds of lengths that it serves, of :data:`cufa.problem.lengths.LENGTH_KINDS`."""
+    score_changes: tuple[str, ...] = ()
+    """Beside the soft cap: "alibi", "sink"."""
+    k_dtypes: tuple[str, ...] = ()
+    """Elements of k and v; empty: that of q."""
+    further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
+    """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
+    config_refusal: Callable[[Config, Problem], str | None] = lambda config, problem: None
+    """(config, problem) → why these tiles do not serve what the kernel serves with others; never of the first."""
+
+    @property
+    def uses_copy_engine(self) -> bool:
+        return bool(self.boxes(self.configs[0]))
+
+    def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
+        """Dynamic shared memory of a thread block."""
+        return _shared_bytes(self.shared_memory, config, head_dim)
+
+    def fitting(
+        self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
+    ) -> tuple[TileConfig, ...]:
+        """Those of them that run there: architecture and head dim in range, shared memory within a block's limit."""
+        if not self.runs_on(device.arch.capability):
+            return ()
+        limit = device.arch.shared_memory_per_block
+        return tuple(c for c in configs if c.fits(head_dim) and self.shared_bytes(c, head_dim) <= limit)
+
+    @property
+    def config_class(self) -> type[TileConfig]:
+        return type(self.configs[0])
+
+    def read_config(self, content: Mapping[str, Any]) -> TileConfig:
+        """One of this kernel's, from JSON; of its algorithm on a CPU, where all take plain tiles. Raises TypeError
+        for what is none."""
+        return (self.config_class if content.get("num_warps") else TileConfig).from_json(content)
+
+    def runs_on(self, capability: int) -> bool:
+        return self.min_capability <= capability <= self.max_capability
+
+    def refuses(self, problem: Problem, capability: int | None = None) -> str | None:
+        """Why the kernel does not serve a problem (on a GPU of this capability), or None when it does. Whether
+        a config fits the head dim is another question (:func:`cufa.plan.planner.fitting_configs`)."""
+        if capability is not None and not self.runs_on(capability):
+            newer = " or later" if self.max_capability > self.min_capability else ""
+            return f"needs sm_{self.min_capability}{newer}"
+        if problem.dtype not in self.dtypes:
+            return f"takes {' and '.join(self.dtypes)}, not {problem.dtype}"
+        k_dtypes = self.k_dtypes or (problem.dtype,)
+        for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
+            if element.name not in k_dtypes:
+                return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
+        beyond = problem.mask.beyond_band
+        if beyond and beyond not in self.masks:
+            return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
+        if beyond and (reason := _refuses_beyond_band(problem)):
+            return reason
+        for has, words in (
+            (problem.alibi and "alibi" not in self.score_changes, "no ALiBi (alibi_slopes)"),
+            (problem.sink and "sink" not in self.score_changes, "no sink"),
+            (problem.lengths.kind not in self.lengths, _NO_LENGTHS.get(problem.lengths.kind, "")),
+        ):
+            if has:
+                return f"takes {words} so far"
+        if problem.precision not in self.precisions:
+            return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
+        if self.uses_copy_engine and problem.alignment != 16:
+            return f"needs 16-byte aligned rows, not {problem.alignment}"
+        if self.uses_copy_engine and not problem.positive_strides:
+            return "needs positive strides"
+        if not self.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
+            return "counts rows and keys together with 32 bits"  # tiles beyond the mask are compared as well
+        return self.further_refusal(self, problem)
+
+    def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
+        """Values generated as ``constexpr`` lines in front of the source."""
+        return {
+            "HEAD_DIM": problem.head_dim,
+            **_tile_constants(self.shared_memory, config, problem.head_dim),
+            "ALIGNMENT": problem.alignment,
+            "MASK": MASK_KINDS.index(problem.mask_kind),
+            "SOFTCAP": problem.softcap is not None,
+            "LENGTHS": LENGTH_KINDS.index(problem.lengths.kind),
+            "ALIBI": problem.alibi,
+            "SINK": problem.sink,
+            "SKIP_MASKED_TILES": self.skip_masked_tiles,
+            "BFLOAT16": problem.dtype == "bfloat16",
+            "FLOAT32": problem.dtype == "float32",
+            "TF32": problem.precision == "tf32",
+            **self.further_constants(problem),
+        }
+
+
+def _refuses_beyond_band(problem: Problem) -> str | None:
+    columns = columns_of(problem)
+    if columns is not None and columns.band.beyond_band:
+        return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
+    if problem.deterministic:
+        return "adds in a fixed order (deterministic) where the mask is a band only, so far"
+    if (problem.alibi or problem.sink) and problem.operation != "decode":
+        return "takes ALiBi and sinks where the mask is a band only, so far"
+    if problem.lengths.kind != "dense":
+        return "takes masks that are more than a band with sequences as long as the arrays only, so far"
+    if problem.seqlen_q + problem.seqlen_k >= 2**30:
+        return "counts rows and keys together with 30 bits where the mask is more than a band"
+    return None
+
+
+@functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
+def _tile_constants(
+    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
+) -> Mapping[str, int | bool]:
+    return {**config.constants(head_dim), **constants(buffers(config, head_dim))}
+
+
+@functools.lru_cache(4096)
+def _shared_bytes(
+    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
+) -> int:
+    """Remembered, since every plan asks it of every config."""
+    return layout(buffers(config, head_dim))[1]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,204 @@
+"""fa3_forward: FlashAttention-3 on Hopper."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...gpu.architectures import Device
+from ...plan.operation import Split
+from ...problem.lengths import LENGTH_KINDS
+from ...problem.problem import MASK_KINDS, Problem
+from ...schedule.order import ITEM_COST, persistent
+from ...schedule.schedule import Schedule
+from ..base import Box, KernelSpec, Launch, ceil_div
+from ..config import SplitConfig
+from ..shared_memory import Buffer
+from ..splits import forward_workspace, in_splits, query_items, with_merge
+from .mask_blocks import mask_launches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fa3Config(SplitConfig):
+    """Tiles of FlashAttention-3: 64 query rows for each consumer warpgroup, and a producer."""
+
+    q_stages: int
+    """Buffers of Q for each consumer: in two, the next item's Q arrives while this one's is in use."""
+    q_in_registers: bool
+    ping_pong: bool
+    """Consumers issue their products in turns."""
+    store_by_tma: bool
+    """O leaves through the buffer that its Q came in, where that is free by then."""
+
+    gone: ClassVar[Mapping[str, Any]] = {"early_softmax": False}
+
+    @property
+    def warps_text(self) -> str:
+        """Turns go without saying, but for a consumer alone."""
+        return super().warps_text + ("" if self.ping_pong or self.block_q <= 64 else ", without turns")
+
+
+def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each of their buffers, records
+    of items; where tiles are listed, which is in each buffer of K, the list, and a barrier for the end of a
+    sequence."""
+    row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
+    tiles = {
+        "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
+        "K": (config.num_stages * config.block_kv, config.num_stages),
+        "V": (config.num_stages * config.block_kv, config.num_stages),
+    }
+    return (
+        *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
+        *(
+            Buffer(f"{name}_{state}", 8 * count, align=8)
+            for name, (_, count) in tiles.items()
+            for state in ("FULL", "EMPTY")
+        ),
+        Buffer("ITEMS", 8 * 48),
+        Buffer("TILES", 8 * config.num_stages),
+        Buffer("LIST", 4 * 16),
+        Buffer("LIST_FULL", 4 * 8, align=8),
+        Buffer("LIST_EMPTY", 4 * 8, align=8),
+        Buffer("TAIL_FULL", 8, align=8),
+    )
+
+
+def _fa3_launches(
+    problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
+    """Persistent blocks that share out query blocks and heads; where keys are split, a block for each split of them,
+    and a merge. Before them, where keys have runs of rows, what these make of each block of keys."""
+    items = query_items(problem, config)
+    launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
+    if config.split_keys:
+        return with_merge(launch, "fa3_combine", problem, split, dependent=True)
+    return (*mask_launches(problem, config), launch)
+
+
+def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
+    """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
+    return {
+        "q": Box(min(64, config.head_rows)),
+        "k": Box(config.block_kv),
+        "v": Box(config.block_kv),
+        "out": Box(16),
+    }
+
+
+def _fa3_config(
+    block_q: int,
+    block_kv: int,
+    num_stages: int,
+    *,
+    q_stages: int,
+    min_head_dim: int,
+    max_head_dim: int,
+    ping_pong: bool = True,
+) -> Fa3Config:
+    """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
+    tiles that leave no room for two."""
+    return Fa3Config(
+        block_q,
+        block_kv,
+        num_warps=4 * (block_q // 64 + 1),
+        num_stages=num_stages,
+        min_head_dim=min_head_dim,
+        max_head_dim=max_head_dim,
+        q_stages=q_stages,
+        q_in_registers=q_stages == 1 and max_head_dim <= 128,
+        ping_pong=ping_pong and block_q > 64,
+        store_by_tma=True,
+    )
+
+
+_LONG, _SHORT = 8192, 1024
+
+#: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
+#: dims): with items of equal length; with items of every length; with those from 8k keys on, where wide items are
+#: no longer too uneven; and with those of up to 1k keys, where waiting for turns is no longer hidden.
+_SLOWNESS = {
+    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.02, 1.0, 1.0, 1.0),
+    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64, ping_pong=False): (
+        1.09,
+        1.0,
+        1.03,
+        0.97,
+    ),
+    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25, 1.12),
+    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5, 1.5),
+    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(192, 96, 2, q_stages=2, min_head_dim=72, max_head_dim=96): (0.92, 1.0, 0.93, 1.08),
+    _fa3_config(192, 64, 3, q_stages=2, min_head_dim=104, max_head_dim=128): (0.94, 1.1, 0.94, 1.14),
+    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4, 1.4),
+    _fa3_config(128, 112, 2, q_stages=1, min_head_dim=136, max_head_dim=192): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=200, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4, 1.4),
+}
+
+
+def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
+    """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
+    few of them SMs stay idle, or the last round is nearly empty."""
+    return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
+
+
+def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
+    """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
+    heads = problem.batch * problem.heads
+    equal, uneven, long, short = _SLOWNESS.get(config, (1.0, 1.0, 1.0, 1.0))
+    blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
+    longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
+    if not problem.later_rows_see_more:  # rounds of equal items
+        return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
+    # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
+    groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
+    work = groups.visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
+    slowness = long if problem.seqlen_k >= _LONG else short if problem.seqlen_k <= _SHORT else uneven
+    return max(longest, work * heads / num_sms) * config.block_kv * slowness
+
+
+_SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
+"""cufa/records of 2026-11-22, 4k full, of 132 SMs: by the largest head dim of the tiles. (On 2026-11-24 4.47e12,
+5.79e12 and 5.93e12.)"""
+
+
+def _fa3_flops(config: Fa3Config) -> float:
+    whole = dataclasses.replace(config, split_keys=False, packed_heads=1, store_by_tma=True)
+    return _SM_FLOPS.get(config.max_head_dim, 5e12) / _SLOWNESS.get(whole, (1.0,))[0]
+
+
+def _split_configs() -> tuple[Fa3Config, ...]:
+    """One item a block: O goes straight from registers to the workspace."""
+    tiles = [dataclasses.replace(x, store_by_tma=False) for x in _SLOWNESS if x.block_q <= 128]
+    return tuple(x for config in tiles for x in in_splits(config))
+
+
+FA3_FORWARD = KernelSpec(
+    name="fa3_forward",
+    algorithm="fa3",
+    title="FlashAttention-3 forward: TMA, WGMMA, warp specialisation",
+    paper="Shah et al. 2024, FlashAttention-3, Algorithms 1 and 2",
+    source="forward/fa3/kernel.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    configs=tuple(_SLOWNESS),
+    split_configs=_split_configs(),
+    flops=_fa3_flops,
+    masks=MASK_KINDS,
+    lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
+    workspace=forward_workspace,
+    workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
+    shared_memory=_fa3_shared_memory,
+    launches=_fa3_launches,
+    skip_masked_tiles=True,
+    min_capability=90,
+    max_capability=90,
+    boxes=_fa3_boxes,
+    choose=_choose_fa3,
+    order=persistent,
+    counters=lambda problem, config, workspace: int(problem.tiles_are_listed),
+)

@@ -1,0 +1,178 @@
+"""How long a plan's tiles take at the least, resource by resource, from measured ceilings; and how long they are
+predicted to take. Pure: no GPU.
+
+What the tiles ask for is :mod:`cufa.measure.tile_work`. The prediction has no constant of its own that was fitted to the
+times it predicts: a warp (on Hopper a consumer warpgroup) does one thing after another, and the n that share an SM's
+units hide all but 1/n of what the busiest unit leaves over:
+
+    busiest unit + (one after another − busiest unit) / n
+
+The thread blocks then run as :mod:`cufa.schedule.order` says, and each launch takes its time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..kernels.backward.fa3_config import Fa3BackwardConfig
+from ..kernels.config import TileConfig
+from ..kernels.forward.fa3 import Fa3Config
+from ..plan.planner import Plan
+from ..schedule.order import ITEM_COST, makespan
+from . import additions, tile_work
+from .limits import Limits
+from .tile_work import Work, work_of
+
+__all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
+
+#: An SM moves 128 bytes of shared memory and takes 16 exponentials in one clock, from sm_80 on; so the ceiling of
+#: the one follows from the measured ceiling of the other.
+SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
+_HOPPERS = (Fa3Config, Fa3BackwardConfig)
+"""Configs of kernels whose warpgroups multiply from shared memory, a thread block on each SM."""
+_SCHEDULERS = 4
+"""Of an SM: each issues the instructions of every fourth warp."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Seconds that each resource needs at its measured ceiling, were it the only one."""
+
+    products: float
+    power: float | None
+    """Products at the rate that the power limit leaves under lasting load; None: not measured."""
+    exponentials: float
+    shared_memory: float
+    memory: float
+    imbalance: float
+    """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
+    own_shared: float
+    """Of ``shared_memory``, what warps read and write themselves, while they neither multiply nor exponentiate."""
+    additions: float | None = None
+    """Float32 sums in the L2 cache; None: there are none, or their ceiling is not known."""
+    passes: float | None = None
+    """Launches before and after that only move device memory, while nothing else goes on; None: there are none."""
+
+    @property
+    def overlapped(self) -> float:
+        """All resources at work at the same time, all SMs busy to the end."""
+        found = self.products, self.exponentials, self.shared_memory, self.memory, self.additions
+        return max(seconds for seconds in found if seconds is not None)
+
+    @property
+    def serial(self) -> float:
+        """What a warp does, one after another: a faster kernel overlaps it."""
+        return self.products + self.exponentials + self.own_shared
+
+    def named(self) -> dict[str, float]:
+        """Seconds by the name of what they are spent on; what was not measured is left out."""
+        found = {
+            "products": self.products,
+            "power": self.power,
+            "exponentials": self.exponentials,
+            "shared memory": self.shared_memory,
+            "memory": self.memory,
+            additions.NAME: self.additions,
+            "passes": self.passes,
+            "busiest block": self.overlapped * self.imbalance,
+            "no overlap": self.serial,
+        }
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+
+def covers(plan: Plan, limits: Limits) -> bool:
+    """Whether a time of the plan can be predicted from these ceilings."""
+    return not why_not(plan, limits)
+
+
+def why_not(plan: Plan, limits: Limits) -> str:
+    """ "" for a plan that these ceilings cover."""
+    if not tile_work.covers(plan):
+        return f"what the tiles of {plan.spec.name} ask of each resource is not derived"
+    if plan.problem.deterministic:
+        return "thread blocks wait for one another to add in a fixed order, which is not derived"
+    if plan.problem.dtype not in _product_rates(plan.config, limits):
+        return "how fast mma.sync is was not recorded there"
+    return ""
+
+
+def bounds_of(plan: Plan, limits: Limits) -> Bounds:
+    """For a plan that :func:`covers`, and the ceilings of its GPU."""
+    return _bounds(plan, limits, work_of(plan))
+
+
+def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
+    assert plan.device is not None
+    kind, warpgroups = plan.problem.dtype, isinstance(plan.config, _HOPPERS)
+    rate = additions.of_card(plan.device.name) if work.added_bytes else None
+    sustained = limits.sustained_flops.get(kind) if warpgroups else None
+    shared = SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
+    return Bounds(
+        products=work.flops / _product_rates(plan.config, limits)[kind],
+        power=work.flops / sustained if sustained else None,
+        exponentials=work.exponentials / limits.exponentials,
+        shared_memory=work.shared_bytes / shared,
+        memory=work.memory_bytes / limits.copy_bytes,
+        imbalance=_busiest(plan, 0.0),
+        own_shared=(work.own_bytes if warpgroups else work.shared_bytes) / shared,
+        additions=work.added_bytes / rate.bytes_per_second if rate else None,
+        passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
+    )
+
+
+def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
+    return limits.flops if isinstance(config, _HOPPERS) else limits.mma_flops
+
+
+def predict(plan: Plan, limits: Limits) -> float:
+    """Seconds, from the bounds alone, for a plan that :func:`covers`."""
+    work = work_of(plan)
+    bounds = _bounds(plan, limits, work)
+    left = max(0.0, bounds.serial - bounds.overlapped)
+    tiles = bounds.overlapped + left / _sharing(plan)
+    item_cost = ITEM_COST
+    if bounds.overlapped and isinstance(plan.config, _HOPPERS) and _lives_for_one_item(plan):
+        item_cost += left / bounds.overlapped  # its first and last step have no other to run under
+    further = (bounds.passes or 0.0) + len(plan.launches) * limits.launch_seconds
+    return tiles * _busiest(plan, item_cost) + further
+
+
+def _sharing(plan: Plan) -> float:
+    """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that run at the same time. A warpgroup hides
+    what another cannot in turns (ping-pong), or with a softmax under its own products, which a soft cap takes. Those of
+    a pair of blocks hand P and dS to one another in every tile, and hide nothing for each other."""
+    config = plan.config
+    if isinstance(config, Fa3Config):
+        overlaps = config.ping_pong or plan.problem.softcap is None
+        return config.num_warps // 4 - 1 if overlaps else 1
+    if isinstance(config, Fa3BackwardConfig):
+        return 1 if config.paired else config.num_warps // 4 - 1
+    return max(1.0, config.num_warps * _resident(plan) / _SCHEDULERS)
+
+
+def _resident(plan: Plan) -> int:
+    """Thread blocks that an SM holds, and has."""
+    assert plan.device is not None and plan.order is not None
+    held = 1 if isinstance(plan.config, _HOPPERS) else plan.config.blocks_per_sm
+    return max(1, min(held, -(-len(plan.order) // plan.device.num_sms)))
+
+
+def _lives_for_one_item(plan: Plan) -> bool:
+    """Blocks that are as many as there are items, more than SMs."""
+    launch = max(plan.launches, key=lambda launch: launch.shared_memory)
+    assert plan.device is not None
+    return launch.grid[0] > plan.device.num_sms
+
+
+def _busiest(plan: Plan, item_cost: float) -> float:
+    """Time of the busiest SM over that of all SMs, without the items' own cost, if they shared evenly.
+
+    ``item_cost``: time that an item takes besides its tiles, in tiles.
+    """
+    assert plan.device is not None and plan.order is not None
+    slots, order = plan.device.num_sms * _resident(plan) // plan.config.blocks_of_item, plan.order
+    if isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
+        order = dataclasses.replace(order, thread_block=None)
+    tiles = order.tiles(plan.schedule) * (plan.problem.group_size if plan.schedule.by_keys else 1)
+    total = float(tiles.sum())
+    return makespan(order, tiles + item_cost, slots) * slots / total if total else 1.0

@@ -1,0 +1,102 @@
+"""What is timed: a case is one problem on one set of inputs, and contenders that are compared on it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..gpu.architectures import Device
+from ..kernels import TileConfig
+from ..plan.planner import Plan, make_plan
+from ..problem.problem import Problem
+from . import peers
+
+#: A contender that computes nothing: it reads the keys and values of a case once.
+READ = "streaming read"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One kernel of ours under one tiling, one peer, or the streaming read."""
+
+    algorithm: str = "auto"
+    """What the public call names, a name of :data:`cufa.measure.peers.PEERS`, or :data:`READ`."""
+    config: TileConfig | None = None
+    """None: what the planner picks."""
+    name: str = ""
+    """What its rows are called; "" names algorithm and tiles."""
+    num_splits: int | None = None
+    """None: what the planner picks."""
+    one_item_a_block: bool = False
+    """For persistent kernels: launched with as many thread blocks as there are items, to show what running on
+    from item to item is worth."""
+    problem: Problem | None = None
+    """Another view of the case's keys and values: in pages, only the first of them, under other query heads.
+    None: the case's own."""
+
+    @property
+    def is_peer(self) -> bool:
+        return self.algorithm in peers.PEERS
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.is_peer and self.algorithm != READ
+
+    @property
+    def label(self) -> str:
+        if self.name or self.config is None:
+            return self.name or self.algorithm
+        return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
+
+    def plan(self, problem: Problem, device: Device | None) -> Plan:
+        """Of a contender of ours on a case's problem. Raises ValueError when no kernel serves it."""
+        plan = make_plan(
+            self.problem or problem, device, self.algorithm, self.config, num_splits=self.num_splits
+        )
+        return one_item_a_block(plan) if self.one_item_a_block else plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    problem: Problem
+    contenders: tuple[Contender, ...]
+    name: str = ""
+    """What records and tables call it; "" is the problem in words."""
+    lengths: tuple[int, ...] | None = None
+    """Valid keys of each sequence of a cache; None: all are full."""
+
+    @property
+    def title(self) -> str:
+        return self.name or str(self.problem)
+
+    def problem_of(self, contender: Contender) -> Problem:
+        return contender.problem or self.problem
+
+
+def contenders(*algorithms: str) -> tuple[Contender, ...]:
+    return tuple(Contender(algorithm) for algorithm in algorithms)
+
+
+def one_item_a_block(plan: Plan) -> Plan:
+    """The same kernel on so many thread blocks that each finds a single query block of one head."""
+    items = plan.schedule.num_q_blocks * plan.problem.batch * plan.problem.heads
+    launches = (dataclasses.replace(x, grid=(items, 1, 1)) if x.persistent else x for x in plan.launches)
+    return dataclasses.replace(plan, launches=tuple(launches))
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What must be done at least for one result: what rates are made of."""
+
+    flops: int
+    io_bytes: int
+    scores: int
+    """Visible ones, of all heads: as many exponentials."""
+
+    @classmethod
+    def of(cls, problem: Problem, lengths: tuple[int, ...] | None = None) -> Work:
+        """``lengths``: valid keys of each sequence, where they are fewer than there is room for."""
+        parts = [problem]
+        if lengths is not None:
+            parts = [dataclasses.replace(problem, batch=1, seqlen_k=n) for n in lengths]
+        scores = sum(p.batch * p.heads * p.visible_scores for p in parts)
+        return cls(sum(p.flops for p in parts), sum(p.io_bytes for p in parts), scores)

@@ -1,0 +1,200 @@
+"""The error of a result: some of its rows against float64, computed where the arrays are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..calls.arrays import is_device_array
+from ..problem.element import Element
+from ..problem.lengths import DENSE
+from ..problem.mask_family import Mask
+from ..problem.problem import Problem
+from ..problem.scores import softcap_derivative, softcapped
+
+#: (sequence, key/value head) pairs that are looked at, if there are so many, and rows of each.
+_PAIRS, _ROWS = 8, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Some rows of one result, in float64."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    """(batch, head, query or key)"""
+    values: tuple[Any, ...]
+    """(head_dim,) each"""
+
+
+def sampled_reference(
+    problem: Problem, arrays: Mapping[str, Any], lengths: tuple[int, ...] | None = None, seed: int = 0
+) -> dict[str, Expected]:
+    """Exact rows of each result, by its role, for random sequences and heads: of each the first, the last and others
+    at random.
+
+    ``arrays`` as :meth:`cufa.measure.inputs.Inputs.arrays` makes them.
+    """
+    rng, found = np.random.default_rng(seed), dict[str, dict[tuple[int, int, int], Any]]()
+    rows_of = _gradients if "dout" in arrays else _outputs
+    for index in rng.permutation(problem.batch * problem.kv_heads)[:_PAIRS]:
+        sequence, kv_head = divmod(int(index), problem.kv_heads)
+        mask = problem.mask.at(sequence, kv_head)
+        one, its_arrays, batch, first = _alone(problem, arrays, sequence)
+        length = one.seqlen_k if lengths is None else lengths[sequence]
+        if one.empty:
+            continue
+        for role, (b, head, n), value in rows_of(one, mask, its_arrays, batch, kv_head, length, rng):
+            found.setdefault(role, {})[b, head, n + first[role in _OF_KEYS]] = value
+    return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
+
+
+def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[str, Expected]) -> float:
+    """Largest absolute difference over the expected rows of all results; NaN when one of them has one there."""
+    worst = 0.0
+    for role, rows in expected.items():
+        for row, value in zip(rows.rows, rows.values, strict=True):
+            error = float(abs(_float64(results[role][row], problem.out_element) - value).max())
+            worst = float(np.maximum(worst, error))  # NaN stays
+    return worst
+
+
+#: Roles of arrays whose third axis is of queries, or of keys.
+_OF_QUERIES, _OF_KEYS = ("q", "o", "lse", "dout", "dq"), ("k", "v", "dk", "dv")
+
+
+def _alone(
+    problem: Problem, arrays: Mapping[str, Any], sequence: int
+) -> tuple[Problem, Mapping[str, Any], int, tuple[int, int]]:
+    """One of packed or padded sequences as a dense problem: that and its arrays, where in them its batch is, and its
+    first query and key in the whole."""
+    places = problem.lengths.places()
+    if places is None:
+        return problem, arrays, sequence, (0, 0)
+    _, batch, rows, keys = places[sequence]
+    (q_first, q_end, _), (k_first, k_end, _) = (
+        x.indices(arrays[name].shape[2]) for name, x in (("q", rows), ("k", keys))
+    )
+    views = dict(arrays)
+    views |= {name: x[:, :, q_first:q_end] for name, x in arrays.items() if name in _OF_QUERIES}
+    views |= {name: x[:, :, k_first:k_end] for name, x in arrays.items() if name in _OF_KEYS}
+    one = dataclasses.replace(problem, seqlen_q=q_end - q_first, seqlen_k=k_end - k_first, lengths=DENSE)
+    return one, views, batch.start, (q_first, k_first)
+
+
+_Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
+"""Role of a result, which row of it, and what it holds."""
+
+
+def _outputs(
+    problem: Problem,
+    mask: Mask,
+    arrays: Mapping[str, Any],
+    batch: int,
+    kv_head: int,
+    length: int,
+    rng: np.random.Generator,
+) -> _Rows:
+    k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
+    for packed in _picked(problem.rows, rng):
+        head, query = divmod(packed, problem.seqlen_q)
+        row = batch, kv_head * problem.group_size + head, query
+        yield "o", row, _attend(problem, mask, _float64(arrays["q"][row], problem.q_element), k, v, query)
+
+
+def _picked(count: int, rng: np.random.Generator) -> list[int]:
+    """Of so many rows the first, the last and others at random."""
+    between = 1 + rng.permutation(max(count - 2, 0))[: _ROWS - 2]
+    return [int(n) for n in np.unique(np.append(between, [0, count - 1]))]
+
+
+def _tokens(
+    problem: Problem, arrays: Mapping[str, Any], name: str, batch: int, kv_head: int, length: int
+) -> Any:
+    """Keys or values of one sequence and head, (length, head_dim), without scale factors of an 8-bit cache
+    forgotten."""
+    x, table, factor = arrays[name], arrays.get("block_table"), arrays.get(f"{name}_scale")
+    if table is None:
+        tokens = x[batch, kv_head]
+    else:
+        tokens = x[table[batch, : -(-length // x.shape[2])], kv_head].reshape(-1, x.shape[-1])
+    wide = _float64(tokens[:length], problem.k_element if name == "k" else problem.v_element)
+    return wide if factor is None else wide * factor[kv_head]
+
+
+def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) -> Any:
+    """One row, by sums alone: CuPy has no matrix products without cuBLAS. NumPy's functions call CuPy's for
+    its arrays."""
+    seen = np.flatnonzero(mask.visible([query], np.arange(len(k)), problem.seqlen_q, len(k))[0])
+    if not len(seen):
+        return np.zeros_like(q)
+    if seen[-1] - seen[0] + 1 == len(seen):
+        k, v = (x[seen[0] : seen[-1] + 1] for x in (k, v))
+    else:
+        k, v = (x[_beside(x, seen)] for x in (k, v))
+    s = (k * q).sum(axis=1) * problem.scale
+    if problem.softcap is not None:
+        s = softcapped(s, problem.softcap)
+    p = np.exp(s - s.max())
+    return (v * p[:, None]).sum(axis=0) / p.sum()
+
+
+def _gradients(
+    problem: Problem,
+    mask: Mask,
+    arrays: Mapping[str, Any],
+    batch: int,
+    kv_head: int,
+    length: int,
+    rng: np.random.Generator,
+) -> _Rows:
+    """From the output and its log-sum-exp as they are given, rounded: what every row's own would take is the whole of
+    attention. By sums alone."""
+    group = problem.group_size
+    heads = slice(kv_head * group, (kv_head + 1) * group)
+    q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))
+    k, v = (_float64(arrays[name][batch, kv_head], problem.k_element) for name in "kv")
+    lse, delta = arrays["lse"][batch, heads].astype(np.float64), (dout * out).sum(axis=-1)
+    queries, keys = np.arange(problem.seqlen_q), np.arange(length)
+    for packed in _picked(problem.rows, rng):
+        head, query = divmod(packed, problem.seqlen_q)
+        seen = mask.visible([query], keys, problem.seqlen_q, length)[0]
+        row = head, query
+        p, slope = _weights(problem, (k * q[row]).sum(axis=1), lse[row], _beside(k, seen))
+        ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
+        yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
+    for key in _picked(length, rng):
+        seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
+        p, slope = _weights(problem, (q * k[key]).sum(axis=2), lse, _beside(k, seen))
+        ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale
+        yield "dk", (batch, kv_head, key), (q * ds[..., None]).sum(axis=(0, 1))
+        yield "dv", (batch, kv_head, key), (dout * p[..., None]).sum(axis=(0, 1))
+
+
+def _weights(problem: Problem, products: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
+    """exp(S - LSE) from the products of queries and keys, 0 where not seen, and the slope of the capped scores."""
+    s, slope = products * problem.scale, 1.0
+    if problem.softcap is not None:
+        s = softcapped(s, problem.softcap)
+        slope = softcap_derivative(s, problem.softcap)
+    return np.where(seen, np.exp(np.where(seen, s - lse, 0)), 0), slope
+
+
+def _float64(x: Any, element: Element) -> Any:
+    """By the bits, as CuPy knows neither bfloat16 nor e4m3."""
+    if element.itemsize == 1:
+        numbers = np.arange(256, dtype=np.uint8).view(element.dtype).astype(np.float64)
+        return _beside(x, numbers)[x.view(np.uint8).astype(np.int32)]
+    if element.name == "bfloat16":
+        x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+def _beside(x: Any, numbers: Any) -> Any:
+    if not is_device_array(x):
+        return numbers
+    import cupy
+
+    return cupy.asarray(numbers)

@@ -1,0 +1,120 @@
+"""Cases of decoding: query tokens against a long cache, beside other libraries and a plain streaming read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..gpu.architectures import Device
+from ..problem.lengths import Cached
+from ..problem.mask import CAUSAL, Mask
+from ..problem.problem import Problem, default_scale
+from .cases import READ, Case, Contender, contenders
+
+#: What rows of the planner's own choice are called: the public call.
+OURS = "flash_decode"
+_PEERS = ("torch flash", "torch cudnn")
+
+
+def make_decode(
+    batch: int, heads: int, kv_heads: int, capacity: int, *, tokens: int = 1, head_dim: int = 128,
+    dtype: str = "bfloat16", cache_dtype: str | None = None, mask: Mask = CAUSAL,
+    softcap: float | None = None, page_size: int = 0, lengths_given: bool = False,
+) -> Problem:  # fmt: skip
+    """One query token, head dim 128, bfloat16, as published figures have it, unless told otherwise."""
+    pages = capacity // page_size if page_size else 0
+    cache = Cached(page_size, pages, batch * pages, lengths_given)
+    return Problem(
+        batch, heads, kv_heads, tokens, capacity, head_dim, dtype, mask=mask, scale=default_scale(head_dim),
+        softcap=softcap, lengths=cache, k_dtype=cache_dtype, v_dtype=cache_dtype, operation="decode",
+    )  # fmt: skip
+
+
+#: batch, query and key/value heads, cached tokens.
+PUBLISHED = (
+    (1, 32, 8, 1 << 10),
+    (1, 32, 8, 8 << 10),
+    (1, 32, 8, 128 << 10),
+    (8, 32, 8, 32 << 10),
+    (64, 32, 8, 8 << 10),
+    (1, 32, 32, 32 << 10),
+    (16, 64, 1, 16 << 10),
+    (1, 64, 8, 512 << 10),
+)
+
+
+def published(device: Device | None) -> Iterator[Case]:
+    """Shapes that others publish, with peers."""
+    for batch, heads, kv_heads, capacity in PUBLISHED:
+        title = f"{batch} × {heads}/{kv_heads} × {capacity >> 10}k"
+        problem = make_decode(batch, heads, kv_heads, capacity)
+        yield Case(problem, (Contender(name=OURS), *contenders(*_PEERS, READ)), title)
+
+
+def decode(device: Device | None) -> Iterator[Case]:
+    """Published shapes; then one thing at a time: ragged lengths, pages, groups, an 8-bit cache."""
+    yield from published(device)
+    yield _ragged()
+    yield _pages()
+    capacity = 32 << 10
+    groups = tuple(
+        Contender(name=f"{h}/8 heads", problem=make_decode(8, h, 8, capacity)) for h in (8, 32, 64)
+    )
+    first = groups[0].problem
+    assert first is not None
+    yield Case(first, (*groups, Contender(READ)), "8 × 32k, groups of query heads")
+    fp8 = make_decode(8, 32, 8, capacity, cache_dtype="float8_e4m3")
+    yield Case(fp8, (Contender(name=OURS), Contender(READ)), "8 × 32/8 × 32k, e4m3 cache")
+
+
+def _ragged() -> Case:
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(128), np.log(65536), 64)).astype(int)
+    some = (
+        Contender("balanced"),
+        Contender("fixed"),
+        # As a host would cut that knows the lengths, which ours never reads: the plan is for the longest.
+        Contender("fixed", name="fixed, 8 splits", num_splits=8),
+        Contender(READ),
+    )
+    problem = make_decode(64, 32, 8, 64 << 10, lengths_given=True)
+    return Case(problem, some, "64 ragged × 32/8, 128 to 64k", tuple(int(n) for n in lengths))
+
+
+def _pages() -> Case:
+    capacity = 32 << 10
+    paged = (
+        Contender(name=f"pages of {size}", problem=make_decode(8, 32, 8, capacity, page_size=size))
+        for size in (16, 128)
+    )
+    some = (Contender(name="contiguous"), *paged, Contender(READ))
+    return Case(make_decode(8, 32, 8, capacity), some, "8 × 32/8 × 32k, pages")
+
+
+#: Of a sweep: from none to more than any card is worth.
+_SWEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+def sweep(device: Device | None) -> Iterator[Case]:
+    """Fixed splits from few to many, the planner's own cut and a plain read beside them: what a split is worth."""
+    for batch, heads, kv_heads, capacity in ((1, 32, 8, 8 << 10), (1, 32, 8, 128 << 10), (8, 32, 8, 8 << 10),
+                                             (16, 64, 1, 16 << 10)):  # fmt: skip
+        fixed = (Contender("fixed", name=f"{n} split{'s' * (n > 1)}", num_splits=n) for n in _SWEPT)
+        problem = make_decode(batch, heads, kv_heads, capacity)
+        title = f"{batch} × {heads}/{kv_heads} × {capacity >> 10}k, splits"
+        yield Case(problem, (Contender(name=OURS), *fixed, Contender(READ)), title)
+
+
+def windows(device: Device | None) -> Iterator[Case]:
+    """What a window is worth: 1,024 of many cached tokens beside a cache that has no more."""
+    from ..problem.mask import Band
+
+    for heads, kv_heads in ((32, 8), (32, 32)):
+        long = make_decode(1, heads, kv_heads, 128 << 10, mask=Band(1023, 0))
+        short = make_decode(1, heads, kv_heads, 1 << 10)
+        some = (
+            Contender(name="window of 1k in 128k"),
+            Contender(name="cache of 1k", problem=short),
+            Contender("fa4"),
+        )
+        yield Case(long, some, f"1 × {heads}/{kv_heads}, window of 1k")

@@ -1,0 +1,188 @@
+"""Random inputs of a case, on the GPU or the CPU. Power depends on the data, so they are never zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..calls.forward import flash_attention
+from ..calls.varlen import flash_attention_varlen
+from ..plan.operation import OPERATIONS, Operand, Operation
+from ..problem.element import ELEMENTS, Element
+from ..problem.lengths import Cached, Lengths, Packed, Padded
+from ..problem.problem import Problem
+
+_OF_DOUT = 3 << 20
+"""Far from the numbers of q, k and v of any seed."""
+
+
+class Inputs:
+    """One set: keys and values of a case, and what else its contenders take, made when it is asked for."""
+
+    def __init__(
+        self, problem: Problem, lengths: tuple[int, ...] | None = None, *, on_gpu: bool, seed: int
+    ) -> None:
+        self._lengths, self._on_gpu, self._seed = lengths, on_gpu, seed
+        self._queries: dict[tuple[tuple[int, ...], str], Any] = {}
+        shape = problem.shapes[1]
+        self._k = self._normal(shape, problem.k_element, 1)
+        self._v = self._normal(shape, problem.v_element, 2)
+
+    def arrays(self, problem: Problem) -> dict[str, Any]:
+        """By their role (q, k, v, o, or the operand's name), in canonical axis order, with results of its own.
+        ``problem`` is the case's or another view of its keys and values."""
+        operation, xp = OPERATIONS[problem.operation], self._module()
+        arrays = {"q": self._query(problem), "k": self._k, "v": self._v}
+        packed = isinstance(problem.lengths, Packed)
+        if packed:
+            arrays = {name: one_behind_the_other(x) for name, x in arrays.items()}
+        for operand in operation.results:
+            if isinstance(operand.like, str):
+                arrays[role_of(operand)] = xp.empty_like(arrays[role_of(operation.operand(operand.like))])
+        if problem.out_element.name != problem.q_element.name:
+            arrays["o"] = xp.empty(arrays["q"].shape, problem.out_element.storage)
+        if problem.seqlen_k < self._k.shape[2] and not packed:
+            arrays |= {name: arrays[name][:, :, : problem.seqlen_k] for name in "kv"}
+        if isinstance(problem.lengths, Cached):
+            arrays |= self._cache(problem, problem.lengths)
+        arrays |= {name: xp.asarray(x) for name, x in _lengths(problem.lengths).items()}
+        if "dout" in operation.inputs:
+            arrays |= self._of_forward(problem, arrays)
+        return arrays
+
+    def _of_forward(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """What a forward call returns for these inputs, and a gradient of it."""
+        options = {
+            "mask": problem.mask, "softcap": problem.softcap, "scale": problem.scale,
+            "precision": None if problem.precision == "native" else problem.precision, "return_lse": True,
+            "device": None if self._on_gpu else "cpu", **{name: arrays[name] for name in _lengths(problem.lengths)},
+        }  # fmt: skip
+        dout = self._normal(self._query_shape(problem), problem.q_element, _OF_DOUT)
+        if not isinstance(problem.lengths, Packed):
+            out, lse = flash_attention(*(arrays[name] for name in "qkv"), **options)
+            return {"o": out, "lse": lse, "dout": dout}
+        out, lse = flash_attention_varlen(*(arrays[name][0].swapaxes(0, 1) for name in "qkv"), **options)
+        return {"o": out.swapaxes(0, 1)[None], "lse": lse[None], "dout": one_behind_the_other(dout)}
+
+    def _cache(self, problem: Problem, cache: Cached) -> dict[str, Any]:
+        xp, found = self._module(), dict[str, Any]()
+        if cache.given:
+            lengths = self._lengths or (problem.seqlen_k,) * problem.batch
+            found["cache_seqlens"] = xp.asarray(np.array(lengths, np.int32))
+        if cache.paged:
+            shape = (cache.num_pages, problem.kv_heads, cache.page_size, problem.head_dim)
+            found |= {"k": self._k.reshape(shape), "v": self._v.reshape(shape)}
+            pages = np.random.default_rng(0).permutation(cache.num_pages).astype(np.int32)
+            found["block_table"] = xp.asarray(pages.reshape(problem.batch, cache.max_pages))
+        for name, element in (("k_scale", problem.k_element), ("v_scale", problem.v_element)):
+            if element.storage != element.name and element.itemsize == 1:
+                found[name] = xp.ones(problem.kv_heads, np.float32)
+        return found
+
+    def _query_shape(self, problem: Problem) -> tuple[int, ...]:
+        """Of packed sequences as the case has them."""
+        batch, seqlen = problem.batch, problem.seqlen_q
+        if isinstance(problem.lengths, Packed):
+            batch = self._k.shape[0]
+            seqlen = problem.lengths.total_q // batch
+        return batch, problem.heads, seqlen, problem.head_dim
+
+    def _query(self, problem: Problem) -> Any:
+        shape = self._query_shape(problem)
+        key = (shape, problem.dtype)
+        if key not in self._queries:
+            self._queries[key] = self._normal(shape, problem.q_element, 0)
+        return self._queries[key]
+
+    def _normal(self, shape: tuple[int, ...], element: Element, operand: int) -> Any:
+        make = normal_on_gpu if self._on_gpu else normal_on_cpu
+        return make(shape, element, 3 * self._seed + operand)
+
+    def _module(self) -> Any:
+        if not self._on_gpu:
+            return np
+        import cupy
+
+        return cupy
+
+
+def one_behind_the_other(x: Any) -> Any:
+    """(batch, heads, seqlen, head_dim) as (1, heads, batch · seqlen, head_dim), in memory as packed sequences lie:
+    tokens before heads."""
+    batch, heads, seqlen, head_dim = x.shape
+    bits = x.view(f"uint{8 * x.itemsize}")  # what copies it need not know the type
+    tokens = bits.transpose(0, 2, 1, 3).reshape(batch * seqlen, heads, head_dim).view(x.dtype)
+    return tokens.swapaxes(0, 1)[None]
+
+
+def _lengths(lengths: Lengths) -> dict[str, Any]:
+    """What a call is given of lengths that are known, by argument."""
+    if isinstance(lengths, Packed):
+        both = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in both if x is not None}
+    if isinstance(lengths, Padded):
+        both = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"seqlens_{n}": np.array(x, np.int32) for n, x in both if x is not None}
+    return {}
+
+
+def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """A set's arrays by operand name, in launch order; None for what is not there. Further operands only where there is
+    one."""
+    further = operation.further if any(x.name in arrays for x in operation.further) else ()
+    return {x.name: arrays.get(role_of(x)) for x in (*operation.operands, *further)}
+
+
+def role_of(operand: Operand) -> str:
+    """What an operand is to every operation: q, k, v or o, whatever the call names it; else its name."""
+    return operand.stride.removesuffix("_stride") or operand.name
+
+
+def normal_on_cpu(shape: tuple[int, ...], element: Element, seed: int) -> Any:
+    """Standard normal; e4m3 as bytes."""
+    numbers = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return numbers.astype(element.dtype).view(_storage(element))
+
+
+def normal_on_gpu(shape: tuple[int, ...], element: Element, seed: int) -> Any:
+    """Box-Muller over a hash of the index: cuRAND is not among the packages that cufa asks for."""
+    import cupy
+
+    if element.itemsize == 1:
+        # The upper byte of a float16, with the top bit of the exponent taken off: small e4m3 numbers.
+        halves = normal_on_gpu(shape, ELEMENTS["float16"], seed).view(np.uint16)
+        return (halves >> 8).astype(np.uint8) & 0xBF
+    bfloat16 = element.name == "bfloat16"
+    store = """
+        const unsigned bits = __float_as_uint(normal);  // to nearest, ties to even
+        x = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;"""
+    fill = cupy.ElementwiseKernel(
+        "uint32 seed",
+        "uint16 x" if bfloat16 else f"{element.name} x",
+        """
+        unsigned long long h = (static_cast<unsigned long long>(seed) << 40) + i;  // SplitMix64
+        h = (h + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+        h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+        h ^= h >> 31;
+        const float u = ((h >> 40) + 1) * 0x1p-24f, w = (h & 0xffffff) * 0x1p-24f;
+        const float normal = sqrtf(-2 * logf(u)) * cospif(2 * w);
+        """
+        + (store if bfloat16 else "x = normal;"),
+        f"cufa_bench_normal_{element.name}",
+    )
+    x = cupy.empty(shape, np.uint16 if bfloat16 else element.name)
+    fill(np.uint32(seed), x)
+    return x.view(_storage(element))
+
+
+def _storage(element: Element) -> Any:
+    """The dtype of arrays that hold it."""
+    return element.dtype if element.storage == element.name else np.dtype(element.storage)
+
+
+def poison(x: Any) -> None:
+    """Fill an array with NaN by its bits, all but the sign: no arithmetic in its type is needed."""
+    bits = 8 * x.itemsize
+    x.view(f"uint{bits}")[...] = 2 ** (bits - 1) - 1

@@ -1,0 +1,258 @@
+"""Inside traces: what each warp of one SM's blocks did when, recorded on a GPU or executed on a CPU.
+
+A record is an .npz of logs (:mod:`cufa.build.phases`) and a JSON description. Those under ``cufa/records/inside`` are
+evidence, shipped with the package and shown on machines without a GPU. Where there is one,
+
+    python -m cufa.measure.inside DIRECTORY
+
+records the evidence set. On a CPU the clock counts what the executor has executed: such a trace says what came before
+what, never how long it took, and is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..build.compiler import keeps_logs
+from ..build.params import TRACE_RECORD
+from ..build.phases import LOG_HEAD, PHASES, STAMP, Logs, intervals, mistakes
+from ..gpu.architectures import Device
+from ..kernels import KERNELS, TileConfig
+from ..plan.planner import Plan, make_plan
+from ..problem.mask import CAUSAL, FULL
+from ..problem.problem import Problem
+from . import records, timing
+from .backward_cases import of_forward
+from .decode_cases import make_decode
+from .inputs import Inputs, given_to
+from .suites import make
+
+INSIDE_DIR = records.RECORDS_DIR / "inside"
+_RUNS = 5
+_TIMED = 0.2
+"""Seconds of timing, with and without stamps together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InsideTrace:
+    """One run of one kernel, seen from inside."""
+
+    kernel: str
+    """Name in the registry."""
+    digest: str
+    """Of the kernel's sources, without stamps, when it ran."""
+    problem: Problem
+    config: TileConfig
+    clock: str
+    """ "cycles" of a GPU's SM, or "executed": how much a CPU had executed, which is order and not time."""
+    phases: tuple[str, ...]
+    """What the numbers in the stamps mean."""
+    environment: records.Json
+    """As :func:`cufa.measure.records.environment`; of a CPU empty."""
+    slowdown: float | None
+    """Time of a run that stamps over that of the build without stamps, timed in turns; None: not on a GPU."""
+    logs: Logs = dataclasses.field(repr=False)
+
+    @property
+    def is_time(self) -> bool:
+        return self.clock == "cycles"
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the kernel's sources are still those that ran."""
+        return self.kernel in KERNELS and self.digest == records.digest(KERNELS[self.kernel])
+
+    @property
+    def unit(self) -> str:
+        """Of :meth:`intervals`."""
+        return "µs" if self.is_time else "primitives executed"
+
+    def intervals(self) -> npt.NDArray[Any]:
+        """:data:`cufa.build.phases.INTERVAL`, in µs; of a CPU in primitives executed."""
+        return intervals(self.logs, self.logs.ticks_per_ns() * 1e3 if self.is_time else 1.0)
+
+    @property
+    def name(self) -> str:
+        """Of its file, without suffix."""
+        p, c = self.problem, self.config
+        parts = [self.environment.get("device", "cpu"), self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
+        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text, str(c)]
+        return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+
+
+def record(plan: Plan, sm: int = 0) -> InsideTrace:
+    """Trace a plan on the current GPU: of a few runs the shortest on that SM, so that caches and clocks are warm.
+
+    Raises ValueError for a kernel that keeps no logs, or whose logs are not sound.
+    """
+    from ..run.cuda import backend as cuda
+
+    assert plan.device is not None
+    _check_kept(plan)
+    given = given_to(plan.operation, Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem))
+    stamping, runs = cuda.InsideRuns(plan, given, sm), []
+    for _ in range(_RUNS):
+        stamping.launch()
+        runs.append(stamping.logs())
+    if not all(len(run.heads) for run in runs):
+        raise ValueError(
+            f"no block of {plan.spec.name} ran on SM {sm}: the problem is too small, name another SM"
+        )
+    shortest = min(runs, key=lambda run: int(run.heads["end_clock"].max() - run.heads["start_clock"].min()))
+    if wrong := mistakes(shortest):
+        raise ValueError(f"the logs of {plan.spec.name} are not sound: {wrong[0]}")
+    plain = functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))
+    times = timing.measure({"stamping": stamping.launch, "plain": plain}, on_gpu=True, seconds=_TIMED)
+    slowdown = timing.speedup(times["stamping"], times["plain"]).value
+    return _of(plan, "cycles", records.environment(plan.device), shortest, slowdown)
+
+
+def execute(plan: Plan) -> InsideTrace:
+    """Execute a plan on this CPU, on random inputs. Raises as :func:`record`, and as :func:`cufa.emulate`."""
+    from ..run.emulate.calls import run_plan
+    from ..run.emulate.launch import Execution
+
+    _check_kept(plan)
+    given = given_to(plan.operation, Inputs(plan.problem, on_gpu=False, seed=0).arrays(plan.problem))
+    # One thread: then all blocks are of one "SM", and what they do is in one order.
+    run = run_plan(plan, given, Execution("plain", threads=1), inside=True)
+    assert run.inside is not None
+    return _of(plan, "executed", {}, run.inside)
+
+
+def _check_kept(plan: Plan) -> None:
+    if not keeps_logs(plan.spec.source):
+        keeping = [name for name, spec in KERNELS.items() if keeps_logs(spec.source)]
+        raise ValueError(
+            f"{plan.spec.name} keeps no logs of its phases; kernels that do: {', '.join(keeping)}"
+        )
+
+
+def _of(
+    plan: Plan, clock: str, environment: records.Json, logs: Logs, slowdown: float | None = None
+) -> InsideTrace:
+    spec = plan.spec
+    digest = records.digest(spec)
+    return InsideTrace(
+        spec.name, digest, plan.problem, plan.config, clock, PHASES, environment, slowdown, logs
+    )
+
+
+def save(trace: InsideTrace, directory: Path) -> Path:
+    """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU, which is no evidence."""
+    if not trace.is_time:
+        raise ValueError("executed on a CPU: its clock counts what was executed, and nothing of it is kept")
+    described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "logs"}
+    described |= {"problem": trace.problem.as_json(), "config": dataclasses.asdict(trace.config)}
+    described |= {"refused": trace.logs.refused}
+    stamps = np.concatenate([np.zeros(0, STAMP), *trace.logs.stamps])
+    # Differences of the clock, and fields side by side, compress to a half.
+    clocks = [np.diff(x["clock"], prepend=x["clock"][:1]) for x in trace.logs.stamps if len(x)]
+    arrays: dict[str, Any] = {f"head_{name}": trace.logs.heads[name] for name in LOG_HEAD.names or ()}
+    arrays |= {f"item_{name}": trace.logs.items[name] for name in TRACE_RECORD.names or ()}
+    arrays |= {
+        "kept": np.array([len(x) for x in trace.logs.stamps]),
+        "first": np.array([x["clock"][0] if len(x) else 0 for x in trace.logs.stamps], np.uint32),
+        "clock": np.concatenate([np.zeros(0, np.uint32), *clocks]),
+        "code": stamps["code"],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f"{trace.name}.npz"
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".", suffix=".npz", delete=False) as scratch:
+        try:
+            np.savez_compressed(
+                scratch, description=np.array(json.dumps({"schema": records.SCHEMA, **described})), **arrays
+            )
+        except BaseException:
+            os.unlink(scratch.name)
+            raise
+    os.chmod(scratch.name, 0o644)
+    os.replace(scratch.name, file)
+    return file
+
+
+def load(file: Path) -> InsideTrace:
+    """Raises ValueError for a file that is no inside trace of this version."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            described = json.loads(str(stored["description"]))
+            if (schema := described.pop("schema")) != records.SCHEMA:
+                raise ValueError(f"it has schema {schema!r}")
+            heads = _struct(stored, "head_", LOG_HEAD)
+            items = _struct(stored, "item_", TRACE_RECORD)
+            ends = np.cumsum(stored["kept"])[:-1]
+            clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
+            stamps = []
+            for first, clock, code in zip(stored["first"], clocks, codes, strict=True):
+                log = np.zeros(len(code), STAMP)
+                log["clock"] = np.cumsum(clock, dtype=np.uint32) + first
+                log["code"] = code
+                stamps.append(log)
+        logs = Logs(heads, tuple(stamps), items, described.pop("refused"))
+        described["problem"] = Problem.from_json(described["problem"])
+        described.setdefault("slowdown", None)  # it was not always measured
+        described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
+        described["phases"] = tuple(described["phases"])
+        if described["phases"] != PHASES:
+            raise ValueError("its phases have other numbers")
+        return InsideTrace(**described, logs=logs)
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file.name} is no inside trace that this version reads: {error}") from error
+
+
+def _struct(stored: Any, prefix: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    names = dtype.names or ()
+    found = np.zeros(len(stored[prefix + names[0]]), dtype)
+    for name in names:
+        found[name] = stored[prefix + name]
+    return found
+
+
+def load_all(directory: Path = INSIDE_DIR) -> dict[str, InsideTrace]:
+    """Every inside trace of a directory by file name. Raises ValueError for a damaged one."""
+    return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
+
+
+def evidence_plans(device: Device) -> Iterator[Plan]:
+    """What is recorded as evidence: each kernel with logs at head dims 64 and 128, full and causal, and decoding."""
+    for head_dim in (64, 128):
+        for mask in (FULL, CAUSAL):
+            problem = make(2, 32, 2048, head_dim, "bfloat16", mask)
+            for algorithm in ("fa2", "fa3"):
+                for p in (problem, of_forward(problem)):
+                    with contextlib.suppress(ValueError):  # not every GPU runs every kernel
+                        yield make_plan(p, device, algorithm)
+    yield make_plan(make_decode(1, 32, 8, 32768), device)
+
+
+def main() -> None:
+    """Record inside traces on the current GPU; prints the files written, one per line."""
+    parser = argparse.ArgumentParser(prog="python -m cufa.measure.inside", description=main.__doc__)
+    parser.add_argument("directory", type=Path)
+    arguments = parser.parse_args()
+
+    from ..run.cuda import backend as cuda
+
+    if cuda.device_count() == 0:
+        sys.exit("CuPy sees no NVIDIA GPU: an inside trace is recorded where the kernel runs")
+    for plan in evidence_plans(cuda.current_device()):
+        print(save(record(plan), arguments.directory), flush=True)
+
+
+if __name__ == "__main__":
+    main()

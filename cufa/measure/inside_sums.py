@@ -1,0 +1,198 @@
+"""What an inside trace comes to: lanes, and for how long products, softmax and waits ran, alone and side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..build.phases import PHASES, PRODUCTS, WAITS, WORDS
+from .inside import InsideTrace
+
+Intervals = npt.NDArray[Any]
+"""Of dtype :data:`cufa.build.phases.INTERVAL`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """One warp of one block."""
+
+    log: int
+    sm: int
+    thread_block: int
+    warp: int
+    role: str
+    """"producer" (no products of its own), "consumer" (products in flight), or "warp"."""
+
+    def __str__(self) -> str:
+        return f"block {self.thread_block} · {self.role} {self.warp}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Of one SM. Times are in the trace's unit; products and softmax count where at least one warp is at it."""
+
+    sm: int
+    lanes: int
+    span: float
+    """From the first stamp to the last."""
+    lane_time: float
+    """Of all lanes, each from its first stamp to its last."""
+    products: float
+    softmax: float
+    both: float
+    """Softmax of some warp, while products of some warp run."""
+    phases: dict[str, float]
+    """Of each phase, added up over lanes; products in flight, which a warp does not wait for, aside."""
+
+    @property
+    def overlap(self) -> float:
+        """Share of the softmax that runs beside products."""
+        return self.both / self.softmax if self.softmax else 0.0
+
+    @property
+    def exposed(self) -> float:
+        """Softmax beside which no product runs."""
+        return self.softmax - self.both
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """Of each kind of wait, added up over lanes."""
+        return {name: self.phases[name] for name in WAITS if name in self.phases}
+
+    def share(self, time: float) -> float:
+        """Of all lanes' time."""
+        return time / self.lane_time if self.lane_time else 0.0
+
+
+def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
+    """By SM, thread block and warp: logs are taken by whoever comes first."""
+    result = []
+    products, softmax = (_numbers(names) for names in (PRODUCTS, ("SOFTMAX", "TILE")))
+    flying = set(found["log"][found["flight"]].tolist())
+    computing = set(found["log"][np.isin(found["phase"], [*products, *softmax])].tolist())
+    for log, head in enumerate(trace.logs.heads):
+        role = "consumer" if log in flying else "warp" if log in computing or not flying else "producer"
+        sm, block, warp = (int(head[name]) for name in ("sm", "thread_block", "warp"))
+        result.append(Lane(log, sm, block, warp, role))
+    return sorted(result, key=lambda lane: (lane.sm, lane.thread_block, lane.warp))
+
+
+def busiest_sm(trace: InsideTrace) -> int:
+    """The SM that most logs are of."""
+    sms, number = np.unique(trace.logs.heads["sm"], return_counts=True)
+    return int(sms[np.argmax(number)])
+
+
+def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
+    """Of one SM (default: the busiest). Raises ValueError when it has no logs."""
+    sm = busiest_sm(trace) if sm is None else sm
+    of_sm = np.flatnonzero(trace.logs.heads["sm"] == sm)
+    mine = found[np.isin(found["log"], of_sm)]
+    if not len(mine):
+        raise ValueError(f"no warp of SM {sm} kept a log")
+    products = union(mine[np.isin(mine["phase"], _numbers(PRODUCTS))])
+    softmax = union(mine[mine["phase"] == PHASES.index("SOFTMAX")])
+    states = mine[~mine["flight"]]
+    total = np.bincount(states["phase"], states["end"] - states["begin"], len(PHASES))
+    both = length(products) + length(softmax) - length(union(np.concatenate([products, softmax])))
+    return Sums(
+        sm,
+        len(of_sm),
+        span=float(mine["end"].max() - mine["begin"].min()),
+        lane_time=_lane_time(mine),
+        products=length(products),
+        softmax=length(softmax),
+        both=both,
+        phases={name: float(t) for name, t in zip(PHASES, total, strict=True) if t},
+    )
+
+
+def _lane_time(found: Intervals) -> float:
+    first = np.unique(found["log"], return_index=True)[1]  # by log and begin
+    ends = np.maximum.reduceat(found["end"], first)
+    return float((ends - found["begin"][first]).sum())
+
+
+def _numbers(names: tuple[str, ...]) -> list[int]:
+    return [PHASES.index(name) for name in names]
+
+
+def union(found: Any) -> npt.NDArray[Any]:
+    """Where at least one of the intervals is: disjoint ones, in order."""
+    pairs = np.zeros(len(found), [("begin", np.float64), ("end", np.float64)])
+    order = np.argsort(found["begin"], kind="stable")
+    pairs["begin"], pairs["end"] = found["begin"][order], np.maximum.accumulate(found["end"][order])
+    if not len(pairs):
+        return pairs
+    starts = np.flatnonzero(np.append(True, pairs["begin"][1:] > pairs["end"][:-1]))
+    merged = pairs[starts]
+    merged["end"] = pairs["end"][np.append(starts[1:], len(pairs)) - 1]
+    return merged
+
+
+def length(pairs: npt.NDArray[Any]) -> float:
+    """Of disjoint intervals."""
+    return float((pairs["end"] - pairs["begin"]).sum())
+
+
+def about(trace: InsideTrace, interval: Any) -> str:
+    """An interval in plain words: what, which tile, of which block of which head."""
+    text = WORDS[PHASES[interval["phase"]]] + (", in flight" if interval["flight"] else "")
+    number, item = int(interval["number"]), int(interval["item"])
+    by_keys = trace.problem.operation == "backward"
+    if number >= 0 and PHASES[interval["phase"]] not in ("STORE", "MERGE", "WAIT_ITEM"):
+        text += f" · {_tile(trace, number, by_keys)}"
+    if item >= 0:
+        record = trace.logs.items[item]
+        block = "key block" if by_keys else "part" if trace.problem.operation == "decode" else "query block"
+        text += f" · {block} {record['q_block']}, head {record['head']}, batch {record['batch']}"
+    return text
+
+
+def _tile(trace: InsideTrace, number: int, by_keys: bool) -> str:
+    if by_keys:
+        return f"query tile {number & 0xFFF} of head {number >> 12}"
+    first = number * trace.config.block_kv
+    return f"key tile {number} (keys {first} to {first + trace.config.block_kv - 1})"
+
+
+def perfetto(trace: InsideTrace, found: Intervals | None = None) -> bytes:
+    """Chrome trace-event JSON, which ui.perfetto.dev opens: a process per SM, a thread per warp, and beside it one for
+    each kind of product that it has in flight. Executed on a CPU, a primitive is written as one microsecond."""
+    found = trace.intervals() if found is None else found
+    events: list[dict[str, Any]] = []
+    threads: dict[tuple[int, int], int] = {}
+    for lane in lanes(trace, found):
+        name = f"SM {lane.sm}" if trace.is_time else f"CPU thread {lane.sm}"
+        events.append({"ph": "M", "name": "process_name", "pid": lane.sm, "args": {"name": name}})
+        mine = found[found["log"] == lane.log]
+        kinds = [0, *np.unique(mine["phase"][mine["flight"]]).tolist()]
+        for kind in kinds:
+            thread = threads[lane.log, kind] = len(threads)
+            label = f"{lane}: {WORDS[PHASES[kind]]} in flight" if kind else str(lane)
+            of = {"pid": lane.sm, "tid": thread}
+            events.append({"ph": "M", "name": "thread_name", **of, "args": {"name": label}})
+            events.append({"ph": "M", "name": "thread_sort_index", **of, "args": {"sort_index": thread}})
+    for x in found:
+        log, kind = int(x["log"]), int(x["phase"]) if x["flight"] else 0
+        begin, end = float(x["begin"]), float(x["end"])
+        place = {
+            "pid": int(trace.logs.heads["sm"][log]),
+            "tid": threads[log, kind],
+            "ts": begin,
+            "dur": end - begin,
+        }
+        name, what = WORDS[PHASES[x["phase"]]], about(trace, x)
+        events.append({"ph": "X", "name": name, "cat": PHASES[x["phase"]], **place, "args": {"what": what}})
+    other = {
+        "title": f"{trace.kernel}, {trace.problem}, {trace.config}",
+        "clock": trace.clock,
+        "unit": trace.unit,
+    }
+    if not trace.is_time:
+        other["note"] = "executed on a CPU: order, not time"
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}).encode()

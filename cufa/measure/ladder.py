@@ -1,0 +1,111 @@
+"""The techniques of Hopper's kernels switched on one after the other: what each step brings, predicted and measured.
+
+A step is a field of the kernel's configs, or the way of launching. The last step is the config that ships; techniques
+that it does without follow as variations of it, where they fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..kernels import TileConfig
+from ..kernels.backward.fa3_config import Fa3BackwardConfig
+from ..kernels.forward.fa3 import Fa3Config
+from ..plan.planner import Plan, make_plan
+from .cases import Contender
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One technique."""
+
+    field: str
+    """Of the configs; "" is none: persistent thread blocks, which run on from item to item, instead of one block for
+    each item."""
+    words: str
+    without: int = False
+    taken: int = True
+    """What the field is without the technique, and with it."""
+    kernels: tuple[str, ...] = ()
+    """Those that can also be tried with it where their own config does without."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    begin: str
+    """What the kernel is without any of the steps."""
+    steps: tuple[Step, ...]
+    """In order. Numbers in labels are those of this list, so that a label says the same of every shape."""
+    older: str = ""
+    """The algorithm before it, as the first step; "" leaves it out."""
+    older_words: str = ""
+
+
+_STORIES: dict[type[TileConfig], Story] = {
+    Fa3Config: Story(
+        "TMA, WGMMA, warp specialisation, overlap inside a warpgroup",
+        (
+            Step("ping_pong", "ping-pong"),
+            Step("store_by_tma", "O by TMA"),
+            Step("", "persistent blocks"),
+        ),
+    ),
+    Fa3BackwardConfig: Story(
+        "TMA, WGMMA, warp specialisation",
+        (
+            Step("bulk_add", "dQ added by the copy engine"),
+            Step("block_q", "128 queries per tile", 64, 128),
+            Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
+            # Of wide heads they would spill.
+            Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
+            Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
+        ),
+        older="fa2",
+        older_words="FlashAttention-2",
+    ),
+}
+
+
+def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
+    """One contender per step: the first with all that can be switched off, the last with all of ``config``. What the
+    config does without itself is no step."""
+    story = _STORIES[type(config)]
+    first = 1 if story.older else 0
+    steps = [(n, x) for n, x in enumerate(story.steps, first + 1) if _takes(config, x)]
+    labels = [f"{first}. {story.begin}", *(f"{n}. + {step.words}" for n, step in steps)]
+    rungs = [Contender(story.older, name=f"0. {story.older_words}")] if story.older else []
+    for n, label in enumerate(labels):
+        left_out = [step for _, step in steps[n:]]
+        chosen = dataclasses.replace(config, **{x.field: x.without for x in left_out if x.field})
+        one_item = any(not x.field for x in left_out)
+        rungs.append(Contender(algorithm, chosen, label, one_item_a_block=one_item))
+    return tuple(rungs)
+
+
+def variations(plan: Plan) -> Iterator[Contender]:
+    """The plan's config with one technique more, of those that it does without and that fit; then, of a backward, what
+    is planned for sums in a fixed order."""
+    config, spec, problem = plan.config, plan.spec, plan.problem
+    assert plan.device is not None
+    for step in _STORIES[type(config)].steps:
+        if spec.name not in step.kernels or _takes(config, step):
+            continue
+        changed = dataclasses.replace(config, **{step.field: step.taken})
+        serves = spec.config_refusal(changed, problem) is None
+        if serves and spec.fitting((changed,), problem.head_dim, plan.device):
+            yield Contender(spec.algorithm, changed, f"with {step.words}")
+    if problem.operation == "backward":
+        ordered = dataclasses.replace(problem, deterministic=True)
+        if not spec.refuses(ordered, plan.device.arch.capability):
+            planned = make_plan(ordered, plan.device, spec.algorithm).config
+            yield Contender(spec.algorithm, planned, "with a fixed order of sums", problem=ordered)
+
+
+def is_step(label: str) -> bool:
+    """Of :func:`ladder`, and not of :func:`variations`."""
+    return label.partition(".")[0].isdigit()
+
+
+def _takes(config: TileConfig, step: Step) -> bool:
+    return not step.field or bool(getattr(config, step.field) == step.taken)

@@ -1,0 +1,177 @@
+"""The ceilings of this machine, measured: what rows of the benchmark are a percentage of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..build.compiler import cupy_options, translation_unit
+from ..gpu.architectures import Device
+from ..problem.problem import Problem
+from .cases import Work
+from .timing import Run, Timing, measure
+
+_COPY_BYTES = 1 << 30
+_THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
+#: Of cuda_src/limits/tensor_cores.cu: products per warp in one iteration, exponentials per thread.
+_PRODUCTS, _CHAINS = 16, 16
+_FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
+
+
+#: Of cuda_src/limits/wgmma.cu: operations a warpgroup in one iteration, bytes of operand B.
+_WGMMA_FLOPS = 4 * 2 * 64 * 256 * 16
+_WGMMA_SHARED = 256 * 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Best rates seen (10th percentile of the times), per second."""
+
+    copy_bytes: float
+    """Bytes read plus bytes written by a large copy."""
+    flops: dict[str, float]
+    """Floating-point operations, by kind of product: float16, bfloat16 and tf32 on a GPU (the faster of
+    ``mma.sync`` and, on Hopper, ``wgmma``), float32 and float64 (BLAS) on a CPU."""
+    exponentials: float
+    """``ex2.approx`` on a GPU, ``numpy.exp`` in float32 on a CPU."""
+    sustained_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    """``wgmma`` on random operands when the power limit has lowered the clocks: the median of the second half
+    of a second's load. Empty where there is no ``wgmma``."""
+    read_bytes: float = 0.0
+    """Bytes of a kernel that only reads; 0: not measured."""
+    mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    """As ``flops``, of ``mma.sync`` alone, whose operands come from registers: what every kernel but Hopper's own
+    multiplies with. Empty: not measured."""
+    launch_seconds: float = 0.0
+    """Of a launch that computes next to nothing, as all launches are timed; 0: not measured."""
+
+    def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
+        """Seconds below which nothing on this machine can solve the problem, and what sets them.
+
+        The largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
+        ``work``: where sequences are shorter than the problem has room for.
+        """
+        kind, work = _product(problem, self.flops), work or Work.of(problem)
+        parts = {
+            f"{kind} products": work.flops / self.flops[kind],
+            "exponentials": work.scores / self.exponentials,
+            "memory": work.io_bytes / max(self.copy_bytes, self.read_bytes),
+        }
+        bound = max(parts, key=lambda name: parts[name])
+        return parts[bound], bound
+
+
+def _product(problem: Problem, flops: dict[str, float]) -> str:
+    """Float32 on a GPU is measured against tf32 products: the fastest way there is to multiply float32s."""
+    if problem.dtype in flops:
+        return problem.dtype
+    return "tf32" if "tf32" in flops else "float32"
+
+
+@functools.cache
+def measure_limits(device: Device | None) -> Limits:
+    """Takes some five seconds on a GPU, one on a CPU; ``None`` is the CPU."""
+    return _cpu_limits() if device is None else _gpu_limits(device)
+
+
+def _gpu_limits(device: Device) -> Limits:
+    # Each alone, or the copy would be timed at the clock that the products left behind.
+    copy_bytes = _gpu_copy_rate()
+    mma_flops = mma_rates(device)
+    flops = dict(mma_flops)
+    sustained = {}
+    if device.arch.capability == 90:
+        work = device.num_sms * (_THREADS // 128) * _ITERATIONS * _WGMMA_FLOPS
+        for kind in ("float16", "bfloat16"):
+            t = _timing("limits/wgmma.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
+            flops[kind] = max(flops[kind], work / t.p10)
+            sustained[kind] = work / float(np.median(t.samples[len(t.samples) // 2 :]))
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    exponentials = blocks * _THREADS * _ITERATIONS * _CHAINS
+    rate = exponentials / _timing("limits/tensor_cores.cu", "exp2_limit", "float16", blocks).p10
+    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate(), mma_flops, launch_seconds(device))
+
+
+def mma_rates(device: Device) -> dict[str, float]:
+    """:attr:`Limits.mma_flops` of the current GPU; takes a second and a half."""
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    products = blocks * (_THREADS // 32) * _ITERATIONS * _PRODUCTS
+    return {
+        kind: products * each / _timing("limits/tensor_cores.cu", "mma_limit", kind, blocks).p10
+        for kind, each in _FLOPS_A_PRODUCT.items()
+    }
+
+
+def launch_seconds(device: Device) -> float:
+    """:attr:`Limits.launch_seconds` of the current GPU."""
+    return _timing("limits/tensor_cores.cu", "exp2_limit", "float16", device.num_sms, iterations=0).p10
+
+
+def _timing(
+    source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0, iterations: int = _ITERATIONS
+) -> Timing:
+    import cupy
+
+    unit = translation_unit(source, _constants(kind))
+    options = cupy_options(90 if shared_memory else 80)
+    function = cupy.RawModule(code=unit, options=options).get_function(entry)
+    sink = cupy.empty(blocks * _THREADS, cupy.float32)
+    arguments = (sink, np.int32(iterations))
+    run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
+    return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
+
+
+def _constants(kind: str) -> dict[str, bool]:
+    """Of cuda_src/limits/tensor_cores.cu and limits_hopper.cu, by kind of product."""
+    return {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
+
+
+def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
+    """``num_bytes``, an equal part of each array, read once by a kernel that does nothing else."""
+    import cupy
+
+    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    blocks, threads = 2 * device["multiProcessorCount"], 1024
+    unit = translation_unit("limits/tensor_cores.cu", _constants("float16"))
+    kernel = cupy.RawModule(code=unit, options=cupy_options()).get_function("read_limit")
+    sink, each = cupy.empty(blocks * threads, np.float32), num_bytes // len(arrays)
+    parts = [cupy.ascontiguousarray(x).reshape(-1).view(np.uint8)[:each] for x in arrays]
+    whole = parts[0] if len(parts) == 1 else cupy.concatenate(parts)
+    return functools.partial(kernel, (blocks,), (threads,), (whole, np.uint64(whole.size // 16), sink))
+
+
+def _gpu_read_rate() -> float:
+    import cupy
+
+    run = streaming_read([cupy.empty(_COPY_BYTES, cupy.uint8)], _COPY_BYTES)
+    return _COPY_BYTES / measure({"read": run}, on_gpu=True)["read"].p10
+
+
+def _gpu_copy_rate() -> float:
+    import cupy
+
+    source = cupy.empty(_COPY_BYTES, cupy.uint8)
+    run = functools.partial(cupy.copyto, cupy.empty_like(source), source)
+    return 2 * _COPY_BYTES / measure({"copy": run}, on_gpu=True)["copy"].p10
+
+
+def _cpu_limits() -> Limits:
+    rng = np.random.default_rng(0)
+    source = np.ones(1 << 24, np.float64)  # 128 MiB: several times what caches hold
+    run = functools.partial(np.copyto, np.empty_like(source), source)
+    copy = measure({"copy": run}, on_gpu=False, seconds=0.1)["copy"]
+    n, flops = 1024, {}
+    for dtype in (np.float32, np.float64):
+        a, b = rng.standard_normal((2, n, n)).astype(dtype)
+        product = np.empty((n, n), dtype)
+        name = np.dtype(dtype).name
+        run = functools.partial(np.matmul, a, b, out=product)
+        flops[name] = 2 * n**3 / measure({name: run}, on_gpu=False, seconds=0.15)[name].p10
+    x = -rng.random(1 << 16, np.float32)
+    y = np.empty_like(x)
+    exp = measure({"exp": lambda: np.exp(x, out=y)}, on_gpu=False, seconds=0.05)["exp"]
+    return Limits(2 * source.nbytes / copy.p10, flops, x.size / exp.p10)

@@ -1,0 +1,72 @@
+"""Cases of the masks: one shape under every mask, per visible score, forward and backward, beside libraries that know
+the mask. torch's FlexAttention knows them all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .. import masks
+from ..problem.lengths import Packed
+from ..problem.mask import CAUSAL, FULL, Mask
+from ..problem.problem import Problem
+from .backward_cases import of_forward
+from .cases import Case, Contender, contenders
+
+Best = Callable[[Problem], list[str]]
+"""Algorithms of ours that serve, preferred first."""
+
+_PEERS = ("flex", "fa4", "torch flash", "torch cudnn")
+
+WINDOW = masks.window(1023, 0)
+
+#: Of one sequence of 8192.
+DOCUMENTS = (700, 1500, 300, 2100, 1024, 900, 168, 1500)
+_QUESTION, _ANSWERS = 2000, (900, 1500, 700, 1200, 1092, 800)
+
+
+def bands(shape: Problem, best: Best) -> Iterator[Case]:
+    """What tiles that are skipped and a capped score are worth."""
+    for mask, softcap in ((FULL, None), (CAUSAL, None), (WINDOW, None), (CAUSAL, 30.0)):
+        problem = dataclasses.replace(shape, mask=mask, softcap=softcap)
+        yield Case(problem, contenders(*best(problem), *_PEERS))
+
+
+def beyond(shape: Problem, best: Best) -> Iterator[Case]:
+    """Forward and backward, and the backward without a mask, which those with half of the scores are held against."""
+    for operation in (lambda p: p, of_forward):
+        yield _documents(operation(shape), best)
+        for name, mask in {"no mask": FULL, **others(shape.seqlen_k)}.items():
+            problem = operation(dataclasses.replace(shape, mask=mask))
+            if problem.operation == "backward" or mask not in (FULL, WINDOW):  # those are among the bands
+                yield Case(problem, contenders(*best(problem), "flex"), f"{name}, {problem.operation}")
+
+
+def others(seqlen: int) -> dict[str, Mask]:
+    """By name, for as many queries as keys."""
+    rows = np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen)
+    half = seqlen // 2
+    first = np.arange(seqlen, dtype=np.int32) % half
+    return {
+        "half of all scores": masks.columns(first, first + half),
+        "prefix of 2048": masks.prefix(2048),
+        "window of 1024": WINDOW,
+        "random eviction": masks.evict(np.minimum(rows, seqlen).astype(np.int32)),
+        "shared question": masks.shared_question(_QUESTION, _ANSWERS, seqlen=seqlen),
+    }
+
+
+def _documents(shape: Problem, best: Best) -> Case:
+    """The same documents as a mask of columns, and packed, as sequences of their own."""
+    problem = dataclasses.replace(shape, mask=masks.documents(DOCUMENTS, seqlen=shape.seqlen_k))
+    lengths = DOCUMENTS * shape.batch
+    tokens = shape.batch * shape.seqlen_k
+    packed = dataclasses.replace(
+        shape, batch=len(lengths), seqlen_q=max(lengths), seqlen_k=max(lengths), mask=CAUSAL,
+        lengths=Packed(tokens, tokens, lengths, lengths),
+    )  # fmt: skip
+    ours = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed))
+    found = (*contenders(*best(problem)), *ours, *contenders("flex"))
+    return Case(problem, found, f"causal documents, {problem.operation}")

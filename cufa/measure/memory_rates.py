@@ -1,0 +1,97 @@
+"""What the L2 cache and shared memory of a GPU bring at best, measured: ceilings of a hierarchical roofline.
+
+``python -m cufa.measure.memory_rates`` measures and records them; device memory's ceiling is among
+:mod:`cufa.measure.limits`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from ..build.compiler import cupy_options, translation_unit
+from ..gpu.architectures import Device
+from ..plan.tuning import write_json
+from . import records
+from .timing import measure
+
+FOLDER = "memory"
+"""Below the records."""
+_ROUNDS, _ITERATIONS, _UNROLL = 256, 1 << 12, 4
+"""Of cuda_src/limits/memory.cu. An H200 reads 8.7 MB again and again, a sixth of its L2 cache."""
+_BLOCKS_PER_SM, _THREADS = 2, 512
+_LANE_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryRates:
+    """Bytes per second, of reads."""
+
+    device: str
+    recorded: str
+    """Date and time, ISO 8601."""
+    l2_bytes: float
+    shared_bytes: float | None
+    """All SMs together; None: not measured."""
+
+
+def measure_rates(device: Device) -> MemoryRates:
+    """On the current GPU; takes about a second."""
+    import cupy
+
+    unit = translation_unit("limits/memory.cu", {})
+    module = cupy.RawModule(code=unit, options=cupy_options())
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    sink = cupy.empty(blocks * _THREADS, np.float32)
+    round_bytes = blocks * _THREADS * _UNROLL * _LANE_BYTES
+    source = cupy.random.random(round_bytes // 8)
+    shared_bytes = _THREADS * _LANE_BYTES
+
+    def seconds(name: str, arguments: tuple[Any, ...], shared: int = 0) -> float:
+        kernel = module.get_function(name)
+        run = functools.partial(kernel, (blocks,), (_THREADS,), arguments, shared_mem=shared)
+        return measure({name: run}, on_gpu=True, seconds=0.5)[name].p10
+
+    from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
+    from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), _UNROLL * shared_bytes)
+    where = records.environment(device)
+    return MemoryRates(
+        where["device"],
+        where["recorded"],
+        _ROUNDS * round_bytes / from_l2,
+        blocks * shared_bytes * _ITERATIONS * _UNROLL / from_shared,
+    )
+
+
+def load(device: str) -> MemoryRates | None:
+    """What is recorded of a GPU, by its name; None where nothing is. Raises ValueError for a damaged file."""
+    file = records.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
+    if not file.is_file():
+        return None
+    try:
+        return MemoryRates(**json.loads(file.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file.name} is damaged: {error}") from error
+
+
+def record(found: MemoryRates) -> None:
+    folder = records.RECORDS_DIR / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{_slug(found.device)}.json", dataclasses.asdict(found))
+
+
+def _slug(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+if __name__ == "__main__":
+    from ..run.cuda.backend import current_device
+
+    rates = measure_rates(current_device())
+    record(rates)
+    print(rates)

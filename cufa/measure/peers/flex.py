@@ -1,0 +1,154 @@
+"""torch's FlexAttention, compiled, with its block mask made beforehand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns
+from ...problem.integers import Integers
+from ...problem.mask import Band, reduced
+from ...problem.mask_family import shift_of
+from ...problem.problem import Problem
+from . import tensors
+
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+"""Of (batch, query head, query, key): whether the query sees the key."""
+
+
+def missing() -> str:
+    return tensors.missing("torch")
+
+
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
+    if problem.deterministic:
+        raise NotImplementedError(tensors.NOT_DETERMINISTIC)
+    return tensors.runs(_compiled(problem), arrays)
+
+
+@functools.lru_cache(1)  # the sets of inputs of one problem share it
+def _compiled(problem: Problem) -> Callable[..., Any]:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    # Past a handful of shapes torch stops compiling and falls back to a slow path, without a word.
+    torch._dynamo.reset()
+    # The backward is run more than once on what the forward kept for it.
+    torch._functorch.config.donated_buffer = False
+    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+    block_mask = None
+    if problem.mask_kind != "full":
+        lengths = problem.seqlen_q, problem.seqlen_k
+        of_batch, of_heads = problem.mask.spread
+        outer = problem.batch if of_batch > 1 else None, problem.heads if of_heads > 1 else None
+        seen = mask_mod(problem, lambda x: torch.from_numpy(x.copy()).cuda())
+        block_mask = create_block_mask(seen, *outer, *lengths, device="cuda")
+    options: dict[str, Any] = {"block_mask": block_mask, "scale": problem.scale}
+    if problem.softcap is not None:
+        options["score_mod"] = _capped(problem.softcap)
+    if problem.group_size > 1:
+        options["enable_gqa"] = True
+    return functools.partial(torch.compile(flex_attention, dynamic=False), **options)
+
+
+def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
+    """The mask as FlexAttention takes it. It only compares, so that numbers and arrays of any library will do. ``put``
+    brings NumPy arrays to where they are looked up.
+
+    Raises NotImplementedError for masks of other classes than those of :mod:`cufa.masks`.
+    """
+    mask = problem.mask.on_host()
+    if isinstance(mask, Chunks):
+        mask = mask.columns(problem.seqlen_k)
+    runs = _hidden_runs(mask, problem, put) if isinstance(mask, Columns) else []
+    band = mask.band if isinstance(mask, Columns) else mask
+    if not isinstance(band, Band):
+        raise NotImplementedError(f"{type(mask).__name__} is not put to FlexAttention here")
+    return _all([_band(band, problem, put), *runs])
+
+
+def _all(tests: list[MaskMod | None]) -> MaskMod:
+    """Of the tests that there are. A test that hides nothing would cost the peer time in every element."""
+    some = [test for test in tests if test is not None]
+
+    def every(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        seen = some[0](batch, head, query, key)
+        for test in some[1:]:
+            seen = seen & test(batch, head, query, key)
+        return seen
+
+    return every if some else lambda batch, head, query, key: key >= 0
+
+
+def _band(band: Band, problem: Problem, put: Callable[[Any], Any]) -> MaskMod | None:
+    lengths = problem.seqlen_q, problem.seqlen_k
+    first, last = reduced(band.edges(*lengths), *lengths)
+    prefix, keep, exempt = (
+        _of_sequence(x, problem, put) for x in (band.prefix, band.keep, band.global_tokens)
+    )
+    shift = band.shift(*lengths)
+    left = None if first is None else lambda batch, head, query, key: key >= query + first
+    if left is not None and keep is not None:
+        left = _either(left, lambda batch, head, query, key: key < keep(batch))
+    right = None if last is None else lambda batch, head, query, key: key <= query + last
+    if left is right is None:
+        return None
+    seen = _all([left, right])
+    if prefix is not None:
+        seen = _either(seen, lambda batch, head, query, key: key < prefix(batch))
+    if exempt is not None:
+        seen = _either(seen, lambda batch, head, query, key: query + shift < exempt(batch))
+    return seen
+
+
+def _either(one: MaskMod, other: MaskMod) -> MaskMod:
+    return lambda batch, head, query, key: one(batch, head, query, key) | other(batch, head, query, key)
+
+
+def _of_sequence(
+    count: int | Integers, problem: Problem, put: Callable[[Any], Any]
+) -> Callable[[Any], Any] | None:
+    """Of a batch index; None where it is 0."""
+    if isinstance(count, int):
+        return (lambda batch: count) if count else None
+    numbers = put(np.ascontiguousarray(np.broadcast_to(count.values, problem.batch)))
+    return lambda batch: numbers[batch]
+
+
+def _hidden_runs(mask: Columns, problem: Problem, put: Callable[[Any], Any]) -> list[MaskMod | None]:
+    """A test for each run of rows that keys are hidden from."""
+    group, shift = problem.group_size, shift_of(mask.rows, problem.seqlen_q, problem.seqlen_k)
+    values = mask.intervals.values[..., : problem.seqlen_k]
+    if values.shape[1:3] != (1, 1):
+        values = np.broadcast_to(values, (len(values), problem.batch, problem.kv_heads, values.shape[-1]))
+    found: list[MaskMod | None] = []
+    for lo, hi in zip(values[::2], values[1::2], strict=True):
+        before = None if (lo == FROM_THE_START).all() else _less(lo, group, shift, put, True)
+        behind = None if (hi == TO_THE_END).all() else _less(hi, group, shift, put, False)
+        if before is not None and behind is not None:
+            found.append(_either(before, behind))
+        else:
+            found.append(before or behind or (lambda batch, head, query, key: key < 0))
+    return found
+
+
+def _less(numbers: Any, group: int, shift: int, put: Callable[[Any], Any], before: bool) -> MaskMod:
+    """A row's place is before the number of the key, or not."""
+    shared = numbers.shape[:2] == (1, 1)
+    of_keys = put(np.ascontiguousarray(numbers[0, 0] if shared else numbers))
+
+    def of(batch: Any, head: Any, key: Any) -> Any:
+        return of_keys[key] if shared else of_keys[batch, head // group, key]
+
+    if before:
+        return lambda batch, head, query, key: query + shift < of(batch, head, key)
+    return lambda batch, head, query, key: query + shift >= of(batch, head, key)
+
+
+def _capped(cap: float) -> Callable[..., Any]:
+    import torch
+
+    return lambda score, batch, head, query, key: cap * torch.tanh(score / cap)

@@ -1,0 +1,95 @@
+"""torch.nn.functional.scaled_dot_product_attention, one peer per backend."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...problem.problem import Problem
+from ..timing import Timing
+from . import tensors
+
+#: Backends by our name for them.
+BACKENDS = {
+    "torch flash": "FLASH_ATTENTION",
+    "torch cudnn": "CUDNN_ATTENTION",
+    "torch efficient": "EFFICIENT_ATTENTION",
+    "torch math": "MATH",
+}
+
+#: Backends that know the causal mask aligned bottom-right; for the others torch would materialise it.
+_LOWER_RIGHT = ("torch flash", "torch efficient")
+
+#: Materialises the scores: above this it would not fit, or take minutes.
+_MATH_MAX_BYTES = 16 << 30
+
+
+def missing() -> str:
+    return tensors.missing("torch")
+
+
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
+    """On the very memory of q, k, v."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    scores = 6 * problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
+    if name == "torch math" and scores > _MATH_MAX_BYTES:
+        raise NotImplementedError("materialises its scores: too large")
+    if problem.deterministic:
+        raise NotImplementedError(tensors.NOT_DETERMINISTIC)
+    options: dict[str, Any] = {"scale": problem.scale, **_mask(name, problem)}
+    backend = getattr(SDPBackend, BACKENDS[name])
+    if problem.group_size > 1:
+        options["enable_gqa"] = True
+    # "highest": float32 products stay float32. The tf32 problem opts in.
+    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    return tensors.runs(attention, arrays)
+
+
+def _mask(name: str, problem: Problem) -> dict[str, Any]:
+    """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias that torch hands on to the
+    backend as a flag, without making a matrix of it. Raises NotImplementedError for other masks."""
+    first, last = problem.edges
+    if problem.softcap is not None:
+        raise NotImplementedError("torch's SDPA takes no soft cap")
+    if first is not None:
+        raise NotImplementedError("torch's SDPA takes a window only as a matrix")
+    if last is None or (last == 0 and problem.seqlen_q == problem.seqlen_k):
+        return {"is_causal": last is not None}
+    if last != problem.seqlen_k - problem.seqlen_q:
+        raise NotImplementedError("torch's SDPA takes this diagonal only as a matrix")
+    if name not in _LOWER_RIGHT:
+        raise NotImplementedError(
+            "torch aligns this backend's causal mask top-left: not the same computation"
+        )
+    from torch.nn.attention.bias import causal_lower_right
+
+    return {"attn_mask": causal_lower_right(problem.seqlen_q, problem.seqlen_k)}
+
+
+def torch_host_times(
+    problem: Problem, q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
+) -> list[tuple[str, Timing]]:
+    """Host time of a bare SDPA call, backend chosen once outside of it, for those that serve the problem."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    arguments = [tensors.to_torch(x) for x in (q, k, v)]
+    attention = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, *arguments, **_mask("torch flash", problem)
+    )
+    found = []
+    for name, backend in BACKENDS.items():
+        with torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)):
+            try:
+                found.append((name, measure(attention)))
+            except RuntimeError:
+                continue
+    return found

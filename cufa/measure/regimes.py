@@ -1,0 +1,32 @@
+"""The regimes of measuring: under which load a time was taken. It is part of every figure.
+
+A Hopper GPU that multiplies matrices reaches its power limit within milliseconds, and then energy decides,
+not cycles: two kernels may change places between the regimes. So a :class:`~cufa.measure.timing.Timing` carries
+its regime, and :func:`~cufa.measure.timing.speedup` refuses to divide times of different ones.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Regime(enum.StrEnum):
+    """The value is what records hold and tables print."""
+
+    IN_TURNS = "in turns"
+    """Contenders take turns within each round, with a cold L2 cache and a pause while it is emptied."""
+    SUSTAINED = "sustained"
+    """Each contender alone, back to back, once the card has warmed up and its clocks have settled."""
+
+    @property
+    def seconds(self) -> float:
+        """Measuring time by default: for all contenders of a case together where they take turns, for each
+        one otherwise, and then long enough for its energy."""
+        return 0.5 if self is Regime.IN_TURNS else 3.0
+
+    @property
+    def how(self) -> str:
+        """One sentence for the foot of a table."""
+        if self is Regime.IN_TURNS:
+            return "Contenders take turns within each round; L2 is cold; median of single calls."
+        return "Each contender alone, warmed up, back to back; median over batches of calls."

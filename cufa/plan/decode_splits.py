@@ -1,0 +1,190 @@
+"""How a decode problem is cut for a GPU: fixed splits or shares, how many, and where parts are merged.
+
+Splits fill the GPU, and every one of them has to be merged. What is worth how much was measured on an H200,
+cold L2, 16-bit caches of head_dim 128, and for batches of more items than SMs on an H100 as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..gpu.architectures import Device
+from ..kernels import TileConfig
+from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items
+from ..problem.problem import Problem
+from ..schedule.decode import WAVES, most_tiles, num_tiles, used_of
+
+#: Fixed splits are for batches that they cut into one wave as full as this.
+FULL_WAVE = 0.9
+
+#: Items that fill waves as full as this, and have at most so many bytes of keys and values each, are read whole, one
+#: a block, where memory is slow: who is done takes the next item, while equal shares wait for the slowest SM. With two
+#: stages (bfloat16, head_dim 128, H100, 2026-11-25, in turns, cold L2), µs in shares, as whole items, and by cuDNN:
+#:
+#:     32 × 32/8 × 4k      256 items of 2 MiB in 1.94 waves    193.2   188.9   189.9
+#:     64 × 32/8 × 4k      512 items of 2 MiB in 3.88 waves    364.4   361.6   362.7
+#:     128 × 32/8 × 2k   1,024 items of 1 MiB in 7.76 waves    366.7   358.9   364.4
+#:
+#: All of them fill their waves to 97%. Items of 4 MiB stay in shares: 64 × 32/8 × 8k took 709.1, and 710.8 in four
+#: splits each (cuDNN 707.6).
+_FULL_WAVES = 0.95
+_ITEM_BYTES = 2 << 20
+
+#: Bytes of keys and values that one block of 16 rows reads in the time by which one more part delays the
+#: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
+_MERGE_BYTES = 20_000
+
+#: Bytes of a cache per block of a cluster, up to which half of the SMs, merging in clusters, end before all of
+#: them, merging through global memory.
+_CLUSTER_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Of one problem."""
+
+    schedule: str
+    num_splits: int
+    reasons: tuple[str, ...]
+    in_cluster: bool = False
+    """The splits of an item are one thread block cluster."""
+
+
+def choose_cut(
+    problem: Problem,
+    device: Device,
+    config: TileConfig,
+    schedule: str = "auto",
+    num_splits: int | None = None,
+    clusters: bool = False,
+) -> Cut:
+    """``schedule`` and ``num_splits`` are what was asked for; ``clusters``: the kernel can merge in them."""
+    if num_splits is not None:
+        schedule = "fixed" if schedule == "auto" else schedule
+        fits = schedule == "fixed" and clusters and cluster_fits(problem, device, config, num_splits)
+        return Cut(schedule, num_splits, (), in_cluster=fits)
+    shares = _shares(problem, device, config)
+    if schedule == "balanced":
+        return shares
+    may_be_shares = schedule == "auto"
+    if schedule == "auto" and problem.lengths.ragged and problem.batch > 1:
+        may_be_shares = _tiles(problem, config) >= WAVES * resident(device, config)
+        if may_be_shares:
+            reason = "lengths differ from sequence to sequence: shares of all tiles"
+            return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
+    merged = _in_cluster(problem, device, config) if clusters else None
+    if merged is not None:
+        return merged
+    return _through_memory(problem, device, config, shares, must_be_fixed=not may_be_shares)
+
+
+def cluster_fits(problem: Problem, device: Device, config: TileConfig, splits: int) -> bool:
+    """All clusters of ``splits`` blocks run at once. Pairs always find room; larger ones have to lie within
+    one group of SMs (GPC), and groups differ from chip to chip: they get half of the GPU."""
+    blocks = resident(device, config)
+    room = blocks if splits == 2 else blocks // 2
+    return 2 <= splits <= MAX_CLUSTER and items(problem, config) * splits <= room
+
+
+def resident(device: Device, config: TileConfig) -> int:
+    """Blocks that the GPU runs at once."""
+    return device.num_sms * config.blocks_per_sm
+
+
+def longest(problem: Problem, config: TileConfig) -> int:
+    """Tiles that are read of a sequence as long as the cache; where lengths differ, of one whose window begins
+    and ends in the midst of a tile."""
+    count = most_tiles if problem.lengths.ragged else num_tiles
+    on_gpu = config.num_warps > 0
+    return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
+
+
+def _tiles(problem: Problem, config: TileConfig) -> int:
+    """Of all items, when all sequences are as long as the cache."""
+    return longest(problem, config) * items(problem, config)
+
+
+def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
+    """Where lengths differ, the kernel uses a wave of these at least (see ``schedule.Shares``)."""
+    waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
+    shares = waves * min(resident(device, config), tiles)
+    used = min(shares, tiles)
+    reason = f"at most {used:,} shares: {waves} for each block that runs at once, and never more than tiles"
+    return Cut("balanced", shares, (reason,))
+
+
+def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
+    """None where clusters would keep too much of the GPU idle for too long."""
+    tiles, rows = longest(problem, config), config.block_q // 16
+    size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
+    splits = used_of(tiles, min(size, tiles))
+    wanted = _worth_splitting(problem, device, config)
+    small = wanted <= 2 * size and problem.kv_bytes() * rows <= size * _CLUSTER_BYTES
+    if splits < 2 or not (wanted <= size or small):
+        return None
+    return Cut(
+        "fixed",
+        splits,
+        (f"{splits} splits per sequence: a small cache or a full GPU, merged in clusters of as many blocks",),
+        in_cluster=True,
+    )
+
+
+def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
+    """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
+    Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
+    worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
+    return max(1, min(_one_wave(problem, device, config), worth))
+
+
+def item_bytes(problem: Problem) -> int:
+    """Of keys and values of a full sequence that one block of rows reads."""
+    return problem.kv_bytes() // (problem.batch * problem.kv_heads)
+
+
+def merge_bytes(config: TileConfig) -> int:
+    """Bytes that a block of these rows reads in the time by which one more part delays the merge."""
+    return _MERGE_BYTES * 16 // config.block_q
+
+
+def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
+    """Splits with which all blocks run at once."""
+    tiles = longest(problem, config)
+    return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
+
+
+def _whole_items(problem: Problem, device: Device, config: TileConfig) -> bool:
+    """More items than run at once are faster read an item a block than in shares (see ``_FULL_WAVES``)."""
+    count, blocks = items(problem, config), resident(device, config)
+    full = count / (-(-count // blocks) * blocks)
+    short = item_bytes(problem) <= _ITEM_BYTES
+    return device.slow_memory and config == TWO_STAGES and short and full >= _FULL_WAVES
+
+
+def _through_memory(
+    problem: Problem, device: Device, config: TileConfig, shares: Cut, must_be_fixed: bool
+) -> Cut:
+    tiles, count, blocks = longest(problem, config), items(problem, config), resident(device, config)
+    wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
+    splits = used_of(tiles, wanted)
+    if wanted < wave:
+        return Cut(
+            "fixed", splits, (f"{splits} splits per sequence: more would cost more to merge than they save",)
+        )
+    each = -(-tiles // splits)
+    if count <= blocks and each <= 2:
+        return Cut("fixed", splits, (f"{splits} splits per sequence: a short cache, two tiles each at most",))
+    if count > blocks:
+        reason = f"{count:,} items for {blocks} blocks at once"
+        if _whole_items(problem, device, config):
+            return Cut("fixed", 1, (f"{reason} fill whole waves: a block reads an item, none is split",))
+        if must_be_fixed:
+            return Cut("fixed", splits, (f"{splits} splits per sequence: {reason}",))
+        return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
+    full = count * tiles / (blocks * each)
+    if full >= FULL_WAVE or must_be_fixed:
+        reason = f"{splits} splits per sequence fill one wave of {blocks} blocks to {full:.0%}"
+        return Cut("fixed", splits, (reason,))
+    reason = f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
+    return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

@@ -1,0 +1,260 @@
+"""From a Problem to a Plan: pure Python, no GPU, no CuPy, so that planning is tested everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..gpu.architectures import Device
+from ..kernels import KernelSpec, Launch, TileConfig
+from ..problem import mask_memory
+from ..problem.integers import Integers
+from ..problem.problem import Problem
+from ..schedule import order
+from ..schedule.schedule import Schedule
+from .candidates import serving_kernels
+from .operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
+from .problem_classes import tuning_key
+from .splits import with_splits
+
+if TYPE_CHECKING:
+    from ..schedule.order import Order
+
+_MAX_GRID_YZ = 65535
+
+MEASURED = (90,)
+"""Architectures on which the registry's tiles were measured. On others they are what fits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one problem is run. Printable; made without touching a device."""
+
+    problem: Problem
+    spec: KernelSpec
+    config: TileConfig
+    device: Device | None
+    """None: the CPU path."""
+    launches: tuple[Launch, ...]
+    workspace: int
+    """Device memory beyond inputs and outputs, bytes."""
+    reasons: tuple[str, ...]
+    split: Split | None = None
+    """How keys are shared out over thread blocks; None: a thread block does all keys of its queries."""
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.problem.operation]
+
+    @property
+    def backend(self) -> str:
+        return "cpu" if self.device is None else "cuda"
+
+    @property
+    def schedule(self) -> Schedule:
+        """Tiles of the score matrix of one head: where they differ, of the first part's
+        (:attr:`~cufa.problem.problem.Problem.parts`)."""
+        return self.schedule_of(self.problem)
+
+    def schedule_of(self, problem: Problem) -> Schedule:
+        """Likewise of a part, with this plan's tiles."""
+        return Schedule.of(problem, self.config.head_rows, self.config.block_kv, self.spec.skip_masked_tiles)
+
+    @property
+    def num_splits(self) -> int:
+        return self.split.count if self.split else 1
+
+    @property
+    def counters(self) -> int:
+        """32-bit words that are zero between launches: which part of an item is the last, which item the next."""
+        return self.spec.counters(self.problem, self.config, self.workspace) if self.launches else 0
+
+    @property
+    def order(self) -> Order | None:
+        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, for padded and
+        packed sequences, and where nothing is launched."""
+        ragged = self.problem.lengths.kind != "dense"
+        if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
+            return None
+        return self.spec.order(self.problem, self.schedule, self.device, self.config)
+
+    @property
+    def heads_per_group(self) -> int:
+        """Heads that persistent blocks work on side by side where later rows see more (1: does not matter)."""
+        problem = self.problem
+        persistent = [launch for launch in self.launches if launch.persistent]
+        if not (problem.later_rows_see_more and persistent) or self.device is None:
+            return 1
+        return order.group_of_heads(problem, self.schedule, persistent[0].grid[0], self.device.slow_memory)
+
+    @property
+    def block_order(self) -> Integers | None:
+        """Query blocks from the longest to the shortest, for kernels that read which comes next; None where these go
+        from the last to the first. The mask keeps them."""
+        listed = self.problem.tiles_are_listed and not self.problem.lengths.ragged
+        if self.spec.order is not order.persistent or not (self.launches and listed):
+            return None
+        orders = self.problem.mask.block_orders
+        key = self.config.block_q, self.config.block_kv, self.problem.seqlen_q, self.problem.seqlen_k
+        if key not in orders:
+            found = order.longest_first(self.problem, self.schedule)
+            orders.setdefault(key, None if found is None else Integers(found))
+        return orders[key]
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """The values compiled into the kernel."""
+        return self.spec.constants(self.problem, self.config)
+
+    @property
+    def _workspace_text(self) -> str:
+        of_mask = mask_memory.workspace_bytes(self.problem, self.config.block_kv) if self.workspace else 0
+        holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
+        holds += [
+            "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
+        ] * (of_mask > 0)
+        return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
+
+    def __str__(self) -> str:
+        where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
+        lines = [
+            f"problem    {self.problem}",
+            f"kernel     {self.spec.name}: {self.spec.title} on {where}",
+            *self.operation.plan_lines(self),
+            *(f"launch     {launch}" for launch in self.launches),
+            *([] if self.device is None else [f"workspace  {self._workspace_text}"]),
+            *(f"because    {reason}" for reason in self.reasons),
+        ]
+        return "\n".join(lines)
+
+
+def make_plan(
+    problem: Problem,
+    device: Device | None,
+    algorithm: str = "auto",
+    config: TileConfig | None = None,
+    tuned: Mapping[str, Tuned] | None = None,
+    *,
+    num_splits: int | None = None,
+    kernel: str | None = None,
+    fastest: Mapping[str, str] | None = None,
+) -> Plan:
+    """Choose kernel, tiles, splits and launches.
+
+    ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
+    splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.problem_classes.tuning_key` to the tiles that ``cufa
+    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.problem_classes.problem_class` to the kernel
+    that recorded benchmarks found fastest there; where neither knows, the registry's order decides.
+
+    Raises TypeError when ``config`` is of another family of kernels, ValueError when no kernel serves the
+    problem, naming why each does not, or when ``config`` does not fit.
+    """
+    operation = OPERATIONS[problem.operation]
+    if num_splits is not None and num_splits < 1:
+        raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
+    serving, reasons = serving_kernels(operation, problem, device, algorithm, kernel, fastest or {})
+    if kernel is not None:
+        algorithm = serving[0].algorithm
+    if problem.empty:
+        reasons.append("no query that sees a key: zeros are written without a launch")
+        spec = serving[0] if device else operation.cpu_spec(serving)
+        config = config or (operation.cpu_config if device is None else spec.configs[0])
+        split = Split(spec.algorithm, 1) if operation.splits else None
+        return Plan(problem, spec, config, device, (), 0, tuple(reasons), split)
+    if config is not None and device is not None:
+        _check_class(serving[0], config)
+    request = Request(algorithm, config, num_splits, tuned or {})
+    choice = operation.choose(problem, device, serving, request)
+    spec, config, split = choice.spec, choice.config, choice.split
+    reasons += choice.reasons
+    if device is None:
+        return Plan(problem, spec, config, None, (), 0, tuple(reasons), split)
+    if reason := spec.config_refusal(config, problem):
+        raise ValueError(
+            f"config={config} {reason}: use other tiles of {spec.name}, or leave the choice to it"
+        )
+    shared_memory = _check_shared_memory(problem, spec, config, device)
+    launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
+    _check_grids(problem, launches)
+    workspace = spec.workspace(problem, config, split)
+    if of_mask := mask_memory.workspace_bytes(problem, config.block_kv):  # behind all else
+        workspace = -(-workspace // 16) * 16 + of_mask
+    return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
+
+
+def _check_class(spec: KernelSpec, config: TileConfig) -> None:
+    if not isinstance(config, spec.config_class):
+        raise TypeError(
+            f"config={config} is a {type(config).__name__}; {spec.name} takes a {spec.config_class.__name__}: "
+            f"change the fields of one of KERNELS[{spec.name!r}].configs with dataclasses.replace"
+        )
+
+
+def _check_shared_memory(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> int:
+    shared_memory = spec.shared_bytes(config, problem.head_dim)
+    if shared_memory > device.arch.shared_memory_per_block:
+        raise ValueError(
+            f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
+            f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
+        )
+    return shared_memory
+
+
+def _fill(launch: Launch, device: Device) -> Launch:
+    if not launch.persistent:
+        return launch
+    return dataclasses.replace(launch, grid=(min(launch.grid[0], device.num_sms), 1, 1))
+
+
+def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
+    for launch in launches:
+        if max(launch.grid[1:]) > _MAX_GRID_YZ:
+            raise ValueError(
+                f"{launch.entry} would take a grid of {launch.grid} for batch {problem.batch:,} and "
+                f"{problem.kv_heads:,} key/value heads; along its last two axes CUDA takes {_MAX_GRID_YZ:,}: "
+                "take fewer sequences, or heads, in one call"
+            )
+
+
+def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
+    """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
+    return spec.fitting(spec.configs, head_dim, device)
+
+
+def serving_configs(spec: KernelSpec, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
+    """Those of them that serve a problem which their kernel serves."""
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    return tuple(x for x in fitting if spec.config_refusal(x, problem) is None)
+
+
+def choose_tiles(
+    problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request
+) -> Choice:
+    """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
+    operation = OPERATIONS[problem.operation]
+    if device is None:
+        reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+        if request.num_splits is not None:
+            reason += f", keys together (num_splits={request.num_splits} is for GPUs)"
+        return Choice(operation.cpu_spec(serving), request.config or operation.cpu_config, (reason,))
+    return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
+
+
+def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: Request) -> Choice:
+    """The kernel's tiles, keys together."""
+    if request.config is not None:
+        return Choice(spec, request.config)
+    fitting = serving_configs(spec, problem, device)
+    chosen = spec.choose(problem, fitting, device)
+    tuned = request.tuned.get(tuning_key(spec, problem))
+    if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
+        return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
+    known = (
+        "measured on an H200 or H100 for others of its kind, not for this shape: see `cufa tune`"
+        if device.arch.capability in MEASURED
+        else f"never measured on {device.arch.name}: see `cufa tune`"
+    )
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
+    return Choice(spec, chosen, (reason,))

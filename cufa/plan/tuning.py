@@ -1,0 +1,146 @@
+"""What was measured to be fastest: tiles per device and shape class, and kernels per device and class of problem.
+
+Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder, over one that ships with the
+package (:func:`load`). Kernels come from the recorded benchmarks that ship with the package
+(:func:`fastest_kernels`), one small file per GPU model, written with the evidence. A missing,
+damaged or outdated entry is never an error, only unmeasured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..build.compiler import source_digest
+from ..kernels import KERNELS, KernelSpec, TileConfig
+from .operation import Tuned
+
+
+def cache_dir() -> Path:
+    """``$CUFA_CACHE_DIR``, or ``cufa`` in the user's cache folder. Not created here."""
+    named = os.environ.get("CUFA_CACHE_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cufa"
+
+
+def path(device_name: str) -> Path:
+    """The file of one GPU model, e.g. ``tuned-nvidia-h200.json``."""
+    return cache_dir() / f"tuned-{_slug(device_name)}.json"
+
+
+def _slug(device_name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+@functools.cache
+def load(device_name: str) -> Mapping[str, Tuned]:
+    """Winners by :func:`cufa.plan.problem_classes.tuning_key`: the user's own, else those that ship with the package. Empty
+    when nothing has been tuned on this model. What was measured of a kernel that has changed since is left out."""
+    winners = {}
+    for file in (recorded_path(device_name, TILES), path(device_name)):
+        for key, entry in _read(file).items():
+            try:
+                tuned = _tuned(KERNELS[key.partition("/")[0]], entry)
+            except (
+                AttributeError,
+                KeyError,
+                TypeError,
+                ValueError,
+            ):  # damaged, or of another version of cufa
+                continue
+            if tuned is not None:
+                winners[key] = tuned
+    return winners
+
+
+def _tuned(spec: KernelSpec, entry: Mapping[str, Any]) -> Tuned | None:
+    """None where the kernel has changed. Raises AttributeError, KeyError, TypeError or ValueError for what is none."""
+    config = spec.read_config(entry["config"])
+    if entry.get("digest", "") not in ("", _digest(spec.source)):
+        return None
+    if "planned" not in entry:
+        return Tuned(config)
+    planned, where = (
+        spec.read_config(entry["planned"]),
+        f"tuned on {entry['device']}, {entry['recorded'][:10]}",
+    )
+    if config == planned:
+        return Tuned(config, planned, f"{where}: none was faster, {entry['regime']}")
+    speedup = float(entry["over_planned"])
+    return Tuned(config, planned, f"{where}: {speedup:.2f}× as fast as {planned}, {entry['regime']}")
+
+
+@functools.cache
+def _digest(source: str) -> str:
+    return source_digest(source)
+
+
+def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, Any]) -> Path:
+    """Remember a winner, with the figures that made it one. Returns the file written.
+
+    Raises OSError when the cache folder cannot be written.
+    """
+    file = path(device_name)
+    entries = {**_read(file), key: {"config": dataclasses.asdict(config), **evidence}}
+    write_json(file, entries)
+    load.cache_clear()
+    return file
+
+
+RECORDED = Path(__file__).parents[1] / "records" / "fastest"
+"""Files of :func:`fastest_kernels`."""
+
+TILES = Path(__file__).parents[1] / "records" / "tuned"
+"""What `cufa tune` found on cards that it was run on, as it writes it."""
+
+
+@functools.cache
+def fastest_kernels(device_name: str) -> Mapping[str, str]:
+    """Names of kernels by :func:`cufa.plan.problem_classes.problem_class`; empty for a GPU model without recorded
+    benchmarks."""
+    known = {spec.name for spec in KERNELS.values()}
+    entries = _read(recorded_path(device_name))
+    return {key: name for key, name in entries.items() if isinstance(name, str) and name in known}
+
+
+def recorded_path(device_name: str, folder: Path | None = None) -> Path:
+    """The file of one GPU model: "NVIDIA H200" and "H200" are the same."""
+    return (folder or RECORDED) / f"{_slug(device_name).removeprefix('nvidia-')}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # the last for brackets without end
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write all of it or nothing: readers never see half a file. Lists of numbers take one line.
+
+    Raises OSError.
+    """
+    text = re.sub(
+        r"\[\s+(-?\d[^\[\]{}\"]*?)\s+\]",
+        lambda numbers: "[" + re.sub(r"\s+", " ", numbers[1]) + "]",
+        json.dumps(content, indent=1),
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text + "\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,195 @@
+"""How long the sequences of a call are, and where their queries, keys and values lie.
+
+Dense arrays are as long as their shapes say. In padded ones each sequence is the first part of its place; packed ones
+lie one behind the other. A cache has room for ``seqlen_k`` keys per sequence; how many are valid may be known on the
+device alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, ClassVar
+
+Place = tuple[int, slice, slice, slice]
+"""Where a sequence is: its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of
+its keys."""
+
+_ALL = slice(None)
+
+
+LENGTH_KINDS = ("dense", "padded", "packed")
+"""What is compiled into a kernel of lengths: LengthsKind of cuda_src/shared/lengths.cuh. (Caches have kernels of their
+own.)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Dense, unless a subclass says otherwise."""
+
+    kind: ClassVar[str] = "dense"
+    """One of :data:`LENGTH_KINDS`."""
+
+    @property
+    def ragged(self) -> bool:
+        """Lengths differ from sequence to sequence and are read on the device."""
+        return False
+
+    @property
+    def known(self) -> bool:
+        """The host knows them. (Those of a cache it need not.)"""
+        return True
+
+    def places(self) -> list[Place] | None:
+        """Where each sequence lies, or may lie at most; None: all are as long as the arrays."""
+        return None
+
+    def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
+        """Blocks of so many rows (or keys) of one head, over all sequences, that a grid must have room for."""
+        return -(-seqlen // block) * batch
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        """Queries and keys of all sequences together."""
+        return batch * seqlen_q, batch * seqlen_k
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__.lower(), **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Lengths:
+        fields = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in record.items()
+            if name != "kind"
+        }
+        kinds = {"lengths": Lengths, "cached": Cached, "padded": Padded, "packed": Packed}
+        return kinds[record["kind"]](**fields)
+
+    def __str__(self) -> str:
+        return "dense"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached(Lengths):
+    """Keys and values stand in a cache, contiguous or in pages; the queries are the last of each sequence."""
+
+    page_size: int = 0
+    """Tokens per page; 0: contiguous."""
+    max_pages: int = 0
+    """Entries of one sequence in the block table."""
+    num_pages: int = 0
+    """Pages that exist."""
+    given: bool = False
+    """Lengths are given (``cache_seqlens``); else every sequence fills its capacity."""
+    new_tokens: int = 0
+    """Tokens of ``k_new``, appended to the cache by the call."""
+
+    @property
+    def ragged(self) -> bool:
+        return self.given
+
+    @property
+    def paged(self) -> bool:
+        return self.page_size > 0
+
+    def __str__(self) -> str:
+        where = f"pages of {self.page_size}" if self.paged else "cached"
+        return where + (f", {self.new_tokens} appended" if self.new_tokens else "")
+
+
+Numbers = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(Lengths):
+    """Each sequence is the first so many rows of its place in dense arrays."""
+
+    queries: Numbers | None = None
+    """Of each sequence; None: all rows, or known on the device alone. Likewise keys."""
+    keys: Numbers | None = None
+    on_host: bool = True
+
+    kind: ClassVar[str] = "padded"
+
+    @property
+    def ragged(self) -> bool:
+        return True
+
+    @property
+    def known(self) -> bool:
+        return self.on_host
+
+    def places(self) -> list[Place] | None:
+        if not self.on_host or (self.queries is None and self.keys is None):
+            return None
+        count = len(self.queries or self.keys or ())
+        queries, keys = (
+            [_ALL] * count if x is None else [slice(0, n) for n in x] for x in (self.queries, self.keys)
+        )
+        return [(b, slice(b, b + 1), queries[b], keys[b]) for b in range(count)]
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        return (
+            batch * seqlen_q if self.queries is None else sum(self.queries),
+            batch * seqlen_k if self.keys is None else sum(self.keys),
+        )
+
+    def __str__(self) -> str:
+        if not self.on_host:
+            return "padded, lengths on the GPU"
+        words = (("queries", self.queries), ("keys", self.keys))
+        return "padded, " + ", ".join(f"{_range(x)} {name}" for name, x in words if x is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed(Lengths):
+    """Sequences one behind the other in arrays of ``total_q`` queries and ``total_k`` keys; what comes behind the last
+    is nobody's."""
+
+    total_q: int = 0
+    total_k: int = 0
+    queries: Numbers | None = None
+    """Of each sequence; None: known on the device alone. Likewise keys."""
+    keys: Numbers | None = None
+
+    kind: ClassVar[str] = "packed"
+
+    @property
+    def ragged(self) -> bool:
+        return True
+
+    @property
+    def known(self) -> bool:
+        return self.queries is not None
+
+    def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
+        """A block at the end of each sequence may be part empty, and what lies behind the last has blocks too: see
+        ``num_packed_blocks`` of lengths.cuh."""
+        return (self.total_k if of_keys else self.total_q) // block + batch + 1
+
+    def places(self) -> list[Place] | None:
+        if self.queries is None or self.keys is None:
+            return [(0, slice(0, 1), slice(0, self.total_q), slice(0, self.total_k))]
+        queries, keys = (list(itertools.accumulate(x, initial=0)) for x in (self.queries, self.keys))
+        return [
+            (b, slice(0, 1), slice(queries[b], queries[b + 1]), slice(keys[b], keys[b + 1]))
+            for b in range(len(self.queries))
+        ]
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        if self.queries is None or self.keys is None:
+            return self.total_q, self.total_k
+        return sum(self.queries), sum(self.keys)
+
+    def __str__(self) -> str:
+        if self.queries is None or self.keys is None:
+            return f"packed in {self.total_q:,}×{self.total_k:,}, lengths on the GPU"
+        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys"
+
+
+def _range(lengths: Numbers) -> str:
+    least, most = min(lengths, default=0), max(lengths, default=0)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+DENSE = Lengths()

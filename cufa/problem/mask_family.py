@@ -1,0 +1,259 @@
+"""Which scores exist: the one definition of every mask.
+
+A mask says for each query row which keys it sees. :meth:`Mask.visible` is the definition, in NumPy; reference,
+CPU path, benchmark checks, dashboard and property tests use it. :meth:`Mask.key_tiles` and its transpose
+:meth:`Mask.query_tiles` say which tiles of the score matrix are visited and which of them need no mask; the
+device side of that rule is ``cuda_src/shared/mask.cuh``.
+
+There are two families: a :class:`Band` around a diagonal, which may have keys and queries that it does not bind, and
+:class:`~cufa.problem.columns.Columns`, a band from which each key is hidden for one or two runs of rows. Where a mask
+differs from sequence to sequence, or from head to head, :meth:`Mask.at` is that of one.
+
+Masks are hashable and printable and survive a round trip through JSON. Those without numbers for each key know no
+sequence length. Users make them with :mod:`cufa.masks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .integers import Integers
+from .tile_classes import Bools, Classes, Ints, TileClass, TileLists, Tiles
+
+Edges = tuple[int | None, int | None]
+
+DIAGONALS = ("bottom-right", "top-left")
+
+#: Most cells of a matrix of tiles that are looked at together.
+_CELLS = 1 << 20
+
+
+class Mask:
+    """Base of all masks. A family defines :meth:`visible` and what follows from it: :meth:`rectangles` and
+    :meth:`visible_per_key`."""
+
+    families: ClassVar[dict[str, type[Mask]]] = {}
+
+    @functools.cached_property
+    def block_orders(self) -> dict[tuple[int, ...], Integers | None]:
+        """Query blocks from the longest to the shortest, by block_q, block_kv and both lengths. Kernels read them
+        (:attr:`cufa.plan.planner.Plan.block_order`), so they live as long as the mask."""
+        return {}
+
+    def __init_subclass__(cls) -> None:
+        Mask.families[cls.__name__.lower()] = cls
+
+    # --- The definition -----------------------------------------------------------------------------------
+
+    def visible(
+        self,
+        rows: npt.ArrayLike,
+        keys: npt.ArrayLike,
+        seqlen_q: int,
+        seqlen_k: int,
+        batch: int = 0,
+        head: int = 0,
+    ) -> Bools:
+        """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k): that of
+        sequence ``batch`` and key/value head ``head``, where they differ."""
+        return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        """:meth:`visible`, where all sequences and heads have one matrix: what a mask defines."""
+        raise self._missing("_visible")
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        """δ: where the first query stands among the keys. Row i is at key i + δ, wherever a mask or ALiBi speaks of
+        distances."""
+        return seqlen_k - seqlen_q
+
+    def dense(self, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0) -> Bools:
+        """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key. Raises TypeError or ValueError for
+        what is no length."""
+        from ..masks.checks import check_count
+
+        seqlen_q, seqlen_k = check_count("seqlen_q", seqlen_q), check_count("seqlen_k", seqlen_k)
+        return self.visible(np.arange(seqlen_q), np.arange(seqlen_k), seqlen_q, seqlen_k, batch, head)
+
+    # --- Which matrices there are -------------------------------------------------------------------------
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        """(sequences, key/value heads) that have a mask of their own; 1 where all share one."""
+        return 1, 1
+
+    def at(self, batch: int, head: int) -> Mask:
+        """The mask of one sequence and key/value head."""
+        return self
+
+    def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
+        """Why the mask does not go with arrays of these sizes, and what to do; None: it does. ``seqlen_k`` is None for
+        sequences of any lengths."""
+        for count, given, name in zip(
+            self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
+        ):
+            if count not in (1, given):
+                return f"is of {count} {name} but k has {given}: make it for {given}, or for 1 that all share"
+        return None
+
+    @property
+    def known(self) -> bool:
+        """All of its numbers are on the host; else tiles and counts are known on the GPU alone, and what is said of
+        them here holds for :attr:`outline`."""
+        return True
+
+    @property
+    def outline(self) -> Mask:
+        """A mask whose numbers are known, and which lets through all that this one does."""
+        return self
+
+    def on_host(self) -> Mask:
+        """The same mask with its numbers on the host: waits for the GPU that they are on."""
+        return self
+
+    # --- What kernels must do for it ----------------------------------------------------------------------
+
+    @property
+    def beyond_band(self) -> str:
+        """What it has beside two edges: "" nothing, or a name of :data:`cufa.problem.problem.MASK_KINDS`. (A class of
+        masks that says nothing is one of its own, which no kernel serves.)"""
+        return type(self).__name__.lower()
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        """(first, last) of the band in a mask: row i sees keys i + first … i + last, None is unbounded. It is all of
+        the mask where :attr:`beyond_band` is ""."""
+        raise self._missing("edges")
+
+    def key_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
+        """Key tiles of each query block."""
+        keys = _blocks(seqlen_k, block_kv)
+        whole = keys[1] - keys[0] == block_kv
+        parts = []
+        for q_first, q_end in _some_blocks(_blocks(seqlen_q, block_q), len(keys[0])):
+            some, every = self.rectangles(q_first, q_end, *keys, seqlen_q, seqlen_k)
+            parts.append(_tile_classes(some, every & whole))
+        return TileLists.of(parts)
+
+    def query_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
+        """The transpose: query tiles of each key block."""
+        rows = _blocks(seqlen_q, block_q)
+        whole = (rows[1] - rows[0] == block_q)[:, None]
+        parts = []
+        for k_first, k_end in _some_blocks(_blocks(seqlen_k, block_kv), len(rows[0])):
+            some, every = self.rectangles(*rows, k_first, k_end, seqlen_q, seqlen_k)
+            parts.append(_tile_classes(some, every & whole).T)
+        return TileLists.of(parts)
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        """Of rows ``q_first`` … ``q_end`` - 1 of each block, and keys likewise, the blocks of keys being neighbours:
+        (may some score be visible, is every score surely visible), (blocks of rows, blocks of keys)."""
+        raise self._missing("rectangles")
+
+    # --- How much is visible ------------------------------------------------------------------------------
+
+    def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Scores of one head that the mask lets through."""
+        return int(self.visible_per_key(seqlen_q, seqlen_k).sum())
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        """How many of the rows ``first_row`` … ``end_row`` - 1 see each key, (seqlen_k,)."""
+        raise self._missing("visible_per_key")
+
+    # --- Text, pictures, records --------------------------------------------------------------------------
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"masks of class {type(self).__name__} define no {method}(): pass one made by cufa.masks"
+        )
+
+    def figure(
+        self, seqlen_q: int | None = None, seqlen_k: int | None = None, batch: int = 0, head: int = 0
+    ) -> Any:
+        """A picture of :meth:`dense` as a Plotly figure; lengths default to those of the mask's own numbers, or to
+        64. Raises ImportError where Plotly is not installed."""
+        from .mask_pictures import figure
+
+        return figure(self, seqlen_q, seqlen_k, batch, head)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same picture, without Plotly."""
+        from .mask_pictures import html
+
+        return html(self)
+
+    def __str__(self) -> str:
+        """As pages, tables and records print it: here the name and what differs from the defaults."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = [f"{x.name} {getattr(self, x.name)}" for x in fields if getattr(self, x.name) != x.default]
+        return " ".join([type(self).__name__.lower(), *values])
+
+    def as_json(self) -> dict[str, Any]:
+        fields = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}  # type: ignore[arg-type]
+        written = {name: x.as_json() if isinstance(x, (Mask, Integers)) else x for name, x in fields.items()}
+        return {"family": type(self).__name__.lower(), **written}
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Mask:
+        """What :meth:`as_json` has written. Raises ValueError naming the field, what came and what fits."""
+        from ..masks.records import read_mask
+
+        return read_mask(record)
+
+
+def together(*counts: int) -> int:
+    """Of how many sequences numbers are, where some are of one that all share. Of none, where some are of none."""
+    return max(counts) if min(counts) else 0
+
+
+def shift_of(diagonal: str | int, seqlen_q: int, seqlen_k: int) -> int:
+    """δ of a diagonal: where the first query stands among the keys."""
+    if isinstance(diagonal, str):
+        return {"bottom-right": seqlen_k - seqlen_q, "top-left": 0}[diagonal]
+    return diagonal
+
+
+def rows_in(seen: list[tuple[Ints, Ints]], hidden: list[tuple[Ints, Ints]], rows: tuple[int, int]) -> Ints:
+    """For each key the number of ``rows``, [begin, end), in either run of ``seen`` and in none of ``hidden``, of
+    which there are at most two."""
+
+    def both(*runs: tuple[Any, Any]) -> Ints:
+        """Length of the intersection."""
+        begin, end = rows
+        for first, last in runs:
+            begin, end = np.maximum(begin, first), np.minimum(end, last)
+        length: Ints = np.maximum(np.subtract(end, begin), 0)
+        return length
+
+    def seen_in(*runs: tuple[Ints, Ints]) -> Ints:
+        a, b = seen
+        return both(a, *runs) + both(b, *runs) - both(a, b, *runs)
+
+    count = seen_in() - sum(seen_in(run) for run in hidden)
+    return count + seen_in(*hidden) if len(hidden) == 2 else count
+
+
+def _blocks(size: int, block: int) -> tuple[Ints, Ints]:
+    """First and end of each."""
+    first = np.arange(0, size, block, dtype=np.int64)
+    return first, np.minimum(first + block, size)
+
+
+def _some_blocks(blocks: tuple[Ints, Ints], others: int) -> Iterator[tuple[Ints, Ints]]:
+    """Some at a time, so that with ``others`` they make no large matrix."""
+    step = max(1, _CELLS // max(others, 1))
+    for start in range(0, len(blocks[0]), step):
+        yield blocks[0][start : start + step], blocks[1][start : start + step]
+
+
+def _tile_classes(some: Bools, clear: Bools) -> Classes:
+    return np.where(some, np.where(clear, TileClass.CLEAR, TileClass.MASKED), TileClass.SKIP).astype(np.uint8)

@@ -1,0 +1,311 @@
+"""What is to be computed: one frozen record, free of arrays, devices and tile sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from .element import ELEMENTS, Element
+from .lengths import DENSE, Cached, Lengths, Packed
+from .mask import FULL, Mask, reduced
+from .mask_family import Edges
+from .parts import Part, parts
+
+#: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
+HEAD_DIM_STEP = 8
+MAX_HEAD_DIM = 256
+
+#: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
+MAX_SIZE = 2**31 - 1
+
+#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides; tokens that the
+#: bounds do not bind; a run of rows that each key is hidden from, and two: MaskKind of cuda_src/shared/mask.cuh.
+MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
+
+#: Those that are bands and nothing else.
+BAND_KINDS = MASK_KINDS[:3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What decode kernels read of a sequence where a window does not hide the first keys."""
+
+    window: int | None
+    """Keys at its end; None: all."""
+    keys: int
+    """Keys at its beginning."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
+
+    Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays was:
+    strides are a matter of the launch, not of the problem. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence,
+    of packed ones the longest's; ``lengths`` says how much of it is valid.
+
+    ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
+    dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
+    stride in bytes: it decides how wide the copies can be. ``positive_strides`` is False for broadcast or
+    reversed axes of operands that Hopper's copy engine would read.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    dtype: str
+    """Element of q."""
+    mask: Mask = FULL
+    scale: float = 1.0
+    softcap: float | None = None
+    precision: str = "native"
+    lengths: Lengths = DENSE
+    k_dtype: str | None = None
+    """Element of k; None: q's. Likewise the next two."""
+    v_dtype: str | None = None
+    out_dtype: str | None = None
+    operation: str = "forward"
+    """A name of :data:`cufa.plan.operation.OPERATIONS`."""
+    alignment: int = 16
+    positive_strides: bool = True
+    deterministic: bool = False
+    """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
+    alibi: bool = False
+    """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
+    sink: bool = False
+    """Each head has a logit that joins the denominator (``sink``)."""
+
+    # --- Elements -----------------------------------------------------------------------------------------
+
+    @property
+    def q_element(self) -> Element:
+        return ELEMENTS[self.dtype]
+
+    @property
+    def k_element(self) -> Element:
+        return ELEMENTS[self.k_dtype or self.dtype]
+
+    @property
+    def v_element(self) -> Element:
+        return ELEMENTS[self.v_dtype or self.dtype]
+
+    @property
+    def out_element(self) -> Element:
+        return ELEMENTS[self.out_dtype or self.dtype]
+
+    @property
+    def lse_dtype(self) -> str:
+        """Of the log-sum-exp: as scores are computed."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of q."""
+        return self.q_element.itemsize
+
+    # --- Sizes --------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """No query, or queries that have no key at all: not worth a launch, and grids cannot be empty."""
+        return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Queries and keys of all sequences together."""
+        return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
+
+    def query_blocks(self, block: int) -> int:
+        """Blocks of so many queries of one head, over all sequences."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_q)
+
+    def key_blocks(self, block: int) -> int:
+        """Likewise of keys."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_k, of_keys=True)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Of q, k, v and o. Packed sequences lie in arrays of one batch."""
+        outer = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
+        if isinstance(self.lengths, Packed):
+            outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
+        (batch, rows), (_, keys) = outer
+        queries = (batch, self.heads, rows, self.head_dim)
+        of_keys = (batch, self.kv_heads, keys, self.head_dim)
+        return queries, of_keys, of_keys, queries
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head (1: MHA, ``heads``: MQA)."""
+        return self.heads // max(self.kv_heads, 1)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of one key/value head: its query heads times the queries, packed into one tile."""
+        return self.group_size * self.seqlen_q
+
+    # --- Mask ---------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def edges(self) -> Edges:
+        """(first, last) of a mask that is a band and nothing else: row i sees keys i + first … i + last. A bound that
+        hides nothing is None. Raises NotImplementedError for other masks."""
+        if self.mask.beyond_band in MASK_KINDS:
+            raise NotImplementedError(f"{self.mask} is more than a band with two edges")
+        return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
+
+    @property
+    def mask_kind(self) -> str:
+        """One of :data:`MASK_KINDS`: what a kernel has to test."""
+        if self.mask.beyond_band:
+            return self.mask.beyond_band
+        first, last = self.edges
+        return "band" if first is not None else "full" if last is None else "causal"
+
+    @property
+    def later_rows_see_more(self) -> bool:
+        """Query blocks differ in length, and the last are the longest: only the right bound is there. Taken for true of
+        masks beyond bands, as most lie within a causal one."""
+        return self.mask_kind not in ("full", "band")
+
+    @property
+    def tiles_are_listed(self) -> bool:
+        """On Hopper a warp finds out on the device which tiles a query block visits."""
+        return bool(self.mask.beyond_band) or self.lengths.kind != "dense"
+
+    @property
+    def visible_scores(self) -> int:
+        """Score entries of one head that the mask lets through; where heads differ, on average and rounded down."""
+        heads = self.batch * self.heads
+        return self.all_visible_scores // heads if heads else 0
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Dense problems with one score matrix each, of which this one is made."""
+        return parts(self)
+
+    @property
+    def known(self) -> bool:
+        """Mask and lengths are known on the host: else counts of tiles and scores are of what they may be at most."""
+        return self.mask.known and self.lengths.known
+
+    @functools.cached_property
+    def all_visible_scores(self) -> int:
+        """Score entries of all heads of all sequences that the mask lets through. Where lengths or a mask are known on
+        the GPU alone, what they may be at most."""
+        of_parts = (part.problem for part in self.parts)
+        return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in of_parts)
+
+    # --- Cached keys and values ---------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> Cached:
+        """The lengths of a call whose keys and values stand in a cache."""
+        assert isinstance(self.lengths, Cached)
+        return self.lengths
+
+    def valid_keys(self, cache_seqlen: int) -> int:
+        """Keys of a sequence once the new tokens are appended, clamped to the capacity as kernels do it."""
+        return min(max(cache_seqlen, 0) + self.cache.new_tokens, self.seqlen_k)
+
+    @property
+    def reach(self) -> int | None:
+        """Keys at the end of a sequence that are read, None: all. In a window, those from the first that the
+        first query sees; and all new ones, which must be stored whether they are seen or not."""
+        if self.mask.beyond_band:
+            return None
+        return self._keys_of_window(self.edges)
+
+    def _keys_of_window(self, edges: Edges) -> int | None:
+        first, _ = edges
+        return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
+
+    @property
+    def first_keys(self) -> tuple[int, int] | None:
+        """Of decoding: how many keys a window does not hide, and how many of them all queries see. None where sequences
+        differ in that."""
+        keep, prefix = (getattr(self.mask, name, 0) for name in ("keep", "prefix"))
+        if not (isinstance(keep, int) and isinstance(prefix, int)):
+            return None
+        return min(max(keep, prefix), self.seqlen_k), min(prefix, self.seqlen_k)
+
+    @property
+    def kernel_reach(self) -> int | Kept | None:
+        """As :attr:`reach`, with the first keys that decode kernels read beside a window. (The CPU path reads all
+        between them too.)"""
+        if self.mask_kind != "sets" or self.first_keys is None:
+            return self.reach
+        window = self._keys_of_window(self.mask.edges(self.seqlen_q, self.seqlen_k))
+        return Kept(window, self.first_keys[0])
+
+    @property
+    def visible_capacity(self) -> int:
+        """Most keys of a sequence that are read."""
+        reach = self.kernel_reach
+        kept = reach if isinstance(reach, Kept) else Kept(reach, 0)
+        return self.seqlen_k if kept.window is None else min(self.seqlen_k, kept.keys + kept.window)
+
+    def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
+        """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:
+        all are full); what a window hides from every query is not."""
+        valid = [self.seqlen_k] * self.batch if lengths is None else lengths
+        keys = sum(min(int(n), self.visible_capacity) for n in valid)
+        return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
+
+    # --- Work ---------------------------------------------------------------------------------------------
+
+    @property
+    def flops(self) -> int:
+        """Useful floating-point operations, as the operation counts them."""
+        from ..plan.operation import OPERATIONS
+
+        return OPERATIONS[self.operation].flops(self)
+
+    @property
+    def io_bytes(self) -> int:
+        """Compulsory device-memory traffic: every operand once."""
+        from ..plan.operation import OPERATIONS
+
+        return OPERATIONS[self.operation].io_bytes(self)
+
+    # --- Records and text ---------------------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Problem:
+        return cls(
+            **{
+                **record,
+                "mask": Mask.from_json(record["mask"]),
+                "lengths": Lengths.from_json(record["lengths"]),
+            }
+        )
+
+    def __str__(self) -> str:
+        from ..plan.operation import OPERATIONS
+
+        return OPERATIONS[self.operation].describe(self)
+
+    @property
+    def heads_text(self) -> str:
+        return str(self.heads) if self.group_size == 1 else f"{self.heads}/{self.kv_heads}"
+
+    @property
+    def scores_text(self) -> str:
+        """Mask and score changes, as every page, table and record prints them."""
+        cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
+        return str(self.mask) + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
+
+
+def default_scale(head_dim: int) -> float:
+    """1/√head_dim, the softmax scale of the Transformer paper (section 3.2.1)."""
+    return 1.0 / math.sqrt(head_dim)

@@ -1,0 +1,104 @@
+"""What decoding means: attention of the last tokens of each sequence to its cache, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..calls.arrays import check_mask, check_not_masked
+from ..calls.decode_checks import check_integers, check_length
+from ..calls.mask_arguments import decode_mask
+from ..problem.lengths import Cached
+from ..problem.mask_family import Mask
+from .dense import Array, as_bhsd, attention_reference
+
+
+def decode_reference(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    k_new: Any = None,
+    v_new: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+) -> Array | tuple[Array, Array]:
+    """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
+
+    Arguments are those of :func:`cufa.flash_decode`, as NumPy arrays (or numbers or lists, where it takes
+    them). Each sequence is the first ``cache_seqlens[b]`` tokens of its cache, or of its pages one after
+    another, then its new tokens; its queries are the last of it: attention aligned bottom-right.
+
+    Returns o in q's shape and layout, and with ``return_lse`` also lse (batch, heads, tokens); both float64.
+    """
+    for name, x in {
+        "k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new, "cache_seqlens": cache_seqlens,
+        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale,
+    }.items():  # fmt: skip
+        check_not_masked(name, x)
+    q = as_bhsd("q", q, layout)
+    k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
+    table = None if block_table is None else np.asarray(block_table)
+    lengths = _lengths(cache_seqlens, len(q), k_cache, table, 0 if k_new is None else k_new.shape[2])
+    seen_by = decode_mask(window, mask)
+    check_mask(seen_by, len(q), k_cache.shape[1], None)
+    o, lse = np.empty(q.shape), np.empty(q.shape[:3])
+    for b, length in enumerate(lengths):
+        k = _sequence(b, length, k_cache, table, k_new, k_scale)
+        v = _sequence(b, length, v_cache, table, v_new, v_scale)
+        one = slice(b, b + 1)
+        slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
+        o[one], lse[one] = attention_reference(
+            q[one], k, v, mask=seen_by.at(b, 0), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
+            return_lse=True,
+        )  # fmt: skip
+    if layout == "bshd":
+        o = o.swapaxes(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def _lengths(given: Any, batch: int, cache: Any, table: Any, new_tokens: int) -> list[int]:
+    """Tokens of each sequence that are in the cache. Raises as :func:`cufa.flash_decode` what do not fit in it."""
+    size, pages = cache.shape[2], 0 if table is None else table.shape[1]
+    capacity = size if table is None else size * pages
+    if given is None:
+        return [capacity] * batch
+    lengths: list[int] = check_integers("cache_seqlens", np.asarray(given), (batch,)).tolist()
+    cached = Cached(page_size=0 if table is None else size, max_pages=pages, new_tokens=new_tokens)
+    for b, length in enumerate(lengths):
+        check_length(b, length, cached, capacity)
+    return lengths
+
+
+def _sequence(b: int, length: int, cache: Any, table: Any, new: Any, factor: Any) -> Array:
+    """Keys, or values, of sequence b: (1, kv_heads, length + new, head_dim). Bytes are e4m3 times factor."""
+    if table is None:
+        tokens = cache[b, :, :length]
+    else:
+        _, kv_heads, page_size, head_dim = cache.shape
+        pages = cache[table[b, : -(-length // page_size)]]
+        tokens = pages.swapaxes(0, 1).reshape(kv_heads, len(pages) * page_size, head_dim)[:, :length]
+    if new is not None:
+        tokens = np.concatenate([tokens, new[b]], axis=1)
+    if tokens.dtype == np.uint8:
+        tokens = tokens.view(ml_dtypes.float8_e4m3fn)
+    wide: Array = tokens.astype(np.float64)[None]
+    if factor is None:
+        return wide
+    return wide * np.broadcast_to(np.asarray(factor, np.float64), wide.shape[1])[:, None, None]
+
+
+def _as_bhsd(x: Any, layout: str) -> Any:
+    return x if x is None else np.asarray(x).swapaxes(1, 2) if layout == "bshd" else np.asarray(x)

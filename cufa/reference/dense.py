@@ -1,0 +1,246 @@
+"""What attention means here: float64, whole rows of scores, no tiles. Every kernel is tested against it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..calls.arrays import check_mask, check_not_masked, check_rows, check_scale
+from ..calls.mask_arguments import resolve_mask
+from ..problem.mask import Mask
+from ..problem.scores import check_softcap, distances, softcap_derivative, softcapped
+
+Array = npt.NDArray[np.float64]
+
+#: Query rows worked on at once: bounds memory at 512 · seqlen_k scores, and changes no result's meaning.
+_ROWS = 512
+
+
+def attention_reference(
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sink: npt.ArrayLike | None = None,
+    seqlens_q: npt.ArrayLike | None = None,
+    seqlens_k: npt.ArrayLike | None = None,
+    return_lse: bool = False,
+    layout: str = "bhsd",
+) -> Array | tuple[Array, Array]:
+    """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
+
+    q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), or with
+    ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query head ``h``
+    reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim.
+
+    ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
+    ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
+    ``seqlens_q`` and ``seqlens_k`` are as for :func:`cufa.flash_attention`. A key that is not seen plays no part,
+    whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a score of +inf or
+    NaN gives a row of NaN. (The kernels multiply whole tiles: there, what is not seen must be finite, unless it
+    lies past a sequence's length.)
+
+    Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
+    of exponentials, shape (batch, heads, seqlen_q). Both are float64.
+
+    Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
+    """
+    q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
+    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
+    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
+    o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf)
+    for rows, keys, seen, penalty, of_sink in parts:
+        o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], seen, penalty, of_sink, *scores)
+    if layout == "bshd":
+        o = o.swapaxes(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def attention_reference_backward(
+    dout: npt.ArrayLike,
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sink: npt.ArrayLike | None = None,
+    seqlens_q: npt.ArrayLike | None = None,
+    seqlens_k: npt.ArrayLike | None = None,
+    dlse: npt.ArrayLike | None = None,
+    layout: str = "bhsd",
+) -> tuple[Array, ...]:
+    """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
+    if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
+
+    The other arguments are those of :func:`attention_reference`, which is what is differentiated; its results
+    are computed anew. Query heads that share a key/value head add up in dk and dv. A query that sees no key
+    has no gradient, and neither has a key that no query sees.
+
+    Returns (dq, dk, dv), with the shapes of q, k and v, and with a sink also dsink (heads,).
+    """
+    dout, q, k, v = (as_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
+    if dout.shape != q.shape:
+        raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
+    check_not_masked("dlse", dlse)
+    dlse = np.zeros(q.shape[:3]) if dlse is None else _numbers("dlse", dlse)
+    check_rows("dlse", dlse.shape, q.shape[:3], layout)
+    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
+    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
+    dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
+    for rows, keys, seen, penalty, of_sink in parts:
+        of_rows, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
+        found = _gradients(*of_rows, *of_keys, seen, penalty, of_sink, *scores)
+        dq[rows] = found[0]
+        for total, place, part in zip((dk, dv, dsink), (keys, keys, rows[1]), found[1:], strict=True):
+            total[place] += part
+    if layout == "bshd":
+        dq, dk, dv = (x.swapaxes(1, 2) for x in (dq, dk, dv))
+    return (dq, dk, dv) if sink is None else (dq, dk, dv, dsink)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """Rows of one query head at a time: where they are, where their key/value head is, which of its keys each row sees,
+    what is taken off each score, and the head's sink."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Mask
+    alibi_slopes: npt.ArrayLike | None
+    sink: npt.ArrayLike | None
+    seqlens_q: npt.ArrayLike | None
+    seqlens_k: npt.ArrayLike | None
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_], Array | float, float]]:
+        (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = self.q.shape, self.k.shape
+        if self.k.shape != self.v.shape or self.k.shape[::3] != (batch, head_dim) or heads % max(kv_heads, 1):
+            raise ValueError(
+                f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
+            )
+        check_mask(self.mask, batch, kv_heads, most_k)
+        slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
+        sink = _of_heads("sink", self.sink, -np.inf, (heads,))
+        lengths = (
+            _lengths("seqlens_q", self.seqlens_q, batch, most_q),
+            _lengths("seqlens_k", self.seqlens_k, batch, most_k),
+        )
+        for b, h in np.ndindex(batch, heads):
+            seqlen_q, seqlen_k = (int(x[b]) for x in lengths)
+            kv_head, key = h // (heads // kv_heads), np.arange(seqlen_k)
+            for start in range(0, seqlen_q, _ROWS):
+                row = np.arange(start, min(start + _ROWS, seqlen_q))
+                seen = self.mask.visible(row, key, seqlen_q, seqlen_k, b, kv_head)
+                shift = self.mask.shift(seqlen_q, seqlen_k)
+                penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
+                rows = b, h, slice(start, int(row[-1]) + 1)
+                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h])
+
+
+def _numbers(name: str, given: npt.ArrayLike) -> Array:
+    """A copy in float64. Raises TypeError naming the argument."""
+    try:
+        return np.asarray(given).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is no array of numbers: {error}") from error
+
+
+def _of_heads(name: str, given: npt.ArrayLike | None, default: float, shape: tuple[int, ...]) -> Array:
+    found = _numbers(name, default if given is None else given)
+    if given is not None and found.shape not in (shape, shape[-1:]):
+        raise ValueError(
+            f"{name} has shape {found.shape}: it takes {shape[-1:]}{f' or {shape}' * (len(shape) > 1)}"
+        )
+    return np.broadcast_to(found, shape)
+
+
+def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> npt.NDArray[Any]:
+    found = _numbers(name, [most] * batch if given is None else given)
+    if found.shape != (batch,) or ((found < 0) | (found > most) | (found % 1 != 0)).any():
+        raise ValueError(f"{name} must be {batch} integers from 0 to {most}, not {given!r}")
+    return found
+
+
+# --- The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys) ----------------------
+
+
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: npt.NDArray[np.bool_],
+    penalty: Array | float,
+    sink: float,
+    scale: float,
+    cap: float | None,
+) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        s = scale * (q @ k.T)
+        s = np.where(seen, (s if cap is None else softcapped(s, cap)) - penalty, -np.inf)
+        m = s.max(axis=1, keepdims=True, initial=sink)
+        shift = np.where(m == -np.inf, 0, m)
+        p = np.exp(s - shift)
+        l = p.sum(axis=1, keepdims=True) + np.exp(sink - shift)
+        o = np.where(l == 0, 0, _product(p, v, seen) / l)
+        return o, (m + np.log(l))[:, 0]
+
+
+def _gradients(
+    do: Array,
+    dlse: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: npt.NDArray[np.bool_],
+    penalty: Array | float,
+    sink: float,
+    scale: float,
+    cap: float | None,
+) -> tuple[Array, Array, Array, float]:
+    """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
+    of 0."""
+    o, lse = _attend(q, k, v, seen, penalty, sink, scale, cap)
+    with np.errstate(all="ignore"):
+        s = scale * (q @ k.T)
+        capped = s if cap is None else softcapped(s, cap)
+        slope = 1 if cap is None else softcap_derivative(capped, cap)
+        some = lse != -np.inf
+        weighs = seen & some[:, None]
+        p = np.where(weighs, np.exp(capped - penalty - lse[:, None]), 0)
+        delta = (do * o).sum(axis=1) - dlse
+        ds = np.where(weighs, p * (do @ v.T - delta[:, None]) * slope, 0)
+        dsink = -np.where(some, np.exp(sink - lse) * delta, 0).sum()
+        dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
+        return dq, dk, _product(p.T, do, seen.T), dsink
+
+
+def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
+    """p v over the seen keys alone. It matters when an unseen value is inf or NaN, as 0 · inf is NaN."""
+    if np.isfinite(v).all() or not len(p):
+        return p @ v
+    return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])
+
+
+def as_bhsd(name: str, x: npt.ArrayLike, layout: str) -> Array:
+    check_not_masked(name, x)
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
+    array = _numbers(name, x)
+    if array.ndim != 4:
+        raise ValueError(f"arrays of queries, keys and values have 4 axes, not {array.ndim}")
+    return array.swapaxes(1, 2) if layout == "bshd" else array

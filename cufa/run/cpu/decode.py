@@ -1,0 +1,308 @@
+"""Decoding in NumPy: the splits of :mod:`cufa.schedule.decode`, tile by tile, then their merge.
+
+A split is computed for a stack of key/value heads, Q (heads, rows, head_dim) with all query heads and
+tokens of a key/value head in its rows, so that a tile of keys and values is read and widened once. Nothing
+but the tile at hand is ever copied. Stacks and splits run side by side on threads; each result comes of the
+same operations in the same order however many threads there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...calls.merge import combine
+from ...kernels import TileConfig
+from ...kernels.decode import row_blocks
+from ...plan.decode import ragged_shares
+from ...plan.operation import Arrays
+from ...plan.planner import Plan
+from ...problem.mask import Band
+from ...problem.scores import distances, softcapped, with_sink
+from ...schedule.decode import balanced_shares, split_range, used_splits
+from .blas import single_threaded_blas
+from .cache import CacheTiles
+from .forward import normalise, online_softmax
+from .tiles import Observer, TileStep, cut
+
+Array = npt.NDArray[Any]
+
+_MIN_STACKS = 8
+"""Heads share a stack only while this many stacks remain to run in parallel."""
+_STACK_ELEMENTS = 1 << 18
+"""Elements of a stack's tile of keys: with as many values, 2 MiB in float32."""
+_SERIAL_ELEMENTS = 1 << 20
+"""Keys and values too few to be worth starting threads for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One split of one stack: keys first_key … last_key - 1 of a sequence, for some heads and query rows."""
+
+    batch: int
+    heads: slice
+    """Key/value heads."""
+    rows: slice
+    """Packed query rows of each of them: query head within the group times tokens, plus token."""
+    first_key: int
+    last_key: int
+
+    @property
+    def item(self) -> tuple[int, int, int]:
+        """What the splits that are merged with each other have in common."""
+        return self.batch, self.heads.start, self.rows.start
+
+
+def run(
+    plan: Plan, operands: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
+) -> None:
+    """Execute a plan made for the CPU: append what is new to the caches, write ``operands["out"]`` and ``lse``.
+
+    Lengths and block table are trusted: :mod:`cufa.calls.decode_checks` has seen them. ``observer`` is told of every
+    tile, from one thread. ``num_threads`` defaults to what NumPy's BLAS would use.
+    """
+    problem = plan.problem
+    if problem.cache.new_tokens:
+        append(operands)
+    lengths = valid_keys(plan, operands)
+    work = list(works(plan, lengths))
+    with single_threaded_blas() as available:
+        keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
+        workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
+        attend = functools.partial(_attend, plan, operands, lengths, observer)
+        if min(workers, len(work)) <= 1 or observer is not None:  # with a sink there may be no work at all
+            parts = [attend(w) for w in work]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:
+                parts = list(pool.map(attend, work))
+    of_item: dict[tuple[int, int, int], list[int]] = {}
+    for n, w in enumerate(work):
+        of_item.setdefault(w.item, []).append(n)
+    for members in of_item.values():
+        _store(plan, operands, work[members[0]], *_merged([parts[n] for n in members]))
+
+
+def valid_keys(plan: Plan, operands: Arrays) -> list[int]:
+    """Of each sequence, those that are appended included."""
+    problem = plan.problem
+    if operands["cache_seqlens"] is None:
+        return [problem.seqlen_k] * problem.batch
+    return [problem.valid_keys(n) for n in operands["cache_seqlens"].tolist()]
+
+
+def append(operands: Arrays) -> None:
+    """Write k_new and v_new into the caches, from each sequence's length on."""
+    for cache, new in ((operands["k_cache"], operands["k_new"]), (operands["v_cache"], operands["v_new"])):
+        size = cache.shape[2]
+        for b, start in enumerate(operands["cache_seqlens"].tolist()):
+            if operands["block_table"] is None:
+                cache[b, :, start : start + new.shape[2]] = new[b]
+                continue
+            position = start
+            while position < start + new.shape[2]:
+                page, slot = divmod(position, size)
+                count = min(size - slot, start + new.shape[2] - position)
+                tokens = new[b, :, position - start : position - start + count]
+                cache[operands["block_table"][b, page], :, slot : slot + count] = tokens
+                position += count
+
+
+# --- Sharing out the work --------------------------------------------------------------------------------
+
+
+def works(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
+    """The plan's splits. Heads with the same keys to read are stacked, which changes no result."""
+    assert plan.split is not None
+    return (_fixed if plan.split.kind == "fixed" else _balanced)(plan, lengths)
+
+
+def _fixed(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
+    problem, block_kv = plan.problem, plan.config.block_kv
+    splits, reach = plan.num_splits, problem.reach
+    stack = _heads_of_stack(plan, sum(used_splits(n, splits, block_kv, reach) for n in lengths))
+    every_row = slice(0, problem.rows)
+    for (b, n), heads in itertools.product(enumerate(lengths), cut(problem.kv_heads, stack)):
+        for split in range(used_splits(n, splits, block_kv, reach)):
+            yield Work(b, heads, every_row, *split_range(n, splits, split, block_kv, reach))
+
+
+def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
+    problem, config = plan.problem, plan.config
+    stack = _heads_of_stack(plan, len(lengths))
+    whole: Work | None = None  # heads that are not cut wait here for their neighbours
+    assert plan.split is not None
+    for piece in balanced_shares(
+        lengths, problem.kv_heads, plan.split.count, config.block_kv, row_blocks(problem, config),
+        ragged=ragged_shares(plan), min_shares=plan.split.least, reach=problem.reach,
+    ):  # fmt: skip
+        first_row = piece.row_block * config.block_q
+        rows = slice(first_row, min(first_row + config.block_q, problem.rows))
+        h = piece.kv_head
+        work = Work(piece.batch, slice(h, h + 1), rows, piece.first_key, piece.last_key)
+        if whole is not None:
+            same = dataclasses.replace(work, heads=whole.heads) == whole
+            if piece.whole and same and h == whole.heads.stop and h - whole.heads.start < stack:
+                whole = dataclasses.replace(whole, heads=slice(whole.heads.start, h + 1))
+                continue
+            yield whole
+            whole = None
+        if piece.whole:
+            whole = work
+        else:
+            yield work
+    if whole is not None:
+        yield whole
+
+
+def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
+    problem = plan.problem
+    room = _STACK_ELEMENTS // (plan.config.block_kv * problem.head_dim)
+    return max(1, min(room, runs_of_keys * problem.kv_heads // _MIN_STACKS, problem.kv_heads))
+
+
+# --- One split -------------------------------------------------------------------------------------------
+
+
+def _attend(
+    plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work
+) -> tuple[Array, Array]:
+    """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
+    problem = plan.problem
+    dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
+    with np.errstate(all="ignore"):  # inf and NaN follow IEEE (the setting is the thread's)
+        Q = _queries(plan, operands, work, dtype)
+        K, V = (
+            CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
+            for cache in ("k_cache", "v_cache")
+        )
+        O = np.zeros(Q.shape, dtype)
+        l = np.zeros((*Q.shape[:2], 1), dtype)
+        m = np.full(l.shape, -np.inf, dtype)
+        for start in range(work.first_key, work.last_key, plan.config.block_kv):
+            stop = min(start + plan.config.block_kv, work.last_key)
+            S = Q @ K.load(start, stop).mT
+            if problem.softcap is not None:
+                S = softcapped(S, problem.softcap)
+            if problem.alibi:
+                S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
+            hidden = _hidden(plan, work, start, stop, lengths[work.batch])
+            if hidden is not None:
+                np.copyto(S, -np.inf, where=hidden)
+            before = (S if observer is None else S.copy()), m, l  # P takes the place of S
+            P, m, l, alpha = online_softmax(S, m, l)
+            O *= alpha
+            O += _weighted(P, V.load(start, stop), hidden)
+            if observer is not None:
+                _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
+        if operands["v_scale"] is not None:
+            O *= operands["v_scale"][work.heads, None, None].astype(dtype)
+        return normalise(O, l), (m + np.log(l))[..., 0]
+
+
+def _tell(
+    observer: Observer,
+    work: Work,
+    config: TileConfig,
+    start: int,
+    before: tuple[Array, Array, Array],
+    after: tuple[Array, Array, Array, Array, Array],
+) -> None:
+    """Of one tile, head by head: S, m and l before it; P, m, l, alpha and O after it."""
+    place = work.rows.start // config.block_q, start // config.block_kv
+    for n, head in enumerate(range(work.heads.start, work.heads.stop)):
+        S, m, l = (x[n].copy() for x in before)
+        P, m_new, l_new, alpha, O = (x[n].copy() for x in after)
+        m, l, m_new, l_new, alpha = (x[:, 0] for x in (m, l, m_new, l_new, alpha))
+        observer(TileStep(work.batch, head, *place, S, P, m, l, m_new, l_new, alpha, O))
+
+
+def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
+    """scale · Q, times the keys' own scale, (heads, rows, head_dim): scaling Q costs less than scaling S."""
+    problem = plan.problem
+    grouped = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
+    Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
+    if operands["k_scale"] is not None:
+        Q *= operands["k_scale"][work.heads, None, None].astype(dtype)
+    return Q
+
+
+def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.NDArray[np.bool_] | None:
+    """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None where it sees all of them."""
+    mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
+    if isinstance(mask, Band):
+        first, last = mask.edges(tokens, length)
+        if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
+            return None
+    return ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
+
+
+def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Array:
+    """ALiBi's, (heads, rows, keys)."""
+    problem, slopes = plan.problem, operands["alibi_slopes"]
+    of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
+    shift = problem.mask.shift(problem.seqlen_q, length)
+    distance = distances(_token(plan, work), np.arange(start, stop), shift, of_batch.dtype)
+    found: Array = _of_rows(plan, of_batch, work)[..., None] * distance
+    return found
+
+
+def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
+    """Numbers of query heads as (heads, rows)."""
+    problem = plan.problem
+    member = np.arange(work.rows.start, work.rows.stop) // problem.seqlen_q
+    found: Array = of_heads.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
+    return found
+
+
+def _token(plan: Plan, work: Work) -> Array:
+    """Which of its sequence's query tokens each row is."""
+    return np.arange(work.rows.start, work.rows.stop) % plan.problem.seqlen_q
+
+
+def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array:
+    """P V over the keys that a row sees: a value that it does not see plays no part even if it is inf or NaN,
+    but 0 · inf is NaN."""
+    if hidden is None or np.isfinite(V).all():
+        return P @ V
+    rows = [P[:, r : r + 1, ~unseen] @ V[:, ~unseen] for r, unseen in enumerate(hidden)]
+    return np.concatenate(rows, axis=1)
+
+
+# --- The merge -------------------------------------------------------------------------------------------
+
+
+def _merged(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    if len(parts) == 1:
+        return parts[0]
+    return combine(np.stack([O for O, _ in parts]), np.stack([lse for _, lse in parts]))
+
+
+def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> None:
+    """Rows are unpacked into query heads and tokens. The sink joins all keys together, once."""
+    problem = plan.problem
+    if problem.sink:
+        O, lse = _with_sink(O, lse, _of_rows(plan, operands["sink"], work))
+    row = np.arange(work.rows.start, work.rows.stop)
+    kv_head = np.arange(work.heads.start, work.heads.stop)
+    head = kv_head[:, None] * problem.group_size + row // problem.seqlen_q
+    with np.errstate(over="ignore"):
+        operands["out"][work.batch, head, row % problem.seqlen_q] = O.astype(operands["out"].dtype)
+    if operands["lse"] is not None:
+        operands["lse"][work.batch, head, row % problem.seqlen_q] = lse
+
+
+def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
+    """As a part that is merged: its own O is 0."""
+    with np.errstate(all="ignore"):
+        m, l = with_sink(lse, np.ones_like(lse), sink)
+        shift = np.where(np.isneginf(m), 0, m)
+        # l is 0 where no key is seen and there is no sink.
+        weight = np.exp(lse - shift) / np.where(l == 0, 1, l)
+        return O * weight[..., None], m + np.log(l)

@@ -1,0 +1,45 @@
+"""A call on the CPU, part by part: each sequence, or head, whose length or mask is its own is a dense call over its
+slices of the arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ...plan.operation import Arrays
+from ...plan.planner import Plan
+from ...problem.parts import Part
+
+_OF_QUERIES = {"q", "out", "lse", "dout", "dlse", "dq"}
+_OF_KEYS = {"k", "v", "dk", "dv"}
+_OF_HEADS = {"alibi_slopes", "sink", "dsink"}
+
+
+def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    """Plans of the parts and their arrays, views of ``given``, those without a score too. Results are first filled with
+    what they hold where there is no score, if there may be such places."""
+    problem = plan.problem
+    if problem.empty or problem.lengths.places() is not None:
+        for operand in plan.operation.every_operand:
+            if operand.result and given.get(operand.name) is not None:
+                given[operand.name][...] = operand.nothing
+    for part in problem.parts:
+        yield dataclasses.replace(plan, problem=part.problem), _arrays(part, given)
+
+
+def _arrays(part: Part, given: Arrays) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(given)
+    for name, x in given.items():
+        if x is None:
+            continue
+        if name in _OF_QUERIES:
+            found[name] = part.queries(x)
+        elif name in _OF_KEYS:
+            found[name] = part.of_keys(x)
+        elif name in _OF_HEADS:
+            found[name] = x[..., part.heads]
+    slopes = found.get("alibi_slopes")
+    if slopes is not None and slopes.ndim == 2:
+        found["alibi_slopes"] = slopes[part.sequence : part.sequence + part.problem.batch]
+    return found

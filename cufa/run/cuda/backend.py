@@ -1,0 +1,293 @@
+"""Compile with NVRTC through CuPy and launch on CuPy's current stream. Never synchronises.
+
+A plan is compiled once per device (:func:`prepare`); a prepared kernel is bound once per set of strides
+(:class:`Binding`), after which a launch only fills in pointers. CuPy's ``RawKernel`` call marshals every
+argument anew on each launch; the driver's own call on the same function through ctypes costs less than half.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ...build.compiler import cupy_options, trace_constants, translation_unit
+from ...build.params import TRACE_RECORD
+from ...build.phases import Logs, Room
+from ...gpu.architectures import Device, find_architecture
+from ...kernels import Box
+from ...plan.operation import Arrays, Operand
+from ...plan.planner import Plan
+from ..packing import element_of, pack
+from . import mask_uploads
+from .launches import Graphs, Launches
+from .tensor_map import TensorMap
+from .workspace import workspace_of
+
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
+
+
+@functools.cache
+def device_count() -> int:
+    """GPUs that CuPy can use; 0 without a driver."""
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+@functools.cache
+def device(device_id: int) -> Device:
+    """What the planner needs to know of a GPU. Raises ValueError for one older than sm_80."""
+    properties = cupy.cuda.runtime.getDeviceProperties(device_id)
+    return Device(
+        properties["name"].decode(),
+        find_architecture(properties["major"] * 10 + properties["minor"]),
+        properties["multiProcessorCount"],
+    )
+
+
+def current_device() -> Device:
+    return device(cupy.cuda.runtime.getDevice())
+
+
+class _Module:
+    """One compiled translation unit on one device."""
+
+    def __init__(self, source: str, device_id: int, options: tuple[str, ...]) -> None:
+        with cupy.cuda.Device(device_id):
+            self._module = cupy.RawModule(code=source, options=options)
+            self._module.compile()
+
+    def function(self, entry: str, shared_memory: int) -> Any:
+        """The kernel, allowed to use that much dynamic shared memory."""
+        function = self._module.get_function(entry)
+        if shared_memory > _DEFAULT_SHARED_LIMIT:
+            function.max_dynamic_shared_size_bytes = shared_memory
+        return function
+
+
+_modules: dict[tuple[str, int], _Module] = {}
+_module_locks: dict[tuple[str, int], threading.Lock] = {}
+_registry_lock = threading.Lock()
+
+
+def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
+    """Compile once per device: threads that want the same unit wait for one compile, threads that want
+    different ones compile side by side."""
+    key = (source, device_id)
+    with _registry_lock:
+        lock = _module_locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _modules:
+            _modules[key] = _Module(source, device_id, options)
+        return _modules[key]
+
+
+def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
+    """A kernel beside those of plans, for the current device: CuPy's function."""
+    return _compile(source, device_id, options).function(entry, 0).kernel
+
+
+class Prepared:
+    """A plan compiled for one device: functions ready to launch."""
+
+    def __init__(self, plan: Plan, device_id: int, trace: bool, inside: bool = False) -> None:
+        self.plan = plan
+        self.device_id = device_id
+        constants = {**plan.constants, **trace_constants(trace, inside)}
+        source = translation_unit(plan.spec.source, constants)
+        module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
+        with cupy.cuda.Device(device_id):
+            self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
+
+    @property
+    def attributes(self) -> dict[str, dict[str, int]]:
+        """What the driver reports of each loaded function: registers, local memory, shared memory."""
+        with cupy.cuda.Device(self.device_id):
+            return {entry: dict(f.attributes) for entry, f in self.functions.items()}
+
+
+def prepare(plan: Plan, device_id: int | None = None, trace: bool = False, inside: bool = False) -> Prepared:
+    """Compile ``plan`` for a device (default: the current one), or find it compiled."""
+    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace, inside)
+
+
+class Binding:
+    """A prepared kernel with shapes and strides filled in; only pointers are left open."""
+
+    def __init__(self, prepared: Prepared, given: Arrays) -> None:
+        plan = self._plan = prepared.plan
+        self.prepared = prepared
+        self._device_id = prepared.device_id
+        self._params = pack(plan, given)
+        of_mask = mask_uploads.on_device(plan.problem, prepared.device_id)
+        for name, numbers in of_mask.items():
+            setattr(self._params.mask, name, numbers.data.ptr)
+        block_order = plan.block_order
+        if block_order is not None:
+            of_mask["block_order"] = mask_uploads.of_numbers(block_order, prepared.device_id)
+            self._params.block_order = of_mask["block_order"].data.ptr
+        self._of_mask = list(of_mask.values())  # kept while kernels read them
+        operands, params = plan.operation.operands, plan.operation.params
+        # Pointers lie side by side in the structure, in an order of their own.
+        places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
+        first = min(places)
+        self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
+        self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
+        # Those that few calls have stand elsewhere.
+        self._further = [
+            ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
+            for x in plan.operation.further
+            if x.field in params.names
+        ]
+        self._addresses = [0] * len(places)
+        self._maps = [
+            (place, self._map(operands[place], given, box))
+            for name, box in plan.spec.boxes(plan.config).items()
+            for place in [operands.index(plan.operation.operand(name))]
+        ]
+        outside = [m.address for _, m in self._maps if not self._lies_in_params(m.address)]
+        # The driver reads the parameters during the call, so one launch at a time may fill them in.
+        self._lock = threading.Lock()
+        parameters = [ctypes.addressof(self._params), *outside]
+        self._launches = Launches(prepared, parameters)
+        self._workspace, self._counters = plan.workspace, plan.counters
+        self._workspace_field = "partial" if "partial" in params.names else "workspace"
+        self._graphs = Graphs(prepared, parameters, self._launches) if Graphs.serve(plan) else None
+        self._version = 0  # of what the parameters hold
+
+    def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
+        """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
+        plan = self._plan
+        params = plan.operation.params
+        inside = operand.map_field in params.names
+        address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
+        return TensorMap(
+            element_of(plan.problem, operand),
+            given[operand.name].shape,
+            given[operand.name].strides,
+            box,
+            address,
+        )
+
+    def _lies_in_params(self, address: int) -> bool:
+        start = ctypes.addressof(self._params)
+        return start <= address < start + ctypes.sizeof(self._params)
+
+    def launch(self, addresses: Sequence[int], trace: int = 0) -> None:
+        """Launch on the current stream of the plan's device. Device addresses of the operands, in the order of
+        :attr:`~cufa.plan.operation.Operation.operands`, 0 for what is not there. What kernels read of a mask
+        stays until they have run, also if nobody keeps the binding."""
+        if self._of_mask:
+            mask_uploads.in_flight.append(self._of_mask)
+        if cupy.cuda.runtime.getDevice() == self._device_id:
+            self.launch_here(list(addresses), trace)
+        else:
+            with cupy.cuda.Device(self._device_id):
+                self.launch_here(list(addresses), trace)
+
+    def launch_here(self, addresses: list[int], trace: int = 0) -> None:
+        """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
+        any more: the binding compares the next ones with them."""
+        stream = cupy.cuda.get_current_stream(self._device_id)
+        with self._lock:
+            if addresses != self._addresses:
+                self._pointers[:] = self._permuted(addresses)
+                if len(addresses) > len(self._pointers):
+                    for pointer, address in zip(
+                        self._further, addresses[len(self._pointers) :], strict=False
+                    ):
+                        pointer.value = address
+                for place, tensor_map in self._maps:
+                    if addresses[place] != self._addresses[place]:
+                        tensor_map.point_to(addresses[place])
+                self._addresses = addresses
+                self._version += 1
+            if trace:  # else this is not a trace build
+                self._params.trace = trace
+                self._version += 1
+            if not (self._workspace or self._counters):
+                self._launches(stream.ptr)
+            elif self._counters or stream.is_capturing():
+                self._launch_in_workspace(stream)
+            else:
+                # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
+                memory = cupy.cuda.alloc(self._workspace)
+                if memory.ptr != self._params.workspace:
+                    self._params.workspace = memory.ptr
+                    self._version += 1
+                if self._graphs is None:
+                    self._launches(stream.ptr)
+                else:
+                    self._graphs(stream.ptr, self._version)
+
+    def _launch_in_workspace(self, stream: Any) -> None:
+        """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
+        workspace = workspace_of(stream, self._device_id)
+        with workspace.lock:
+            if self._of_mask:
+                workspace.keep(self._of_mask)
+            if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
+                workspace.grow(stream, self._device_id, self._counters, self._workspace)
+            held = {self._workspace_field: workspace.partial}
+            if self._counters:
+                held["counters"] = workspace.counters
+            for name, address in held.items():
+                if getattr(self._params, name) != address:
+                    setattr(self._params, name, address)
+                    self._version += 1
+            if self._graphs is None or stream.is_capturing():
+                self._launches(stream.ptr)
+            else:
+                self._graphs(stream.ptr, self._version)
+
+
+def addresses(given: Arrays) -> list[int]:
+    """Of all operands, which come in launch order, without the further ones where there is none; 0 for those that are
+    not there."""
+    return [0 if x is None else int(x.data.ptr) for x in given.values()]
+
+
+def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
+    """Compute once, asynchronously, on CuPy arrays by operand name. Compiles on first use."""
+    device_id = given["q"].data.device_id if device_id is None else device_id
+    Binding(prepare(plan, device_id), given).launch(addresses(given))
+
+
+def trace(plan: Plan, given: Arrays) -> np.ndarray:
+    """Run the trace build once: one :data:`~cufa.build.params.TRACE_RECORD` per work item, sorted by batch, head
+    and query block (decode: number of the piece). Arrays are CuPy's, by operand name. Synchronises."""
+    device_id = given["q"].data.device_id
+    binding = Binding(prepare(plan, device_id, trace=True), given)
+    records = cupy.zeros(plan.operation.num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)
+    binding.launch(addresses(given), trace=records.data.ptr)
+    found = cupy.asnumpy(records).view(TRACE_RECORD)
+    return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])
+
+
+class InsideRuns:
+    """Runs of a plan's inside trace build: what the warps of one SM's blocks (None: of all SMs') do when. Compiles."""
+
+    def __init__(self, plan: Plan, given: Arrays, sm: int | None = 0) -> None:
+        self._binding = Binding(prepare(plan, given["q"].data.device_id, inside=True), given)
+        self._addresses = addresses(given)
+        self._room = Room(plan.operation.num_records(plan))
+        self._buffer = cupy.zeros(self._room.size, cupy.uint8)
+        self._head = cupy.asarray(self._room.head(sm))
+
+    def launch(self) -> None:
+        """Once, asynchronously, into empty logs."""
+        self._buffer[self._room.before - len(self._head) : self._room.before] = self._head
+        self._binding.launch(self._addresses, trace=self._buffer.data.ptr + self._room.before)
+
+    def logs(self) -> Logs:
+        """What the last run left. Synchronises."""
+        return self._room.read(cupy.asnumpy(self._buffer))

@@ -1,0 +1,58 @@
+"""Numbers of a mask, or about it, where kernels read them: those on a GPU where they lie, those on the host in a copy
+per device that lives as long as they do."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from typing import Any
+
+import cupy
+
+from ...problem import mask_memory
+from ...problem.integers import Integers
+from ...problem.problem import Problem
+
+_copies: weakref.WeakKeyDictionary[Integers, dict[int, Any]] = weakref.WeakKeyDictionary()
+_streams: dict[int, Any] = {}
+_lock = threading.Lock()
+in_flight: collections.deque[list[Any]] = collections.deque(maxlen=1024)
+"""What the latest launches read of masks that may be gone already. The driver queues fewer launches than that, then the
+host waits for one."""
+
+
+def on_device(problem: Problem, device_id: int) -> dict[str, Any]:
+    """CuPy arrays by member of ``MaskParams``. Raises ValueError for numbers on another GPU."""
+    return {name: of_numbers(x, device_id) for name, x in mask_memory.arrays(problem).items()}
+
+
+def of_numbers(numbers: Integers, device_id: int) -> Any:
+    """A CuPy array. Raises ValueError for numbers on another GPU."""
+    if numbers.on_gpu:
+        found = numbers.array
+        if found.data.device_id != device_id:
+            raise ValueError(
+                f"mask has its numbers on GPU {found.data.device_id}, but q is on GPU {device_id}: make it of "
+                "numbers there"
+            )
+        if not found.flags.c_contiguous:
+            raise ValueError("mask has numbers that are not contiguous: make it with cufa.masks")
+        return found
+    with _lock:
+        of_devices = _copies.setdefault(numbers, {})
+        if device_id not in of_devices:
+            of_devices[device_id] = _copy(numbers, device_id)
+        return of_devices[device_id]
+
+
+def _copy(numbers: Integers, device_id: int) -> Any:
+    """Complete when this returns, so that every stream may read it. On a stream of its own: neither captured nor behind
+    what the caller's stream has queued, for which nobody waits here."""
+    with cupy.cuda.Device(device_id):
+        if device_id not in _streams:
+            _streams[device_id] = cupy.cuda.Stream(non_blocking=True)
+        with _streams[device_id] as stream:
+            copy = cupy.asarray(numbers.values)
+        stream.synchronize()
+    return copy

@@ -1,0 +1,102 @@
+"""CUtensorMap: what the copy engine (TMA) of Hopper needs to know of a tensor, encoded by the driver.
+
+Through ctypes, because a map holds the tensor's address, and a call on new arrays has four of them to make:
+1 µs each here against 9 µs through cuda.bindings; and only the address is new.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import cupy
+
+from ...kernels import Box
+from ...problem.element import Element
+
+_INVALID_CONTEXT = 201
+_BYTES = 128
+_ALIGNMENT = 64
+_SWIZZLE_128B = 3
+_PROMOTIONS = (0, 64, 128, 256)  # CU_TENSOR_MAP_L2_PROMOTION_*
+_BOX_BYTES = 128
+"""Of the last axis in one box: what the swizzle spans."""
+
+
+@functools.cache
+def _driver() -> ctypes.PyDLL:
+    """Its functions for maps neither wait nor call back: giving up the GIL for them would only cost time."""
+    driver = ctypes.PyDLL("libcuda.so.1")
+    driver.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return driver
+
+
+class TensorMap:
+    """A map of one (batch, heads, seqlen, head_dim) operand, of which ``box`` is brought at once.
+    ``address`` is where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of
+    the caller's, 64-byte aligned.
+    """
+
+    def __init__(
+        self,
+        element: Element,
+        shape: Sequence[int],
+        byte_strides: Sequence[int],
+        box: Box,
+        address: int | None = None,
+    ) -> None:
+        self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
+        start = ctypes.addressof(self._storage)
+        self.address = -(-start // _ALIGNMENT) * _ALIGNMENT if address is None else address
+        batch, heads, seqlen, head_dim = shape
+        assert element.tensor_map_type is not None
+        # Innermost first. The stride of an axis that is never stepped along must still be a multiple of 16.
+        steps = [
+            stride if size > 1 else 16
+            for size, stride in (
+                (seqlen, byte_strides[2]),
+                (heads, byte_strides[1]),
+                (batch, byte_strides[0]),
+            )
+        ]
+        columns = _BOX_BYTES // element.itemsize
+        pieces = head_dim // columns
+        sizes = [columns, pieces] if box.whole_rows else [head_dim]
+        of_box = [columns, pieces] if box.whole_rows else [columns]
+        rank = len(sizes) + 3
+        self._arguments = (
+            ctypes.c_void_p(self.address),
+            ctypes.c_int(element.tensor_map_type),
+            ctypes.c_uint32(rank),
+        )
+        self._geometry = (
+            (ctypes.c_uint64 * rank)(*sizes, seqlen, heads, batch),
+            (ctypes.c_uint64 * (rank - 1))(*[_BOX_BYTES] * box.whole_rows, *steps),
+            (ctypes.c_uint32 * rank)(*of_box, box.rows, 1, 1),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            ctypes.c_int(0),
+            ctypes.c_int(_SWIZZLE_128B),
+            ctypes.c_int(_PROMOTIONS.index(box.promotion)),
+            ctypes.c_int(0),  # elements out of bounds arrive as zeros
+        )
+        self._replace = _driver().cuTensorMapReplaceAddress
+        self._pointer = 0
+
+    def point_to(self, pointer: int) -> None:
+        """Encode the map for a tensor at this device address, unless it is encoded already."""
+        if pointer == self._pointer:
+            return
+        # A map that was encoded needs its new address only, which costs less than encoding it again.
+        if not self._pointer or self._replace(self.address, pointer):
+            self._encode(pointer)
+        self._pointer = pointer
+
+    def _encode(self, pointer: int) -> None:
+        encode = _driver().cuTensorMapEncodeTiled
+        status = encode(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
+        if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
+            cupy.cuda.runtime.setDevice(cupy.cuda.runtime.getDevice())
+            status = encode(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
+        if status:
+            raise RuntimeError(f"cuTensorMapEncodeTiled failed with CUDA error {status} at {pointer:#x}")

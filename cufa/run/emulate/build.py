@@ -1,0 +1,239 @@
+"""Kernels compiled by the system's C++ compiler for execution on a CPU: found, built, cached.
+
+Built once per source, flags and machine, under :func:`cufa.plan.tuning.cache_dir`. A build goes to a file of
+its own and is then renamed, so that several processes may build at once. Each ends with a digest of itself: one
+that was damaged since is built anew. What has not been used for longest makes way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...build import compiler
+from ...plan.tuning import cache_dir
+
+_FLAGS = ("-std=c++17", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
+_RUNTIME_FLAGS = (*_FLAGS, "-O2")
+#: Nearly all time goes to the runtime, which kernels call at every step: quick builds are worth more than quick code.
+#: -O1 would cost the tests four times what it saves them.
+_KERNEL_FLAGS = (*_FLAGS, "-Og", "-fno-exceptions")
+#: Which clang does not know: a build takes a fifth less, and is as fast.
+_GCC_KERNEL_FLAGS = (
+    "-fno-tree-loop-optimize",
+    "-fira-region=one",
+    "-fno-tree-dominator-opts",
+    "-fno-tree-ccp",
+    "-fno-tree-bit-ccp",
+    "-fno-tree-fre",
+    "-fno-tree-pta",
+    "-fno-tree-ch",
+    "-fno-forward-propagate",
+    "-fno-cprop-registers",
+    "-fno-guess-branch-probability",
+    "-fcf-protection=none",
+)
+_LINK_FLAGS = ("-shared", "-pthread")
+#: Of a kernel: all that it calls is in the runtime, or comes with it. A tenth of the time.
+_LINK_KERNEL_FLAGS = ("-shared", "-nostdlib")
+
+#: Builds kept, by what their names begin with: kernels are some 30 KB each, all tests make fewer.
+_KEPT = {"kernel-": 3000, "libcufa_host-": 8}
+
+
+#: Folders of builds that have not ended for so long were left by processes that were killed.
+_ABANDONED_SECONDS = 3600
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class CompilerError(RuntimeError):
+    """There is no usable C++ compiler, it refused a source, or its output has no place; the message says what to
+    do."""
+
+
+@functools.cache
+def cxx() -> str:
+    """Path of the C++ compiler: ``$CXX``, or the first of g++, clang++ and c++ on the PATH.
+
+    Raises CompilerError when there is none.
+    """
+    named = os.environ.get("CXX")
+    for name in [named] if named else ["g++", "clang++", "c++"]:
+        found = shutil.which(name)
+        if found:
+            return found
+    looked_for = f"CXX={named}" if named else "g++, clang++ or c++"
+    raise CompilerError(
+        f"emulation compiles kernels with the system's C++ compiler, and {looked_for} is not on the PATH. "
+        "Fix: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora). "
+        "Without one, `cufa emulate --recorded` shows recorded counters of standard shapes."
+    )
+
+
+@functools.cache
+def runtime() -> Path:
+    """The runtime library that every kernel links to: built on first use, in a few seconds.
+
+    ``$CUFA_CXXFLAGS`` adds options, e.g. ``-DCUFA_PORTABLE_FIBERS`` to switch stacks with ucontext.
+    """
+    host = compiler.SOURCE_DIR / "host"
+    flags = (*_RUNTIME_FLAGS, *os.environ.get("CUFA_CXXFLAGS", "").split(), *_LINK_FLAGS)
+    primitives = [compiler.SOURCE_DIR / f"primitives/{name}.cuh" for name in ("register_budget", "types")]
+    sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), *primitives])
+    name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources), ' '.join(flags).encode())}.so"
+    with _alone("runtime"):
+        return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
+
+
+@contextlib.contextmanager
+def _alone(what: str) -> Iterator[None]:
+    """Other processes wait: several that begin together would each take seconds for the same build."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # of a folder that cannot be written; the build says so
+            folder = cache_dir() / "host"
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context((folder / f"{what}.lock").open("w")), fcntl.LOCK_EX)
+        yield
+
+
+def kernel(
+    source: str,
+    constants: Mapping[str, int | bool],
+    entries: Sequence[str],
+    checked: bool,
+    parameters: Sequence[str] = ("AttentionParams",),
+) -> dict[str, int]:
+    """Build a kernel file and load it: entry name → address of ``void entry(const void* const* arguments)``.
+
+    ``parameters`` are the C++ types of the kernels' parameters.
+
+    ``checked`` has the compiler call the runtime at every plain load and store. Raises CompilerError.
+    """
+    unit = compiler.translation_unit(source, constants)
+    for entry in entries:
+        values = ", ".join(f"*static_cast<const {t}*>(a[{i}])" for i, t in enumerate(parameters))
+        unit += f'extern "C" void cufa_entry_{entry}(const void* const* a) {{ {entry}({values}); }}\n'
+    library = runtime()
+    flags = (*_KERNEL_FLAGS, *(() if "clang" in _version() else _GCC_KERNEL_FLAGS))
+    flags += ("-fsanitize=thread",) if checked else ()
+    name = f"kernel-{_digest(unit.encode(), library.name.encode(), ' '.join(flags).encode())}.so"
+    # Linked without -fsanitize: the functions that instrumented code calls are the runtime's own.
+    link = (*_LINK_KERNEL_FLAGS, f"-L{library.parent}", f"-l:{library.name}", "-Wl,-rpath,$ORIGIN")
+    loaded = load(str(_build(name, unit, flags, link)))
+    return {
+        entry: ctypes.cast(getattr(loaded, f"cufa_entry_{entry}"), ctypes.c_void_p).value or 0
+        for entry in entries
+    }
+
+
+@functools.cache
+def load(path: str) -> ctypes.CDLL:
+    """A library, once per process. Raises CompilerError."""
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise CompilerError(f"{path} cannot be loaded: {error}. Fix: delete it, to be built anew") from error
+
+
+@functools.cache
+def _version() -> str:
+    """What the compiler says of itself."""
+    return subprocess.run([cxx(), "--version"], capture_output=True, text=True, check=False).stdout
+
+
+@functools.cache
+def _machine() -> bytes:
+    """-march=native and the compiler's version decide what comes out."""
+    try:
+        cpu = next(
+            x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith(("flags", "Features"))
+        )
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    return f"{platform.machine()} {cpu} {_version()}".encode()
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256(_machine())
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:20]
+
+
+def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ()) -> Path:
+    """Compile ``text`` to ``name`` in the cache unless it is there. With ``link``, in two steps."""
+    folder = cache_dir() / "host"
+    target = folder / name
+    if _is_sound(target):
+        with contextlib.suppress(OSError):
+            os.utime(target)  # used now
+        return target
+    try:
+        _build_anew(target, text, flags, link)
+    except OSError as error:
+        named = "CUFA_CACHE_DIR" if os.environ.get("CUFA_CACHE_DIR") else "the cache folder"
+        raise CompilerError(
+            f"compiled kernels cannot be kept in {folder} ({named}): {error}. "
+            "Fix: make room there, or let CUFA_CACHE_DIR name a folder that can be written"
+        ) from error
+    _prune(folder)
+    return target
+
+
+def _build_anew(target: Path, text: str, flags: Sequence[str], link: Sequence[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        unit, built = Path(scratch, "unit.cpp"), Path(scratch, target.name)
+        unit.write_text(text, encoding="utf-8")
+        include = f"-I{compiler.SOURCE_DIR}"
+        if link:
+            unit_object = str(Path(scratch, "unit.o"))
+            _run([cxx(), *flags, include, "-c", str(unit), "-o", unit_object])
+            _run([cxx(), unit_object, *link, "-o", str(built)])
+        else:
+            _run([cxx(), *flags, include, str(unit), "-o", str(built)])
+        with built.open("ab") as library:  # the loader ignores what follows the library itself
+            library.write(hashlib.sha256(built.read_bytes()).digest())
+        os.replace(built, target)
+
+
+def _is_sound(library: Path) -> bool:
+    """Whether it is there, and as it was built: a file cut short would not fail to load, but end the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _prune(folder: Path) -> None:
+    """Remove the builds not used for longest, a good many at a time, and folders of builds that were killed. A
+    library that some process has loaded stays with that process."""
+    for scratch in folder.glob("build-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - scratch.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(scratch, ignore_errors=True)
+    for prefix, kept in _KEPT.items():
+        with contextlib.suppress(OSError):  # another process may be at it too
+            builds = [entry for entry in os.scandir(folder) if entry.name.startswith(prefix)]
+            if len(builds) > kept * 9 // 8:
+                for entry in sorted(builds, key=lambda entry: entry.stat().st_mtime)[:-kept]:
+                    os.unlink(entry)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompilerError(f"{' '.join(command)}\n{done.stderr.strip()}")

@@ -1,0 +1,199 @@
+"""The CUDA kernels executed on a CPU: every thread of every block, from the very .cu files that a GPU runs.
+
+A microscope, not a backend: it says which tiles a kernel visits, what it moves, where shared memory has bank
+conflicts, whether a race or a deadlock is possible. :func:`emulate` is the whole of it:
+
+>>> run = cufa.emulate(q, k, v, causal=True, mode="checked")  # doctest: +SKIP
+>>> run.out, run.lse, run.findings, run.records  # doctest: +SKIP
+>>> cufa.emulate(q, k, v, mode="counted").totals["bank_conflicts"]  # doctest: +SKIP
+
+What it cannot say: how fast a kernel is, how many registers it takes, and what :mod:`cufa.run.emulate.blind_spots`
+lists. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...calls import arrays
+from ...calls import optional_operands as further
+from ...calls.backward import BackwardCall
+from ...calls.calls import Call, check_num_splits, with_memory
+from ...calls.dense import scores_of
+from ...calls.forward import ForwardCall
+from ...calls.mask_arguments import resolve_mask
+from ...calls.varlen import PackedBackward, PackedForward
+from ...gpu.architectures import Device
+from ...kernels import TileConfig
+from ...masks.checks import check_flag
+from ...plan.planner import make_plan
+from ...problem.mask import Mask
+from .launch import EmulationError, Execution, Finding
+from .run import Emulation, run_plan
+
+__all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "emulate_backward", "run_plan"]
+
+
+def emulate(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "fa2",
+    num_splits: int | None = None,
+    precision: str | None = None,
+    mode: str = "plain",
+    schedule: str | int = "ascending",
+    copies: str | None = None,
+    threads: int | None = None,
+    config: TileConfig | None = None,
+    arch: str = "sm_90",
+    trace: bool = True,
+    inside: bool = False,
+) -> Emulation:
+    """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
+
+    Parameters
+    ----------
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
+    num_splits, precision
+        As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
+    cu_seqlens_q, cu_seqlens_k
+        With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
+    mode : "plain", "checked" or "counted"
+        "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
+        outside shared memory or the arrays (which lie in memory poisoned with NaN), missing fences (between
+        proxies, of wgmma, of mbarriers), asynchronous copies that nobody waits for, what a launch touches
+        before the one before it is over, additions in any order by a deterministic kernel, stores to blocks of
+        a cluster that may not run, divergent collectives; what it cannot see is in
+        :mod:`cufa.run.emulate.blind_spots`. A deadlock is found in every mode. "counted" counts bytes, wavefronts
+        and bank conflicts.
+    schedule : "ascending", "descending" or int
+        Which warp, and which lane, runs next when several can; an integer from 0 up seeds a random choice.
+    copies : None, "early" or "late"
+        When ``cp.async`` writes shared memory, and a store by the copy engine reads it: when issued, or when
+        waited for. None: late in checked mode,
+        else early.
+    threads : int, optional
+        CPU threads; blocks are spread over them. Default: all cores.
+    config : TileConfig, optional
+        Tiles; default as planned for ``arch``.
+    arch : str
+        The architecture that the plan is made for, e.g. "sm_80".
+    trace : bool
+        Build the kernel with its tile records, which cost a barrier. False: exactly as a GPU runs it, and
+        ``records`` is empty.
+    inside : bool
+        Build it with stamps of what each warp does, too: :attr:`Emulation.inside`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`cufa.flash_attention`, naming the argument.
+    EmulationError
+        A deadlock or a divergent warp.
+    cufa.run.emulate.build.CompilerError
+        No C++ compiler, or it refused the kernel.
+    """
+    execution = Execution(mode, schedule, copies, threads)
+    inputs = _on_host({"q": q, "k": k, "v": v})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    results = {"out": None, "lse": None}
+    request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
+    kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
+    call = kind({**inputs, **few}, results, layout, options, request)
+    return _run(call, execution, config, arch, trace, inside)
+
+
+def emulate_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    layout: str = "bhsd",
+    algorithm: str = "fa2",
+    precision: str | None = None,
+    dlse: Any = None,
+    deterministic: bool = False,
+    mode: str = "plain",
+    schedule: str | int = "ascending",
+    copies: str | None = None,
+    threads: int | None = None,
+    config: TileConfig | None = None,
+    arch: str = "sm_90",
+    trace: bool = True,
+    inside: bool = False,
+) -> Emulation:
+    """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
+
+    The arrays and the first options, up to ``deterministic``, are those of :func:`cufa.flash_attention_backward`; the
+    others are those of :func:`emulate`, as is what is raised.
+    """
+    execution = Execution(mode, schedule, copies, threads)
+    inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
+    inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    wanted = dict.fromkeys(("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink"))
+    deterministic = check_flag("deterministic", deterministic)
+    kind, layout = (PackedBackward, "bshd") if "cu_seqlens_q" in few else (BackwardCall, layout)
+    call = kind({**inputs, **few}, wanted, layout, options, {"algorithm": algorithm}, deterministic)
+    return _run(call, execution, config, arch, trace, inside)
+
+
+def _few(*given: Any) -> dict[str, Any]:
+    names = (x.name for x in further.OPERANDS)
+    return further.read(dict(zip(names, given, strict=True)), None)
+
+
+def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: arrays.as_array(name, x) for name, x in given.items()}
+    for name, x in found.items():
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"{name} is on a GPU; emulation takes NumPy arrays: use {name}.get()")
+    return found
+
+
+def _run(
+    call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool, inside: bool
+) -> Emulation:
+    call, problem = call.check(on_gpu=True)
+    if problem.empty:
+        raise ValueError(f"nothing to execute: {problem} has an empty axis")
+    results = call.allocate(problem, np.empty)
+    for x in results.values():
+        x.fill(np.nan)
+    given = call.arrays(results)
+    plan = make_plan(with_memory(problem, given), Device.typical(arch), config=config, **call.request)
+    return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)

@@ -1,0 +1,216 @@
+"""One launch of a compiled kernel on a CPU: the interface of cuda_src/host/launch.h."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...kernels import Launch
+from . import build as host_build
+from .memory import GlobalArray, Touched, as_ctypes, untouched
+
+MODES = ("plain", "checked", "counted")
+SCHEDULES = ("ascending", "descending")
+#: Blocks, where the kernel asks a GPU for more than the portable 8.
+MAX_CLUSTER = 16
+_RANDOM = 2
+_FINDINGS_BYTES = 1 << 20
+_STOPPED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something wrong with a kernel; the same mistake by many threads is one finding."""
+
+    kind: str
+    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited,
+    never-written, out-of-range, misaligned, divergence,
+    deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
+    block-not-running (of a cluster)."""
+    count: int
+    file: str
+    line: int
+    message: str
+    """Names block, warp and lane of the first occurrence, and the source lines involved."""
+
+    def __str__(self) -> str:
+        times = f" ({self.count:,} times)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{times}"
+
+
+class EmulationError(RuntimeError):
+    """A block could not go on (deadlock, divergent warp): there is no result. Carries ``findings``."""
+
+    def __init__(self, findings: tuple[Finding, ...]) -> None:
+        super().__init__("\n".join(str(f) for f in findings))
+        self.findings = findings
+
+
+class _Launch(ctypes.Structure):
+    """``CufaLaunch`` of cuda_src/host/launch.h."""
+
+    _fields_ = [
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("num_threads", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
+        ("workers", ctypes.c_int32),
+        ("mode", ctypes.c_int32),
+        ("schedule", ctypes.c_int32),
+        ("seed", ctypes.c_uint32),
+        ("late_copies", ctypes.c_int32),
+        ("ordered_sums", ctypes.c_int32),
+        ("arrays", ctypes.c_void_p),
+        ("num_arrays", ctypes.c_int32),
+        ("counters", ctypes.c_void_p),
+        ("findings", ctypes.c_char_p),
+        ("findings_bytes", ctypes.c_uint64),
+    ]
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    library = host_build.load(str(host_build.runtime()))
+    library.cufa_launch.argtypes = [ctypes.POINTER(_Launch)]
+    library.cufa_counter_names.restype = ctypes.c_char_p
+    return library
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How threads are run: see :func:`emulate`."""
+
+    mode: str = "plain"
+    schedule: str | int = "ascending"
+    copies: str | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} is not known; use one of {', '.join(MODES)}")
+        seed = isinstance(self.schedule, int) and not isinstance(self.schedule, bool) and self.schedule >= 0
+        if self.schedule not in SCHEDULES and not seed:
+            raise ValueError(
+                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (an int from 0 up)"
+            )
+        threads = self.threads
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads={threads!r} must be an int from 1 up, or None for all cores")
+        if self.copies not in (None, "early", "late"):
+            raise ValueError(f"copies={self.copies!r} is not known; use 'early', 'late' or None")
+
+    @property
+    def late_copies(self) -> bool:
+        return self.mode == "checked" if self.copies is None else self.copies == "late"
+
+
+def execute(
+    entry: int,
+    launch: Launch,
+    arguments: Sequence[ctypes.Structure],
+    memory: list[GlobalArray],
+    execution: Execution,
+    before: Touched | None = None,
+    now: Touched | None = None,
+    ordered_sums: bool = False,
+) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
+    """Run one launch. Returns the counters, one row per block, and the findings.
+
+    ``entry`` comes from :func:`cufa.run.emulate.build.kernel`; ``memory`` is all that the kernel may touch.
+    Checked mode: ``before`` is what the launch before has touched, if this one may begin before that is over;
+    ``now`` is filled in with what this one touches; ``ordered_sums`` has additions to memory come in an order
+    that is always the same. Raises EmulationError, and ValueError when the grid cannot be cut into the clusters
+    asked for.
+    """
+    if not 1 <= launch.cluster <= MAX_CLUSTER:
+        raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
+    if launch.grid[0] % launch.cluster:
+        raise ValueError(
+            f"{launch.entry}: {launch.grid[0]} blocks along x cannot be cut into clusters of {launch.cluster}"
+        )
+    runtime = _runtime()
+    names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
+    counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(x) for x in arguments))
+    table, findings = as_ctypes(memory, before, now), ctypes.create_string_buffer(_FINDINGS_BYTES)
+    random = isinstance(execution.schedule, int)
+    call = _Launch(
+        entry=entry,
+        arguments=ctypes.addressof(pointers),
+        grid=launch.grid,
+        num_threads=launch.num_threads,
+        shared_bytes=launch.shared_memory,
+        cluster=launch.cluster,
+        workers=min(execution.threads or os.cpu_count() or 1, len(counters) or 1),
+        mode=MODES.index(execution.mode),
+        schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
+        seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
+        late_copies=execution.late_copies,
+        ordered_sums=ordered_sums,
+        arrays=ctypes.addressof(table),
+        num_arrays=len(memory),
+        counters=counters.ctypes.data,
+        findings=ctypes.cast(findings, ctypes.c_char_p),
+        findings_bytes=_FINDINGS_BYTES,
+    )
+    status = runtime.cufa_launch(ctypes.byref(call))
+    found = tuple(_parse(line) for line in findings.value.decode().splitlines())
+    if status == _STOPPED:
+        raise EmulationError(found)
+    return counters, found
+
+
+def execute_all(
+    entries: Mapping[str, int],
+    launches: Sequence[Launch],
+    arguments: Sequence[ctypes.Structure],
+    memory: list[GlobalArray],
+    execution: Execution,
+    ordered_sums: bool = False,
+) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
+    """Run launches one after another: the counters of each entry's last one, and all findings. Where a launch
+    may begin before the one before it is over, checked mode finds what it touches too early. ``ordered_sums``
+    as for :func:`execute`."""
+    counters: dict[str, npt.NDArray[Any]] = {}
+    findings: tuple[Finding, ...] = ()
+    before: Touched | None = None
+    for launch, following in zip(launches, [*launches[1:], None], strict=True):
+        overlapped = execution.mode == "checked" and following is not None and following.dependent
+        now = untouched(memory) if overlapped else None
+        counters[launch.entry], found = execute(
+            entries[launch.entry],
+            launch,
+            arguments,
+            memory,
+            execution,
+            before if launch.dependent else None,
+            now,
+            ordered_sums,
+        )
+        findings += found
+        if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
+            findings += (_never_released(launch, following),)
+        before = now
+    return counters, findings
+
+
+def _never_released(launch: Launch, following: Launch) -> Finding:
+    message = (
+        f"{following.entry} may begin before {launch.entry} is over, but no block of that lets it: it calls "
+        "grid_release_next() nowhere"
+    )
+    return Finding("never-released", 1, "", 0, message)
+
+
+def _parse(line: str) -> Finding:
+    kind, count, file, number, message = line.split("\t", 4)
+    return Finding(kind, int(count), file, int(number), message)

@@ -1,0 +1,141 @@
+"""Arrays as an emulated kernel sees them: what it may touch, and poison around it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...calls.array_memory import byte_range
+
+_POISON = 0xFF  # NaN in float16, bfloat16 and float32
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalArray:
+    """Memory that a kernel is given."""
+
+    name: str
+    array: npt.NDArray[Any]
+    writable: bool
+    valid: npt.NDArray[np.uint8] | None = None
+    """One byte for each element from the first one on: 0 where there is padding. None: no padding."""
+
+    @property
+    def address(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+class _Array(ctypes.Structure):
+    """``CufaArray`` of cuda_src/host/launch.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("begin", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("valid", ctypes.c_void_p),
+        ("granule", ctypes.c_uint32),
+        ("writable", ctypes.c_int32),
+        ("before", ctypes.c_void_p),
+        ("now", ctypes.c_void_p),
+    ]
+
+
+#: What a launch does in each array that it may write: a byte per element.
+Touched = list[npt.NDArray[np.uint8]]
+
+
+def untouched(memory: list[GlobalArray]) -> Touched:
+    """To be filled in by a launch."""
+    ranges = [byte_range(x.array) for x in memory]
+    return [
+        np.zeros((end - begin) // x.array.itemsize + 1 if x.writable else 0, np.uint8)
+        for x, (begin, end) in zip(memory, ranges, strict=True)
+    ]
+
+
+def as_ctypes(
+    memory: list[GlobalArray], before: Touched | None = None, now: Touched | None = None
+) -> ctypes.Array[_Array]:
+    """The table that the runtime reads; all of ``memory``, ``before`` and ``now`` must outlive it."""
+    table = (_Array * max(len(memory), 1))()
+    for i, (row, x) in enumerate(zip(table, memory, strict=False)):
+        begin, end = byte_range(x.array)
+        row.name, row.begin, row.bytes = x.name.encode(), begin, end - begin
+        row.valid = None if x.valid is None else x.valid.ctypes.data
+        row.granule, row.writable = x.array.itemsize, x.writable
+        row.before = before[i].ctypes.data if before and x.writable else None
+        row.now = now[i].ctypes.data if now and x.writable else None
+    return table
+
+
+def guarded_copy(name: str, x: npt.NDArray[Any], gap: int, writable: bool) -> GlobalArray:
+    """A copy of ``x``, (batch, heads, seqlen, head_dim), with ``gap`` poisoned rows after the last row of the
+    sequence, so that reading past a head's end hits poison, not the next head.
+
+    The order of the axes in memory, the row stride, and every address modulo 16 are those of ``x``: the copy
+    asks for the same compiled kernel.
+    """
+    item, extent = x.itemsize, x.shape[3] * x.itemsize
+    strides = [0, 0, 0, item]
+    for axis in sorted(range(3), key=lambda a: (abs(x.strides[a]) if x.shape[a] > 1 else 0, -a)):
+        wanted = abs(x.strides[axis])
+        stride = max(wanted, extent) if axis == 2 and x.shape[2] > 1 else extent
+        stride += (wanted - stride) % 16 if x.shape[axis] > 1 else -stride % 16
+        strides[axis] = stride
+        extent = stride * (x.shape[axis] + (gap if axis == 2 else 0))
+    lead = gap * strides[2] // 16 * 16
+    buffer = np.full(lead + extent + 32, _POISON, np.uint8)
+    base = lead + (x.ctypes.data - buffer.ctypes.data - lead) % 16
+    copy = np.ndarray(x.shape, x.dtype, buffer.data, base, strides)
+    if not writable:
+        copy[...] = x
+    valid = np.zeros(extent // item, np.uint8)
+    np.lib.stride_tricks.as_strided(valid, x.shape, [s // item for s in strides])[...] = 1
+    return GlobalArray(name, copy, writable, valid)
+
+
+class TensorMap(ctypes.Structure):
+    """``TensorMap`` of cuda_src/host/hopper_host.h: a CUtensorMap in the clear, axes innermost first."""
+
+    _fields_ = [
+        ("address", ctypes.c_void_p),
+        ("item_bytes", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("sizes", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 5),
+        ("box", ctypes.c_uint32 * 5),
+    ]
+
+
+#: Elements of the last axis in one box: the 128 bytes that the swizzle spans.
+_BOX_BYTES = 128
+
+
+def tensor_map(x: npt.NDArray[Any], box_rows: int) -> TensorMap:
+    """Boxes of ``box_rows`` rows and 128 bytes of one head of ``x``, (batch, heads, seqlen, head_dim)."""
+    return TensorMap(
+        address=x.ctypes.data,
+        item_bytes=x.itemsize,
+        rank=4,
+        sizes=(*x.shape[::-1], 1),
+        strides=(*x.strides[::-1], 0),
+        box=(_BOX_BYTES // x.itemsize, box_rows, 1, 1, 1),
+    )
+
+
+def row_map(x: npt.NDArray[Any], box_rows: int) -> TensorMap:
+    """Boxes of ``box_rows`` whole rows of one head of ``x``: a row is an axis of 128-byte pieces."""
+    columns = _BOX_BYTES // x.itemsize
+    pieces = x.shape[3] // columns
+    return TensorMap(
+        address=x.ctypes.data,
+        item_bytes=x.itemsize,
+        rank=5,
+        sizes=(columns, pieces, *x.shape[2::-1]),
+        strides=(x.itemsize, _BOX_BYTES, *x.strides[2::-1]),
+        box=(columns, pieces, box_rows, 1, 1),
+    )

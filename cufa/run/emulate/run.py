@@ -1,0 +1,227 @@
+"""A plan executed on a CPU: its arrays and memory of its own as the kernels see them, its launches, what they leave."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...build.compiler import trace_constants
+from ...build.params import TRACE_RECORD
+from ...build.phases import Logs, Room
+from ...plan.operation import Arrays
+from ...plan.planner import Plan
+from ...problem import mask_memory
+from ..packing import pack
+from . import build
+from .launch import Execution, Finding, execute_all
+from .memory import GlobalArray, guarded_copy, row_map, tensor_map
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulation:
+    """What one run gave."""
+
+    plan: Plan
+    mode: str
+    results: dict[str, Any]
+    """What the call would return, by the names of its operands; None for what was not asked for."""
+    findings: tuple[Finding, ...]
+    """Empty outside checked mode, and for a clean kernel."""
+    counters: dict[str, npt.NDArray[Any]]
+    """Of each launch: a structured array, one row per block. Tiles (as the kernel itself counts them),
+    products, exponentials, asynchronous copies and barriers are counted in every mode; bytes, sectors,
+    wavefronts and bank conflicts in counted mode."""
+    records: npt.NDArray[Any]
+    """One :data:`~cufa.build.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
+    block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
+    and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
+    number within its item. Empty for kernels that keep none."""
+    seconds: float
+    """Time in the kernels, on this CPU."""
+    inside: Logs | None = None
+    """Of an inside trace: what each warp did, in what order. The clock counts what each CPU thread has executed, and
+    "SM" is the number of that thread: order, not time."""
+
+    @property
+    def out(self) -> npt.NDArray[Any]:
+        """q's shape, layout and dtype."""
+        out: npt.NDArray[Any] = self.results["out"]
+        return out
+
+    @property
+    def lse(self) -> npt.NDArray[np.float32]:
+        """Natural-log LSE, (batch, heads, seqlen_q)."""
+        lse: npt.NDArray[np.float32] = self.results["lse"]
+        return lse
+
+    @functools.cached_property
+    def totals(self) -> dict[str, int]:
+        """Counters summed over blocks and launches."""
+        sums: dict[str, int] = {}
+        for counts in self.counters.values():
+            for name in counts.dtype.names or ():
+                sums[name] = sums.get(name, 0) + int(counts[name].sum())
+        return sums
+
+
+def run_plan(
+    plan: Plan,
+    given: Arrays,
+    execution: Execution,
+    trace: bool = True,
+    launches: int = 1,
+    inside: bool | Room = False,
+) -> Emulation:
+    """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes what the
+    operation writes.
+
+    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` keeps
+    logs of what each warp does, and may say how many there is room for. Raises
+    EmulationError, or RuntimeError when the kernels leave a counter that is not zero.
+    """
+    operation, checked = plan.operation, execution.mode == "checked"
+    names = [launch.entry for launch in plan.launches]
+    maps = _outside_maps(plan)
+    types = [operation.params.struct, *["TensorMap"] * len(maps)]
+    constants = {**plan.constants, **trace_constants(trace, bool(inside))}
+    entries = build.kernel(plan.spec.source, constants, names, checked, types)
+    operands = _operand_memory(plan, given, checked)
+    room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
+    own = _own_memory(plan, room if inside else None)
+    of_mask = {
+        name: GlobalArray(f"mask.{name}", x.values, writable=False)
+        for name, x in mask_memory.arrays(plan.problem).items()
+    }
+    order = (
+        []
+        if plan.block_order is None
+        else [GlobalArray("block_order", plan.block_order.values, writable=False)]
+    )
+    memory = [*operands.values(), *own.values(), *of_mask.values(), *order]
+    params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
+    for array in (*operands.values(), *own.values(), *order):
+        setattr(params, array.name, array.address)
+    if inside:
+        params.trace += room.before
+    for name, array in of_mask.items():
+        setattr(params.mask, name, array.address)
+    boxes = _fill_maps(plan, params, operands)
+    start = time.perf_counter()
+    counters, findings = execute_all(
+        entries, plan.launches * launches, [params, *boxes], memory, execution, plan.problem.deterministic
+    )
+    seconds = time.perf_counter() - start
+    for name, x in operands.items():
+        if x.writable and x.array is not given[name]:
+            given[name][...] = x.array
+    if "counters" in own and own["counters"].array.any():
+        raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
+    records, logs = own["trace"].array, None
+    if inside:
+        logs = room.read(records)
+        records = logs.items
+    written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
+    if len(written) and plan.split is None:
+        # Of several launches, the one that has tiles in shared memory keeps the records.
+        entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
+        counters[entry] = _with_tiles(counters[entry], written)
+    results = {x.name: given[x.name] for x in operation.every_operand if x.result and x.name in given}
+    return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
+
+
+def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
+    """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
+    between their rows' ends; a cache has room past its sequences' ends as it is."""
+    cached = plan.operation.splits
+    gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
+    memory = {}
+    for x in plan.operation.every_operand:
+        array = given.get(x.name)
+        if array is None or x.field not in plan.operation.params.names:
+            continue
+        writable = x.result or (x.written and _is_appended_to(plan))
+        if gap and x.stride:
+            memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
+            if not writable and plan.problem.lengths.ragged:
+                _forbid_tails(plan, memory[x.name])
+        else:
+            memory[x.name] = GlobalArray(x.field, array, writable=writable)
+    return memory
+
+
+def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
+    """What lies behind a sequence is not read. The copy engine brings whole tiles: there it is poison, of which nothing
+    shows in a result."""
+    array, valid = memory.array, memory.valid
+    assert valid is not None
+    elements = [stride // array.itemsize for stride in array.strides]
+    mine = np.lib.stride_tricks.as_strided(valid, array.shape, elements)
+    allowed = np.zeros(array.shape, np.uint8)
+    for part in plan.problem.parts:
+        of_keys = memory.name in ("k", "v")
+        allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
+    if plan.spec.uses_copy_engine:
+        array[np.broadcast_to(allowed == 0, array.shape)] = np.nan
+    else:
+        mine &= allowed
+
+
+def _is_appended_to(plan: Plan) -> bool:
+    """Inputs that kernels may write to are caches, and only when there is something to append."""
+    return plan.problem.cache.new_tokens > 0
+
+
+def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
+    """Trace records, workspace and counters, by the pointer that names them."""
+    own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
+    if room is not None:
+        own["trace"] = np.zeros(-(-room.size // 8), np.uint64).view(np.uint8)[: room.size]
+        own["trace"][room.before - len(room.head()) : room.before] = room.head()
+    workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
+    aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
+    names = plan.operation.params.names
+    if "partial" in names:
+        own["partial"] = aligned.view(np.float32)
+    else:
+        own["workspace"] = aligned
+    if "counters" in names:
+        own["counters"] = np.zeros(max(plan.counters, 1), np.uint32)
+    return {name: GlobalArray(name, x, writable=True) for name, x in own.items()}
+
+
+def _outside_maps(plan: Plan) -> list[str]:
+    """Operands whose tensor maps are arguments of their own, not part of the parameters."""
+    operation = plan.operation
+    names = plan.spec.boxes(plan.config)
+    return [name for name in names if operation.operand(name).map_field not in operation.params.names]
+
+
+def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
+    """Tensor maps where the kernels look for them; those that are arguments are returned."""
+    outside = []
+    for name, box in plan.spec.boxes(plan.config).items():
+        shape, field = row_map if box.whole_rows else tensor_map, plan.operation.operand(name).map_field
+        filled = shape(operands[name].array, box.rows)
+        if field in plan.operation.params.names:
+            ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
+        else:
+            outside.append(filled)
+    return outside
+
+
+def _with_tiles(counters: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The counters of each block with its tiles in front; a block may have several records."""
+    tiles = [(x, np.uint64) for x in ("tiles_visited", "tiles_skipped", "tiles_clear")]
+    both = np.zeros(len(counters), [*tiles, *counters.dtype.descr])
+    for name in counters.dtype.names or ():
+        both[name] = counters[name]
+    for name, _ in tiles:
+        np.add.at(both[name], records["thread_block"], records[name].astype(np.uint64))
+    return both

@@ -1,0 +1,184 @@
+"""Who reads which keys: the one definition. cuda_src/decode/schedule.cuh is its device side.
+
+The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding)
+cut each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K,
+LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into shares, so that
+short sequences leave nobody idle. Either way the pieces of an item are merged in the order of their
+keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ..problem.problem import Kept
+
+# Where queries see a window, only the end of a sequence is read: ``reach`` below says how many keys (None: all of
+# them; :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key on all the same,
+# and those that are read are cut into splits and shares. Where first keys are kept beside the window (:class:`Kept`),
+# tiles between the two are left out of the numbers: what stands behind them is numbered, and counted, as if it stood
+# where they stand.
+
+Reach = int | Kept | None
+
+
+def read_range(length: int, reach: Reach) -> tuple[int, int]:
+    """Keys (first, last + 1) that are read of a sequence of ``length`` keys, first ones that are kept aside."""
+    window = reach.window if isinstance(reach, Kept) else reach
+    return (0 if window is None else max(length - window, 0)), length
+
+
+def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int, int]:
+    """(number of the first tile, how many tiles) of a sequence. One without keys still has a tile: somebody
+    must write its zeros."""
+    first = read_range(length, reach)[0] // block_kv
+    count = max(1, -(-length // block_kv)) - first
+    if isinstance(reach, Kept):
+        return 0, count + min(-(-reach.keys // block_kv), first)
+    return first, count
+
+
+def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
+    """Tiles of a sequence that are read."""
+    return tiles_to_read(length, block_kv, reach)[1]
+
+
+def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
+    """The most that are read of any sequence of at most ``capacity`` keys: a window may begin and end in the
+    midst of a tile."""
+    whole = num_tiles(capacity, block_kv)
+    if isinstance(reach, Kept):
+        return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))
+    return whole if reach is None else min(whole, -(-(reach + block_kv - 1) // block_kv))
+
+
+def split_range(
+    length: int, num_splits: int, split: int, block_kv: int, reach: Reach = None
+) -> tuple[int, int]:
+    """Keys (first, last + 1) that one of ``num_splits`` fixed splits reads of a sequence of ``length`` keys.
+
+    Whole tiles, equally many in each split; a short sequence leaves the later splits empty.
+    """
+    start, tiles = tiles_to_read(length, block_kv, reach)
+    each = -(-tiles // num_splits)
+    first = start + split * each
+    return _keys(length, first, first + each, block_kv, reach)
+
+
+def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
+    """Splits that have something to merge: the first so many."""
+    return used_of(num_tiles(length, block_kv, reach), num_splits)
+
+
+def used_of(tiles: int, num_splits: int) -> int:
+    """Likewise, of a sequence of so many tiles."""
+    return -(-tiles // -(-tiles // num_splits))
+
+
+def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:
+    """What is read of tiles ``first`` … ``last`` - 1, as keys (first, last + 1)."""
+    begin, end = read_range(length, reach)
+    if isinstance(reach, Kept):
+        left_out = num_tiles(length, block_kv) - num_tiles(length, block_kv, reach)
+        begin, end = 0, length - left_out * block_kv
+    return min(max(first * block_kv, begin), end), min(last * block_kv, end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What one share does of one item."""
+
+    share: int
+    batch: int
+    kv_head: int
+    row_block: int
+    first_key: int
+    last_key: int
+    """One past the last."""
+    starts: bool
+    """The piece begins where its item begins."""
+    ends: bool
+    """The piece ends where its item ends."""
+
+    @property
+    def whole(self) -> bool:
+        """Nothing to merge: written straight to the output."""
+        return self.starts and self.ends
+
+
+#: Where lengths differ there are more shares than the GPU runs at once, for SMs do not read at one speed: who
+#: is done takes the next. The first half of the shares has 7 of 8 tiles: what is handed out last is small.
+_LAST_PART = 8
+
+#: Shares are fewer where the last ones would have less than about 8 tiles, but never less than the planner asks
+#: for at the least: one of WAVES of those that it wants.
+_TILES_A_SHARE = 32
+WAVES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """The line of all tiles, cut."""
+
+    total: int
+    """Tiles."""
+    used: int
+    """Shares that are not empty, the first so many."""
+    two_sizes: bool
+
+    @classmethod
+    def of(cls, total: int, num_shares: int, min_shares: int, ragged: bool) -> Shares:
+        if ragged:
+            num_shares = min(num_shares, max(total // _TILES_A_SHARE, min_shares))
+        used = min(num_shares, total)
+        return cls(total, used, ragged and used > 1 and used * _TILES_A_SHARE <= total)
+
+    def start(self, share: int) -> int:
+        """First tile of a share; of the one past the last, the number of tiles."""
+        if not self.two_sizes:
+            return share * self.total // self.used
+        large, last_part = self.used // 2, self.total // _LAST_PART
+        middle = self.total - last_part
+        if share < large:
+            return share * middle // large
+        return middle + (share - large) * last_part // (self.used - large)
+
+
+def balanced_shares(
+    lengths: Sequence[int],
+    kv_heads: int,
+    num_shares: int,
+    block_kv: int,
+    row_blocks: int = 1,
+    *,
+    ragged: bool,
+    min_shares: int,
+    reach: Reach = None,
+) -> Iterator[Piece]:
+    """The pieces of every share, in order. ``ragged``: lengths may differ, and there may be fewer shares, but
+    not fewer than ``min_shares`` (:class:`Shares`).
+
+    The line of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows
+    of a head do not fit one block), in them tiles of keys.
+    """
+    tiles = [tiles_to_read(n, block_kv, reach) for n in lengths]
+    total = sum(count for _, count in tiles) * kv_heads * row_blocks
+    starts, at = [], 0
+    for _, count in tiles:
+        starts.append(at)
+        at += count * kv_heads * row_blocks
+    batch = 0
+    shares = Shares.of(total, num_shares, min_shares, ragged)
+    for share in range(shares.used):
+        tile, end = shares.start(share), shares.start(share + 1)
+        while tile < end:
+            while batch + 1 < len(starts) and starts[batch + 1] <= tile:
+                batch += 1
+            first, count = tiles[batch]
+            item, inside = divmod(tile - starts[batch], count)
+            last = min(count, inside + end - tile)
+            kv_head, row_block = divmod(item, row_blocks)
+            keys = _keys(lengths[batch], first + inside, first + last, block_kv, reach)
+            yield Piece(share, batch, kv_head, row_block, *keys, inside == 0, last == count)
+            tile += last - inside

@@ -1,0 +1,135 @@
+"""Which tiles of the score matrix are visited, under one tiling of one mask.
+
+The score matrix of one head, (seqlen_q, seqlen_k), is cut into ``block_q × block_kv`` tiles. The CPU
+backend executes this schedule, the demo and the dashboard draw it, and the tile counters that the
+CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1). The rule itself
+is the mask's (:meth:`cufa.problem.mask.Mask.key_tiles`).
+
+The backward walks the same tiles column by column: a block of keys visits tiles of queries
+(:meth:`cufa.problem.mask.Mask.query_tiles`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem.mask_family import Mask
+from ..problem.problem import Problem
+from ..problem.tile_classes import TileClass, Tiles
+
+
+class Tile(enum.IntEnum):
+    """What becomes of one tile."""
+
+    SKIPPED = 0
+    """No visible score: never loaded, never computed."""
+    FULL = 1
+    """Every score is visible: no mask is applied."""
+    PARTIAL = 2
+    """A boundary of the mask runs through it (or, with skipping off, it lies wholly beyond)."""
+    PADDED = 3
+    """It hangs over the end of the queries or the keys, and no boundary of the mask touches it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Tiles of one head under one tiling.
+
+    ``skip_masked_tiles=False`` is FA1 and the ablation of FA2: wholly masked tiles are computed, then
+    thrown away by the mask. ``by_keys`` is the backward's: a block is one of keys, and visits query tiles.
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    block_q: int
+    block_kv: int
+    mask: Mask
+    skip_masked_tiles: bool = True
+    by_keys: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem, block_q: int, block_kv: int, skip_masked_tiles: bool) -> Schedule:
+        from ..plan.operation import OPERATIONS
+
+        by_keys = OPERATIONS[problem.operation].by_keys
+        p = next((part.problem for part in problem.parts if not part.problem.empty), problem)
+        return cls(p.seqlen_q, p.seqlen_k, block_q, block_kv, p.mask, skip_masked_tiles, by_keys)
+
+    @property
+    def num_q_blocks(self) -> int:
+        """Tr of the papers."""
+        return -(-self.seqlen_q // self.block_q)
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Tc of the papers."""
+        return -(-self.seqlen_k // self.block_kv)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that visit tiles."""
+        return self.num_kv_blocks if self.by_keys else self.num_q_blocks
+
+    @property
+    def tiles_of_block(self) -> int:
+        """Tiles that a block would visit if none were skipped."""
+        return self.num_q_blocks if self.by_keys else self.num_kv_blocks
+
+    @functools.cached_property
+    def ranges(self) -> Tiles:
+        """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask. Ranges
+        where they lie side by side, as a band's do; else lists."""
+        tiles_of = self.mask.query_tiles if self.by_keys else self.mask.key_tiles
+        found = tiles_of(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
+        return found if self.skip_masked_tiles else found.with_all_visited(self.tiles_of_block)
+
+    @functools.cached_property
+    def classes(self) -> npt.NDArray[np.uint8]:
+        """:class:`~cufa.problem.tile_classes.TileClass` of every tile, (num_blocks, tiles_of_block)."""
+        return self.ranges.classes(self.tiles_of_block)
+
+    @property
+    def visits(self) -> npt.NDArray[np.int64]:
+        """Tiles visited by each block, shape (num_blocks,)."""
+        return self.ranges.count
+
+    @functools.cached_property
+    def tiles(self) -> npt.NDArray[np.uint8]:
+        """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks), from whichever side it is visited."""
+        visited = dataclasses.replace(self, by_keys=False).classes != TileClass.SKIP
+        grid = np.where(visited, Tile.PARTIAL, Tile.SKIPPED).astype(np.uint8)
+        rows, keys = (
+            np.arange(0, n, block)
+            for n, block in ((self.seqlen_q, self.block_q), (self.seqlen_k, self.block_kv))
+        )
+        row_ends = np.minimum(rows + self.block_q, self.seqlen_q)
+        key_ends = np.minimum(keys + self.block_kv, self.seqlen_k)
+        _, every = self.mask.rectangles(rows, row_ends, keys, key_ends, self.seqlen_q, self.seqlen_k)
+        grid[visited & every] = Tile.FULL
+        for edge, hangs_over in (
+            (grid[-1], self.seqlen_q % self.block_q),
+            (grid[:, -1], self.seqlen_k % self.block_kv),
+        ):
+            if hangs_over:
+                edge[edge == Tile.FULL] = Tile.PADDED
+        return grid
+
+    @property
+    def total(self) -> int:
+        return self.num_q_blocks * self.num_kv_blocks
+
+    @property
+    def visited(self) -> int:
+        return int(self.visits.sum())
+
+    @property
+    def skipped(self) -> int:
+        return self.total - self.visited
+
+    def count(self, tile: Tile) -> int:
+        return int((self.tiles == tile).sum())
