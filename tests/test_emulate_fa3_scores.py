@@ -199,7 +199,8 @@ PLANTED = {
         "softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);\n    pack", ("alibi", "full", (150, 300)),
     ),
     "a distance from the tile's first key": (
-        "forward/fa3/consumer_items.cuh", "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n", ("alibi", "full", (150, 300))
+        "forward/fa3/consumer_items.cuh", "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n",
+        ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (
         SCORE, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",

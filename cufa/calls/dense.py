@@ -114,8 +114,8 @@ def plan_shapes(
     **fields: Any,
 ) -> Plan:
     """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``options`` are those of
-    :func:`cufa.calls.arrays.make_problem`, ``few`` the operands of :mod:`cufa.calls.optional_operands`, ``request`` is what is asked
-    of the planner, ``fields`` are others of the problem."""
+    :func:`cufa.calls.arrays.make_problem`, ``few`` the operands of :mod:`cufa.calls.optional_operands`, ``request`` is
+    what is asked of the planner, ``fields`` are others of the problem."""
     k = q if k is None else k
     v = k if v is None else v
     shapes = [

@@ -1,7 +1,8 @@
 """How long a plan's tiles take at the least, resource by resource, from measured ceilings; and how long they are
 predicted to take. Pure: no GPU.
 
-What the tiles ask for is :mod:`cufa.measure.tile_work`. The prediction has no constant of its own that was fitted to the
+What the tiles ask for is :mod:`cufa.measure.tile_work`. The prediction has no constant of its own that was
+fitted to the
 times it predicts: a warp (on Hopper a consumer warpgroup) does one thing after another, and the n that share an SM's
 units hide all but 1/n of what the busiest unit leaves over:
 

@@ -18,7 +18,8 @@ from .regimes import Regime
 
 
 def fastest(record: Json) -> dict[str, str]:
-    """Kernel by :func:`cufa.plan.problem_classes.problem_class`, for every class in which the registry's first choice took
+    """Kernel by :func:`cufa.plan.problem_classes.problem_class`, for every class in which the registry's first
+    choice took
     turns with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
     device = Device.typical(record["environment"]["arch"])
     logs: dict[str, list[dict[str, float]]] = {}

@@ -2,7 +2,8 @@
 use (section 3.2 of the FlashAttention paper), whatever a cache between them answers.
 
 :mod:`cufa.measure.traffic` has the totals of whole calls; a test holds the two together, and both are held to the
-counters of the kernels themselves (:mod:`cufa.run.emulate`). Tiles are those of the schedule, in the order of the papers;
+counters of the kernels themselves (:mod:`cufa.run.emulate`). Tiles are those of the schedule, in the order of
+the papers;
 a skipped tile moves nothing.
 """
 

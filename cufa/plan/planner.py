@@ -145,7 +145,8 @@ def make_plan(
     ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
     splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
     (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.problem_classes.tuning_key` to the tiles that ``cufa
-    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.problem_classes.problem_class` to the kernel
+    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.problem_classes.problem_class`
+    to the kernel
     that recorded benchmarks found fastest there; where neither knows, the registry's order decides.
 
     Raises TypeError when ``config`` is of another family of kernels, ValueError when no kernel serves the

@@ -1,4 +1,5 @@
-"""What kernels are told of a mask beside its band: ``MaskParams`` of cuda_src/shared/params.cuh, without the addresses, and
+"""What kernels are told of a mask beside its band: ``MaskParams`` of cuda_src/shared/params.cuh, without the
+addresses, and
 what they keep of it in their workspace. Pure: who has the memory fills in where the numbers are."""
 
 from __future__ import annotations

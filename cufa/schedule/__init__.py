@@ -1,6 +1,7 @@
 """Decoding: how the keys of long caches are shared out over thread blocks, and merged.
 
-:mod:`cufa.schedule.decode` says who reads what, :mod:`cufa.plan.decode_splits` how many parts there are, :mod:`cufa.plan.decode` which kernel does it.
+:mod:`cufa.schedule.decode` says who reads what, :mod:`cufa.plan.decode_splits` how many parts there are,
+:mod:`cufa.plan.decode` which kernel does it.
 
 Words, which have one meaning each here and in ``cuda_src/decode``:
 

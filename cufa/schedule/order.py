@@ -2,7 +2,8 @@
 
 A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence; backward: a key
 block of a key/value head: :mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken. The
-device side is ``work_item`` and ``PersistentItems`` of ``cuda_src/shared/schedule.cuh``; a test executes the kernels and
+device side is ``work_item`` and ``PersistentItems`` of ``cuda_src/shared/schedule.cuh``; a test executes the
+kernels and
 compares.
 
 Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
