@@ -15,10 +15,13 @@ def with_changed(folder: Path, file: str, change: Callable[[str], str]) -> Path:
     if not copy.exists():
         _link(compiler.SOURCE_DIR, copy)
     path = copy / file
-    if path.parent.is_symlink():
-        real = path.parent.resolve()
-        path.parent.unlink()
-        _link(real, path.parent)
+    for parent in reversed(
+        path.relative_to(copy).parents[:-1]
+    ):  # outermost first: no file is written through a link
+        if (copy / parent).is_symlink():
+            real = (copy / parent).resolve()
+            (copy / parent).unlink()
+            _link(real, copy / parent)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     changed = change(text)
     assert changed != text, f"the change does not apply to {file} any more"

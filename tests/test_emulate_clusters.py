@@ -209,8 +209,8 @@ NEEDED = {
 @pytest.mark.parametrize("what", NEEDED)
 def test_decoding_needs(tmp_path, monkeypatch, what):
     file, text, instead, kinds = NEEDED[what]
-    assert (compiler.SOURCE_DIR / "tiles" / file).read_text(encoding="utf-8").count(text) == 1
-    sources = with_changed(tmp_path, f"tiles/{file}", lambda before: before.replace(text, instead))
+    assert (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").count(text) == 1
+    sources = with_changed(tmp_path, file, lambda before: before.replace(text, instead))
     monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
     case = make_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
     config = configs("decode_split_tma", 64)[0].merged_in_cluster()

@@ -196,7 +196,7 @@ def test_counters_do_not_depend_on_threads_or_order():
 def test_auto_never_emulates():
     """A microscope, not a backend."""
     source = Path(cufa.__file__).parent
-    for module in ("ops/forward.py", "planner.py", "backends/cpu.py", "backends/cuda.py"):
+    for module in ("calls/forward.py", "plan/planner.py", "run/cpu/forward.py", "run/cuda/backend.py"):
         assert "emulat" not in (source / module).read_text(encoding="utf-8")
 
 
