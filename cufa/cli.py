@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .commands.streams import clear_failures, use_letters_that_exist
+from .streams import clear_failures, use_letters_that_exist
 
 #: Command → (module under cufa.commands, attribute, short help).
 _COMMANDS = {

@@ -64,7 +64,6 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         nvrtc_version()
     except MissingCompilerError as error:
         pytest.skip(str(error))
-    (tmp_path / "kernels").mkdir()
     monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
     launch_threads = [256]
     spec = KernelSpec(
@@ -86,7 +85,7 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
 
     def run(source: str, *arguments: str, threads: int = 256) -> Result:
         launch_threads[0] = threads
-        (tmp_path / "kernels/two_step.cu").write_text(source)
+        (tmp_path / "two_step.cu").write_text(source)
         return CliRunner().invoke(compile_command, ["--arch", "90", "--head-dim", "64", *arguments])
 
     return run

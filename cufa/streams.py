@@ -61,6 +61,6 @@ def _drop_output() -> None:
 
 
 def _give_up(exit_name: str, message: str) -> NoReturn:
-    from .common import Exit, fail
+    from .commands.common import Exit, fail
 
     fail(Exit[exit_name], message)
