@@ -52,7 +52,7 @@ PLANTED = {
     "divergent_ldmatrix": ("divergence", "while other lanes wait at"),
     "divergent_mma": ("divergence", "executed by some lanes of warp"),
     "missing_fence": ("accumulator-touched", "were written before mma_fence()"),
-    "skipped_barrier": ("deadlock", "warp 0 all lanes wait for the block's barrier at kernels/planted.cu:"),
+    "skipped_barrier": ("deadlock", "warp 0 all lanes wait for the block's barrier at planted.cu:"),
     "wrong_barrier_count": ("(barrier|deadlock)", "barrier 1"),
     "never_written": ("never-written", "shared memory that nothing has written"),
     "missing_warp_sync": ("race", "no barrier orders this access after another thread's: shared offset"),

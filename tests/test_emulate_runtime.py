@@ -42,7 +42,7 @@ def test_every_primitive_has_a_twin():
 
 
 def test_every_primitive_is_probed():
-    kernels = compiler.SOURCE_DIR / "kernels"
+    kernels = compiler.SOURCE_DIR / "probes"
     text = "".join(path.read_text(encoding="utf-8") for path in kernels.glob("*_probes.cu"))
     text += (compiler.SOURCE_DIR / "wgmma/operands.cuh").read_text(encoding="utf-8")
     primitives = functions(*(compiler.SOURCE_DIR / "primitives").glob("*.cuh")) - probes.UNOBSERVABLE
