@@ -259,15 +259,21 @@ FORWARD = [
          "for (int row = thread; row < ROWS - 1; row += NUM_THREADS) {\n    st_shared_vec4", "the padding of the last row"),
     ),
     *_of(
-        "cuda_src/shared/schedule.cuh", "emulate_kernels dashboard_launch",
+        "cuda_src/forward/fa3/persistent_items.cuh", "emulate_kernels dashboard_launch",
         ("const u32 place = round % 2 == 0 ?", "const u32 place = true ?", "another order than is simulated"),
+    ),
+    *_of(
+        "cuda_src/shared/schedule.cuh", "emulate_kernels dashboard_launch",
         ("(i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;\n}\n\n// One record",
          "(i64(item.batch) * p.kv_heads + item.head) * p.seqlen_q + row;\n}\n\n// One record", "the LSE of another head"),
     ),
     *_of(
-        "cuda_src/shared/score.cuh", "emulate_masks emulate_backward",
+        "cuda_src/shared/softcap.cuh", "emulate_masks emulate_backward",
         ("fabsf(x) < 0.5f ? fmaf(x * square, tail, x)", "fabsf(x) < 5.0f ? fmaf(x * square, tail, x)",
          "the series of tanh where it does not converge"),
+    ),
+    *_of(
+        "cuda_src/shared/score.cuh", "emulate_masks emulate_backward",
         ("const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r,", "const VisibleColumns<KIND, SEGMENT> visible(mask, row,",
          "the mask of the row eight above"),
     ),

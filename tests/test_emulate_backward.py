@@ -170,7 +170,7 @@ def assert_same_bits_in_every_order(spec, head_dim, **how) -> None:
 
 
 def test_query_tiles_of_any_band():
-    """``Band::query_tiles`` against every score, on the smallest tiles."""
+    """``query_tiles`` of mask_by_keys.cuh against every score, on the smallest tiles."""
 
     @given(
         mask=BANDS,

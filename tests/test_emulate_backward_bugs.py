@@ -22,7 +22,7 @@ from cufa.run.emulate.calls import EmulationError, emulate_backward
 MAIN, PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
 DQ, STORE = "backward/fa2/dq.cuh", "backward/fa2/store.cuh"
 SCHEDULE, PASSES = "backward/common/schedule.cuh", "backward/common/passes.cuh"
-MASK, SCORE, PRODUCT = "shared/mask.cuh", "shared/score.cuh", "mma/product.cuh"
+MASK, PRODUCT = "backward/common/mask_by_keys.cuh", "mma/product.cuh"
 
 #: Several tiles each way, ragged; two query heads share keys, and some rows see nothing.
 SHAPE = {"heads": 2, "kv_heads": 1, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
@@ -54,10 +54,10 @@ def bug(file: str, old: str, new: str, kinds: str = "", config: TileConfig = SHA
 BUGS = {
     # The mask, seen from the keys.
     "mask one row early": bug(
-        MASK, "begin = band.rows_begin(key) - lane", "begin = band.rows_begin(key) - 1 - lane"
+        MASK, "begin = rows_begin(band, key) - lane", "begin = rows_begin(band, key) - 1 - lane"
     ),
     "mask ends one row late": bug(
-        MASK, "band.rows_end(key) : 0)", "band.rows_end(key) + 1 : 0)", mask=Band(20, 30)
+        MASK, "rows_end(band, key) : 0)", "rows_end(band, key) + 1 : 0)", mask=Band(20, 30)
     ),
     "mask as in the forward": bug(
         PRODUCTS,
@@ -72,7 +72,9 @@ BUGS = {
     "last query tile lost": bug(MASK, "range.end = (end + BR - 1) / BR;", "range.end = end / BR;", mask=FULL),
     "first query tile lost": bug(MASK, "range.first = begin / BR;", "range.first = (begin + BR - 1) / BR;"),
     "tiles called clear too soon": bug(
-        MASK, "range.clear_first = (rows_begin(last_key)", "range.clear_first = (rows_begin(first_key)"
+        MASK,
+        "range.clear_first = (rows_begin(band, last_key)",
+        "range.clear_first = (rows_begin(band, first_key)",
     ),
     # dQ.
     "dQ of the last tile lost": bug(MAIN, "(adds_first() || remaining == 0)", "adds_first()"),

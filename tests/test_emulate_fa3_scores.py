@@ -169,7 +169,7 @@ def test_a_softcap_of_rows_whose_maximum_grows_and_grows():
 @pytest.mark.parametrize("terms", [3, 4])
 def test_polynomials_of_the_cap_are_as_near_as_said(terms):
     """Off by at most 2e-7, in float32, as the kernel multiplies."""
-    text = (SOURCE_DIR / "shared/score.cuh").read_text(encoding="utf-8")
+    text = (SOURCE_DIR / "forward/fa3/fast_softcap.cuh").read_text(encoding="utf-8")
     limit = re.search(r"NEAR_0\[5\] = {(.*?)};", text)[1].split(",")[terms].strip().removesuffix("f")
     coefficients = re.findall(
         r"{([^{}]*)}", re.search(r"TANH_OVER_X\[5\]\[4\] = {(.*?)};", text, re.DOTALL)[1]
@@ -183,11 +183,12 @@ def test_polynomials_of_the_cap_are_as_near_as_said(terms):
     assert np.abs((x * total).astype(np.float64) - np.tanh(x.astype(np.float64))).max() <= 2e-7
 
 
-KERNEL, CONSUMER, SCORE = "forward/fa3/kernel.cu", "forward/fa3/consumer.cuh", "shared/score.cuh"
+KERNEL, CONSUMER = "forward/fa3/kernel.cu", "forward/fa3/consumer.cuh"
+OPTIONAL, CAP = "shared/alibi_sink.cuh", "forward/fa3/fast_softcap.cuh"
 #: Where, what is replaced, by what; options, mask and lengths that show it.
 PLANTED = {
     "the slope of the first sequence": (
-        SCORE, "i64(number) * p.alibi_stride", "i64(0) * p.alibi_stride", ("alibi", "causal", (300, 300))
+        OPTIONAL, "i64(number) * p.alibi_stride", "i64(0) * p.alibi_stride", ("alibi", "causal", (300, 300))
     ),
     "the slope of another head": (
         "forward/fa3/consumer_items.cuh",
@@ -203,7 +204,7 @@ PLANTED = {
         ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (
-        SCORE, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",
+        OPTIONAL, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",
         ("sink", "causal", (150, 300)),
     ),
     "the sink of another head": (
@@ -214,17 +215,17 @@ PLANTED = {
         CONSUMER, "SINK ? ld_global<float>(p.sink + item.head) : NEG_INF", "NEG_INF", ("sink", "causal", (450, 150))
     ),
     "the inverse of the wrong half": (
-        SCORE, "of_high = inverse * low;", "of_high = inverse * high;", ("softcap", "full", (150, 300))
+        CAP, "of_high = inverse * low;", "of_high = inverse * high;", ("softcap", "full", (150, 300))
     ),
     "a score for its neighbour": (
-        SCORE, "rest[2] = of_high * factor[3];", "rest[2] = of_high * factor[2];", ("softcap", "full", (150, 300))
+        CAP, "rest[2] = of_high * factor[3];", "rest[2] = of_high * factor[2];", ("softcap", "full", (150, 300))
     ),
     "far scores taken for near ones": (
-        SCORE, "greatest * unit <= NEAR_0[TERMS]", "greatest * unit <= 4 * NEAR_0[TERMS]",
+        CAP, "greatest * unit <= NEAR_0[TERMS]", "greatest * unit <= 4 * NEAR_0[TERMS]",
         ("softcap", "full", (150, 300)),
     ),
     "a coefficient of the wrong sign": (
-        SCORE, "-0.3329747653f", "0.3329747653f", ("softcap near 0", "full", (150, 300))
+        CAP, "-0.3329747653f", "0.3329747653f", ("softcap near 0", "full", (150, 300))
     ),
 }  # fmt: skip
 
@@ -246,25 +247,25 @@ PLANTED_NEAR_0 = {
         KERNEL, "!warp_any(!is_near_0<3>(greatest, unit))", "warp_any(is_near_0<3>(greatest, unit))", "full", 0.125
     ),
     "one lane near 0 speaks for its warp, masked": (
-        SCORE, "warp_any(!is_near_0<4>(greatest_magnitude(S), unit))",
+        CAP, "warp_any(!is_near_0<4>(greatest_magnitude(S), unit))",
         "!warp_any(is_near_0<4>(greatest_magnitude(S), unit))", "causal", 0.125,
     ),
     "the longer polynomial beyond its limit": (
         KERNEL, "!warp_any(!is_near_0<4>(greatest, unit))", "true", "full", 0.125
     ),
-    "far scores taken for near ones, causal": (SCORE, IS_NEAR_0, "true", "causal", 0.125),
-    "far scores taken for near ones, window": (SCORE, IS_NEAR_0, "true", "window", 0.125),
-    "far scores below 0 taken for near ones": (SCORE, "c = fmaxf(c, fabsf(s));", "c = fmaxf(c, s);", "full", 0.125),
-    "near scores by a wrong polynomial": (SCORE, "0.1252255531f", "0.3252255531f", "full", 0.125),
-    "scores not so near by a wrong polynomial": (SCORE, "0.1314513541f", "0.1914513541f", "full", 0.125),
-    "masked scores by a wrong polynomial, causal": (SCORE, "0.1314513541f", "0.3314513541f", "causal", 0.125),
-    "a scale too small for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**-21),
-    "a scale too large for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**24),
+    "far scores taken for near ones, causal": (CAP, IS_NEAR_0, "true", "causal", 0.125),
+    "far scores taken for near ones, window": (CAP, IS_NEAR_0, "true", "window", 0.125),
+    "far scores below 0 taken for near ones": (CAP, "c = fmaxf(c, fabsf(s));", "c = fmaxf(c, s);", "full", 0.125),
+    "near scores by a wrong polynomial": (CAP, "0.1252255531f", "0.3252255531f", "full", 0.125),
+    "scores not so near by a wrong polynomial": (CAP, "0.1314513541f", "0.1914513541f", "full", 0.125),
+    "masked scores by a wrong polynomial, causal": (CAP, "0.1314513541f", "0.3314513541f", "causal", 0.125),
+    "a scale too small for its seventh power": (CAP, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**-21),
+    "a scale too large for its seventh power": (CAP, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**24),
     "the maximum is not capped": (
-        SCORE, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = quad_max(m_tile[r]);", "full", 2.0**-10
+        CAP, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = quad_max(m_tile[r]);", "full", 2.0**-10
     ),
     "the maximum of one lane": (
-        SCORE, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = cap(m_tile[r]);", "full", 0.125
+        CAP, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = cap(m_tile[r]);", "full", 0.125
     ),
 }  # fmt: skip
 

@@ -292,6 +292,7 @@ def test_hidden_keys_are_not_read():
 
 
 LOOKED_UP, HOPPER = "shared/irregular_mask.cuh", "backward/fa3_common/block.cuh"
+BY_KEYS = "backward/common/mask_by_keys.cuh"
 WIDE, LOADER = "backward/fa3_pair/kernel.cu", "backward/fa3_common/loader.cuh"
 
 #: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
@@ -312,7 +313,7 @@ PLANTED = {
         LOOKED_UP, "if (past + 8 * r < length[e])", "if (past + 8 * r <= length[e])", "fa2_forward", "two runs, of both"
     ),
     "a run ends a row late, by keys": (
-        LOOKED_UP, "- lo[run] >= length[run];", "- lo[run] > length[run];", "fa2_backward", "two runs, of both"
+        BY_KEYS, "- lo[run] >= length[run];", "- lo[run] > length[run];", "fa2_backward", "two runs, of both"
     ),
     "runs of another head": (
         LOOKED_UP, "(mask.heads > 1 ? kv_head : 0)", "(0)", "fa2_forward", "one run, of heads"
@@ -337,10 +338,10 @@ PLANTED = {
         LOOKED_UP, "min(mask.keep - key, end)", "0", "fa2_forward", "streaming"
     ),
     "kept keys are forgotten, by keys": (
-        LOOKED_UP, " || (Looked::SETS && j < mask.keep)", "", "fa2_backward", "streaming"
+        BY_KEYS, " || (Looked::SETS && j < mask.keep)", "", "fa2_backward", "streaming"
     ),
     "global rows see no more than others, by keys": (
-        LOOKED_UP, " || (Looked::SETS && row < exempt)", "", "fa2_backward", "global rows alone"
+        BY_KEYS, " || (Looked::SETS && row < exempt)", "", "fa2_backward", "global rows alone"
     ),
     "tiles of global rows are skipped": (
         LOOKED_UP, "some || left < prefix || top < exempt", "some || left < prefix", "fa2_forward", "global rows alone"

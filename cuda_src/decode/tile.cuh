@@ -9,7 +9,9 @@
 #include "primitives/float8.cuh"
 #include "decode/tma.cuh"
 #include "shared/parts.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 constexpr int WARP_ROWS = Br / ROW_WARPS;
 constexpr int M_TILES = WARP_ROWS / 16;

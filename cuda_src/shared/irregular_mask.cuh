@@ -152,15 +152,6 @@ DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int 
   return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }
 
-// The transpose: a query tile for a block of keys. Keys past the end count for nothing, as in Band::query_tiles.
-template <MaskKind KIND, typename Params>
-DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
-  const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
-  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
-  const TileClass is = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
-  return {is.some, is.some && is.every && end <= p.seqlen_q};
-}
-
 // A tile of a walk in one register: negative behind the last.
 struct WalkedTile {
   int code;
@@ -241,32 +232,5 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
         }
       }
     }
-  }
-}
-
-// The same where S was computed transposed: `key` is the lane's first, `lane_first_row` its first row. Keys past the end are
-// hidden too.
-template <MaskKind KIND, typename Params, typename View>
-DEVICE void hide_scores_by_keys(View S, const LookedUpMask<KIND, Params>& mask, int key, int lane_first_row) {
-  using Looked = LookedUpMask<KIND, Params>;
-#pragma unroll
-  for (int r = 0; r < View::ROWS; ++r) {
-    const int j = key + 8 * r;
-    const bool exists = j < mask.keys, all = Looked::SETS && j < mask.prefix;
-    const int begin = all ? 0 : j - mask.last, end = all || (Looked::SETS && j < mask.keep) ? mask.rows : j - mask.first + 1;
-    const int first = begin - lane_first_row, behind = (exists ? end : 0) - lane_first_row;
-    const int exempt = (exists ? mask.exempt : 0) - lane_first_row;
-    u32 lo[2] = {}, length[2] = {};
-#pragma unroll
-    for (int run = 0; run < Looked::RUNS; ++run) {
-      const vec2 x = ld_global<vec2>(mask.workspace.run(mask.number + run, j));
-      lo[run] = x.x - u32(lane_first_row), length[run] = x.y;
-    }
-    S.for_each_in_row(r, [&](int row, float& s) {
-      bool visible = (row >= first && row < behind) || (Looked::SETS && row < exempt);
-#pragma unroll
-      for (int run = 0; run < Looked::RUNS; ++run) visible = visible && u32(row) - lo[run] >= length[run];
-      if (!visible) s = NEG_INF;
-    });
   }
 }

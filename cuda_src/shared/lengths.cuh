@@ -95,13 +95,6 @@ DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32
   return {low, int(index - first(low))};
 }
 
-// Of a kernel that takes blocks of BLOCK rows: their number for each head, over all sequences.
-template <int BLOCK, typename Params>
-DEVICE u32 blocks_of_rows(const Params& p) {
-  if constexpr (LENGTHS_KIND == PACKED) return num_packed_blocks<BLOCK>(p.total_q, p.batch);
-  return (u32(p.seqlen_q - 1) / BLOCK + 1) * u32(p.batch);
-}
-
 // Where the numbers of a head's rows begin, in an array (batch, heads, seqlen_q), or (heads, total_q) where packed. `head` is
 // counted over the arrays' batch.
 template <typename Params, typename Sequence>

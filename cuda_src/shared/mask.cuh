@@ -61,16 +61,6 @@ struct Band {
     return among_keys(i64(row) + 1 + last);
   }
 
-  // The rows that see a key: [begin, end).
-  DEVICE int rows_begin(int key) const {
-    if constexpr (KIND == MASK_FULL) return 0;
-    return among_rows(i64(key) - last);
-  }
-  DEVICE int rows_end(int key) const {
-    if constexpr (KIND != MASK_BAND) return rows;
-    return among_rows(i64(key) + 1 - first);
-  }
-
   // Rows and keys in blocks of BR and BC. Without SKIP tiles that no row sees are computed too, and masked away.
   template <int BR, int BC, bool SKIP>
   DEVICE TileRange tiles(int q_block) const {
@@ -92,27 +82,8 @@ struct Band {
     return range;
   }
 
-  // The transpose, for the backward: the query tiles that see something of a block of keys. Keys past the end count for
-  // nothing here, so a block that hangs over the end may have clear tiles all the same.
-  template <int BR, int BC>
-  DEVICE TileRange query_tiles(int k_block) const {
-    const i64 block_key = i64(k_block) * BC;
-    const int first_key = int(block_key), last_key = int(min(block_key + BC, i64(keys)) - 1);
-    const int begin = rows_begin(first_key), end = rows_end(last_key);  // rows that see some key
-    TileRange range;
-    range.total = (rows - 1) / BR + 1;
-    range.first = begin / BR;
-    range.end = (end + BR - 1) / BR;
-    if (begin >= end) range.first = range.end = 0;
-    range.clear_first = (rows_begin(last_key) + BR - 1) / BR;
-    range.clear_end = rows_end(first_key) / BR;
-    if (begin >= end || range.clear_first >= range.clear_end) range.clear_first = range.clear_end = range.first;
-    return range;
-  }
-
  private:
   DEVICE int among_keys(i64 key) const { return key < 0 ? 0 : key > keys ? keys : int(key); }
-  DEVICE int among_rows(i64 row) const { return row < 0 ? 0 : row > rows ? rows : int(row); }
 };
 
 // The columns of a tile that one row sees, counted from the lane's first, as far as tiles of this segment must ask. In 32
@@ -138,18 +109,4 @@ struct VisibleColumns {
  private:
   static constexpr bool TESTS_BEGIN = KIND == MASK_BAND && SEGMENT != CLEAR;
   static constexpr bool TESTS_END = SEGMENT == RIGHT_MASKED;
-};
-
-// The transpose, where a lane goes through the rows that see one key: which of a tile's rows do, counted from the lane's
-// first. No row sees a key past the end.
-template <MaskKind KIND>
-struct VisibleRows {
-  int begin, end;
-
-  DEVICE VisibleRows(const Band<KIND>& band, int key, int lane_first_row) {
-    begin = band.rows_begin(key) - lane_first_row;
-    end = (key < band.keys ? band.rows_end(key) : 0) - lane_first_row;
-  }
-
-  DEVICE bool operator()(int row) const { return row >= begin && row < end; }
 };

@@ -1,5 +1,5 @@
 """Changes of scores before the softmax. Each is here once: its NumPy form and its derivative; the device pair
-is in ``cuda_src/shared/score.cuh``.
+is in ``cuda_src/shared/softcap.cuh`` and ``alibi_sink.cuh``.
 
 In this order:
 

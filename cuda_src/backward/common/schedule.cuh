@@ -3,6 +3,7 @@
 #pragma once
 #include "primitives/semaphore.cuh"
 #include "backward/common/workspace.cuh"
+#include "backward/common/mask_by_keys.cuh"
 #include "shared/schedule.cuh"
 
 // One key block of one key/value head.
@@ -61,7 +62,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
 template <int BR, int BC>
 DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
   if (LENGTHS_KIND != DENSE && (mask.rows == 0 || k_block * BC >= mask.keys)) return {};
-  return mask.query_tiles<BR, BC>(k_block);
+  return query_tiles<BR, BC>(mask, k_block);
 }
 
 // A query tile of one query head, and its successor among those that a key block visits: tiles of a head from first to last

@@ -5,7 +5,9 @@
 #include "shared/named_barriers.cuh"
 #include "shared/phases.cuh"
 #include "mma/product.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 struct FromRegisters {
   static constexpr bool value = false;

@@ -29,6 +29,7 @@
 #include "mma/half_pair.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ BackwardParams p) {
   prepare_strip(p);
@@ -52,7 +53,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   const u32 saved_smem = gap_address<PITCH>(V_smem, 1);
   {
     const KeyItem item = key_item<Bc>(p, blockIdx.x, 4 * ROW_BYTES);
-    tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+    tiles = query_tiles<Br, Bc>(head_mask(p), item.k_block);
     tile = {item.kv_head * (p.heads / p.kv_heads), tiles.first};
     if (thread_id() == 0) {
       st_shared_vec4(saved_smem, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), u32(tiles.clear_end)});
@@ -381,7 +382,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    TileRange traced = head_mask(p).query_tiles<Br, Bc>(key_block());
+    TileRange traced = query_tiles<Br, Bc>(head_mask(p), key_block());
     if constexpr (LOOKED_UP) traced = tally.range(traced.total);
     if (thread_id() == 0) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
   }

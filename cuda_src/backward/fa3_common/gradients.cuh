@@ -5,7 +5,9 @@
 #include "primitives/wgmma_transposed.cuh"
 #include "wgmma/accumulator.cuh"
 #include "backward/fa3_common/block.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 // Scores that the mask hides become -inf. `key` is the lane's first in the block.
 DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {

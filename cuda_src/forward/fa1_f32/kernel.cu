@@ -30,6 +30,7 @@
 #include "mma/half_pair.cuh"
 #include "shared/schedule.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 #include "forward/fa1/strip_state.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;

@@ -44,7 +44,9 @@
 #include "forward/splits.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/phases.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 // Columns: the launch before, a warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "forward/fa2/shape.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/score.cuh"
+#include "shared/alibi_sink.cuh"
 
 // By all lanes of a warp. `parked_smem`: where query block, head and batch are, and the address of Q.
 template <typename Softmax>

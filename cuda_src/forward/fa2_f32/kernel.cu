@@ -39,6 +39,7 @@
 #include "mma/half_pair.cuh"
 #include "shared/schedule.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int NUM_THREADS = NUM_WARPS * 32;

@@ -8,7 +8,11 @@
 #include "wgmma/accumulator.cuh"
 #include "forward/splits.cuh"
 #include "wgmma/pipeline.cuh"
+#include "forward/fa3/fast_softcap.cuh"
+#include "forward/fa3/integer_maxima.cuh"
+#include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 #include "wgmma/operands.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;

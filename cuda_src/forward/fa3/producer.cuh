@@ -8,6 +8,7 @@
 #include "shared/phases.cuh"
 #include "wgmma/pipeline.cuh"
 #include "forward/fa3/memory.cuh"
+#include "forward/fa3/persistent_items.cuh"
 
 using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
 

@@ -13,6 +13,7 @@
 #include "mma/fragments.cuh"
 #include "shared/schedule.cuh"
 #include "shared/score.cuh"
+#include "shared/softcap.cuh"
 
 template <bool IS_FLOAT32>
 struct Bits {

@@ -1,0 +1,100 @@
+// The mask as a block of keys sees it, for the backward: which query tiles it visits, and which scores of S^T = K Q^T are hidden.
+#pragma once
+#include "shared/fragment_view.cuh"
+#include "shared/irregular_mask.cuh"
+#include "shared/mask.cuh"
+
+template <MaskKind KIND>
+DEVICE int cut_to_rows(const Band<KIND>& band, i64 row) {
+  return row < 0 ? 0 : row > band.rows ? band.rows : int(row);
+}
+
+// The rows that see a key: [begin, end).
+template <MaskKind KIND>
+DEVICE int rows_begin(const Band<KIND>& band, int key) {
+  if constexpr (KIND == MASK_FULL) return 0;
+  return cut_to_rows(band, i64(key) - band.last);
+}
+template <MaskKind KIND>
+DEVICE int rows_end(const Band<KIND>& band, int key) {
+  if constexpr (KIND != MASK_BAND) return band.rows;
+  return cut_to_rows(band, i64(key) + 1 - band.first);
+}
+
+// The query tiles of BR rows in which some row sees a key of the block of BC keys. Keys past the end are not counted: a block that
+// extends past the end may have clear tiles all the same.
+template <int BR, int BC, MaskKind KIND>
+DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
+  const i64 block_key = i64(k_block) * BC;
+  const int first_key = int(block_key), last_key = int(min(block_key + BC, i64(band.keys)) - 1);
+  const int begin = rows_begin(band, first_key), end = rows_end(band, last_key);  // rows that see some key
+  TileRange range;
+  range.total = (band.rows - 1) / BR + 1;
+  range.first = begin / BR;
+  range.end = (end + BR - 1) / BR;
+  if (begin >= end) range.first = range.end = 0;
+  range.clear_first = (rows_begin(band, last_key) + BR - 1) / BR;
+  range.clear_end = rows_end(band, first_key) / BR;
+  if (begin >= end || range.clear_first >= range.clear_end) range.clear_first = range.clear_end = range.first;
+  return range;
+}
+
+// What a block of keys does with a query tile under an irregular mask. Keys past the end are not counted.
+template <MaskKind KIND, typename Params>
+DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
+  const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
+  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const TileClass is = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+  return {is.some, is.some && is.every && end <= p.seqlen_q};
+}
+
+// Which rows of a tile see one key, counted from the lane's first row. No row sees a key past the end.
+template <MaskKind KIND>
+struct VisibleRows {
+  int begin, end;
+
+  DEVICE VisibleRows(const Band<KIND>& band, int key, int lane_first_row) {
+    begin = rows_begin(band, key) - lane_first_row;
+    end = (key < band.keys ? rows_end(band, key) : 0) - lane_first_row;
+  }
+
+  DEVICE bool operator()(int row) const { return row >= begin && row < end; }
+};
+
+// Scores of S^T that the mask hides become -inf, keys past the end included. Rows of the fragment are keys: `key` is the lane's first.
+template <MaskKind KIND, typename View>
+DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lane_first_row) {
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const VisibleRows<KIND> visible(mask, key + 8 * r, lane_first_row);
+    S.for_each_in_row(r, [&](int row, float& s) {
+      if (!visible(row)) s = NEG_INF;
+    });
+  }
+}
+
+// The same under an irregular mask.
+template <MaskKind KIND, typename Params, typename View>
+DEVICE void hide_scores_by_keys(View S, const LookedUpMask<KIND, Params>& mask, int key, int lane_first_row) {
+  using Looked = LookedUpMask<KIND, Params>;
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const int j = key + 8 * r;
+    const bool exists = j < mask.keys, all = Looked::SETS && j < mask.prefix;
+    const int begin = all ? 0 : j - mask.last, end = all || (Looked::SETS && j < mask.keep) ? mask.rows : j - mask.first + 1;
+    const int first = begin - lane_first_row, behind = (exists ? end : 0) - lane_first_row;
+    const int exempt = (exists ? mask.exempt : 0) - lane_first_row;
+    u32 lo[2] = {}, length[2] = {};
+#pragma unroll
+    for (int run = 0; run < Looked::RUNS; ++run) {
+      const vec2 x = ld_global<vec2>(mask.workspace.run(mask.number + run, j));
+      lo[run] = x.x - u32(lane_first_row), length[run] = x.y;
+    }
+    S.for_each_in_row(r, [&](int row, float& s) {
+      bool visible = (row >= first && row < behind) || (Looked::SETS && row < exempt);
+#pragma unroll
+      for (int run = 0; run < Looked::RUNS; ++run) visible = visible && u32(row) - lo[run] >= length[run];
+      if (!visible) s = NEG_INF;
+    });
+  }
+}

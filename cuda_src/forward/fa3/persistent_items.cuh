@@ -1,0 +1,69 @@
+// Which work items a persistent thread block takes.
+#pragma once
+#include "shared/schedule.cuh"
+
+// The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
+// 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
+// Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
+// the planner's choice (cufa/schedule/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end. Of a
+// mask that is looked up, the last query blocks need not be the longest: where the host knows which are, it says so.
+template <int BR, int SHARED = 1>
+struct PersistentItems {
+  u32 Tr, total, round = 0;
+
+  DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
+  // Packed: Tr are the blocks of all sequences.
+  DEVICE static u32 batch(const AttentionParams& p) { return LENGTHS_KIND == PACKED ? 1 : u32(p.batch); }
+  DEVICE static u32 query_blocks(const AttentionParams& p) {
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<BR>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BR + 1;
+  }
+
+  DEVICE explicit PersistentItems(const AttentionParams& p)
+      : Tr(query_blocks(p)), total(Tr * batch(p) * heads(p)) {}
+
+  // False when this block has done its share.
+  DEVICE bool next(u32& index) {
+    const u32 place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    index = round++ * gridDim.x + place;
+    return index < total;
+  }
+
+  // The same order where nobody knows how long items are: a block takes the next when it is ready for it. By all lanes of a
+  // warp. Each block that has an item asks once in vain in the end, so there are `total` questions. (Relaxed: an acquire would
+  // empty the L1 cache that masks are read through.)
+  DEVICE bool take(const AttentionParams& p, u32& index) {
+    index = blockIdx.x;
+    if (round++ > 0) {
+      u32 taken = 0;
+      if (lane_id() == 0) {
+        taken = atomic_add(p.counters, 1);
+        if (taken == total - 1) atomic_add(p.counters, 0u - total);  // for the next launch
+      }
+      index = gridDim.x + shfl(taken, 0);
+    }
+    return index < total;
+  }
+
+  // Divisions, slow ones: once per item.
+  DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
+    u32 q_block, head;
+    if constexpr (LATER_ROWS_SEE_MORE) {
+      const u32 group_heads = u32(p.heads_per_group), all_heads = batch(p) * heads(p);
+      const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
+      const u32 members = min(group_heads, all_heads - group * group_heads);
+      q_block = Tr - 1 - rest / members;
+      if constexpr (is_looked_up(MASK_KIND)) {
+        if (p.block_order != nullptr) q_block = u32(ld_global<i32>(p.block_order + rest / members));
+      }
+      head = group * group_heads + rest % members;
+    } else {
+      q_block = index % Tr;
+      head = index / Tr;
+    }
+    if constexpr (LENGTHS_KIND == PACKED) {
+      const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, q_block);
+      return {block.block, int(head), block.sequence};
+    }
+    return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
+  }
+};
