@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck wheel mutants clean print-python
+.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck size wheel mutants clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ format: $(DEV)  ## rewrite in ruff's format
 
 typecheck: $(DEV)  ## mypy, strict
 	$(PY) -m mypy
+
+size:  ## the size budget: lines, headers, stamps, recorded data
+	$(PYTHON) tests/size.py
 
 compile-all: $(DEV)  ## build every kernel for every architecture, every two choices together, without a GPU
 	$(CUFA) compile $(ARGS)
