@@ -22,10 +22,10 @@ import numpy as np
 
 from . import __version__
 from .build.compiler import SOURCE_DIR, included_files
+from .cache import cache_dir
 from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .kernels import KERNELS
-from .plan import tuning
 from .problem.mask import CAUSAL
 from .reference.dense import attention_reference, attention_reference_backward
 
@@ -198,7 +198,7 @@ def _caches() -> Iterator[Check]:
     cupy_cache = Path(named) if named else Path.home() / ".cupy" / "kernel_cache"
     for name, folder, variable in (
         ("kernel cache", cupy_cache, "CUPY_CACHE_DIR"),
-        ("tuning cache", tuning.cache_dir(), "CUFA_CACHE_DIR"),
+        ("tuning cache", cache_dir(), "CUFA_CACHE_DIR"),
     ):
         if _writable(folder):
             yield Check(name, Status.OK, str(folder))

@@ -12,6 +12,7 @@ import numpy as np
 
 from cufa import masks
 from cufa.build.params import TRACE_RECORD
+from cufa.cache import cache_dir
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
@@ -27,7 +28,6 @@ from cufa.measure.sustained import Load
 from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import Plan, make_plan
-from cufa.plan.tuning import cache_dir
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem
 from cufa.problem.tile_classes import TileRanges

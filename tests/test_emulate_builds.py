@@ -111,7 +111,7 @@ def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
     """Its parent is a file. The command says so and exits as where something is missing."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(CompilerError, match="let CUFA_CACHE_DIR name a folder that can be written"):
+    with pytest.raises(CompilerError, match="let CUFA_CACHE_DIR name a folder of your own"):
         emulate(*make_inputs(1, 1, 1, 8, 8, 8))
     result = CliRunner().invoke(main, ARGUMENTS, catch_exceptions=False)
     assert result.exit_code == 3

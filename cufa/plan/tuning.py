@@ -19,16 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..build.compiler import source_digest
+from ..cache import cache_dir
 from ..kernels import KERNELS, KernelSpec, TileConfig
 from .operation import Tuned
-
-
-def cache_dir() -> Path:
-    """``$CUFA_CACHE_DIR``, or ``cufa`` in the user's cache folder. Not created here."""
-    named = os.environ.get("CUFA_CACHE_DIR")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cufa"
 
 
 def path(device_name: str) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import zlib
 from typing import Any
 
@@ -102,5 +103,12 @@ class Integers:
     def from_json(record: dict[str, Any]) -> Integers:
         if "packed" not in record:
             return Integers(None, tuple(record["shape"]), record["digest"])
-        steps = np.frombuffer(zlib.decompress(base64.b64decode(record["packed"])), np.int32)
+        packed, size = record["packed"], 4 * math.prod(record["shape"])
+        if len(packed) > _MOST_BYTES:
+            raise ValueError(f"packed has {len(packed):,} characters, at most {_MOST_BYTES:,} are written")
+        stream = zlib.decompressobj()
+        content = stream.decompress(base64.b64decode(packed), size + 1)  # never more than the shape needs
+        if len(content) != size:
+            raise ValueError(f"packed unpacks to {len(content):,} bytes or more, not {size:,}")
+        steps = np.frombuffer(content, np.int32)
         return Integers(np.cumsum(steps.reshape(record["shape"]), axis=-1, dtype=np.int32))

@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar
 from cufa.build.compiler import nvrtc_options, translation_unit
 from cufa.build.static_compile import MissingCompilerError, nvrtc_version
 from cufa.build.variants import Variant
-from cufa.plan.tuning import cache_dir, write_json
+from cufa.cache import cache_dir
+from cufa.plan.tuning import write_json
 
 Result = TypeVar("Result")
 

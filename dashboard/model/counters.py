@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from cufa import flash_attention
+from cufa.cache import cache_dir
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.trace import Records, disagreements
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
 from cufa.measure import traces
-from cufa.plan.tuning import cache_dir
 from cufa.problem.element import ELEMENTS
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule

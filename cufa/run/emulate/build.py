@@ -1,6 +1,6 @@
 """Kernels compiled by the system's C++ compiler for execution on a CPU: found, built, cached.
 
-Built once per source, flags and machine, under :func:`cufa.plan.tuning.cache_dir`. A build goes to a file of
+Built once per source, flags and machine, under :func:`cufa.cache.own_folder`. A build goes to a file of
 its own and is then renamed, so that several processes may build at once. Each ends with a digest of itself: one
 that was damaged since is built anew. What has not been used for longest makes way.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...build import compiler
-from ...plan.tuning import cache_dir
+from ...cache import cache_dir, locked, own_folder
 
 _FLAGS = ("-std=c++17", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
 _RUNTIME_FLAGS = (*_FLAGS, "-O2")
@@ -47,6 +46,9 @@ _GCC_KERNEL_FLAGS = (
 _LINK_FLAGS = ("-shared", "-pthread")
 #: Of a kernel: all that it calls is in the runtime, or comes with it. A tenth of the time.
 _LINK_KERNEL_FLAGS = ("-shared", "-nostdlib")
+
+_FOLDER = "host"
+"""Of the cache."""
 
 #: Builds kept, by what their names begin with: kernels are some 30 KB each, all tests make fewer.
 _KEPT = {"kernel-": 3000, "libcufa_host-": 8}
@@ -102,9 +104,7 @@ def _alone(what: str) -> Iterator[None]:
     """Other processes wait: several that begin together would each take seconds for the same build."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # of a folder that cannot be written; the build says so
-            folder = cache_dir() / "host"
-            folder.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context((folder / f"{what}.lock").open("w")), fcntl.LOCK_EX)
+            stack.enter_context(locked(own_folder(_FOLDER) / f"{what}.lock"))
         yield
 
 
@@ -174,26 +174,25 @@ def _digest(*parts: bytes) -> str:
 
 def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ()) -> Path:
     """Compile ``text`` to ``name`` in the cache unless it is there. With ``link``, in two steps."""
-    folder = cache_dir() / "host"
-    target = folder / name
-    if _is_sound(target):
-        with contextlib.suppress(OSError):
-            os.utime(target)  # used now
-        return target
     try:
+        folder = own_folder(_FOLDER)
+        target = folder / name
+        if _is_sound(target):
+            with contextlib.suppress(OSError):
+                os.utime(target)  # used now
+            return target
         _build_anew(target, text, flags, link)
     except OSError as error:
         named = "CUFA_CACHE_DIR" if os.environ.get("CUFA_CACHE_DIR") else "the cache folder"
         raise CompilerError(
-            f"compiled kernels cannot be kept in {folder} ({named}): {error}. "
-            "Fix: make room there, or let CUFA_CACHE_DIR name a folder that can be written"
+            f"compiled kernels cannot be kept in {cache_dir() / _FOLDER} ({named}): {error}. "
+            "Fix: make room there, or let CUFA_CACHE_DIR name a folder of your own that only you can write"
         ) from error
     _prune(folder)
     return target
 
 
 def _build_anew(target: Path, text: str, flags: Sequence[str], link: Sequence[str]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         unit, built = Path(scratch, "unit.cpp"), Path(scratch, target.name)
         unit.write_text(text, encoding="utf-8")
