@@ -17,6 +17,8 @@
 // 64 sequences of 128 to 64k keys, log-uniform: 96% of a streaming read. Equal shares, 1 / 2 / 4 / 8 per block that runs at
 // once: 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 42% more; eight of each, which only a host that knows
 // the lengths would choose, are as fast.
+#include "shared/element.cuh"
+using Element = SixteenBit<BFLOAT16>;
 #include "decode/block.cuh"
 
 static_assert(!CLUSTER_MERGE, "an item's parts lie in any blocks, not in those of one cluster");

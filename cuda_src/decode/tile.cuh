@@ -20,7 +20,7 @@ constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
 static_assert(Q_BYTES == Br * Q_PITCH, "the packed rows fill their buffer");
-constexpr bool BF16_PRODUCTS = BFLOAT16 && !FP8_CACHE;
+using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // an fp8 cache is widened to float16
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256, "head_dim");
@@ -144,8 +144,8 @@ struct TileAttention {
 #pragma unroll
           for (int i = 0; i < M_TILES; ++i) {
             const u32(&A)[4] = Q_IN_REGISTERS ? Q[i][k] : Q_step[i][0];
-            mma_16bit<BF16_PRODUCTS>(S[i][n], A, B[0], B[1]);
-            mma_16bit<BF16_PRODUCTS>(S[i][n + 1], A, B[2], B[3]);
+            Product::mma(S[i][n], A, B[0], B[1]);
+            Product::mma(S[i][n + 1], A, B[2], B[3]);
           }
         }
       }
@@ -185,7 +185,7 @@ struct TileAttention {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-        for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BF16_PRODUCTS>(scores, i, k, h);
+        for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Product>(scores, i, k, h);
       }
       if constexpr (FP8_CACHE) {
         accumulate_e4m3(P, V_smem + k * GROUP_BYTES, lane);
@@ -211,8 +211,8 @@ struct TileAttention {
       }
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        mma_16bit<BF16_PRODUCTS>(O[i][n], P[i], B[0], B[1]);
-        if (n + 1 < O_TILES) mma_16bit<BF16_PRODUCTS>(O[i][n + 1], P[i], B[2], B[3]);
+        Product::mma(O[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) Product::mma(O[i][n + 1], P[i], B[2], B[3]);
       }
     }
   }

@@ -1,28 +1,9 @@
-// 16-bit mma operands out of shared-memory tiles, and the product itself, for float16 and bfloat16.
+// 16-bit mma operands out of shared-memory tiles.
 //
 // Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`), so that the
 // rest of the address is a compile-time constant: row * PITCH + column * 2.
 #pragma once
-#include "primitives/primitives.cuh"
-
-template <bool BF16>
-DEVICE void mma_16bit(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (BF16) {
-    mma_m16n8k16_bf16(d, a, b0, b1);
-  } else {
-    mma_m16n8k16_f16(d, a, b0, b1);
-  }
-}
-
-// Two float32 values rounded to nearest even and packed.
-template <bool BF16>
-DEVICE u32 pack_16bit(float lo, float hi) {
-  if constexpr (BF16) {
-    return cvt_bf16x2(lo, hi);
-  } else {
-    return cvt_f16x2(lo, hi);
-  }
-}
+#include "shared/element.cuh"
 
 // ldmatrix takes four 8x8 matrices in the order of lane / 8. Matrices (rows 0-7, columns 0-7), (rows 8-15, columns
 // 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15): the registers of an A operand stored row by row (Q), and,
@@ -58,6 +39,19 @@ DEVICE void store_pair(char* global, u32 pair) {
   } else {
     st_global(global, u16(pair));
     st_global(global + 2, u16(pair >> 16));
+  }
+}
+
+// Two neighbours of a row of results, rounded to Element.
+template <typename Element, int ALIGNMENT>
+DEVICE void store_two(char* global, float x, float y) {
+  if constexpr (Element::BYTES == 2) {
+    store_pair<ALIGNMENT>(global, Element::pack(x, y));
+  } else if constexpr (ALIGNMENT >= 8) {
+    st_global(global, vec2{float_as_u32(x), float_as_u32(y)});
+  } else {
+    st_global(global, float_as_u32(x));
+    st_global(global + 4, float_as_u32(y));
   }
 }
 

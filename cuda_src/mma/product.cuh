@@ -19,7 +19,7 @@ DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
 
 // load_a(A operands of all 16-row tiles, step), load_b(pair of B operands, its first 8-column tile, step) and between(step),
 // which runs under the products of the step.
-template <bool BF16, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
+template <typename Element, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
 DEVICE void multiply(float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
   constexpr int PAIRS = (N + 1) / 2;
   u32 A[2][M][4], B[2][4];
@@ -36,8 +36,8 @@ DEVICE void multiply(float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between be
       const u32(&b)[4] = B[(next + 1) % 2];
 #pragma unroll
       for (int i = 0; i < M; ++i) {
-        mma_16bit<BF16>(D[i][2 * x], A[k % 2][i], b[0], b[1]);
-        if (2 * x + 1 < N) mma_16bit<BF16>(D[i][2 * x + 1], A[k % 2][i], b[2], b[3]);
+        Element::mma(D[i][2 * x], A[k % 2][i], b[0], b[1]);
+        if (2 * x + 1 < N) Element::mma(D[i][2 * x + 1], A[k % 2][i], b[2], b[3]);
       }
     }
     between(k);

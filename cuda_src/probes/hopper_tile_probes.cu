@@ -54,7 +54,7 @@ KERNEL __launch_bounds__(128, 1)
   float D[COLUMNS / 2];
   wgmma_registers(D);
   wgmma_fence();
-  wgmma_tiles_ss<COLUMNS, K_STEPS, BFLOAT16>(D, k_major_descriptor(A), k_major_descriptor(B));
+  wgmma_tiles_ss<COLUMNS, K_STEPS, SixteenBit<BFLOAT16>>(D, k_major_descriptor(A), k_major_descriptor(B));
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_registers(D);
@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(128, 1)
   wgmma_registers(D);
   wgmma_registers(A_rmem);
   wgmma_fence();
-  wgmma_tiles_rs<COLUMNS, K_STEPS, BFLOAT16>(D, A_rmem, k_major_descriptor(B));
+  wgmma_tiles_rs<COLUMNS, K_STEPS, SixteenBit<BFLOAT16>>(D, A_rmem, k_major_descriptor(B));
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_registers(D);
@@ -74,7 +74,7 @@ KERNEL __launch_bounds__(128, 1)
   wgmma_registers(D);
   wgmma_registers(A_rmem);
   wgmma_fence();
-  wgmma_accumulate_values<COLUMNS, K_STEPS, BFLOAT16>(D, A_rmem, mn_major_descriptor<16 * K_STEPS>(V));
+  wgmma_accumulate_values<COLUMNS, K_STEPS, SixteenBit<BFLOAT16>>(D, A_rmem, mn_major_descriptor<16 * K_STEPS>(V));
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_registers(D);

@@ -46,8 +46,8 @@ DEVICE void merge_parts(float (&o)[4], float& m, float& l, int num_parts, int ve
 
 // Four columns of a row, times `factor`, to the output.
 DEVICE void store_vector(char* O, const float (&o)[4], float factor) {
-  const vec2 packed = {pack_16bit<BFLOAT16>(o[0] * factor, o[1] * factor),
-                       pack_16bit<BFLOAT16>(o[2] * factor, o[3] * factor)};
+  const vec2 packed = {Element::pack(o[0] * factor, o[1] * factor),
+                       Element::pack(o[2] * factor, o[3] * factor)};
   if constexpr (ALIGNMENT >= 8) {
     st_global(O, packed);
   } else {

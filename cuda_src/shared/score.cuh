@@ -49,8 +49,8 @@ DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) 
 
 // Register h of the A operand that columns 16k ... 16k + 15 of a 16-row tile become: row h % 2, columns h / 2. An accumulator
 // has the layout of an A operand already.
-template <bool BF16, typename View>
+template <typename Element, typename View>
 DEVICE u32 operand_pair(View P, int m_tile, int k, int h) {
   const int r = 2 * m_tile + h % 2, n = 2 * k + h / 2;
-  return pack_16bit<BF16>(P.at(r, n, 0), P.at(r, n, 1));
+  return Element::pack(P.at(r, n, 0), P.at(r, n, 1));
 }

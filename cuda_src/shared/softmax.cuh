@@ -28,6 +28,12 @@ DEVICE float natural_lse(float m, float l) {
   return l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2;
 }
 
+// The same to float32's accuracy.
+DEVICE float exact_lse(float m, float l) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l));
+}
+
 template <int ROWS, int SLACK = 8>
 struct OnlineSoftmax {
   float m_scaled[ROWS];  // the subtracted maximum, m * scale_log2

@@ -6,10 +6,10 @@
 // Row r (0: lane / 4, 1: 8 below) of TILES 8-column tiles, multiplied by `factor` and rounded to 16 bits. A lane holds two
 // columns of every tile; four lanes of a quad swap theirs, so that each writes the 16 bytes of one tile in four. All lanes
 // take part; rows that are not `valid` are not written.
-template <int TILES, bool BF16>
+template <int TILES, typename Element>
 DEVICE void store_accumulator_row(char* global, const float (&d)[4 * TILES], int r, float factor, bool valid, int lane) {
   const int t = lane % 4;
-  auto packed = [&](int n) { return pack_16bit<BF16>(d[4 * n + 2 * r] * factor, d[4 * n + 2 * r + 1] * factor); };
+  auto packed = [&](int n) { return Element::pack(d[4 * n + 2 * r] * factor, d[4 * n + 2 * r + 1] * factor); };
 #pragma unroll
   for (int n = 0; n + 4 <= TILES; n += 4) {
     u32 v[4] = {packed(n), packed(n + 1), packed(n + 2), packed(n + 3)};
@@ -39,7 +39,7 @@ DEVICE void store_accumulator_row(char* global, const float (&d)[4 * TILES], int
 
 // The same row into a tile of ROWS rows as TMA takes it (wgmma/operands.cuh), 16 rows per warp. Eight rows of a quad's
 // 16 bytes fill all banks.
-template <int ROWS, int TILES, bool BF16>
+template <int ROWS, int TILES, typename Element>
 DEVICE void stage_accumulator_row(u32 tile, const float (&d)[4 * TILES], int r, float factor, int warp, int lane) {
   const int row = warp * 16 + 8 * r + lane / 4;
   const u32 start = tile + row * ATOM_ROW_BYTES + lane % 4 * 4;
@@ -47,6 +47,6 @@ DEVICE void stage_accumulator_row(u32 tile, const float (&d)[4 * TILES], int r, 
   for (int n = 0; n < TILES; ++n) {
     const u32 unit = u32(n % 8) ^ u32(lane / 4);
     st_shared_u32(start + n / 8 * ROWS * ATOM_ROW_BYTES + unit * 16,
-                  pack_16bit<BF16>(d[4 * n + 2 * r] * factor, d[4 * n + 2 * r + 1] * factor));
+                  Element::pack(d[4 * n + 2 * r] * factor, d[4 * n + 2 * r + 1] * factor));
   }
 }

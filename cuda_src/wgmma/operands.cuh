@@ -41,39 +41,39 @@ constexpr u64 mn_major_step(int k) { return descriptor_step(k * 16 * ATOM_ROW_BY
 
 // S (64 x N) = A (64 x 16 K_STEPS) B^T, A and B in shared memory with B_ROWS = N rows; ADDS: added to what S is. Issues, does not
 // wait.
-template <int N, int K_STEPS, bool BF16, bool ADDS = false>
+template <int N, int K_STEPS, typename Element, bool ADDS = false>
 DEVICE void wgmma_tiles_ss(float (&d)[N / 2], u64 a, u64 b) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
     const u64 a_k = a + k_major_step<64>(k), b_k = b + k_major_step<N>(k);
     if (k == 0 && !ADDS) {
-      Wgmma<N, BF16>::template ss<false>(d, a_k, b_k);
+      Wgmma<N, Element::IS_BFLOAT16>::template ss<false>(d, a_k, b_k);
     } else {
-      Wgmma<N, BF16>::template ss<true>(d, a_k, b_k);
+      Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a_k, b_k);
     }
   }
 }
 
 // The same with A in registers, four to a k-step.
-template <int N, int K_STEPS, bool BF16>
+template <int N, int K_STEPS, typename Element>
 DEVICE void wgmma_tiles_rs(float (&d)[N / 2], const u32 (&a)[4 * K_STEPS], u64 b) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
     const u64 b_k = b + k_major_step<N>(k);
     if (k == 0) {
-      Wgmma<N, BF16>::template rs<false, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);
+      Wgmma<N, Element::IS_BFLOAT16>::template rs<false, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);
     } else {
-      Wgmma<N, BF16>::template rs<true, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);
+      Wgmma<N, Element::IS_BFLOAT16>::template rs<true, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);
     }
   }
 }
 
 // O (64 x N) += P V, P (64 x 16 K_STEPS) in registers, V's rows along k.
-template <int N, int K_STEPS, bool BF16>
+template <int N, int K_STEPS, typename Element>
 DEVICE void wgmma_accumulate_values(float (&d)[N / 2], const u32 (&p)[4 * K_STEPS], u64 v) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
-    Wgmma<N, BF16>::template rs<true, true>(d, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], v + mn_major_step(k));
+    Wgmma<N, Element::IS_BFLOAT16>::template rs<true, true>(d, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], v + mn_major_step(k));
   }
 }
 

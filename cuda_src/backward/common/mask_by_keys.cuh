@@ -21,8 +21,8 @@ DEVICE int rows_end(const Band<KIND>& band, int key) {
   return cut_to_rows(band, i64(key) + 1 - band.first);
 }
 
-// The query tiles of BR rows in which some row sees a key of the block of BC keys. Keys past the end are not counted: a block that
-// extends past the end may have clear tiles all the same.
+// The query tiles of BR rows in which some row sees a key of the block of BC keys. Keys past the end are not counted: a block
+// that extends past the end may have clear tiles all the same.
 template <int BR, int BC, MaskKind KIND>
 DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
   const i64 block_key = i64(k_block) * BC;
@@ -61,7 +61,8 @@ struct VisibleRows {
   DEVICE bool operator()(int row) const { return row >= begin && row < end; }
 };
 
-// Scores of S^T that the mask hides become -inf, keys past the end included. Rows of the fragment are keys: `key` is the lane's first.
+// Scores of S^T that the mask hides become -inf, as do keys past the end. Rows of the fragment are keys: `key` is the lane's
+// first.
 template <MaskKind KIND, typename View>
 DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lane_first_row) {
 #pragma unroll

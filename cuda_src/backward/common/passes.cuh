@@ -6,7 +6,7 @@
 
 constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
-constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
+constexpr int ELEMENT_BYTES = Element::BYTES;
 
 // Number of this warp's strip among those of a pass.
 DEVICE i64 strip_of_pass() { return i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32; }
@@ -93,15 +93,13 @@ DEVICE float warp_sum(float x) {
 }
 
 // The sum of a[i] b[i] over the elements of 4 bytes.
+template <typename Element>
 DEVICE float dot_word(u32 a, u32 b, float sum) {
-  if constexpr (FLOAT32) {
+  if constexpr (Element::BYTES == 4) {
     return fmaf(u32_as_float(a), u32_as_float(b), sum);
-  } else if constexpr (BFLOAT16) {
-    sum = fmaf(cvt_f32_bf16(u16(a)), cvt_f32_bf16(u16(b)), sum);
-    return fmaf(cvt_f32_bf16(u16(a >> 16)), cvt_f32_bf16(u16(b >> 16)), sum);
   } else {
-    sum = fmaf(cvt_f32_f16(u16(a)), cvt_f32_f16(u16(b)), sum);
-    return fmaf(cvt_f32_f16(u16(a >> 16)), cvt_f32_f16(u16(b >> 16)), sum);
+    sum = fmaf(Element::widen(u16(a)), Element::widen(u16(b)), sum);
+    return fmaf(Element::widen(u16(a >> 16)), Element::widen(u16(b >> 16)), sum);
   }
 }
 
@@ -154,7 +152,8 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
     for (int x = 0; x < UNITS; x += LANES) {
       if (row < rows && x + unit < UNITS) {
         const vec4 a = source.unit(0, row, x + unit), b = source.unit(1, row, x + unit);
-        sum = dot_word(a.w, b.w, dot_word(a.z, b.z, dot_word(a.y, b.y, dot_word(a.x, b.x, sum))));
+        sum = dot_word<Element>(a.y, b.y, dot_word<Element>(a.x, b.x, sum));
+        sum = dot_word<Element>(a.w, b.w, dot_word<Element>(a.z, b.z, sum));
       }
     }
 #pragma unroll
@@ -163,7 +162,7 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
     if (lane / ROWS == pass) delta = of_row - dlse;
   }
   const bool blind = lse == NEG_INF;
-  const float L = blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), D = blind ? 0.0f : delta;
+  const float L = blind ? 0.0f : lse * (ELEMENT_BYTES == 4 ? 1.0f : LOG2_E), D = blind ? 0.0f : delta;
   if constexpr (WHOLE_TILES) {
     if (item.valid && lane < STRIP) {
       float* const numbers = workspace.lse(item.index) + lane;
@@ -220,6 +219,17 @@ DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspac
   if (lane == 0) st_global(p.dsink + head, -sum);
 }
 
+// Columns 2t and 2t + 1 of a row into its words.
+template <typename Element>
+DEVICE void pack_two(u32 (&words)[8], int t, float x, float y) {
+  if constexpr (Element::BYTES == 4) {
+    words[2 * t] = float_as_u32(x);
+    words[2 * t + 1] = float_as_u32(y);
+  } else {
+    words[t] = Element::pack(x, y);
+  }
+}
+
 // dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
 // columns of two rows. By the pass behind, which begins with strip `first`.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
@@ -252,16 +262,11 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const float x = exists ? d[t][2 * half] : 0.0f, y = exists ? d[t][2 * half + 1] : 0.0f;
-        if constexpr (FLOAT32) {
-          words[2 * t] = float_as_u32(x);
-          words[2 * t + 1] = float_as_u32(y);
-        } else {
-          words[t] = pack_16bit<BFLOAT16>(x, y);
-        }
+        pack_two<Element>(words, t, x, y);
       }
       if (row < sequence.stored_rows()) {
         store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
-        if constexpr (FLOAT32) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
+        if constexpr (ELEMENT_BYTES == 4) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
       }
     }
   }

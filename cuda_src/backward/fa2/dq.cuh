@@ -23,7 +23,7 @@ DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int firs
   for (int c = 0; c < DQ_CHUNKS; ++c) {
     constexpr int STEPS = Bc / 16;
     INSIDE(inside.enter(QUERY_GRADIENTS, number);)
-    multiply<BFLOAT16, STEPS, true>(
+    multiply<Element, STEPS, true>(
         dQ_rmem[c],
         [&](u32(&dS)[2][4], int k) {
 #pragma unroll

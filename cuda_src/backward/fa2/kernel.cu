@@ -32,6 +32,7 @@
 //     and 1.19, or 1.13 and 1.14; passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
+#include "backward/fa2/config.cuh"
 #include "backward/fa2/dq.cuh"
 #include "backward/fa2/products.cuh"
 #include "backward/fa2/store.cuh"
@@ -71,9 +72,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head, &mask, first_turn};
 
   const u32 smem_base = smem_address(smem);
-  const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
-  const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
-  const u32 P_smem = smem_base + P_OFFSET, dS_smem = smem_base + DS_OFFSET;
+  const u32 K_smem = smem_base + SharedMemory::K, V_smem = smem_base + SharedMemory::V, Q_smem = smem_base + SharedMemory::Q;
+  const u32 dO_smem = smem_base + SharedMemory::DO, rows_smem = smem_base + SharedMemory::ROWS;
+  const u32 P_smem = smem_base + SharedMemory::P, dS_smem = smem_base + SharedMemory::DS;
   // Where registers are scarce the mask of a sequence waits in the last 16 bytes of the first row of K, which no tile uses.
   const u32 parked_smem = K_smem + PITCH - 16;
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);

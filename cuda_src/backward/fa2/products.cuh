@@ -32,7 +32,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
   auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
     // The lane's offset is computed anew: registers are scarce.
     const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
-    multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
+    multiply<Element, CHUNK / 16, decltype(from_memory)::value>(
         D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
@@ -51,7 +51,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     };
     auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
       const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
-      multiply<BFLOAT16, K_STEPS, true>(
+      multiply<Element, K_STEPS, true>(
           D,
           [&](u32(&A)[KEY_TILES][4], int k) {
 #pragma unroll
@@ -131,7 +131,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
 #pragma unroll
           for (int i = 0; i < KEY_TILES; ++i) {
 #pragma unroll
-            for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+            for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Element>(S, i, k, h);
             if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
           }
           if constexpr (SOFTCAP) {
@@ -145,7 +145,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
 #pragma unroll
           for (int i = 0; i < KEY_TILES; ++i) {
 #pragma unroll
-            for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+            for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<Element>(S, i, k, h);
             store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
           }
         });

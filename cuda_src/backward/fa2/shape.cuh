@@ -1,6 +1,7 @@
 // How fa2_backward cuts a tile up: which keys, queries and columns a warp has, in tiles of mma.sync, and where they lie in
 // shared memory.
 #pragma once
+#include "backward/fa2/config.cuh"
 #include "backward/params.cuh"
 #include "backward/common/workspace.cuh"
 #include "mma/copy.cuh"
@@ -27,10 +28,17 @@ constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
 constexpr int STAGE_BYTES = Br * PITCH, NUMBERS_BYTES = Br * ROW_NUMBER_BYTES, TILE_BYTES = Bc * S_PITCH;
-static_assert(K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "K and V");
-static_assert(Q_BYTES == NUM_STAGES * STAGE_BYTES && DO_BYTES == Q_BYTES, "Q and dO");
-static_assert(ROWS_BYTES == NUM_STAGES * NUMBERS_BYTES, "L and D");
-static_assert(P_BYTES == (SHARED_KEYS ? TILE_BYTES : 0) && DS_BYTES == NUM_STAGES * TILE_BYTES, "P and dS");
+
+// Dynamic shared memory: the offset of each buffer, in order.
+struct SharedMemory {
+  static constexpr int K = 0, V = K + Bc * PITCH;                                  // later dK and dV
+  static constexpr int Q = V + Bc * PITCH, DO = Q + NUM_STAGES * STAGE_BYTES;      // in stages
+  static constexpr int ROWS = DO + NUM_STAGES * STAGE_BYTES;                       // in stages: L and D of each row
+  static constexpr int P = ROWS + NUM_STAGES * NUMBERS_BYTES;                      // SHARED_KEYS: P^T
+  static constexpr int DS = P + (SHARED_KEYS ? TILE_BYTES : 0);                    // in stages: dS^T
+  static constexpr int BYTES = DS + NUM_STAGES * TILE_BYTES;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the bytes that the buffers take");
 static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
 static_assert(PART_QUERIES % CHUNK == 0 && CHUNK % 16 == 0, "dV and dK take queries 16 at a time");
 static_assert(Br % 32 == 0 && NUM_WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMN_WARPS > 0, "a warp takes 32 rows of dQ");

@@ -21,7 +21,7 @@ DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const S
         const float* d = D[r / 2][n] + r % 2 * 2;
         const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // else zeros
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
+                      exists ? Element::pack(d[0] * factor, d[1] * factor) : 0);
       }
     }
   };

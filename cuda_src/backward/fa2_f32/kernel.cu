@@ -23,6 +23,7 @@
 //
 // On an H200 it takes 0.42-0.46 of the time of PyTorch's memory-efficient backward (d64, d128; 1k and 4k; with d256, which was
 // measured earlier, 0.43-0.48), which also keeps float32 accuracy; with TF32, two thirds of that.
+#include "backward/fa2_f32/config.cuh"
 #include "backward/fa2_f32/shape.cuh"
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
@@ -42,9 +43,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   if constexpr (TRACE) start_ns = global_timer();
 
   const u32 smem_base = smem_address(smem);
-  const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
-  const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
-  const u32 S_smem = smem_base + S_OFFSET, largest_smem = smem_base + LARGEST_OFFSET;
+  const u32 K_smem = smem_base + SharedMemory::K, V_smem = smem_base + SharedMemory::V, Q_smem = smem_base + SharedMemory::Q;
+  const u32 dO_smem = smem_base + SharedMemory::DO, rows_smem = smem_base + SharedMemory::ROWS;
+  const u32 S_smem = smem_base + SharedMemory::S, largest_smem = smem_base + SharedMemory::LARGEST;
 
   // Alg. 2, l. 5
   TileRange tiles;
@@ -367,13 +368,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int n = 0; n < O_TILES; ++n) {
         const int tile = share.first_tile() + n;
         if (share.others(tile)) continue;
-        const u32 x = float_as_u32(D[n][r / 2][r % 2 * 2] * factor), y = float_as_u32(D[n][r / 2][r % 2 * 2 + 1] * factor);
-        if constexpr (ALIGNMENT >= 8) {
-          st_global(target + tile * 32, vec2{x, y});
-        } else {
-          st_global(target + tile * 32, x);
-          st_global(target + tile * 32 + 4, y);
-        }
+        const float x = D[n][r / 2][r % 2 * 2] * factor, y = D[n][r / 2][r % 2 * 2 + 1] * factor;
+        store_two<Element, ALIGNMENT>(target + tile * 32, x, y);
       }
     }
   };

@@ -1,6 +1,7 @@
 // How fa2_backward_f32 cuts a tile up: which keys, queries and columns a warp has, in tiles of mma.sync, and where they lie
 // in shared memory; and what P is in units that float16 holds.
 #pragma once
+#include "backward/fa2_f32/config.cuh"
 #include "backward/params.cuh"
 #include "backward/common/workspace.cuh"
 #include "mma/copy.cuh"
@@ -23,8 +24,17 @@ constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr int S_PITCH = tile_pitch(Br * 4, 64);  // of P^T and dS^T: a row per key
 constexpr bool WITH_LO = !TF32;
-static_assert(K_BYTES == Bc * PITCH && V_BYTES == K_BYTES && Q_BYTES == Br * PITCH && DO_BYTES == Q_BYTES, "tiles");
-static_assert(ROWS_BYTES == Br * ROW_NUMBER_BYTES && S_BYTES == Bc * S_PITCH && LARGEST_BYTES == NUM_WARPS * 4, "the rest");
+
+// Dynamic shared memory: the offset of each buffer, in order.
+struct SharedMemory {
+  static constexpr int K = 0, V = K + Bc * PITCH, Q = V + Bc * PITCH, DO = Q + Br * PITCH;  // float32, then pairs of float16
+  static constexpr int ROWS = DO + Br * PITCH;             // L and D of each row
+  static constexpr int S = ROWS + Br * ROW_NUMBER_BYTES;   // P^T, then dS^T
+  static constexpr int LARGEST = S + Bc * S_PITCH;         // the largest dS of each warp
+  static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the bytes that the buffers take");
+static_assert(LENGTHS_KIND == DENSE && !ALIBI && !SINK, "fa2_backward_f32 takes dense arrays, without ALiBi and sinks");
 static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
 static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0, "queries of a warp, and of a step of dV and dK");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");

@@ -75,12 +75,12 @@ struct BackwardConsumer {
                                   query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
   }
   DEVICE void issue_dv() {
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), dO_turns.stage(n)));
     wgmma_commit();
   }
   DEVICE void issue_dk() {
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
     wgmma_commit();
   }
@@ -117,7 +117,7 @@ struct BackwardConsumer {
     exponentials_of<IN_HALVES ? Br / 16 : 0, Br / 8>(n);
     if constexpr (SOFTCAP) {
 #pragma unroll
-      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = Element::pack(S_rmem[2 * i], S_rmem[2 * i + 1]);
       wgmma_registers(W_rmem);
     }
     wgmma_registers(P_rmem);

@@ -103,6 +103,8 @@
 //   full and 1.01 / 1.0 causal; in a fixed order 0.99 to 1.03 / 0.97 to 1.03. Over 64 rows in the order before it had been 1.04 to
 //   1.08, and dP beside dQ brings as much without it.
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
+#include "shared/element.cuh"
+using Element = SixteenBit<BFLOAT16>;
 #include "backward/params.cuh"
 #include "primitives/register_budget.cuh"
 #include "backward/fa3_common/background.cuh"

@@ -176,8 +176,8 @@ struct Background {
 #pragma unroll 2
     for (int n = 0; n < D_TILES; ++n) {
       const vec4 v = ld_shared_vec4(place + n * (ACCUMULATOR * 4) + lane * 16);
-      if (has_upper) st_global(target + n * 16, pack_16bit<BFLOAT16>(u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale));
-      if (has_lower) st_global(lower + n * 16, pack_16bit<BFLOAT16>(u32_as_float(v.z) * p.scale, u32_as_float(v.w) * p.scale));
+      if (has_upper) st_global(target + n * 16, Element::pack(u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale));
+      if (has_lower) st_global(lower + n * 16, Element::pack(u32_as_float(v.z) * p.scale, u32_as_float(v.w) * p.scale));
     }
   }
 };

@@ -49,21 +49,13 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
         }
         s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
       }
-      P_rmem[2 * t + r] = pack_16bit<BFLOAT16>(P[0], P[1]);
+      P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
     }
   }
 }
 
-// Element e of a pair that pack_16bit() made.
-template <bool BF16>
-DEVICE float unpack_16bit(u32 pair, int e) {
-  const u16 half = u16(e == 0 ? pair : pair >> 16);
-  if constexpr (BF16) {
-    return cvt_f32_bf16(half);
-  } else {
-    return cvt_f32_f16(half);
-  }
-}
+// Element e of a packed pair.
+DEVICE float unpack_16bit(u32 pair, int e) { return Element::widen(u16(e == 0 ? pair : pair >> 16)); }
 
 // -D of the lane's columns, for a product to be added to: what it becomes is dP - D. Loaded twice, for a copy of registers could not
 // be ordered before the product, and ptxas would serialise (C7511).
@@ -98,8 +90,8 @@ DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const u32 pair = P(t, r);
-      dS_rmem[2 * t + r] = pack_16bit<BFLOAT16>(unpack_16bit<BFLOAT16>(pair, 0) * difference.at(r, t, 0),
-                                                unpack_16bit<BFLOAT16>(pair, 1) * difference.at(r, t, 1));
+      dS_rmem[2 * t + r] = Element::pack(unpack_16bit(pair, 0) * difference.at(r, t, 0),
+                                                unpack_16bit(pair, 1) * difference.at(r, t, 1));
     }
   }
 }
@@ -121,12 +113,12 @@ template <int N, int HELD>
 DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 * HELD : 1], u64 a, u64 b) {
   wgmma_registers(d);
   if constexpr (HELD == 0) {
-    wgmma_tiles_ss<N, K_STEPS, BFLOAT16>(d, a, b);
+    wgmma_tiles_ss<N, K_STEPS, Element>(d, a, b);
   } else {
-    wgmma_tiles_rs<N, HELD, BFLOAT16>(d, held, b);
+    wgmma_tiles_rs<N, HELD, Element>(d, held, b);
 #pragma unroll
     for (int k = HELD; k < K_STEPS; ++k) {
-      Wgmma<N, BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
+      Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
     }
   }
   wgmma_commit();
@@ -141,9 +133,9 @@ DEVICE void ask_for_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   for (int k = 0; k < KEYS / 16; ++k) {
     const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
     if (k == 0 && !ACCUMULATES) {
-      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
+      WgmmaTransposedB<TILES * 8, Element::IS_BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
     } else {
-      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
+      WgmmaTransposedB<TILES * 8, Element::IS_BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
     }
   }
 }
@@ -163,6 +155,6 @@ DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& strid
     const int key = block.first_key() + first_key + lane / 4 + 8 * r;
     char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
                 (block.key_in_arrays() + key) * stride.seq * 2;
-    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.stored_keys(), lane);
+    store_accumulator_row<D_TILES, Element>(row, d, r, factor, key < block.stored_keys(), lane);
   }
 }

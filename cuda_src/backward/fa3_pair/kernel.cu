@@ -39,6 +39,8 @@
 // 92 bytes. Without one it is added before the scores of the next tile are asked for: behind them, up to 32 bytes (NVRTC 13.0).
 // What failed: a run of dQ in a part of an array that a longer run has the whole of: at other head dims than 256 ptxas serialises
 // the products of most builds (C7511), without spills.
+#include "shared/element.cuh"
+using Element = SixteenBit<BFLOAT16>;
 #include "backward/fa3_pair/memory.cuh"
 
 // One warpgroup: VALUES says which.
@@ -182,13 +184,13 @@ struct Consumer {
   }
   DEVICE void issue_scores(u32 number) {
     const u32 stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16, !VALUES>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
+    wgmma_tiles_ss<Br, K_STEPS, Element, !VALUES>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
                                           k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
   }
   DEVICE void issue_gradient() {
     const u32 stage = VALUES ? dO_turns.stage(n) : Q_turns.stage(n);
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
   }
@@ -245,7 +247,7 @@ struct Consumer {
   DEVICE u32 weights(int i) const {
     if constexpr (!SOFTCAP) return operand_rmem[i];
     const auto S = fragment_view(S_rmem);
-    return pack_16bit<BFLOAT16>(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
+    return Element::pack(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
   }
   // Where a lane's elements i ... i + 3 lie, in what its warp's namesake writes dS to: two 16-byte units of each row. Eight lanes
   // have rows that differ by two, of which no two units lie in the same banks.

@@ -40,6 +40,7 @@
 //   3.66  and O, l and m loaded a strip ahead (64x64 tiles, 4 warps: 10.3 -> 8.6)
 // Against 3.92: strips of 16 rows, twice the barriers for the same products, 5.65; K and V read from shared memory
 // again for every strip 4.08. Against 3.66: the next strip's loads only after the exponentials 3.94.
+#include "forward/fa1/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "shared/schedule.cuh"
@@ -53,22 +54,29 @@ constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-// A warp's K and V, at most 64 registers of them: then parts of P V overlay both in shared memory.
-constexpr bool KV_IN_REGISTERS = PARTS_OFFSET == K_OFFSET;
+// A warp's K and V move to registers where these are at most 64.
+constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;
 // Whether O, l and m are loaded a strip ahead. Elsewhere addresses take the registers that it needs.
 constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
 
 using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
 using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // the same as A operands
 
-// Shared memory: K, V, what warps tell each other (parts of P V, row maxima and sums), two query blocks.
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-static_assert(K_BYTES == BLOCK_KV * PITCH && V_BYTES == K_BYTES, "a key block");
-static_assert(V_OFFSET == K_OFFSET + K_BYTES, "the padding of K's and V's rows is filled as that of one tile");
-static_assert(Q_BYTES == 2 * BLOCK_Q * PITCH, "two query blocks");
-static_assert(PARTS_BYTES == GROUPS * Group::PARTS_BYTES, "what the warps of each group hand over");
-static_assert(MAX_BYTES == GROUPS * Group::VALUES_BYTES && SUM_BYTES == MAX_BYTES, "a value per row and warp");
+
+// Dynamic shared memory: the offset of each buffer. K and V are adjacent: their padding is filled as one tile's.
+struct SharedMemory {
+  static constexpr int K = 0, V = K + BLOCK_KV * PITCH, KV_END = V + BLOCK_KV * PITCH;
+  // What the warps of each group hand over of P V; over K and V where these are in registers.
+  static constexpr int PARTS = KV_IN_REGISTERS ? K : KV_END, PARTS_END = PARTS + GROUPS * Group::PARTS_BYTES;
+  static constexpr int Q = PARTS_END > KV_END ? PARTS_END : KV_END;  // two query blocks
+  static constexpr int MAX = Q + 2 * BLOCK_Q * PITCH;                // row maxima of each warp,
+  static constexpr int SUM = MAX + GROUPS * Group::VALUES_BYTES;     // and row sums
+  static constexpr int BYTES = SUM + GROUPS * Group::VALUES_BYTES;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa1.py must ask for the bytes that the buffers take");
+static_assert(LENGTHS_KIND == DENSE, "fa1_forward takes dense arrays only");
 
 // This warp's keys as B operands of the two products.
 struct KeyFragments {
@@ -77,13 +85,13 @@ struct KeyFragments {
 };
 
 DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Group& group, int d, int k) {
-  const u32 K_lane = smem + K_OFFSET + group.warp * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(group.lane);
+  const u32 K_lane = smem + SharedMemory::K + group.warp * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(group.lane);
   ldmatrix_x4(K_rmem, K_lane + k * 16 * PITCH + d * 32);
 }
 
 // A pair past the head dim gets the slice's first instead, and its product is not stored: cheaper than a branch.
 DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int slice, int share) {
-  const u32 V_lane = smem + V_OFFSET + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
+  const u32 V_lane = smem + SharedMemory::V + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
   const int pair = exists(slice, group.owner(share)) ? group.owner(share) : 0;
   ldmatrix_x4_trans(V_rmem, V_lane + pair * 32 + k * 16 * PITCH + slice * KEY_WARPS * 32);
 }
@@ -106,10 +114,10 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
   const i64 first = i64(j) * BLOCK_KV, K_row = p.k_stride.seq * 2, V_row = p.v_stride.seq * 2;
   const int valid = int(min(i64(BLOCK_KV), p.seqlen_k - first));
   block_sync();  // the last key block and the parts of P V that overlay it have been read; O, l and m are written
-  copy_rows<BLOCK_KV>(smem + K_OFFSET, head.K + first * K_row, K_row, valid);
-  copy_rows<BLOCK_KV>(smem + V_OFFSET, head.V + first * V_row, V_row, valid);
+  copy_rows<BLOCK_KV>(smem + SharedMemory::K, head.K + first * K_row, K_row, valid);
+  copy_rows<BLOCK_KV>(smem + SharedMemory::V, head.V + first * V_row, V_row, valid);
   if constexpr (HEAD_DIM % 16 != 0) {
-    zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem + K_OFFSET, threadIdx.x);
+    zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem + SharedMemory::K, threadIdx.x);
   }
   cp_async_commit();
   cp_async_wait<0>();
@@ -148,8 +156,8 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
       if constexpr (!KV_IN_REGISTERS) load_K(K_rmem, smem, group, d, k);
 #pragma unroll
       for (int r = 0; r < M_TILES; ++r) {
-        mma_16bit<BFLOAT16>(S_rmem[r][2 * k], Q_rmem[r], K_rmem[0], K_rmem[1]);
-        mma_16bit<BFLOAT16>(S_rmem[r][2 * k + 1], Q_rmem[r], K_rmem[2], K_rmem[3]);
+        Element::mma(S_rmem[r][2 * k], Q_rmem[r], K_rmem[0], K_rmem[1]);
+        Element::mma(S_rmem[r][2 * k + 1], Q_rmem[r], K_rmem[2], K_rmem[3]);
       }
     }
   }
@@ -181,7 +189,7 @@ DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowV
       const float lo = ex2(fmaf(S_rmem[x / 2][n][x % 2 * 2], scale_log2, -m));
       const float hi = ex2(fmaf(S_rmem[x / 2][n][x % 2 * 2 + 1], scale_log2, -m));
       l += lo + hi;
-      P_rmem[x / 2][n / 2][n % 2 * 2 + x % 2] = pack_16bit<BFLOAT16>(lo, hi);
+      P_rmem[x / 2][n / 2][n % 2 * 2 + x % 2] = Element::pack(lo, hi);
     }
     l = quad_sum(l);
     if (group.lane % 4 == 0) group.put(group.sums, strip_row(group, x), l);
@@ -200,8 +208,8 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFrag
       if constexpr (!KV_IN_REGISTERS) load_V(V_rmem, smem, group, k, slice, share);
 #pragma unroll
       for (int r = 0; r < M_TILES; ++r) {
-        mma_16bit<BFLOAT16>(part[share][r], P_rmem[r][k], V_rmem[0], V_rmem[1]);
-        mma_16bit<BFLOAT16>(part[share][M_TILES + r], P_rmem[r][k], V_rmem[2], V_rmem[3]);
+        Element::mma(part[share][r], P_rmem[r][k], V_rmem[0], V_rmem[1]);
+        Element::mma(part[share][M_TILES + r], P_rmem[r][k], V_rmem[2], V_rmem[3]);
       }
     }
   }
@@ -225,9 +233,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   group.index = threadIdx.x / (KEY_WARPS * 32);
   group.warp = threadIdx.x / 32 % KEY_WARPS;
   group.lane = threadIdx.x % 32;
-  group.parts = smem + PARTS_OFFSET + group.index * Group::PARTS_BYTES;
-  group.maxima = smem + MAX_OFFSET + group.index * Group::VALUES_BYTES;
-  group.sums = smem + SUM_OFFSET + group.index * Group::VALUES_BYTES;
+  group.parts = smem + SharedMemory::PARTS + group.index * Group::PARTS_BYTES;
+  group.maxima = smem + SharedMemory::MAX + group.index * Group::VALUES_BYTES;
+  group.sums = smem + SharedMemory::SUM + group.index * Group::VALUES_BYTES;
 
   // Alg. 1, l. 3-4.
   const int Tr = (p.seqlen_q - 1) / BLOCK_Q + 1, Tc = (p.seqlen_k - 1) / BLOCK_KV + 1;
@@ -243,9 +251,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   head.lm = reinterpret_cast<vec2*>(static_cast<char*>(p.workspace) + all_rows * D_PAIRS * 64) + first;
 
   if constexpr (HEAD_DIM % 16 != 0) {
-    zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_OFFSET, threadIdx.x);
+    zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + SharedMemory::Q, threadIdx.x);
   }
-  copy_query_block(p, head, smem + Q_OFFSET, 0);
+  copy_query_block(p, head, smem + SharedMemory::Q, 0);
   u32 Q_stage = 0;
   KeyFragments kv;
   for (int j = 0; j < Tc; ++j) {  // l. 5
@@ -256,8 +264,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
     for (int i = 0; i < Tr; ++i, Q_stage ^= 1) {  // l. 7
       cp_async_wait<0>();
       block_sync();  // Qi has landed; the other stage, and K and V if they moved to registers, have been read
-      const u32 Q_smem = smem + Q_OFFSET + Q_stage * BLOCK_Q * PITCH;
-      copy_query_block(p, head, smem + Q_OFFSET + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
+      const u32 Q_smem = smem + SharedMemory::Q + Q_stage * BLOCK_Q * PITCH;
+      copy_query_block(p, head, smem + SharedMemory::Q + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
       const TileRange tiles = visited_tiles<BLOCK_Q, BLOCK_KV>(p, i);
       const u32 record = blockIdx.x * u32(Tr) + u32(i);
       if constexpr (TRACE) {
@@ -292,7 +300,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
           output_slice(PV_rmem, P_rmem, kv, smem, group, slice);
           if (slice == 0) state.update_rows(m_tile, group, p.scale_log2);
           state.update_slice(PV_rmem, slice);
-          state.write_slice(p, head, group, first_row, slice, last);
+          state.write_slice<Element>(p, head, group, first_row, slice, last);
         }
         state.write_rows(p, head, group, first_row, last);
       }

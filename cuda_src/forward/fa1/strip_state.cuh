@@ -103,6 +103,7 @@ struct StripState {
   }
 
   // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
+  template <typename Element>
   DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
                           bool last) {
     for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
@@ -112,7 +113,7 @@ struct StripState {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const i64 row = first_row + strip_row(group, 2 * r + half);
-          const u32 both = pack_16bit<BFLOAT16>(o[2 * half], o[2 * half + 1]);
+          const u32 both = Element::pack(o[2 * half], o[2 * half + 1]);
           char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 2;
           if (row < p.seqlen_q) store_pair<ALIGNMENT>(target, both);
         }

@@ -25,6 +25,7 @@
 //
 // What limits it is what limits the 16-bit kernel: few thread blocks, and O, l and m, which go out and come back per key
 // block; splitting Qi anew for every key block comes on top.
+#include "forward/fa1_f32/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
@@ -45,15 +46,23 @@ static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multipl
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 static_assert(BLOCK_KV % (8 * NUM_WARPS) == 0, "every warp copies and splits as many groups of eight keys");
 
-// Shared memory: K, V, Q, each first float32, then pairs of float16 in the same place; what warps tell each other.
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
-static_assert(K_BYTES == BLOCK_KV * PITCH && V_BYTES == K_BYTES && Q_BYTES == BLOCK_Q * PITCH, "tiles fill their buffers");
-static_assert(PARTS_BYTES == GROUPS * Group::PARTS_BYTES, "what the warps of each group hand over");
-static_assert(MAX_BYTES == GROUPS * Group::VALUES_BYTES && SUM_BYTES == MAX_BYTES, "a value per row and warp");
-// Whether a strip is copied while the one before is at work.
-constexpr bool Q_AHEAD = PARTS_OFFSET != Q_OFFSET;
-static_assert(Q_AHEAD || (BLOCK_Q == STRIP && PARTS_BYTES <= Q_BYTES), "parts of P V take the place of the group's strip");
+// Whether a strip is copied while the one before is at work. With one strip a block the parts of P V take the strip's place.
+constexpr bool Q_AHEAD = BLOCK_Q != STRIP;
+
+// Dynamic shared memory: the offset of each buffer. K, V and Q are first float32, then pairs of float16 in the same place.
+struct SharedMemory {
+  static constexpr int K = 0, V = K + BLOCK_KV * PITCH, Q = V + BLOCK_KV * PITCH, Q_END = Q + BLOCK_Q * PITCH;
+  static constexpr int PARTS = Q_AHEAD ? Q_END : Q;  // what the warps of each group hand over of P V
+  static constexpr int PARTS_END = PARTS + GROUPS * Group::PARTS_BYTES;
+  static constexpr int MAX = PARTS_END > Q_END ? PARTS_END : Q_END;  // row maxima of each warp,
+  static constexpr int SUM = MAX + GROUPS * Group::VALUES_BYTES;     // and row sums
+  static constexpr int BYTES = SUM + GROUPS * Group::VALUES_BYTES;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa1.py must ask for the bytes that the buffers take");
+static_assert(Q_AHEAD || SharedMemory::PARTS_END <= SharedMemory::Q_END, "parts of P V take the place of the group's strip of Q");
+static_assert(LENGTHS_KIND == DENSE, "fa1_forward_f32 takes dense arrays only");
 
 using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
 using Scores = float[S_TILES][M_TILES][4];   // accumulators: the strip's rows x this warp's keys
@@ -94,16 +103,16 @@ DEVICE void load_key_block(const AttentionParams& p, const char* lane_K, const c
     const int offset = (g + warp) * 8;
     const i64 key = i64(j) * BLOCK_KV + offset, K_row = p.k_stride.seq * 4, V_row = p.v_stride.seq * 4;
     const int valid = int(max(i64(0), min(i64(8), p.seqlen_k - key)));
-    Rows::copy(smem + K_OFFSET + offset * PITCH, lane_K + key * K_row, K_row, valid, threadIdx.x % 32);
-    Rows::copy(smem + V_OFFSET + offset * PITCH, lane_V + key * V_row, V_row, valid, threadIdx.x % 32);
+    Rows::copy(smem + SharedMemory::K + offset * PITCH, lane_K + key * K_row, K_row, valid, threadIdx.x % 32);
+    Rows::copy(smem + SharedMemory::V + offset * PITCH, lane_V + key * V_row, V_row, valid, threadIdx.x % 32);
   }
   cp_async_commit();
   cp_async_wait<0>();
   warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll 1
   for (int g = 0; g < BLOCK_KV / 8; g += NUM_WARPS) {
-    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + K_OFFSET + (g + warp) * 8 * PITCH, threadIdx.x % 32);
-    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + V_OFFSET + (g + warp) * 8 * PITCH, threadIdx.x % 32);
+    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + SharedMemory::K + (g + warp) * 8 * PITCH, threadIdx.x % 32);
+    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + SharedMemory::V + (g + warp) * 8 * PITCH, threadIdx.x % 32);
   }
   block_sync();  // K and V are split
 }
@@ -118,7 +127,7 @@ DEVICE float largest_unit(u32 V_smem) {
 
 // Alg. 1, l. 9: Sij = Qi Kj^T for the strip's rows and this warp's keys.
 DEVICE void scores(Scores& S_rmem, u32 smem, u32 Q_smem, const Group& group) {
-  const u32 K_smem = smem + K_OFFSET + group.warp * WARP_KEYS * PITCH;
+  const u32 K_smem = smem + SharedMemory::K + group.warp * WARP_KEYS * PITCH;
   const u32 Q_lane = Q_smem + pair_lane_a<PITCH>(group.lane), K_lane = K_smem + pair_lane_b<PITCH>(group.lane);
 #pragma unroll 1
   for (int d = 0; d < D_PAIRS; ++d) {
@@ -258,14 +267,14 @@ struct PairStripState : StripState {
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
-  const u32 smem = smem_address(shared), V_smem = smem + V_OFFSET;
+  const u32 smem = smem_address(shared), V_smem = smem + SharedMemory::V;
   Group group;
   group.index = threadIdx.x / (KEY_WARPS * 32);
   group.warp = threadIdx.x / 32 % KEY_WARPS;
   group.lane = threadIdx.x % 32;
-  group.parts = smem + PARTS_OFFSET + group.index * Group::PARTS_BYTES;
-  group.maxima = smem + MAX_OFFSET + group.index * Group::VALUES_BYTES;
-  group.sums = smem + SUM_OFFSET + group.index * Group::VALUES_BYTES;
+  group.parts = smem + SharedMemory::PARTS + group.index * Group::PARTS_BYTES;
+  group.maxima = smem + SharedMemory::MAX + group.index * Group::VALUES_BYTES;
+  group.sums = smem + SharedMemory::SUM + group.index * Group::VALUES_BYTES;
 
   // Alg. 1, l. 3-4.
   const int Tr = (p.seqlen_q - 1) / BLOCK_Q + 1, Tc = (p.seqlen_k - 1) / BLOCK_KV + 1;
@@ -282,7 +291,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
 
   for (int s = 0; s < STRIPS; ++s) {
     const int strip = (s * GROUPS + group.index) * STRIP;
-    copy_strip(p, head.Q, smem + Q_OFFSET + strip * PITCH, strip, group);
+    copy_strip(p, head.Q, smem + SharedMemory::Q + strip * PITCH, strip, group);
   }
   for (int j = 0; j < Tc; ++j) {  // l. 5
     const bool last = j == Tc - 1;
@@ -298,7 +307,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
       for (int s = 0; s < STRIPS; ++s) {
         const int strip = (s * GROUPS + group.index) * STRIP;
         const i64 first_row = i64(i) * BLOCK_Q + strip, next_row = i64(i + 1 < Tr ? i + 1 : 0) * BLOCK_Q + strip;
-        const u32 Q_smem = smem + Q_OFFSET + strip * PITCH;
+        const u32 Q_smem = smem + SharedMemory::Q + strip * PITCH;
         const bool past_the_end = first_row >= p.seqlen_q;
         PairStripState state;
         if (!past_the_end) state.load(head, group, first_row, j == 0);

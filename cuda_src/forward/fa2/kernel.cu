@@ -39,6 +39,7 @@
 //   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
 //   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
 //   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
+#include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
 #include "mma/copy.cuh"
 #include "forward/splits.cuh"
@@ -98,13 +99,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
                   sequence.first_key() * v_stride;
 
-  const u32 Q_smem = smem_address(smem) + Q_OFFSET;
-  const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
+  const u32 Q_smem = smem_address(smem) + SharedMemory::Q;
+  const u32 K_smem = smem_address(smem) + SharedMemory::STAGES, V_smem = K_smem + KV_BYTES;
   const u32 Q_lane = Q_smem + row_group * WARP_ROWS * PITCH + lane_offset_rows_first<PITCH>(lane);
   const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
   const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
-  const u32 P_warp = smem_address(smem) + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
-  const u32 M_warp = smem_address(smem) + M_OFFSET + row_group * WARP_ROWS * 8;
+  const u32 P_warp = smem_address(smem) + SharedMemory::P + row_group * WARP_ROWS * P_PITCH;
+  const u32 M_warp = smem_address(smem) + SharedMemory::M + row_group * WARP_ROWS * 8;
 
   // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
   const u32 parked_smem = Q_smem + PITCH - 16;
@@ -154,7 +155,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-      for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+      for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Element>(S, i, k, h);
     }
   };
 
@@ -173,8 +174,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        mma_16bit<BFLOAT16>(O_rmem[i][n], P[i], B[0], B[1]);
-        if (n + 1 < O_TILES) mma_16bit<BFLOAT16>(O_rmem[i][n + 1], P[i], B[2], B[3]);
+        Element::mma(O_rmem[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) Element::mma(O_rmem[i][n + 1], P[i], B[2], B[3]);
       }
     }
   };
@@ -212,8 +213,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
           const u32(&Q_k)[4] = Q_IN_REGISTERS ? Q_rmem[i][k] : A[k % 2][i];
-          mma_16bit<BFLOAT16>(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
-          mma_16bit<BFLOAT16>(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
+          Element::mma(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
+          Element::mma(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
         }
         if (k + 1 < K_STEPS) load_k(k + 1, n);
       }

@@ -1,6 +1,7 @@
 // How fa2_forward cuts a tile up: which rows, keys and columns a warp has, in tiles of mma.sync, and where they lie in
 // shared memory.
 #pragma once
+#include "forward/fa2/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "forward/splits.cuh"
@@ -18,11 +19,17 @@ constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
 constexpr bool PAIRED = COLUMN_WARPS == 2;
 
-// Shared memory: Q (later O), two stages of K and V, and what paired warps exchange: P and the row maxima.
 constexpr int KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
-static_assert(Q_BYTES == Br * PITCH && STAGES_BYTES == NUM_STAGES * STAGE_BYTES, "tiles fill their buffers");
-static_assert(STAGES_OFFSET == Q_OFFSET + Q_BYTES, "the padding of all rows is filled as that of one tile");
-static_assert(!PAIRED || (P_BYTES == Br * P_PITCH && M_BYTES == 2 * Br * 4), "what paired warps exchange");
+
+// Dynamic shared memory: the offset of each buffer, in order. The padding of Q and of the stages is filled as that of one tile.
+struct SharedMemory {
+  static constexpr int Q = 0;                                  // Br rows; later O
+  static constexpr int STAGES = Q + Br * PITCH;                // of each stage K, then V
+  static constexpr int P = STAGES + NUM_STAGES * STAGE_BYTES;  // PAIRED: Br rows of Bc keys
+  static constexpr int M = P + (PAIRED ? Br * P_PITCH : 0);    // PAIRED: a row maximum of each warp of a pair
+  static constexpr int BYTES = M + (PAIRED ? 2 * Br * 4 : 0);
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2.py must ask for the bytes that the buffers take");
 static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");

@@ -23,7 +23,7 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
         for (int n = 0; n < O_TILES; ++n) {
           const float* o = O_rmem[r / 2][n] + r % 2 * 2;
           st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                        exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
+                        exists ? Element::pack(o[0] * inverse, o[1] * inverse) : 0);
         }
         if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
           const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);

@@ -34,6 +34,7 @@
 // - O rescaled in a branch of its own, then added to: ptxas put the additions off past the next products, to 250 live
 //   registers where 170 do, and spilled. Rescaled before P V, or always (fmaf with alpha = 1): the same, and worse.
 // - Three tf32 products (mma.m16n8k8) need the same splits at half the rate: not built.
+#include "forward/fa2_f32/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
@@ -56,12 +57,15 @@ constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tens
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
 constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // likewise of the runs of rows that a key is hidden from
 
-// Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
-static_assert(Q_BYTES == Br * PITCH && K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "tiles fill their buffers");
-static_assert(Br % (16 * NUM_WARPS) == 0 && COLUMN_WARPS == 1, "a warp owns whole 16-row tiles");
+// Dynamic shared memory: the offset of each tile. Each is first float32, then pairs of float16 in the same place.
+struct SharedMemory {
+  static constexpr int Q = 0, K = Q + Br * PITCH, V = K + Bc * PITCH, BYTES = V + Bc * PITCH;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_f32.py must ask for the bytes that the tiles take");
+static_assert(LENGTHS_KIND == DENSE, "fa2_forward_f32 takes dense arrays only");
+static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 1, "K and V take turns: one is copied while the other is multiplied");
 
 // P <= 1, times this: below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
@@ -103,8 +107,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
   const char* V = Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
 
-  const u32 Q_smem = smem_address(smem) + Q_OFFSET + warp * WARP_ROWS * PITCH;  // this warp's rows
-  const u32 K_smem = smem_address(smem) + K_OFFSET, V_smem = smem_address(smem) + V_OFFSET;
+  const u32 Q_smem = smem_address(smem) + SharedMemory::Q + warp * WARP_ROWS * PITCH;  // this warp's rows
+  const u32 K_smem = smem_address(smem) + SharedMemory::K, V_smem = smem_address(smem) + SharedMemory::V;
   // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For
   // the same reason lanes are read anew (lane_id) where addresses follow from them.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
@@ -348,19 +352,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
-      const u32 x = float_as_u32(O_rmem[n][r / 2][r % 2 * 2] * factor);
-      const u32 y = float_as_u32(O_rmem[n][r / 2][r % 2 * 2 + 1] * factor);
-      if constexpr (ALIGNMENT >= 8) {
-        st_global(O_row + n * 32, vec2{x, y});
-      } else {
-        st_global(O_row + n * 32, x);
-        st_global(O_row + n * 32 + 4, y);
-      }
+      const float x = O_rmem[n][r / 2][r % 2 * 2] * factor, y = O_rmem[n][r / 2][r % 2 * 2 + 1] * factor;
+      store_two<Element, ALIGNMENT>(O_row + n * 32, x, y);
     }
     if (p.lse != nullptr && lane % 4 == 0) {
-      constexpr float LN_2 = 0.693147180559945309f;
-      const float lse = softmax.l[r] == 0.0f ? NEG_INF : fmaf(softmax.m_scaled[r], LN_2, logf(softmax.l[r]));
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row, lse);
+      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row,
+                exact_lse(softmax.m_scaled[r], softmax.l[r]));
     }
   }
 

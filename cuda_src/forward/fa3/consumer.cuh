@@ -66,16 +66,16 @@ DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
 // Alg. 2, l. 9: S = Q K^T, in flight. Q from registers or from shared memory.
 DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 K_desc) {
   if constexpr (Q_IN_REGISTERS) {
-    wgmma_tiles_rs<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_rmem, K_desc);
+    wgmma_tiles_rs<Bc, K_STEPS, Element>(S_rmem, Q_rmem, K_desc);
   } else {
-    wgmma_tiles_ss<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_desc, K_desc);
+    wgmma_tiles_ss<Bc, K_STEPS, Element>(S_rmem, Q_desc, K_desc);
   }
   wgmma_commit();
 }
 
 // Alg. 2, l. 10: O += P V, in flight.
 DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc) {
-  wgmma_accumulate_values<HEAD_DIM, Bc / 16, BFLOAT16>(O_rmem, P_rmem, V_desc);
+  wgmma_accumulate_values<HEAD_DIM, Bc / 16, Element>(O_rmem, P_rmem, V_desc);
   wgmma_commit();
 }
 
@@ -96,7 +96,7 @@ DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float sca
 
 DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
 #pragma unroll
-  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<BFLOAT16>(fragment_view(S_rmem), 0, i / 4, i % 4);
+  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<Element>(fragment_view(S_rmem), 0, i / 4, i % 4);
 }
 
 // Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers.
@@ -112,9 +112,9 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
     const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
     if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
     if constexpr (STORE_FROM_SMEM) {
-      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
+      stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
     } else {
-      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid, lane);
+      store_accumulator_row<O_TILES, Element>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid, lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {
@@ -148,7 +148,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
       for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
     }
     const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
-    store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
+    store_accumulator_row<O_TILES, Element>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
                                              exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
   }
 }

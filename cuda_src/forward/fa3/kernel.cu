@@ -75,6 +75,8 @@
 // - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers.
 // - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
 // - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
+#include "shared/element.cuh"
+using Element = SixteenBit<BFLOAT16>;
 #include "shared/params.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"

@@ -8,6 +8,7 @@
 // read three times. The two products are ordinary tiled ones on the tensor cores (float32: on the FMA units unless
 // TF32 is on), short rather than fast: every element is copied to shared memory by itself, so that strides, alignment
 // and the ends of rows need no cases of their own. Scores are kept in units of log2: exp(s) = exp2(s * log2(e)).
+#include "forward/naive/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "mma/fragments.cuh"
@@ -15,47 +16,49 @@
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
-template <bool IS_FLOAT32>
-struct Bits {
-  using type = u16;
-};
-template <>
-struct Bits<true> {
-  using type = u32;
-};
-using Element = Bits<FLOAT32>::type;  // one value of Q, K, V, P or O, as bits
+using Bits = typename Choose<FLOAT32, u32, u16>::type;  // one value of Q, K, V, P or O
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int TILE_COLUMNS = BLOCK_KV;  // of a block's output: keys (scores) or head dims (values)
-constexpr int STEP = 128 / sizeof(Element);  // of the inner dimension, a pass through shared memory
+constexpr int STEP = 128 / Element::BYTES;  // of the inner dimension, a pass through shared memory
 static_assert(BLOCK_Q == NUM_WARPS * 16, "a warp computes 16 rows");
 static_assert(TILE_COLUMNS == 64, "shared memory is laid out for tiles of 64 columns");
 
-// Shared memory: A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) for K, (STEP, TILE_COLUMNS) for V.
-constexpr int STEP_PITCH = tile_pitch(STEP * sizeof(Element), 16);
-constexpr int V_PITCH = tile_pitch(TILE_COLUMNS * sizeof(Element), 16);
-static_assert(A_BYTES == BLOCK_Q * STEP_PITCH && B_BYTES == TILE_COLUMNS * STEP_PITCH, "tiles fill their buffers");
-static_assert(STEP * V_PITCH <= B_BYTES, "a tile of V fits where a tile of K does");
+constexpr int STEP_PITCH = tile_pitch(STEP * Element::BYTES, 16);
+constexpr int V_PITCH = tile_pitch(TILE_COLUMNS * Element::BYTES, 16);
+
+// Dynamic shared memory: the offset of each tile. A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) of K, (STEP, TILE_COLUMNS) of V.
+struct SharedMemory {
+  static constexpr int A = 0, B = A + BLOCK_Q * STEP_PITCH, BYTES = B + TILE_COLUMNS * STEP_PITCH;
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/naive.py must ask for the bytes that the tiles take");
+static_assert(STEP * V_PITCH <= TILE_COLUMNS * STEP_PITCH, "a tile of V fits where a tile of K does");
+static_assert(LENGTHS_KIND == DENSE, "naive takes dense arrays only");
 
 using Accumulator = float[TILE_COLUMNS / 8][4];  // the warp's 16 rows, laid out as mma.sync does
 
-DEVICE Element from_float(float x) {
-  return FLOAT32 ? Element(float_as_u32(x)) : Element(pack_16bit<BFLOAT16>(x, 0.0f));
+template <typename Element>
+DEVICE Bits rounded(float x) {
+  if constexpr (FLOAT32) {
+    return float_as_u32(x);
+  } else {
+    return Bits(Element::pack(x, 0.0f));
+  }
 }
 
 // Global -> shared; zeros outside the first valid_rows rows and valid_columns columns.
 template <int ROWS, int COLUMNS, int PITCH>
-DEVICE void copy_tile(u32 smem, const Element* global, i64 row_stride, int valid_rows, int valid_columns) {
+DEVICE void copy_tile(u32 smem, const Bits* global, i64 row_stride, int valid_rows, int valid_columns) {
   static_assert(NUM_THREADS % COLUMNS == 0, "a thread keeps its column");
   constexpr int ROW_STEP = NUM_THREADS / COLUMNS;
   const int column = threadIdx.x % COLUMNS;
   if (column >= valid_columns) valid_rows = 0;
   int row = threadIdx.x / COLUMNS;
-  const Element* source = global + row * row_stride + column;
-  u32 target = smem + row * PITCH + column * u32(sizeof(Element));
+  const Bits* source = global + row * row_stride + column;
+  u32 target = smem + row * PITCH + column * Element::BYTES;
 #pragma unroll 16
   for (int i = 0; i < ROWS / ROW_STEP; ++i) {
-    const Element x = row < valid_rows ? ld_global<Element>(source) : Element(0);
+    const Bits x = row < valid_rows ? ld_global<Bits>(source) : Bits(0);
     if constexpr (FLOAT32) {
       st_shared_u32(target, x);
     } else {
@@ -68,7 +71,7 @@ DEVICE void copy_tile(u32 smem, const Element* global, i64 row_stride, int valid
 }
 
 // C += A B over one step. B_KEYS_IN_ROWS: B is a tile of K, (columns of C, inner); else of V, (inner, columns of C).
-template <bool B_KEYS_IN_ROWS>
+template <typename Element, bool B_KEYS_IN_ROWS>
 DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
   constexpr int B_PITCH = B_KEYS_IN_ROWS ? STEP_PITCH : V_PITCH;
   if constexpr (!FLOAT32) {
@@ -86,8 +89,8 @@ DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
         } else {
           ldmatrix_x4_trans(B_rmem, B_lane + k * B_PITCH + n * 2);
         }
-        mma_16bit<BFLOAT16>(C_rmem[n / 8], A_rmem, B_rmem[0], B_rmem[1]);
-        mma_16bit<BFLOAT16>(C_rmem[n / 8 + 1], A_rmem, B_rmem[2], B_rmem[3]);
+        Element::mma(C_rmem[n / 8], A_rmem, B_rmem[0], B_rmem[1]);
+        Element::mma(C_rmem[n / 8 + 1], A_rmem, B_rmem[2], B_rmem[3]);
       }
     }
   } else {
@@ -132,8 +135,8 @@ DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
 DEVICE float* scores_of(const AttentionParams& p, i64 head) {
   return static_cast<float*>(p.workspace) + head * p.seqlen_q * p.seqlen_k;
 }
-DEVICE Element* probabilities_of(const AttentionParams& p, i64 head) {
-  return reinterpret_cast<Element*>(scores_of(p, i64(p.batch) * p.heads)) + head * p.seqlen_q * p.seqlen_k;
+DEVICE Bits* probabilities_of(const AttentionParams& p, i64 head) {
+  return reinterpret_cast<Bits*>(scores_of(p, i64(p.batch) * p.heads)) + head * p.seqlen_q * p.seqlen_k;
 }
 
 // Columns: the launch before, a warp per block of keys.
@@ -143,16 +146,16 @@ KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ Atten
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
-  const u32 A_smem = smem_address(shared) + A_OFFSET, B_smem = smem_address(shared) + B_OFFSET;
+  const u32 A_smem = smem_address(shared) + SharedMemory::A, B_smem = smem_address(shared) + SharedMemory::B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Tc = u32(p.seqlen_k - 1) / BLOCK_KV + 1;
   const i64 first_key = i64(blockIdx.x % Tc) * BLOCK_KV, first_row = i64(blockIdx.x / Tc % Tr) * BLOCK_Q;
   const u32 index = blockIdx.x / Tc / Tr;
   const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads));
   const int kv_head = head / (p.heads / p.kv_heads);
-  const Element* Q = static_cast<const Element*>(p.q) + batch * p.q_stride.batch + head * p.q_stride.head +
+  const Bits* Q = static_cast<const Bits*>(p.q) + batch * p.q_stride.batch + head * p.q_stride.head +
                      first_row * p.q_stride.seq;
-  const Element* K = static_cast<const Element*>(p.k) + batch * p.k_stride.batch + kv_head * p.k_stride.head +
+  const Bits* K = static_cast<const Bits*>(p.k) + batch * p.k_stride.batch + kv_head * p.k_stride.head +
                      first_key * p.k_stride.seq;
   const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row));
   const int valid_keys = int(min(i64(BLOCK_KV), p.seqlen_k - first_key));
@@ -163,7 +166,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
     copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, Q + d, p.q_stride.seq, valid_rows, HEAD_DIM - d);
     copy_tile<BLOCK_KV, STEP, STEP_PITCH>(B_smem, K + d, p.k_stride.seq, valid_keys, HEAD_DIM - d);
     block_sync();  // both tiles are complete
-    multiply<true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
+    multiply<Element, true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
   cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
@@ -199,7 +202,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
   const bool valid = row < i64(p.batch) * p.heads * p.seqlen_q;
   const int keys = valid ? p.seqlen_k : 0;
   const float* S = scores_of(p, 0) + row * p.seqlen_k;
-  Element* P = probabilities_of(p, 0) + row * p.seqlen_k;
+  Bits* P = probabilities_of(p, 0) + row * p.seqlen_k;
 
   float m = NEG_INF, l = 0.0f;
   for (int j = lane; j < keys; j += 32) m = fmaxf(m, ld_global<float>(S + j));
@@ -208,13 +211,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
   for (int j = lane; j < keys; j += 32) l += ex2(ld_global<float>(S + j) - m);
   for (int other = 16; other > 0; other /= 2) l += shfl_xor(l, other);
   const float inverse = l == 0.0f ? 0.0f : 1.0f / l;
-  for (int j = lane; j < keys; j += 32) st_global(P + j, from_float(ex2(ld_global<float>(S + j) - m) * inverse));
+  for (int j = lane; j < keys; j += 32) st_global(P + j, rounded<Element>(ex2(ld_global<float>(S + j) - m) * inverse));
   if (valid && lane == 0 && p.lse != nullptr) st_global(p.lse + row, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
-  const u32 A_smem = smem_address(shared) + A_OFFSET, B_smem = smem_address(shared) + B_OFFSET;
+  const u32 A_smem = smem_address(shared) + SharedMemory::A, B_smem = smem_address(shared) + SharedMemory::B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Td = u32(HEAD_DIM - 1) / TILE_COLUMNS + 1;
   const int first_dim = int(blockIdx.x % Td) * TILE_COLUMNS;
@@ -222,9 +225,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
   const u32 index = blockIdx.x / Td / Tr;
   const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads));
   const int kv_head = head / (p.heads / p.kv_heads);
-  const Element* P = probabilities_of(p, index) + first_row * p.seqlen_k;
-  const Element* V =
-      static_cast<const Element*>(p.v) + batch * p.v_stride.batch + kv_head * p.v_stride.head + first_dim;
+  const Bits* P = probabilities_of(p, index) + first_row * p.seqlen_k;
+  const Bits* V =
+      static_cast<const Bits*>(p.v) + batch * p.v_stride.batch + kv_head * p.v_stride.head + first_dim;
   const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row)), valid_dims = HEAD_DIM - first_dim;
 
   Accumulator O_rmem = {};
@@ -234,10 +237,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
     copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, P + j, p.seqlen_k, valid_rows, valid_keys);
     copy_tile<STEP, TILE_COLUMNS, V_PITCH>(B_smem, V + j * p.v_stride.seq, p.v_stride.seq, valid_keys, valid_dims);
     block_sync();  // both tiles are complete
-    multiply<false>(O_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
+    multiply<Element, false>(O_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
-  Element* const O = static_cast<Element*>(p.o) + batch * p.o_stride.batch + head * p.o_stride.head + first_dim;
+  Bits* const O = static_cast<Bits*>(p.o) + batch * p.o_stride.batch + head * p.o_stride.head + first_dim;
   for (int half = 0; half < 2; ++half) {
     const i64 row = first_row + warp * 16 + half * 8 + lane / 4;
     if (row >= p.seqlen_q) continue;
@@ -246,7 +249,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int dim = n * 8 + lane % 4 * 2 + e;
-        if (dim < valid_dims) st_global(O + row * p.o_stride.seq + dim, from_float(O_rmem[n][2 * half + e]));
+        if (dim < valid_dims) st_global(O + row * p.o_stride.seq + dim, rounded<Element>(O_rmem[n][2 * half + e]));
       }
     }
   }

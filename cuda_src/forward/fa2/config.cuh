@@ -1,0 +1,31 @@
+// The compile-time choices of fa2_forward. cufa/kernels/forward/fa2.py fills them in; read alone, this file is the example
+// build below: float16, head dim 128, causal, on an H200.
+#ifndef CUFA_CONFIG
+#define CUFA_CONFIG
+#include "shared/element.cuh"
+
+constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 8, at most 256
+constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
+using Element = SixteenBit<BFLOAT16>;
+constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: 2, 4, 8 or 16
+
+constexpr int BLOCK_Q = 128;         // Br: query rows of a block
+constexpr int BLOCK_KV = 64;         // Bc: keys of a block
+constexpr int NUM_WARPS = 4;         // warps of a thread block
+constexpr int COLUMN_WARPS = 1;      // 2: pairs of warps share query rows and split the columns of S and O (head dim > 128)
+constexpr int NUM_STAGES = 2;        // key/value tiles in shared memory
+constexpr int BLOCKS_PER_SM = 2;     // resident thread blocks that registers must suffice for (__launch_bounds__)
+constexpr int SMEM_BYTES = 104448;   // dynamic shared memory of the launch
+
+constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
+constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
+constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
+constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+constexpr bool ALIBI = false;        // a score loses slope * distance
+constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
+
+constexpr bool SPLIT_KEYS = false;   // gridDim.y thread blocks share the keys of a query block (forward/splits.cuh)
+constexpr int PACKED_HEADS = 1;      // query heads of one key/value head in a tile; more than 1 only with SPLIT_KEYS
+
+constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
+#endif
