@@ -397,9 +397,7 @@ def test_stamps_change_what_a_translation_unit_is_known_by(sources):
     assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "head_dim"), [("fa2_forward", 64), ("fa3_forward", 64), ("decode_split", 64)]
-)
+@pytest.mark.parametrize(("kernel", "head_dim"), [("fa3_forward", 64), ("decode_split", 64)])
 @pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.slow
 def test_product_builds_have_nothing_of_stamps(kernel, head_dim, tmp_path, monkeypatch, nvrtc):

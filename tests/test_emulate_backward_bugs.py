@@ -127,7 +127,7 @@ BUGS = {
     # Rows.
     "delta not subtracted": bug(PRODUCTS, "dP.at(x / 2, n, x % 2) - D[x % 2]", "dP.at(x / 2, n, x % 2)"),
     "dlse with the wrong sign": bug(PASSES, "delta = of_row - dlse", "delta = of_row + dlse"),
-    "LSE in natural units": bug(PASSES, "lse * (FLOAT32 ? 1.0f : LOG2_E)", "lse"),
+    "LSE in natural units": bug(PASSES, "lse * (ELEMENT_BYTES == 4 ? 1.0f : LOG2_E)", "lse"),
     "rows that see nothing keep LSE = -inf": bug(
         PASSES, "const bool blind = lse == NEG_INF", "const bool blind = false", seqlen_k=90
     ),
@@ -146,7 +146,9 @@ BUGS = {
     ),
     # Products.
     "V in the place of K": bug(
-        PRODUCTS, "multiply_keys(dP_rmem, V_smem, dO", "multiply_keys(dP_rmem, K_smem, dO"
+        PRODUCTS,
+        "multiply_keys(WEIGHT_GRADIENTS, dP_rmem, V_smem, dO",
+        "multiply_keys(WEIGHT_GRADIENTS, dP_rmem, K_smem, dO",
     ),
     "slope of the cap forgotten": bug(
         PRODUCTS, "slope[n][x] = cap_slope(", "slope[n][x] = 1.0f + 0.0f * (", softcap=1.0

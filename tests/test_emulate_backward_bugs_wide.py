@@ -151,7 +151,7 @@ BUGS = {
     "dP begins with nothing": wide(
         GRADIENTS, "dP_rmem[2 * i] = u32_as_float(numbers.x);", "dP_rmem[2 * i] = 0.0f;"
     ),
-    "dP begins anew": wide(WIDE, "BFLOAT16, !VALUES>", "BFLOAT16, false>"),
+    "dP begins anew": wide(WIDE, "Element, !VALUES>", "Element, false>"),
     "dK not scaled": wide(WIDE, "gradient_rmem, p.scale, first_key", "gradient_rmem, 1.0f, first_key"),
     # The order of additions.
     "dQ added before its turn": wide(

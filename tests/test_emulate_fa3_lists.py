@@ -197,6 +197,7 @@ def test_a_block_that_sees_no_tile_reads_none():
     assert not run.records["tiles_visited"].any()
 
 
+ITEMS = "forward/fa3/persistent_items.cuh"
 LIST, PRODUCER, KERNEL = "forward/fa3/tile_list.cuh", "forward/fa3/lister.cuh", "forward/fa3/kernel.cu"
 CONSUMER = "forward/fa3/consumer_items.cuh"
 MASKED, RAGGED = "documents both ways", "packed"
@@ -260,9 +261,9 @@ PLANTED = {
     "runs that hide a warp's last rows are passed over": (
         "shared/irregular_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
     ),
-    "an item left out": ("shared/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
+    "an item left out": (ITEMS, "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
     "the next launch begins with the last item": (
-        "shared/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
+        ITEMS, "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
     ),
     "runs of another item": (
         CONSUMER,
@@ -335,7 +336,7 @@ PLANTED = {
         "gaps",
     ),
     "the order of another block": (
-        "shared/schedule.cuh", "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
+        ITEMS, "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
     ),
     "the mask of another item": (CONSUMER, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
 }  # fmt: skip

@@ -206,8 +206,8 @@ BUGS = {
         "full",
         "empty ones",
         STORE,
-        "exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0",
-        "pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse)",
+        "exists ? Element::pack(o[0] * inverse, o[1] * inverse) : 0",
+        "Element::pack(o[0] * inverse, o[1] * inverse)",
     ),
     "slope not in units of log2": (
         forward,

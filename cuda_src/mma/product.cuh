@@ -3,6 +3,7 @@
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "mma/fragments.cuh"
+#include "mma/traced_waits.cuh"
 
 // Two neighbouring B operands or, where a row of tiles ends with an odd one, only the first.
 template <bool TRANSPOSED>
@@ -20,9 +21,10 @@ DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
 // load_a(A operands of all 16-row tiles, step), load_b(pair of B operands, its first 8-column tile, step) and between(step),
 // which runs under the products of the step.
 template <typename Element, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
-DEVICE void multiply(float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
+DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
   constexpr int PAIRS = (N + 1) / 2;
   u32 A[2][M][4], B[2][4];
+  stamp.enter();
   if (A_AHEAD) load_a(A[0], 0);
   load_b(B[0], 0, 0);
 #pragma unroll

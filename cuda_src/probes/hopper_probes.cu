@@ -1,5 +1,6 @@
 // Probes of sm_90a's primitives, like primitive_probes.cu: mbarrier, TMA, wgmma. Tiles come by TMA, as in the attention
 // kernel, so that no fence between proxies is needed.
+#include "shared/element.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/tma.cuh"
@@ -81,10 +82,10 @@ DEVICE void probe_products(const ProbeParams& p, u32 A, const TensorMap& A_map, 
   wgmma_registers(D_values);
   wgmma_registers(A_rmem);
   wgmma_fence();
-  wgmma_tiles_ss<32, 4, BF16>(D_shared, k_major_descriptor(A), k_major_descriptor(B));
+  wgmma_tiles_ss<32, 4, SixteenBit<BF16>>(D_shared, k_major_descriptor(A), k_major_descriptor(B));
   wgmma_commit();
-  wgmma_tiles_rs<32, 4, BF16>(D_registers, A_rmem, k_major_descriptor(B));
-  wgmma_accumulate_values<64, 4, BF16>(D_values, A_rmem, mn_major_descriptor<64>(V));
+  wgmma_tiles_rs<32, 4, SixteenBit<BF16>>(D_registers, A_rmem, k_major_descriptor(B));
+  wgmma_accumulate_values<64, 4, SixteenBit<BF16>>(D_values, A_rmem, mn_major_descriptor<64>(V));
   wgmma_commit();
   wgmma_wait<1>();
   wgmma_registers(D_shared);

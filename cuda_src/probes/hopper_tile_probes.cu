@@ -1,5 +1,6 @@
 // Probes of TMA and wgmma on whole tiles, compiled for one shape each, whose results a test compares with NumPy: every N
 // and every operand layout that a kernel may use. COLUMNS, DEPTH and BFLOAT16 arrive as constants.
+#include "shared/element.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/tma.cuh"

@@ -12,9 +12,13 @@
 #include "primitives/stamp.cuh"
 
 #ifndef TRACE_INSIDE
-#define INSIDE(...)
-#else
+#define TRACE_INSIDE 0  // 1: the build of an inside trace
+#endif
+#if TRACE_INSIDE
 #define INSIDE(...) __VA_ARGS__
+#else
+#define INSIDE(...)
+#endif
 
 // What a warp does, one thing at a time. cufa/bench/phases.py reads these names from here, and says what they are.
 enum Phase : u32 {
@@ -39,10 +43,23 @@ enum Phase : u32 {
   MERGE,          // puts the parts of several warps or blocks together
   STORE,          // stores results
 };
-constexpr u32 IN_FLIGHT = 0x40, LANDED = 0x80;  // of products, beside the phase
+enum : u32 {
+  IN_FLIGHT = 0x40, LANDED = 0x80,  // of products, beside the phase
+  NO_TILE = 0xffffff,  // what a stamp is about has no number, or is not known
+};
 
 // A tile of queries of one head, as a stamp's number (of more than 4096 heads or tiles the rest).
 DEVICE u32 query_tile_number(int head, int q_tile) { return u32(head) % 4096 << 12 | u32(q_tile) % 4096; }
+
+#if !TRACE_INSIDE
+// The log of other builds: it has no bytes and does nothing.
+struct PhaseLog {
+  DEVICE PhaseLog(TraceRecord*, bool) {}
+  DEVICE PhaseLog(TraceRecord*, bool, u32, u32) {}
+  DEVICE void enter(u32, u32 = 0) {}
+  DEVICE void close() {}
+};
+#else
 
 // Just before the trace records lies this, and before it, last to first, the logs: a LogHead each, and its stamps.
 struct LogsHead {
@@ -57,7 +74,6 @@ struct LogHead {
   u32 thread_block, warp, sm;
   u32 stamps;  // made; those that did not fit are counted, too
 };
-constexpr u32 NO_TILE = 0xffffff;  // what a stamp is about has no number, or is not known
 constexpr u32 STAMP_BYTES = 8, NO_LOG = 1u << 30, ANY_SM = 0xffffffffu;
 
 // The log of one warp. Every lane has one; but one that is not elected, or finds no log free, stamps nothing.
@@ -82,6 +98,11 @@ struct PhaseLog {
     st_global(&log->start_ns, global_timer());
     st_global(&log->start_clock, sm_clock());
   }
+  // The log of a warp that takes one work item, number `item_number`, and begins with a phase.
+  DEVICE PhaseLog(TraceRecord* records, bool elected, u32 item_number, u32 phase) : PhaseLog(records, elected) {
+    item(item_number);
+    enter(phase, NO_TILE);
+  }
 
   DEVICE char* place(u32 before) const { return reinterpret_cast<char*>(base) - before; }
 
@@ -105,4 +126,4 @@ struct PhaseLog {
     st_global(&log->end_clock, sm_clock());
   }
 };
-#endif  // TRACE_INSIDE
+#endif  // !TRACE_INSIDE

@@ -104,7 +104,7 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
     """
     lines = [f"// headers {_raw_digest(source)}"]  # CuPy's cache key does not see included files
     if constants.get(INSIDE):
-        lines.append(f"#define {INSIDE}")
+        lines.append(f"#define {INSIDE} 1")
     config = config_file(source)
     if config is None:
         lines += [_declaration(name, value) for name, value in constants.items() if name != INSIDE]

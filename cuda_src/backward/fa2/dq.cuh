@@ -1,13 +1,12 @@
 // What fa2_backward adds to dQ: the product of a tile's dS and the keys, 32 rows and a share of the columns for each warp.
 #pragma once
 #include "backward/fa2/shape.cuh"
-#include "shared/phases.cuh"
 #include "mma/product.cuh"
 
 // Alg. 2, l. 15, to the accumulators at `dQ`, of a tile's 16-row strip number `strip` and the next, of which a head has `strips`.
 // The warp's share of the columns begins with 8-column tile `dq_share`, what it computes with `first_dq_tile`.
 DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int first_dq_tile, int dq_share, u32 dS_lane, u32 K_lane,
-                                int lane INSIDE(, PhaseLog& inside, u32 number)) {
+                                int lane, PhaseLog& inside, u32 number) {
   float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
   // Accumulators `begin` ... end-1 of a chunk.
   auto add_chunk = [&](int c, int begin, int end) {
@@ -22,9 +21,8 @@ DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int firs
 #pragma unroll
   for (int c = 0; c < DQ_CHUNKS; ++c) {
     constexpr int STEPS = Bc / 16;
-    INSIDE(inside.enter(QUERY_GRADIENTS, number);)
     multiply<Element, STEPS, true>(
-        dQ_rmem[c],
+        {inside, QUERY_GRADIENTS, number}, dQ_rmem[c],
         [&](u32(&dS)[2][4], int k) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
@@ -37,7 +35,7 @@ DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int firs
         });
     mma_fence();
   }
-  INSIDE(inside.enter(ADD, number);)
+  inside.enter(ADD, number);
   add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
-  INSIDE(inside.enter(NOTHING);)
+  inside.enter(NOTHING);
 }

@@ -39,7 +39,6 @@
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
 #include "mma/copy.cuh"
-#include "shared/phases.cuh"
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
   prepare_strip(p);
@@ -52,7 +51,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int key_group = warp / PARTS, part = warp % PARTS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
-  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY, NO_TILE);)
+  PhaseLog inside(p.trace, lane == 0, blockIdx.x, COPY);
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
@@ -154,11 +153,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const bool masked = LOOKED_UP ? walked.masked() || (parked_item().k_block + 1) * Bc > p.seqlen_k
                                   : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
-    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
     visit_query_tile(p, sequence, item, tile, stage, masked, Q, dO, P_keys, dS_keys, K_smem, V_smem, rows_smem, rows_first,
                      columns_first, warp_keys, key_group, part, first_tile, first_key, lane, dK_rmem, dV_rmem, parked_item,
-                     mask_of_head, copy_next INSIDE(, inside, number));
+                     mask_of_head, copy_next, inside, query_tile_number(tile.head, tile.q_tile));
   };
 
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
@@ -168,8 +166,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const int strips = LENGTHS_KIND == PACKED ? (sequence.rows() - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
-    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
-    add_query_gradients(dQ, strip, strips, first_dq_tile, dq_share, dS_lane, K_lane, lane INSIDE(, inside, number));
+    add_query_gradients(dQ, strip, strips, first_dq_tile, dq_share, dS_lane, K_lane, lane, inside,
+                        query_tile_number(tile.head, tile.q_tile));
   };
 
   if constexpr (LOOKED_UP) find_next(item);
@@ -208,17 +206,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 8
   for (;;) {
-    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
+    inside.enter(WAIT_DATA, NO_TILE);
     cp_async_wait<0>();
     if constexpr (LOOKED_UP) {  // they follow from the walk, and take no registers from tile to tile
       current = {walked_head, walked.tile()};
       remaining = walked_next.exists();
     }
-    INSIDE(if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);)
+    if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);
     if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
-    INSIDE(inside.enter(NOTHING);)
+    inside.enter(NOTHING);
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
         copy_tile(LOOKED_UP ? upcoming() : pending ? current.next(tiles) : current, 0);
@@ -228,9 +226,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
     if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
-      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-      cp_async_wait<0>();
-      block_sync();  // the tile has landed for all, and dS has been read by all
+      await_copies<0>(inside, NO_TILE, NOTHING);  // the tile has landed for all, and dS has been read by all
     }
     if constexpr (LOOKED_UP) {
       before = current, walked_head = upcoming().head, walked = walked_next;
@@ -257,7 +253,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     pending = true;
   }
 
-  INSIDE(inside.enter(STORE);)
+  inside.enter(STORE);
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
   // Read anew, as registers are scarce.
@@ -272,7 +268,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   store_gradients(p, own, ended, own_key, own_keys, stored_keys, K_smem, V_smem, warp_keys, key_group, part, first_tile, dK_rmem,
                   dV_rmem, lane);
 
-  INSIDE(inside.close();)
+  inside.close();
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
     const TileRange traced = LOOKED_UP ? tally.range(tiles.total) : tiles;

@@ -3,7 +3,6 @@
 #include "backward/fa2/shape.cuh"
 #include "backward/common/schedule.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/phases.cuh"
 #include "mma/product.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
@@ -26,14 +25,14 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
                              u32 rows_first, u32 columns_first, u32 warp_keys, int key_group, int part, int first_tile,
                              int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
                              float (&dV_rmem)[KEY_TILES][O_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
-                             CopyNext copy_next INSIDE(, PhaseLog& inside, u32 number)) {
+                             CopyNext copy_next, PhaseLog& inside, u32 number) {
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
   // dV or dK += A B for queries `first` ... of a tile of dO or Q.
-  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
+  auto accumulate = [&](Phase phase, float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
     // The lane's offset is computed anew: registers are scarce.
     const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
     multiply<Element, CHUNK / 16, decltype(from_memory)::value>(
-        D, load_a,
+        {inside, phase, number}, D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
 
@@ -49,10 +48,10 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
       L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
       L[1] = u32_as_float(numbers.z), D[1] = u32_as_float(numbers.w);
     };
-    auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
+    auto multiply_keys = [&](Phase phase, float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
       const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
       multiply<Element, K_STEPS, true>(
-          D,
+          {inside, phase, number}, D,
           [&](u32(&A)[KEY_TILES][4], int k) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * PITCH + k * 32);
@@ -85,13 +84,11 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
       for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
     };
 
-    INSIDE(inside.enter(SCORES, number);)
     // Alg. 2, l. 10
-    multiply_keys(S_rmem, K_smem, Q, [&](int k) {
+    multiply_keys(SCORES, S_rmem, K_smem, Q, [&](int k) {
       if (c == 0) copy_next(k);
     });
-    mma_fence();
-    INSIDE(inside.enter(SOFTMAX, number);)
+    mma_fence({inside, SOFTMAX, number});
     cap_scores<SOFTCAP>(S, p.softcap);
     if (masked) {
       const KeyItem own = LOOKED_UP ? parked_item() : item;
@@ -103,9 +100,8 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }
     }
-    INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
     // Alg. 2, l. 13; exponentials run under the products.
-    multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
+    multiply_keys(WEIGHT_GRADIENTS, dP_rmem, V_smem, dO, [&](int k) {
       if constexpr (!SOFTCAP) {
 #pragma unroll
         for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
@@ -113,11 +109,10 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     });
     mma_fence();
 
-    INSIDE(inside.enter(VALUE_GRADIENTS, number);)
     // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
     u32 dS_operand[CHUNK / 16][KEY_TILES][4];
     accumulate(
-        dV_rmem, dO, first, FromRegisters{},
+        VALUE_GRADIENTS, dV_rmem, dO, first, FromRegisters{},
         [&](u32(&P)[KEY_TILES][4], int k) {
           float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
           if constexpr (SOFTCAP) {
@@ -149,9 +144,8 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
             store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
           }
         });
-    INSIDE(inside.enter(KEY_GRADIENTS, number);)
     accumulate(
-        dK_rmem, Q, first, FromRegisters{},
+        KEY_GRADIENTS, dK_rmem, Q, first, FromRegisters{},
         [&](u32(&dS)[KEY_TILES][4], int k) {
 #pragma unroll
           for (int i = 0; i < KEY_TILES; ++i) {
@@ -164,7 +158,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
 
   // And for the queries of the other warps that share its keys.
   if constexpr (SHARED_KEYS) {
-    INSIDE(inside.enter(WAIT_TURN, number);)
+    inside.enter(WAIT_TURN, number);
     bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
 #pragma unroll
     for (int x = 1; x < PARTS; ++x) {
@@ -178,10 +172,8 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
             for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
           };
         };
-        INSIDE(inside.enter(VALUE_GRADIENTS, number);)
-        accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
-        INSIDE(inside.enter(KEY_GRADIENTS, number);)
-        accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
+        accumulate(VALUE_GRADIENTS, dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+        accumulate(KEY_GRADIENTS, dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
       }
     }
   }

@@ -42,9 +42,9 @@
 #include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
 #include "mma/copy.cuh"
+#include "mma/traced_waits.cuh"
 #include "forward/splits.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/phases.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
@@ -60,19 +60,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
-  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x + gridDim.x * blockIdx.y); inside.enter(COPY);)
+  PhaseLog inside(p.trace, lane == 0, blockIdx.x + gridDim.x * blockIdx.y, COPY);
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
   const auto sequence = sequence_of(p, item.batch);
-  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) {  // behind the end of its sequence
-    INSIDE(inside.close();)
-    return;
-  }
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence's end
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
-  INSIDE(if (SPLIT_KEYS && tiles.empty()) inside.close();)
-  if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  if (SPLIT_KEYS && tiles.empty()) return inside.close();  // the whole block: the merge knows that this part is not there
   // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
   static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
@@ -192,12 +188,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     };
     auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
     load_q(0);
-    INSIDE(inside.enter(WAIT_DATA, j);)
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
-    cp_async_wait<0>();
-    block_sync();
+    await_copies<0>(inside, j, SCORES);
 
-    INSIDE(inside.enter(SCORES, j);)
     // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
     float S_rmem[M_TILES][S_TILES][4] = {};
 #pragma unroll
@@ -220,9 +213,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
     cp_async_commit();
-    mma_fence();
+    mma_fence({inside, SOFTMAX, u32(j)});
 
-    INSIDE(inside.enter(SOFTMAX, j);)
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
@@ -259,7 +251,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
     float alpha[2 * M_TILES];
     if (softmax.raise_max_by_lanes(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
-    INSIDE(inside.enter(VALUES, j);)
+    inside.enter(VALUES, j);
 
     if constexpr (PAIRED) {
       u32 P[S_TILES / 2][M_TILES][4];
@@ -312,10 +304,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
     cp_async_commit();
-    INSIDE(inside.enter(WAIT_DATA, j);)
-    cp_async_wait<1>();
-    block_sync();  // Q has landed for all threads
-    INSIDE(inside.enter(NOTHING);)
+    await_copies<1>(inside, j, NOTHING);  // Q has landed for all threads
     if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
@@ -346,7 +335,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     block_sync();  // the parked values are visible
   }
 
-  INSIDE(inside.enter(STORE);)
+  inside.enter(STORE);
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
   if constexpr (PAIRED) {
@@ -363,7 +352,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     store_output(p, parked_smem, row_group, part, O_rmem, softmax, lane);
   }
 
-  INSIDE(inside.close();)
+  inside.close();
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
     if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);

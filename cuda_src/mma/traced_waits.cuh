@@ -1,0 +1,27 @@
+// Waits and products of kernels that multiply with mma.sync, with their stamps for an inside trace (shared/phases.cuh).
+#pragma once
+#include "primitives/primitives.cuh"
+#include "shared/phases.cuh"
+
+// What follows belongs to a phase and a tile. A copy of the log is not one: it is passed by reference.
+struct Stamp {
+  PhaseLog& log;
+  u32 phase, number;
+
+  DEVICE void enter() const { log.enter(phase, number); }
+};
+
+// All but the PENDING youngest groups of copies have landed for all threads of the block.
+template <int PENDING>
+DEVICE void await_copies(PhaseLog& log, u32 number, u32 then) {
+  log.enter(WAIT_DATA, number);
+  cp_async_wait<PENDING>();
+  block_sync();
+  log.enter(then, number);
+}
+
+// Products before this are done, and `then` begins.
+DEVICE void mma_fence(Stamp then) {
+  mma_fence();
+  then.enter();
+}
