@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from cufa import masks
-from cufa.build.params import TRACE_RECORD
 from cufa.cache import cache_dir
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.kernels.params import TRACE_RECORD
 from cufa.measure import records, traces
 from cufa.measure.cases import READ, Case, Contender, Work
 from cufa.measure.decode_cases import make_decode

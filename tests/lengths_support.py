@@ -12,7 +12,7 @@ from support import DTYPES
 
 import cufa
 from cufa import masks
-from cufa.kernels import KernelSpec
+from cufa.kernels import Kernel
 
 SINK = np.array([0.5, -1.0, 9.0, -np.inf], np.float32)
 SLOPES = np.linspace(0.1, 0.7, 12).reshape(3, 4).astype(np.float32)
@@ -36,13 +36,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def takes(spec: KernelSpec, options: str) -> bool:
+def takes(spec: Kernel, options: str) -> bool:
     """Whether a kernel serves what these options change of scores."""
     changes = {"alibi_slopes": "alibi", "sink": "sink"}
     return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.score_changes)
 
 
-def head_dim_near(spec: KernelSpec, head_dim: int, options: str, deterministic: bool) -> int:
+def head_dim_near(spec: Kernel, head_dim: int, options: str, deterministic: bool) -> int:
     """The head dim that the kernel serves nearest to this one with these options, all of whose caps are in windows."""
     capped = deterministic and "softcap" in OPTIONS[options]
     return near(spec, min(head_dim, 248) if capped and spec.uses_copy_engine else head_dim)

@@ -59,7 +59,7 @@ CORE = [
         ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
     ),
     *_of(
-        "cufa/build/params.py", "planner emulate_kernels",
+        "cufa/kernels/params.py", "planner emulate_kernels",
         ("max(scale * log2_e, SMALLEST_SCALE)", "scale * log2_e", "NaN from a mask and a scale of 0"),
         ("s // itemsize for s", "s * itemsize for s", "strides in bytes where elements are meant"),
     ),
@@ -350,8 +350,8 @@ DECODING = [
          "places are those before tokens were appended"),
     ),
     *_of(
-        "cufa/calls/decode_operation.py", "emulate_decode_scores",
-        ('"alibi_stride": further.stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
+        "cufa/plan/decode_operation.py", "emulate_decode_scores",
+        ('"alibi_stride": stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
     ),
     *_of(
         "cuda_src/decode/schedule.cuh", "emulate_decode_streaming",

@@ -29,7 +29,7 @@ import numpy as np
 from support import DTYPES, forward_operands
 
 import cufa
-from cufa.kernels import KERNELS, KernelSpec
+from cufa.kernels import KERNELS, Kernel
 from cufa.plan.planner import Plan, fitting_configs, make_plan
 from cufa.problem.mask import CAUSAL, FULL
 from cufa.problem.problem import Problem, default_scale
@@ -43,7 +43,7 @@ LENGTHS = ((1, 1), (33, 150), (200, 130))
 TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
 
 
-def tools(spec: KernelSpec) -> tuple[str, ...]:
+def tools(spec: Kernel) -> tuple[str, ...]:
     """racecheck takes what arrives by cp.async.bulk for unordered: it does not follow barriers in shared
     memory (mbarrier) that are reached by PTX. The CPU's executor of kernels does, see test_emulate_fa3.py."""
     # fa1: where groups of warps meet at barriers of their own, it reports stores and loads of one buffer that
@@ -69,7 +69,7 @@ def run_cases(name: str) -> int:
     return sum(map(bool, outcomes))
 
 
-def _forward(spec: KernelSpec) -> Iterator[str]:
+def _forward(spec: Kernel) -> Iterator[str]:
     """What is wrong with each launch; "" for nothing. Inputs come from the host, so that the tools have no
     kernels to look at but these."""
     import cupy
@@ -95,7 +95,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
         yield "" if right else f"{p}, {plan.config}: error {error:.1e}, LSE {'right' if close else 'wrong'}"
 
 
-def _plans(spec: KernelSpec) -> Iterator[Plan]:
+def _plans(spec: Kernel) -> Iterator[Plan]:
     from cufa.run.cuda import backend as cuda
 
     device = cuda.current_device()
@@ -114,7 +114,7 @@ def _plans(spec: KernelSpec) -> Iterator[Plan]:
                         yield make_plan(problem, device, spec.algorithm, config=config)
 
 
-def _decode(spec: KernelSpec) -> Iterator[str]:
+def _decode(spec: Kernel) -> Iterator[str]:
     import cupy
     from decode_kernel_support import configs, operands_of, plan_of
     from decode_support import make_case
@@ -139,7 +139,7 @@ def _decode(spec: KernelSpec) -> Iterator[str]:
                     yield f"{plan.problem}, {config}: {str(error).strip().splitlines()[0]}"
 
 
-def _backward(spec: KernelSpec) -> Iterator[str]:
+def _backward(spec: Kernel) -> Iterator[str]:
     """Each plan in both modes of determinism."""
     import cupy
     from backward_support import NAMES, assert_gradients, make_case

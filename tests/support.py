@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -254,6 +255,20 @@ def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:
     past_the_end = [64, config.block_q - 64, config.block_q + 1, 2 * config.block_q - 64]
     keys = [(config.num_stages + n) * config.block_kv + 1 for n in (-1, 0, 1)]
     return [(q, k) for q in dict.fromkeys(past_the_end) if q > 0 for k in keys]
+
+
+def changed(instance: Any, **attributes: Any) -> Any:
+    """A kernel or an operation that differs from ``instance`` in these attributes; a function replaces a method, and
+    is called without ``self``."""
+    cached = {
+        name
+        for kind in type(instance).__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, functools.cached_property)
+    }
+    other = object.__new__(type(instance))
+    other.__dict__.update({k: v for k, v in vars(instance).items() if k not in cached} | attributes)
+    return other
 
 
 class OnlyDLPack:

@@ -25,6 +25,7 @@ from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Packed, Padded
 from cufa.problem.mask import CAUSAL, Band
 from cufa.reference.dense import attention_reference, attention_reference_backward
+from cufa.run.cpu.run import RUNS
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
@@ -300,8 +301,7 @@ class TestRunCase:
             if len(runs) == 1:
                 given["out"][...] = 0
 
-        operation = dataclasses.replace(OPERATIONS["forward"], run_on_cpu=lazy)
-        monkeypatch.setitem(OPERATIONS, "forward", operation)
+        monkeypatch.setitem(RUNS, "forward", lazy)
         problem = suites.make(1, 1, 16, 8, "float32")
         rows, _ = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)
         assert np.isnan(rows[0].error) and not rows[0].is_number

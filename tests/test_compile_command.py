@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support import changed
 
 from cufa.build import compiler
 from cufa.build import variants as variants_module
 from cufa.build.static_compile import MissingCompilerError, nvrtc_version
 from cufa.commands.compile import compile_command
-from cufa.kernels import KernelSpec, Launch, TileConfig
+from cufa.kernels import Kernel, Launch, TileConfig
 from cufa.kernels.shared_memory import Buffer
 from cufa.problem.problem import BAND_KINDS
 
@@ -66,21 +67,22 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         pytest.skip(str(error))
     monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
     launch_threads = [256]
-    spec = KernelSpec(
-        name="two_step",
-        algorithm="two_step",
-        title="",
-        paper="",
-        source="two_step.cu",
-        dtypes=("float16",),
-        precisions=("native",),
-        configs=(TileConfig(64, 64, num_warps=8),),
-        shared_memory=lambda config, head_dim: (Buffer("ALL", 1024),),
-        launches=lambda problem, config, shared_memory, split: (
-            Launch("first", (1, 1, 1), 128, 0),
-            Launch("second", (1, 1, 1), launch_threads[0], shared_memory),
-        ),
-    )
+
+    class TwoStep(Kernel):
+        name = algorithm = "two_step"
+        title = paper = ""
+        source = "two_step.cu"
+        dtypes = ("float16",)
+        configs = (TileConfig(64, 64, num_warps=8),)
+
+        def shared_memory(self, config, head_dim):
+            return (Buffer("ALL", 1024),)
+
+        def launches(self, problem, config, shared_memory, split=None):
+            second = Launch("second", (1, 1, 1), launch_threads[0], shared_memory)
+            return (Launch("first", (1, 1, 1), 128, 0), second)
+
+    spec = TwoStep()
     monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
 
     def run(source: str, *arguments: str, threads: int = 256) -> Result:
@@ -125,7 +127,7 @@ def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatc
     )
     fewer = dataclasses.replace(plain, blocks_per_sm=2)
     elsewhere = dataclasses.replace(cluster, min_head_dim=72, long=False)
-    spec = dataclasses.replace(
+    spec = changed(
         variants_module.KERNELS["two_step"],
         configs=(plain, cluster, fewer, elsewhere),
         shared_memory=lambda config, head_dim: (Buffer("ALL", 100_000 if config.cluster_merge else 1024),),
@@ -189,7 +191,7 @@ def test_a_block_that_fits_no_sm_fails(compile_kernel):
 
 
 def test_every_combination_is_more_than_every_two(compile_kernel, monkeypatch):
-    spec = dataclasses.replace(
+    spec = changed(
         variants_module.KERNELS["two_step"],
         dtypes=("float16", "bfloat16"),
         configs=tuple(TileConfig(64, n, num_warps=8) for n in (32, 64)),

@@ -20,7 +20,6 @@ from cufa.build.compiler import (
     trace_constants,
     translation_unit,
 )
-from cufa.build.params import TRACE_RECORD, Strides
 from cufa.build.static_compile import (
     CompileError,
     CompileReport,
@@ -36,6 +35,7 @@ from cufa.build.sweep import build
 from cufa.build.variants import variants
 from cufa.gpu.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
 from cufa.kernels import KERNELS
+from cufa.kernels.params import TRACE_RECORD, Strides
 from cufa.plan.operation import OPERATIONS
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]

@@ -15,7 +15,7 @@ from test_emulate_lengths import MAKE, assert_right, served
 from test_emulate_mutants import plant
 
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.plan.planner import fitting_configs
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
@@ -23,7 +23,7 @@ SPECS = [x for x in KERNELS.values() if x.operation == "backward" and x.score_ch
 CHANGED = [x for x in served(SPECS) if {"alibi_slopes", "sink"} & set(OPTIONS[x.values[1]])]
 
 
-def tilings(spec: KernelSpec, options: str) -> list[TileConfig]:
+def tilings(spec: Kernel, options: str) -> list[TileConfig]:
     """Those of a Hopper GPU; of its own kernels also blocks that take several items."""
     if spec.uses_copy_engine:
         return [
@@ -35,13 +35,13 @@ def tilings(spec: KernelSpec, options: str) -> list[TileConfig]:
     return [x for x in spec.configs if x in fitting_configs(spec, head_dim_of(spec, x), device)]
 
 
-def head_dim_of(spec: KernelSpec, config: TileConfig, dtype: str = "bfloat16") -> int:
+def head_dim_of(spec: Kernel, config: TileConfig, dtype: str = "bfloat16") -> int:
     """The least and the greatest but one."""
     return near(spec, max(config.min_head_dim, 40) if dtype == "float16" else config.max_head_dim - 8)
 
 
 def run(
-    case: Ragged, spec: KernelSpec, config: TileConfig | None = None, deterministic: bool = False
+    case: Ragged, spec: Kernel, config: TileConfig | None = None, deterministic: bool = False
 ) -> Emulation:
     options = {**case.lengths, **case.options, "deterministic": deterministic, "config": config}
     return emulate_backward(
@@ -117,7 +117,7 @@ IN_KERNELS = [
 
 
 @functools.cache
-def planted_case(spec: KernelSpec, options: str, kind: str) -> Ragged:
+def planted_case(spec: Kernel, options: str, kind: str) -> Ragged:
     """What is right without a bug: three tiles of rows or of keys, ragged."""
     rows, keys = (80, 150) if spec.name.endswith("wide") else (150, 300)
     make = {**MAKE, "dense": lambda _, *how: dense(rows, keys, *how)}[kind]

@@ -17,7 +17,7 @@ from cufa import masks
 from cufa.calls import arrays
 from cufa.calls.mask_arguments import resolve_mask
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
+from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
@@ -76,12 +76,12 @@ def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
     }
 
 
-def smallest(spec: KernelSpec, head_dim: int = 64) -> TileConfig:
+def smallest(spec: Kernel, head_dim: int = 64) -> TileConfig:
     return min(fitting_configs(spec, near(spec, head_dim), DEVICE), key=lambda c: c.block_q * c.block_kv)
 
 
 def run(
-    spec: KernelSpec,
+    spec: Kernel,
     mask: Mask,
     seqlen_q: int,
     seqlen_k: int,
@@ -119,7 +119,7 @@ def run(
 
 
 def run_backward(
-    spec: KernelSpec,
+    spec: Kernel,
     mask: Mask,
     seqlen_q: int,
     seqlen_k: int,
@@ -152,7 +152,7 @@ def run_backward(
     return result
 
 
-def execute(spec: KernelSpec, *arguments, **options) -> Emulation:
+def execute(spec: Kernel, *arguments, **options) -> Emulation:
     return (run_backward if spec.operation == "backward" else run)(spec, *arguments, **options)
 
 
@@ -196,7 +196,7 @@ def test_elements(spec, dtype, precision, name):
     execute(spec, examples(150, 200)[name], 150, 200, dtype=dtype, precision=precision)
 
 
-def refuses(spec: KernelSpec, config: TileConfig, softcap: float | None = None) -> bool:
+def refuses(spec: Kernel, config: TileConfig, softcap: float | None = None) -> bool:
     """Whether these tiles of the kernel are not for masks beyond a band."""
     dtype, mask = spec.dtypes[0], masks.prefix(1)
     return spec.config_refusal(config, Problem(1, 1, 1, 8, 8, 64, dtype, mask, 1.0, softcap)) is not None

@@ -15,10 +15,10 @@ from sampling import of_today
 
 import cufa
 from cufa.build.compiler import SOURCE_DIR
-from cufa.build.params import softmax_scalars
 from cufa.calls.forward import CPU_CONFIG
 from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
-from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
+from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
+from cufa.kernels.params import softmax_scalars
 from cufa.plan.candidates import algorithms
 from cufa.plan.operation import OPERATIONS, Tuned
 from cufa.plan.planner import fitting_configs, make_plan
@@ -41,7 +41,7 @@ def problem(dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=
 
 
 @functools.cache
-def served(spec: KernelSpec) -> tuple[Problem, ...]:
+def served(spec: Kernel) -> tuple[Problem, ...]:
     """What `cufa compile` builds of a kernel, for each head dim that it serves."""
     compiled = OPERATIONS[spec.operation].compiled
     problems = tuple(p for d in HEAD_DIMS for p in compiled(spec, d) if spec.refuses(p) is None)

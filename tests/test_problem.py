@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-from cufa.build.params import MAX_SCALE, softmax_scalars
+from cufa.kernels.params import MAX_SCALE, softmax_scalars
 from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Band

@@ -21,9 +21,9 @@ from renewal_support import (  # noqa: F401 - fixtures among them
     run,
 )
 
-from cufa.build.params import TRACE_RECORD
 from cufa.commands.evidence import evidence_command
 from cufa.gpu.architectures import Device
+from cufa.kernels.params import TRACE_RECORD
 from cufa.measure import (
     evidence,
     evidence_parts,

@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 import pytest
+from support import changed
 
 import cufa
 from cufa.calls import array_memory, calls
@@ -95,7 +96,7 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
 def test_calls_that_differ(other):
     assert key(*other) != key(Q, K, V, OUT)
     assert key(Q, K, V, OUT) != key(Q, K, V, OUT, options=("y",))
-    assert key(Q, K, V, OUT, operation=dataclasses.replace(FORWARD, name="other")) != key(Q, K, V, OUT)
+    assert key(Q, K, V, OUT, operation=changed(FORWARD, name="other")) != key(Q, K, V, OUT)
 
 
 def test_the_wish_for_tf32_is_part_of_calls_on_float32(monkeypatch):
@@ -114,10 +115,10 @@ def test_strides_matter_where_the_shape_does_not_say_them():
     assert key(Q, both[:, :4], V) == key(Q, both[:, 4:], V)
 
 
-def test_every_operand_of_an_operation_is_part_of_its_calls():
+def test_all_operands_of_an_operation_is_part_of_its_calls():
     """Nothing is listed by hand: another operand, or result, is one declaration."""
     bias = Operand("bias", stride="bias_stride")
-    more = dataclasses.replace(FORWARD, operands=(FORWARD.operands[0], bias, *FORWARD.operands[1:]))
+    more = changed(FORWARD, operands=(FORWARD.operands[0], bias, *FORWARD.operands[1:]))
     without, given = (key(Q, x, K, V, OUT, operation=more) for x in (None, LENGTHS))
     assert without != given and key(Q, K, V, OUT) not in (without, given)
 
@@ -224,7 +225,7 @@ def toy(monkeypatch, no_device):
         operands += [
             Operand(name, result=True, like=next(iter(inputs)), stride="o_stride") for name in results
         ]
-        operation = dataclasses.replace(FORWARD, name="toy", operands=tuple(operands))
+        operation = changed(FORWARD, name="toy", operands=tuple(operands))
         monkeypatch.setitem(OPERATIONS, "toy", operation)
         call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, "bhsd", {}, {}, **more), []
         made = call.allocate(None, lambda shape, dtype: array(1 << 49, shape, dtype))

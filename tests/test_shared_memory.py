@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from support import changed
 
 from cufa.build.static_compile import CompileError, static_compile
 from cufa.gpu.architectures import find_architecture
@@ -116,10 +117,10 @@ def test_a_buffer_of_another_size_does_not_compile(name):
             continue  # that list is as long as plans allow, whatever the source's types are
         other = dataclasses.replace(buffer, size=buffer.size - 12)
 
-        def changed(config, head_dim, old=buffer, new=other):
+        def shorter(config, head_dim, old=buffer, new=other):
             return tuple(new if x == old else x for x in spec.shared_memory(config, head_dim))
 
-        given = dataclasses.replace(spec, shared_memory=changed).constants(problem, config)
+        given = changed(spec, shared_memory=shorter).constants(problem, config)
         with pytest.raises(CompileError, match="static assertion failed"):
             static_compile(spec.source, {**given, "TRACE": False}, find_architecture(90))
 

@@ -6,17 +6,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support import assert_attention, assert_tiles, forward_operands, make_inputs
+from support import assert_attention, assert_tiles, changed, forward_operands, make_inputs
 
 import cufa
-from cufa.build.params import softmax_scalars
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.kernels.params import softmax_scalars
 from cufa.plan.candidates import algorithms
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import Band
 from cufa.problem.problem import Problem
+from cufa.run.cpu import run as cpu
 from cufa.run.emulate.calls import Execution, run_plan
 
 FORWARD, FA2 = OPERATIONS["forward"], KERNELS["fa2_forward"]
@@ -46,16 +47,14 @@ def run_on_cpu(plan, given):
     given["out"][...] = mean_of_the_seen(plan.problem, given["v"])
 
 
-MEAN = dataclasses.replace(
+MEAN = changed(
     FORWARD,
     name="mean",
     title="Mean of what is seen",
     # Scores of a scale of 0 are equal, and so are the weights.
     scalars=lambda plan, given: {**FORWARD.scalars(plan, given), **softmax_scalars(0.0, None)},
-    run_on_cpu=run_on_cpu,
-    reference=mean_of_the_seen,
 )
-MEAN_KERNEL = dataclasses.replace(FA2, name="mean", operation="mean", algorithm="mean")
+MEAN_KERNEL = changed(FA2, name="mean", operation="mean", algorithm="mean")
 
 # ----------------------------------------------------------------------------------------------------------
 
@@ -83,6 +82,7 @@ def test_the_mask_through_every_kernel(algorithm):
 @pytest.mark.parametrize("mask", [Band(), Band(right=0), MASK], ids=["full", "causal", "toy"])
 def test_the_operation_through_plan_cpu_path_and_executor(monkeypatch, mask):
     monkeypatch.setitem(OPERATIONS, MEAN.name, MEAN)
+    monkeypatch.setitem(cpu.RUNS, MEAN.name, run_on_cpu)
     monkeypatch.setitem(KERNELS, MEAN_KERNEL.name, MEAN_KERNEL)
     inputs = make_inputs(1, 4, 2, 190, 170, 64, "bfloat16")
     problem = Problem(1, 4, 2, 190, 170, 64, "bfloat16", mask, operation="mean")
@@ -92,7 +92,7 @@ def test_the_operation_through_plan_cpu_path_and_executor(monkeypatch, mask):
         plan, given = make_plan(problem, device), forward_operands(*inputs)
         assert (plan.operation, plan.spec) == (MEAN, MEAN_KERNEL) and "mean" in str(plan)
         if device is None:
-            plan.operation.run_on_cpu(plan, given)
+            cpu.run_on_cpu(plan, given)
         else:
             assert not run_plan(plan, given, Execution("checked")).findings
         results.append(given["out"].astype(np.float32))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.kernels.forward.fa2 import Fa2Config
 from cufa.measure.traffic import l2_traffic, shared_bytes
 from cufa.problem.columns import Columns
@@ -30,7 +30,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
     return runs
 
 
-def config_of(spec: KernelSpec, run: dict[str, Any], problem: Problem) -> TileConfig:
+def config_of(spec: Kernel, run: dict[str, Any], problem: Problem) -> TileConfig:
     configs = spec.configs + spec.split_configs
     return next(c for c in configs if str(c) == run["config"] and c.fits(problem.head_dim))
 

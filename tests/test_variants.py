@@ -73,7 +73,7 @@ def test_every_config_element_mask_and_width_is_built(name):
     narrowest = 16 if spec.uses_copy_engine else min(v.problem.itemsize for v in mine)
     assert {v.problem.alignment for v in mine} == {n for n in (16, 8, 4, 2) if n >= narrowest}
     assert {(v.trace, v.problem.mask_kind) for v in mine} >= {(True, kind) for kind in spec.masks}
-    own, possible = ([spec.further_constants(v.problem) for v in builds] for builds in (mine, product(name)))
+    own, possible = ([spec.own_constants(v.problem) for v in builds] for builds in (mine, product(name)))
     for switch in own[0]:  # some have one value in all builds of a kernel
         assert {x[switch] for x in own} == {x[switch] for x in possible}, switch
 
@@ -81,7 +81,7 @@ def test_every_config_element_mask_and_width_is_built(name):
 @pytest.mark.sampled(fixed=5, dated=2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_two_choices_that_can_meet_do(name):
-    own = KERNELS[name].further_constants(built(name)[0].problem)
+    own = KERNELS[name].own_constants(built(name)[0].problem)
     pairs = pairs_of(built(name)[0])
     assert {frozenset(pair) for pair in pairs} >= {
         frozenset((one, other)) for one in (*PAIRED, *own) for other in (*PAIRED, *own) if one != other

@@ -11,10 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
+from ..kernels import sources
 
-#: The kernels' sources: inside the wheel, or beside the package in a checkout.
-SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PACKAGE.parent / "cuda_src"
+SOURCE_DIR = sources.SOURCE_DIR
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .compiler import SOURCE_DIR
-from .params import TRACE_RECORD, numpy_struct
+from ..kernels.params import TRACE_RECORD, numpy_struct
 
 _HEADER = "shared/phases.cuh"
 _TEXT = (SOURCE_DIR / _HEADER).read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ class Logs:
     stamps: tuple[npt.NDArray[Any], ...]
     """:data:`STAMP` of each."""
     items: npt.NDArray[Any]
-    """:data:`~cufa.build.params.TRACE_RECORD` of every work item, by its number."""
+    """:data:`~cufa.kernels.params.TRACE_RECORD` of every work item, by its number."""
     refused: int
     """Warps that found no room for a log."""
 

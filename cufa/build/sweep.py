@@ -56,7 +56,7 @@ class Build:
             "precision": p.precision,
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
-            **v.spec.further_constants(p),
+            **v.spec.own_constants(p),
             "alignment": p.alignment,
             "trace": v.trace,
             "inside": v.inside,

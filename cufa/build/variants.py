@@ -16,7 +16,7 @@ from ..plan import splits
 from ..gpu.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..plan.operation import OPERATIONS
 from ..problem.problem import Problem
-from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
+from ..kernels import KERNELS, Kernel, Launch, TileConfig
 from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
@@ -42,7 +42,7 @@ _MORE_PAIRS = (
 class Variant:
     """One translation unit for one architecture."""
 
-    spec: KernelSpec
+    spec: Kernel
     config: TileConfig
     problem: Problem
     """Carries elements, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
@@ -87,7 +87,7 @@ class Variant:
             "alignment": p.alignment,
             "trace": self.trace,
             "inside": self.inside,
-            **self.spec.further_constants(p),
+            **self.spec.own_constants(p),
         }
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Variant:
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
         parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
-        parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
+        parts += [name.lower() for name, on in self.spec.own_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
         return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])
 
@@ -122,7 +122,7 @@ def variants(
 
 def pairs_of(variant: Variant) -> list[tuple[str, str]]:
     """Choices of which every two values meet in some build of the variant's kernel."""
-    own = variant.spec.further_constants(variant.problem)
+    own = variant.spec.own_constants(variant.problem)
     return [*itertools.combinations((*PAIRED, *own), 2), *_MORE_PAIRS]
 
 
@@ -143,7 +143,7 @@ def _is_new(variant: Variant, built: set[Hashable]) -> bool:
     return len(built) > before
 
 
-def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
+def _of_kernel(spec: Kernel, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
     """Every build."""
     served = [find_architecture(arch) for arch in archs if spec.runs_on(arch)]
     for arch in served:
@@ -156,14 +156,14 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
         yield from _left_out(spec, served)
 
 
-def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
+def _configs(spec: Kernel, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
         for problem in _problems(spec, head_dim):
             if _meet(spec, config, problem):
                 yield Variant(spec, config, problem, arch)
 
 
-def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
+def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]:
     """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
@@ -176,14 +176,14 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
                 break
 
 
-def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+def _meet(spec: Kernel, config: TileConfig, problem: Problem) -> bool:
     """Not every problem's keys are split, and not all tiles serve every problem."""
     if spec.config_refusal(config, problem) is not None:
         return False
     return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 
-def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
+def _other_branches(spec: Kernel, arch: Architecture) -> Iterator[Variant]:
     """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
     head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
     inside = keeps_logs(spec.source)
@@ -198,12 +198,12 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
                     yield Variant(spec, config, narrow, arch)
 
 
-def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
+def _fitting(spec: Kernel, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
     """Tiles with split keys last."""
     return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
 
 
 @functools.lru_cache(256)
-def _problems(spec: KernelSpec, head_dim: int) -> tuple[Problem, ...]:
+def _problems(spec: Kernel, head_dim: int) -> tuple[Problem, ...]:
     problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
     return tuple(problem for problem in problems if spec.refuses(problem) is None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.params import MAX_SCALE
+from ..kernels.params import MAX_SCALE
 from ..plan.operation import Operand
 from ..problem.mask import Mask
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale

@@ -4,33 +4,21 @@ is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ..build.params import Params
-from ..kernels import KernelSpec, TileConfig
-from ..kernels.backward.fa2 import STRIP
 from ..masks.checks import check_flag
-from ..plan.operation import Arrays, Operand, Operation, register
-from ..plan.planner import Plan, choose_tiles
+from ..plan.dense import BACKWARD
+from ..plan.planner import Plan
 from ..problem.mask import Mask
 from ..problem.problem import Problem
-from ..reference.dense import attention_reference_backward
-from ..schedule.key_order import head_groups, in_groups, in_small_groups
 from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
-    compiled,
-    cpu_spec,
-    describe,
     gpu_serves,
-    plan_lines,
     plan_shapes,
-    scalars,
     scores_of,
 )
 from .mask_arguments import check_causal, resolve_mask
@@ -183,7 +171,7 @@ class BackwardCall(DenseCall):
 
 def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
     """``x`` is one number per query, of the forward's dtype and contiguous."""
-    shape, dtype = calls.lse_shape(problem), problem.lse_dtype
+    shape, dtype = problem.lse_shape, problem.lse_dtype
     arrays.check_rows(name, x.shape, shape, layout)
     if x.dtype != dtype:
         raise TypeError(
@@ -232,90 +220,3 @@ def plan_backward(
     return plan_shapes(
         q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
     )
-
-
-# --- The operation ----------------------------------------------------------------------------------------
-
-CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
-
-
-def _run_on_cpu(plan: Plan, given: Arrays) -> None:
-    from ..run.cpu import backward as cpu_backward
-    from ..run.cpu import parts as cpu_parts
-
-    dsink = None if given.get("dsink") is None else np.zeros(plan.problem.heads)
-    for part, of_part in cpu_parts.each(plan, {**given, "dsink": dsink}):
-        if dsink is not None:
-            of_part["dsink"] += cpu_backward.sink_gradient(of_part)
-        if not part.problem.empty:
-            cpu_backward.run(part, of_part)
-    if dsink is not None:
-        given["dsink"][...] = dsink
-
-
-def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    p, config = plan.problem, plan.config
-    found = {**scalars(plan, given), "scale": p.scale}
-    if not in_groups(p):
-        return found
-    runs_on = any(
-        launch.persistent for launch in plan.launches
-    )  # then the passes' launches have the usual groups
-    small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
-    groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
-    strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
-    return {**found, **groups, "strips_per_head": strips}
-
-
-def _io_bytes(p: Problem) -> int:
-    """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
-    queries, keys = p.tokens
-    of_query = p.head_dim * 2 * (p.q_element.itemsize + p.out_element.itemsize) + 4
-    of_key = p.head_dim * 2 * (p.k_element.itemsize + p.v_element.itemsize)
-    return p.heads * queries * of_query + p.kv_heads * keys * of_key
-
-
-def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """In a fixed order of additions, too."""
-    for problem in compiled(spec, head_dim):
-        yield problem
-        yield dataclasses.replace(problem, deterministic=True)
-
-
-def _describe(p: Problem) -> str:
-    return f"backward {describe(p)}" + (", deterministic" if p.deterministic else "")
-
-
-BACKWARD = register(
-    Operation(
-        name="backward",
-        title="Backward",
-        operands=(
-            Operand("dout", stride="dout_stride", mapped=True),
-            Operand("q", stride="q_stride", mapped=True),
-            Operand("k", stride="k_stride", mapped=True),
-            Operand("v", stride="v_stride", mapped=True),
-            Operand("out", field="o", stride="o_stride"),
-            Operand("lse"),
-            Operand("dlse"),
-            Operand("dq", result=True, like="q", stride="dq_stride"),
-            Operand("dk", result=True, like="k", stride="dk_stride", mapped=True),
-            Operand("dv", result=True, like="v", stride="dv_stride", mapped=True),
-        ),
-        further=(*further.OPERANDS, Operand("dsink", result=True, like=lambda p: (p.heads,))),
-        params=Params("backward/params.cuh", "BackwardParams"),
-        scalars=_scalars,
-        choose=choose_tiles,
-        cpu_spec=cpu_spec,
-        cpu_config=CPU_CONFIG,
-        run_on_cpu=_run_on_cpu,
-        reference=attention_reference_backward,
-        flops=lambda p: 10 * p.head_dim * p.all_visible_scores,
-        io_bytes=_io_bytes,
-        describe=_describe,
-        plan_lines=plan_lines,
-        compiled=_compiled,
-        num_records=lambda plan: plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads,
-        by_keys=True,
-    )
-)

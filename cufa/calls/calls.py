@@ -14,7 +14,6 @@ from ..masks.checks import check_flag
 from ..plan import tuning
 from ..plan.operation import OPERATIONS, Operand, Operation
 from ..plan.planner import Plan, make_plan
-from ..problem.lengths import Packed
 from ..problem.problem import Problem
 from . import array_memory, arrays
 from . import optional_operands as further
@@ -67,7 +66,7 @@ class Call:
         """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
         operand name; those that are None, or missing, share no memory."""
         there = {name: x for name, x in given.items() if x is not None}
-        for operand in OPERATIONS[cls.name].every_operand:
+        for operand in OPERATIONS[cls.name].all_operands:
             if operand.result and operand.name in there:
                 arrays.check_apart(operand.name, there)
 
@@ -92,7 +91,7 @@ class Call:
 
     def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The operands that few calls have, where there is one: None for the others of them."""
-        found = {x.name: given.get(x.name) for x in self.operation.further}
+        found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
         return found if any(x is not None for x in found.values()) else {}
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class Call:
                 results[operand.name][...] = operand.nothing
 
     def _results(self) -> list[Operand]:
-        return [x for x in self.operation.every_operand if x.result]
+        return [x for x in self.operation.all_operands if x.result]
 
 
 def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
@@ -137,12 +136,6 @@ def check_num_splits(num_splits: Any) -> int | None:
             f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
         )
     return int(num_splits)
-
-
-def lse_shape(problem: Problem) -> tuple[int, ...]:
-    if isinstance(problem.lengths, Packed):
-        return problem.heads, problem.lengths.total_q
-    return problem.batch, problem.heads, problem.seqlen_q
 
 
 def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bool) -> Any:
@@ -180,7 +173,7 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
     if problem.empty and not problem.sink:
         call.fill_empty(results)
     else:
-        call.operation.run_on_cpu(plan, call.arrays(results))
+        cpu_module().run_on_cpu(plan, call.arrays(results))
     return results
 
 
@@ -277,6 +270,13 @@ def check_not_capturing(name: str) -> None:
 
 
 _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
+
+
+def cpu_module() -> Any:
+    """The CPU path, imported late: a call on a GPU needs none of it."""
+    from ..run.cpu import run as cpu
+
+    return cpu
 
 
 def cuda_module() -> Any:

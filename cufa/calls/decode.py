@@ -1,5 +1,5 @@
 """Decoding: the public calls. Checks live in :mod:`cufa.calls.decode_checks`, choices in :mod:`cufa.plan.decode`, the
-operation's record in :mod:`cufa.calls.decode_operation`."""
+operation's record in :mod:`cufa.plan.decode_operation`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy.typing as npt
 
 from ..gpu.architectures import Device
+from ..plan.decode_operation import DECODE
 from ..plan.planner import Plan, make_plan
 from ..problem.mask import Mask
 from ..problem.scores import check_softcap
 from . import arrays, calls
 from . import optional_operands as further
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
-from .decode_operation import DECODE
 from .decode_shapes import make_problem
 from .mask_arguments import decode_mask
 from .warm import find, typed

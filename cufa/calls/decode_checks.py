@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..plan.operation import PER_HEAD
 from ..problem.lengths import Cached
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
@@ -48,7 +49,7 @@ class DecodeCall(calls.Call):
         cls, given: Mapping[str, Any], results: dict[str, Any], layout: str, **kwargs: Any
     ) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
-        few = {x.name: given[x.name] for x in further.OF_HEADS if given.get(x.name) is not None}
+        few = {x.name: given[x.name] for x in PER_HEAD if given.get(x.name) is not None}
         inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
         q = inputs["q"]
         inputs |= further.read(few, q)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ..build.params import softmax_scalars
-from ..kernels import KernelSpec, kernels_of
-from ..plan.operation import Arrays
+from ..kernels import kernels_of
 from ..plan.planner import Plan
 from ..problem.columns import Columns
-from ..problem.integers import Integers
-from ..problem.lengths import DENSE, Packed, Padded
-from ..problem.mask import CAUSAL, FULL, Band, Mask
-from ..problem.problem import MASK_KINDS, MAX_SIZE, Problem, default_scale
+from ..problem.mask import FULL, Mask
+from ..problem.problem import MASK_KINDS, Problem
 from ..problem.scores import check_softcap
 from . import arrays, calls
 from . import optional_operands as further
@@ -138,107 +132,3 @@ def plan_shapes(
         device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
     )
     return calls.plan_for(problem, target, **request)
-
-
-# --- Of the operations' records ---------------------------------------------------------------------------
-
-
-def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
-    """Of all kernels FA2's schedule is the one that NumPy follows unless another is asked for."""
-    return next((spec for spec in named if spec.algorithm == "fa2"), named[0])
-
-
-def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    """Numbers that every parameter structure holds."""
-    p = plan.problem
-    return {
-        "batch": p.batch,
-        "heads": p.heads,
-        "kv_heads": p.kv_heads,
-        "seqlen_q": p.seqlen_q,
-        "seqlen_k": p.seqlen_k,
-        **_band(p),
-        **softmax_scalars(p.scale, p.softcap),
-        "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
-        "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
-        "alibi_stride": further.stride_of_sequences(given.get("alibi_slopes")),
-    }
-
-
-def _band(p: Problem) -> dict[str, int]:
-    """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
-    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
-    if not p.lengths.ragged:
-        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
-        return {
-            "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
-            "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
-            "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
-        }
-    shift = p.mask.shift(0, 0)
-    # A bound that hides nothing of the longest hides nothing of any sequence: it is not compiled in, or far away.
-    from_diagonal = p.mask.edges(0, 0)
-    left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
-    right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift
-    return {
-        "band_first": max(left, -MAX_SIZE),
-        "band_last": min(right, MAX_SIZE),
-        "shift": shift,
-        "shift_by_length": p.mask.shift(0, 1) - shift,
-    }
-
-
-def describe(p: Problem) -> str:
-    dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
-    lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
-    return (
-        f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
-        f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
-    )
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    packed = plan.config.block_q // plan.config.head_rows
-    counts = [
-        (schedule.visited * heads, schedule.total * heads)
-        for part in plan.problem.parts
-        if not part.problem.empty
-        for heads in [part.problem.batch * part.problem.heads // packed]
-        for schedule in [plan.schedule_of(part.problem)]
-    ]
-    visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
-    tiles = f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"
-    if plan.split is None:
-        return [tiles]
-    return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
-
-
-_FEW: tuple[dict[str, Any], ...] = (
-    {},
-    {"lengths": Padded((1024,), (1024,)), "sink": True},
-    {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
-    {"lengths": Packed(1024, 1024, (1024,), (1024,))},
-    {"alibi": True, "sink": True},
-)
-"""What few calls have; every kind is with each other kind somewhere."""
-
-#: One of each kind.
-_MASKS = (
-    FULL,
-    CAUSAL,
-    Band(255, 0),
-    Band(right=0, prefix=100),
-    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
-)
-
-
-def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
-    for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
-    ):
-        if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
-            problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
-            for few in _FEW:
-                yield dataclasses.replace(problem, precision=precision, operation=spec.operation, **few)

@@ -4,30 +4,20 @@ out is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy.typing as npt
 
-from ..build.params import Params
-from ..kernels import TileConfig
-from ..kernels.splits import query_items
-from ..plan.operation import Arrays, Operand, Operation, register
-from ..plan.planner import Plan, choose_tiles
+from ..plan.dense import FORWARD
+from ..plan.planner import Plan
 from ..problem.mask import Mask
 from ..problem.problem import Problem
-from ..reference.dense import attention_reference
 from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
-    compiled,
-    cpu_spec,
-    describe,
     gpu_serves,
-    plan_lines,
     plan_shapes,
-    scalars,
     scores_of,
 )
 from .mask_arguments import check_causal, resolve_mask
@@ -236,65 +226,3 @@ def plan(
     few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
     return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, request)
-
-
-# --- The operation ----------------------------------------------------------------------------------------
-
-#: The CPU path works on larger tiles: they amortise NumPy's call overhead, and 512 KiB of float32 scores
-#: still fit a core's L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores)
-#: none was more than 3% faster, full or causal; 256×256 was 15% slower.
-CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
-
-
-def _run_on_cpu(plan: Plan, given: Arrays) -> None:
-    from ..run.cpu import forward as cpu
-    from ..run.cpu import parts as cpu_parts
-
-    for part, x in cpu_parts.each(plan, given):
-        slopes, sink = x.get("alibi_slopes"), x.get("sink")
-        if not part.problem.empty:
-            of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
-            cpu.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
-        elif sink is not None and x["lse"] is not None:
-            x["lse"][...] = sink[:, None]
-
-
-def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan, given), "heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
-
-
-def _io_bytes(p: Problem) -> int:
-    """q, k, v read once, o written once."""
-    queries, keys = p.tokens
-    of_queries = p.heads * queries * (p.q_element.itemsize + p.out_element.itemsize)
-    of_keys = p.kv_heads * keys * (p.k_element.itemsize + p.v_element.itemsize)
-    return (of_queries + of_keys) * p.head_dim
-
-
-FORWARD = register(
-    Operation(
-        name="forward",
-        title="Forward",
-        operands=(
-            Operand("q", stride="q_stride", mapped=True),
-            Operand("k", stride="k_stride", mapped=True),
-            Operand("v", stride="v_stride", mapped=True),
-            Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
-            Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
-        ),
-        further=further.OPERANDS,
-        params=Params("shared/params.cuh", "AttentionParams"),
-        scalars=_scalars,
-        choose=choose_tiles,
-        cpu_spec=cpu_spec,
-        cpu_config=CPU_CONFIG,
-        run_on_cpu=_run_on_cpu,
-        reference=attention_reference,
-        flops=lambda p: 4 * p.head_dim * p.all_visible_scores,
-        io_bytes=_io_bytes,
-        describe=describe,
-        plan_lines=plan_lines,
-        compiled=compiled,
-        num_records=lambda plan: query_items(plan.problem, plan.config) * plan.num_splits,
-    )
-)

@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.operation import Operand
+from ..plan.operation import PER_HEAD, PER_HEAD_AND_LENGTHS
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import Problem
 from . import arrays
 
-OF_HEADS = (Operand("alibi_slopes"), Operand("sink"))
-"""Behind the others of decode."""
-OPERANDS = (*OF_HEADS, *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")))
-"""Of forward and backward."""
-
-_NUMBERS = tuple(x.name for x in OF_HEADS)
+_NUMBERS = tuple(x.name for x in PER_HEAD)
 
 
 def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
@@ -43,7 +38,7 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with what they say of it."""
-    few = {x.name for x in OPERANDS}
+    few = {x.name for x in PER_HEAD_AND_LENGTHS}
     found = {name: x for name, x in inputs.items() if x is not None or name not in few}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
@@ -97,11 +92,6 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
         may = "finite, or -inf for no sink" if name == "sink" else "finite"
         raise ValueError(f"{name}{place} is {values[tuple(place)]}: it must be {may}")
     return values
-
-
-def stride_of_sequences(slopes: Any) -> int:
-    """Elements from one sequence's slopes to the next one's: 0 where all have the same, or there are none."""
-    return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0
 
 
 def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..masks.checks import check_flag
+from ..plan.dense import BACKWARD, FORWARD
 from ..problem.mask import Mask
 from . import arrays, calls
 from . import optional_operands as further
-from .backward import BACKWARD, BackwardCall
+from .backward import BackwardCall
 from .dense import PackedCall, gpu_serves, scores_of
-from .forward import FORWARD, ForwardCall
+from .forward import ForwardCall
 from .mask_arguments import check_causal, resolve_mask
 from .warm import find, typed
 

@@ -100,7 +100,7 @@ class SeenCall:
     def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
         import cupy
 
-        names = [x.name for x in call.operation.every_operand]
+        names = [x.name for x in call.operation.all_operands]
         given = {**call.inputs, **results}
         made = [name for name in results if call.results[name] is None]
         self._launch, self._check, self._names = launch, call.check_memory, names

@@ -16,7 +16,7 @@ from ..build.sweep import Build, BuiltEntry, build_all
 from ..build.variants import Variant, variants
 from ..gpu.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..gpu.occupancy import Occupancy, Resource
-from ..kernels import KERNELS, KernelSpec, TileConfig
+from ..kernels import KERNELS, Kernel, TileConfig
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
 from .listing_tables import listing_record, print_listing
@@ -200,7 +200,7 @@ def _print_tables(builds: Sequence[Build]) -> None:
         console.print(table)
 
 
-def _tiles(spec: KernelSpec, config: TileConfig, head_dim: int) -> str:
+def _tiles(spec: Kernel, config: TileConfig, head_dim: int) -> str:
     """The config in words, with what tells it from others of its kernel that read the same."""
     others = [c for c in spec.configs if str(c) == str(config) and c.fits(head_dim)]
     words = [str(config)]

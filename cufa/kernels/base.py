@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..gpu.architectures import Device
-from ..plan.operation import Split
 from ..problem.lengths import LENGTH_KINDS
 from ..problem.mask_memory import columns_of
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
@@ -30,6 +29,17 @@ _NO_LENGTHS = {
 
 Config = Any
 """A config of the kernel's own class, which is that of its ``configs``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How the keys of an item are shared out over thread blocks whose results are merged."""
+
+    kind: str
+    """"fixed": so many splits of each sequence; "balanced": so many shares of all tiles, at most."""
+    count: int
+    least: int = 1
+    """"balanced", where lengths are known on the device alone: so many shares, if there are as many tiles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,71 +76,104 @@ class Box:
     """Bytes that a request brings to the L2 cache at least; 0: what it asks for."""
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelSpec:
-    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.problem.Problem`."""
+class Kernel:
+    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.problem.Problem`.
+
+    Every kernel is a subclass, in the file with the stem of its folder in ``cuda_src``; the registry
+    (:data:`cufa.kernels.KERNELS`) holds one instance of each.
+    """
 
     name: str
     algorithm: str
-    """What the public call's ``algorithm=`` or ``schedule=`` names. Specs may share it with disjoint dtypes."""
+    """What the public call's ``algorithm=`` or ``schedule=`` names. Kernels may share it with disjoint dtypes."""
     title: str
     paper: str
     source: str
-    """File under ``cuda_src/kernels``."""
+    """File under ``cuda_src``."""
+    operation: str = "forward"
+    """A name of :data:`cufa.plan.operation.OPERATIONS`."""
+
+    # What the kernel serves.
     dtypes: tuple[str, ...]
-    """Elements of q that it serves."""
-    precisions: tuple[str, ...]
-    configs: tuple[TileConfig, ...]
-    """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
-    shared_memory: Callable[[Config, int], tuple[Buffer, ...]]
-    """(config, head_dim) → what lies in dynamic shared memory, in order. The source gets the offsets."""
-    launches: Callable[[Problem, Config, int, Split | None], tuple[Launch, ...]]
-    """(problem, config, shared memory, split) → launches, in order."""
-    workspace: Callable[[Problem, Config, Split | None], int] = lambda problem, config, split: 0
-    """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
-    workspace_holds: str = ""
-    """In words, for printed plans."""
-    counters: Callable[[Problem, Config, int], int] = lambda problem, config, workspace: 0
-    """(problem, config, bytes of workspace) → 32-bit words that are zero between launches: with any, the workspace
-    outlives the call."""
+    """Elements of q."""
+    k_dtypes: tuple[str, ...] = ()
+    """Elements of k and v; empty: that of q."""
+    precisions: tuple[str, ...] = ("native",)
     masks: tuple[str, ...] = BAND_KINDS
-    """Of :data:`~cufa.problem.problem.MASK_KINDS`, what it serves."""
-    skip_masked_tiles: bool = False
+    """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
+    lengths: tuple[str, ...] = ("dense",)
+    """Of :data:`cufa.problem.lengths.LENGTH_KINDS`."""
+    score_changes: tuple[str, ...] = ()
+    """Beside the soft cap: "alibi", "sink"."""
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
-    boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
-    """config → the box of each operand that the kernel reads or writes by tensor map.
-    Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    skip_masked_tiles: bool = False
+
+    # Tiles.
+    configs: tuple[TileConfig, ...]
+    """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
     split_configs: tuple[TileConfig, ...] = ()
     """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
     (:mod:`cufa.plan.splits`). Empty: the kernel does not split keys."""
-    flops: Callable[[Config], float] = lambda config: 0.0
-    """config → FLOP/s that it reaches on one SM of an H200, for weighing splits."""
-    tile_latency: Callable[[Config, int], float] = lambda config, head_dim: 0.0
-    """(config, head_dim) → seconds that a tile takes at least, with an SM for itself."""
-    choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
-        fitting[0]
-    )
-    """(problem, configs that fit, GPU) → the one to take when nothing was measured (`cufa tune`)."""
-    order: Callable[[Problem, Schedule, Device, Config], Order | None] = (
-        lambda problem, schedule, device, config: None
-    )
-    """(problem, schedule, GPU, config) → who takes which work item when; None: not written down."""
-    operation: str = "forward"
-    """Whose kernel it is: a name of :data:`cufa.plan.operation.OPERATIONS`."""
-    further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}
-    """Constants of this kernel's own."""
-    lengths: tuple[str, ...] = ("dense",)
-    """Kinds of lengths that it serves, of :data:`cufa.problem.lengths.LENGTH_KINDS`."""
-    score_changes: tuple[str, ...] = ()
-    """Beside the soft cap: "alibi", "sink"."""
-    k_dtypes: tuple[str, ...] = ()
-    """Elements of k and v; empty: that of q."""
-    further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
-    """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
-    config_refusal: Callable[[Config, Problem], str | None] = lambda config, problem: None
-    """(config, problem) → why these tiles do not serve what the kernel serves with others; never of the first."""
+    workspace_holds: str = ""
+    """In words, for printed plans."""
+    reads_block_order: bool = False
+    """Persistent blocks take query blocks in an order that the host writes where tiles are listed."""
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+    def shared_memory(self, config: Config, head_dim: int) -> tuple[Buffer, ...]:
+        """The buffers of dynamic shared memory, in order. The source gets the offsets."""
+        raise NotImplementedError
+
+    def launches(
+        self, problem: Problem, config: Config, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """In order; ``shared_memory`` is what :meth:`shared_bytes` says."""
+        raise NotImplementedError
+
+    def workspace(self, problem: Problem, config: Config, split: Split | None = None) -> int:
+        """Device memory in bytes beyond inputs and outputs."""
+        return 0
+
+    def counters(self, problem: Problem, config: Config, workspace: int) -> int:
+        """32-bit words that are zero between launches: with any, the workspace outlives the call."""
+        return 0
+
+    def boxes(self, config: Config) -> Mapping[str, Box]:
+        """The box of each operand that the kernel reads or writes by tensor map. Then the copy engine's rules hold:
+        16-byte aligned rows, positive strides."""
+        return {}
+
+    def flops(self, config: Config) -> float:
+        """FLOP/s on one SM of an H200, for weighing splits."""
+        return 0.0
+
+    def tile_latency(self, config: Config, head_dim: int) -> float:
+        """Seconds that a tile takes at least, with an SM for itself."""
+        return 0.0
+
+    def choose(self, problem: Problem, fitting: tuple[Config, ...], device: Device) -> Config:
+        """The config to take of those that fit, if none was measured (`cufa tune`)."""
+        return fitting[0]
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Config) -> Order | None:
+        """Which block takes which work item when; None: not written down."""
+        return None
+
+    def own_constants(self, problem: Problem) -> dict[str, int | bool]:
+        """Constants that only this kernel's source reads."""
+        return {}
+
+    def own_refusal(self, problem: Problem) -> str | None:
+        """Why this kernel does not serve a problem that its declarations would let pass."""
+        return None
+
+    def config_refusal(self, config: Config, problem: Problem) -> str | None:
+        """Why this tile config cannot run a problem that the kernel's first config can."""
+        return None
 
     @property
     def uses_copy_engine(self) -> bool:
@@ -138,7 +181,7 @@ class KernelSpec:
 
     def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
         """Dynamic shared memory of a thread block."""
-        return _shared_bytes(self.shared_memory, config, head_dim)
+        return _shared_bytes(self, config, head_dim)
 
     def fitting(
         self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
@@ -193,13 +236,13 @@ class KernelSpec:
             return "needs positive strides"
         if not self.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
             return "counts rows and keys together with 32 bits"  # tiles beyond the mask are compared as well
-        return self.further_refusal(self, problem)
+        return self.own_refusal(problem)
 
     def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
         """Values generated as ``constexpr`` lines in front of the source."""
         return {
             "HEAD_DIM": problem.head_dim,
-            **_tile_constants(self.shared_memory, config, problem.head_dim),
+            **_tile_constants(self, config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
@@ -210,7 +253,7 @@ class KernelSpec:
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
-            **self.further_constants(problem),
+            **self.own_constants(problem),
         }
 
 
@@ -230,18 +273,13 @@ def _refuses_beyond_band(problem: Problem) -> str | None:
 
 
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
-def _tile_constants(
-    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
-) -> Mapping[str, int | bool]:
-    return {**config.constants(head_dim), **constants(buffers(config, head_dim))}
+def _tile_constants(kernel: Kernel, config: Config, head_dim: int) -> Mapping[str, int | bool]:
+    return {**config.constants(head_dim), **constants(kernel.shared_memory(config, head_dim))}
 
 
-@functools.lru_cache(4096)
-def _shared_bytes(
-    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
-) -> int:
-    """Remembered, since every plan asks it of every config."""
-    return layout(buffers(config, head_dim))[1]
+@functools.lru_cache(4096)  # every plan asks for that of every config
+def _shared_bytes(kernel: Kernel, config: Config, head_dim: int) -> int:
+    return layout(kernel.shared_memory(config, head_dim))[1]
 
 
 def ceil_div(a: int, b: int) -> int:

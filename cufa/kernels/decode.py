@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from ..gpu.architectures import Device
-from ..plan.operation import Split
 from ..problem.mask import Band
 from ..problem.problem import BAND_KINDS, Problem
-from .base import Box, KernelSpec, Launch, ceil_div
+from .base import Box, Kernel, Launch, Split, ceil_div
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .splits import slot_bytes
@@ -48,30 +46,6 @@ class DecodeConfig(TileConfig):
         return dataclasses.replace(self, fold_combine=False, cluster_merge=True)
 
 
-def _decode_shared_memory(config: DecodeConfig, head_dim: int, itemsize: int = 2) -> tuple[Buffer, ...]:
-    """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
-    float32); m and l of each ring and row; what a warp puts aside of its share; a barrier for each buffer of a ring;
-    what the parts of a cluster receive: vectors of O, m and l of each row, and a barrier."""
-    if config.tma_copies:
-        pitch, align = ceil_div(head_dim * itemsize, 128) * 128, 1024  # the swizzle's span
-    else:
-        pitch, align = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize), 16
-    rows, rings = config.block_q, config.rings
-    received = (rows * head_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
-    vectors, ml, barrier = received if config.cluster_merge else (0, 0, 0)
-    return (
-        Buffer("Q", rows * tile_pitch(head_dim, itemsize=2, pad_to=32)),
-        Buffer("RINGS", config.num_stages * 2 * config.block_kv * pitch, align=align),
-        Buffer("MERGED", rings * rows * (ceil_div(head_dim, 32) * 32 + 8) * 4, over="RINGS"),
-        Buffer("ML", rings * rows * 8),
-        Buffer("SHARES", config.num_warps * 32),
-        Buffer("BARRIERS", rings * config.num_stages * 8),
-        Buffer("RECEIVED", vectors),
-        Buffer("RECEIVED_ML", ml),
-        Buffer("RECEIVED_BARRIER", barrier),
-    )
-
-
 def row_blocks(problem: Problem, config: TileConfig) -> int:
     """Thread blocks that the packed query rows of one key/value head take."""
     return ceil_div(problem.rows, config.block_q)
@@ -82,27 +56,6 @@ def items(problem: Problem, config: TileConfig) -> int:
     return problem.batch * problem.kv_heads * row_blocks(problem, config)
 
 
-def _split_launches(
-    problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """One block per split; what they leave is merged by a second kernel, unless folded in."""
-    num_splits = split.count if split else 2  # what is compiled does not depend on it
-    grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
-    cluster = num_splits if config.cluster_merge else 1
-    first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
-    return (first, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (first,)
-
-
-def _balanced_launches(
-    problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """One block per share; parts of an item are merged by a second kernel, unless folded in."""
-    shares = Launch(
-        "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
-    )
-    return shares, *_combine_launches("decode_combine_balanced", problem, config)
-
-
 def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tuple[Launch, ...]:
     """A thread for each four columns of a row. Nothing where the last warp to leave a part merges them, or a
     cluster does."""
@@ -111,47 +64,6 @@ def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tup
     threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
     grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
     return (Launch(entry, grid, threads, 0, dependent=config.tma_copies),)
-
-
-def _split_workspace(problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
-    num_splits = split.count if split else 2
-    if num_splits == 1 or config.cluster_merge:
-        return 0
-    return items(problem, config) * num_splits * slot_bytes(problem, config)
-
-
-def _balanced_workspace(problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
-    """A share leaves at most two partial results, at its ends."""
-    return (split.count if split else 2) * 2 * slot_bytes(problem, config)
-
-
-def _counters(problem: Problem, config: DecodeConfig, workspace: int) -> int:
-    """One per warp of an item that comes in parts: which is the last to be there."""
-    return items(problem, config) * config.num_warps if workspace else 0
-
-
-def _refuses(spec: KernelSpec, problem: Problem) -> str | None:
-    mask = problem.mask
-    if isinstance(mask, Band) and not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
-        return "takes one number of first keys for all sequences (streaming, prefix), so far"
-    if isinstance(mask, Band) and mask.global_tokens != 0:
-        return "takes no tokens that see every key (global_window)"
-    if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
-        return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
-    box = spec.boxes(spec.configs[0]).get("k_cache", Box(1))
-    if problem.cache.page_size % box.rows:
-        return f"reads boxes of {box.rows} keys, which pages of {problem.cache.page_size} would cut"
-    return None
-
-
-def decode_constants(problem: Problem) -> dict[str, int | bool]:
-    """Beside those that all kernels have."""
-    return {
-        "PAGED": problem.cache.paged,
-        "RAGGED": problem.lengths.ragged,
-        "APPEND": problem.cache.new_tokens > 0,
-        "FP8_CACHE": problem.k_element.name == "float8_e4m3",
-    }
 
 
 def _decode_config(
@@ -195,25 +107,6 @@ _SHORT = 2048
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
-def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
-    """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
-    ragged: several blocks per SM, where one works while another begins or ends. Where memory is slow, two stages.
-
-    There, caches of 2,048 tokens of more items than SMs are not short: 128 × 32/8 took 371.3 µs in shares of four warps
-    and 366.8 in splits of them, 366.7 and 358.9 with eight warps and two stages (as measured for TWO_STAGES). Caches of
-    up to 1,024 were not measured so.
-    """
-    fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say
-    most = max(config.block_q for config in fitting)
-    tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
-    holding = [config for config in fitting if config.block_q == tall]
-    two_stages = device.slow_memory and TWO_STAGES in holding
-    short = _SHORT // 2 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
-    if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):
-        return min(holding, key=lambda config: config.num_warps)
-    return TWO_STAGES if two_stages else holding[0]
-
-
 #: More rows than one warp takes, on 8 warps.
 _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
 
@@ -251,79 +144,164 @@ def _by_boxes() -> tuple[DecodeConfig, ...]:
     )
 
 
-DECODE_SPLIT = KernelSpec(
-    name="decode_split",
-    algorithm="fixed",
-    title="Flash-Decoding with fixed splits",
-    paper="Dao, Haziza, Massa, Sizov 2023, Flash-Decoding for long-context inference",
-    source="decode/split.cu",
-    dtypes=("float16", "bfloat16"),
-    precisions=("native",),
-    configs=_by_async_copies(),
-    shared_memory=_decode_shared_memory,
-    launches=_split_launches,
-    workspace=_split_workspace,
-    counters=_counters,
-    choose=_choose,
-    further_refusal=_refuses,
-    operation="decode",
-    further_constants=decode_constants,
-    score_changes=("alibi", "sink"),
-    masks=(*BAND_KINDS, "sets"),
-)
-
-DECODE_BALANCED = dataclasses.replace(
-    DECODE_SPLIT,
-    name="decode_balanced",
-    algorithm="balanced",
-    title="Flash-Decoding with shares of a whole ragged batch",
-    paper="Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K",
-    source="decode/balanced.cu",
-    launches=_balanced_launches,
-    workspace=_balanced_workspace,
-)
-
-
-def _boxes(config: DecodeConfig) -> dict[str, Box]:
-    box = Box(16, config.whole_rows, config.l2_promotion)
-    return {"k_cache": box, "v_cache": box}
-
-
-def _by_tma(spec: KernelSpec) -> KernelSpec:
-    """The same, its cache read by Hopper's copy engine: aligned rows, and pages of whole boxes. Fixed splits
-    may be merged in clusters, which Hopper has as well."""
-    configs = _by_boxes()
-    if spec.algorithm == "fixed":
+def _configs(tma: bool, fp8: bool, balanced: bool) -> tuple[DecodeConfig, ...]:
+    """Fixed splits may be merged in clusters, which Hopper has. Over an e4m3 cache stages are half as large, and stay
+    three; shares of wide heads need more registers than a thread of tall tiles has, and have 4 warps."""
+    configs = _by_boxes() if tma else _by_async_copies()
+    if fp8:
+        configs = tuple(config for config in configs if config != TWO_STAGES)
+    if tma and not balanced:
         configs += tuple(config.merged_in_cluster() for config in configs)
-    return dataclasses.replace(
-        spec,
-        name=f"{spec.name}_tma",
-        title=f"{spec.title}, by the copy engine",
-        configs=configs,
-        min_capability=90,
-        max_capability=90,
-        boxes=_boxes,
-    )
+    if fp8 and balanced and not tma:
+        return tuple(dataclasses.replace(x, max_head_dim=192) if x == _TALL else x for x in configs)
+    return configs
 
 
-def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
-    """The same over a cache of e4m3; float8 conversions are instructions of sm_89 and later. Shares of wide heads need
-    more registers than a thread of tall tiles has, and have 4 warps. Stages are half as large, and stay three."""
-    configs = tuple(c for c in spec.configs if c not in (TWO_STAGES, TWO_STAGES.merged_in_cluster()))
-    if spec is DECODE_BALANCED:
-        configs = tuple(dataclasses.replace(c, max_head_dim=192) if c == _TALL else c for c in configs)
-    return dataclasses.replace(
-        spec,
-        configs=configs,
-        name=f"{spec.name}_fp8",
-        title=f"{spec.title}, e4m3 cache",
-        shared_memory=functools.partial(_decode_shared_memory, itemsize=1),
-        k_dtypes=("float8_e4m3",),
-        min_capability=max(spec.min_capability, 89),
-    )
+class DecodeSplit(Kernel):
+    """Every sequence is cut into the same number of splits. ``tma``: the cache is read by Hopper's copy engine, in
+    aligned rows and pages of whole boxes. ``fp8``: a cache of e4m3, whose conversions are instructions of sm_89 and
+    later."""
+
+    name = "decode_split"
+    algorithm = "fixed"
+    title = "Flash-Decoding with fixed splits"
+    paper = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding for long-context inference"
+    source = "decode/split.cu"
+    operation = "decode"
+    dtypes = ("float16", "bfloat16")
+    masks = (*BAND_KINDS, "sets")
+    score_changes = ("alibi", "sink")
+
+    def __init__(self, *, tma: bool = False, fp8: bool = False) -> None:
+        self.configs: tuple[DecodeConfig, ...] = _configs(tma, fp8, balanced=self.algorithm == "balanced")
+        if tma:
+            self.name += "_tma"
+            self.title += ", by the copy engine"
+            self.min_capability = self.max_capability = 90
+        if fp8:
+            self.name += "_fp8"
+            self.title += ", e4m3 cache"
+            self.k_dtypes = ("float8_e4m3",)
+            self.min_capability = max(self.min_capability, 89)
+
+    def shared_memory(self, config: DecodeConfig, head_dim: int) -> tuple[Buffer, ...]:
+        """Q; the rings of keys and values, where warps later merge their O in float32; m and l of each ring and row;
+        the state of each warp's share; a barrier for each buffer of a ring; for a cluster's merge, the received
+        vectors of O, m and l of each row, and a barrier."""
+        itemsize = 1 if self.k_dtypes else 2
+        if config.tma_copies:
+            pitch, align = ceil_div(head_dim * itemsize, 128) * 128, 1024  # the swizzle's span
+        else:
+            pitch, align = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize), 16
+        rows, rings = config.block_q, config.rings
+        received = (rows * head_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
+        vectors, ml, barrier = received if config.cluster_merge else (0, 0, 0)
+        return (
+            Buffer("Q", rows * tile_pitch(head_dim, itemsize=2, pad_to=32)),
+            Buffer("RINGS", config.num_stages * 2 * config.block_kv * pitch, align=align),
+            Buffer("MERGED", rings * rows * (ceil_div(head_dim, 32) * 32 + 8) * 4, over="RINGS"),
+            Buffer("ML", rings * rows * 8),
+            Buffer("SHARES", config.num_warps * 32),
+            Buffer("BARRIERS", rings * config.num_stages * 8),
+            Buffer("RECEIVED", vectors),
+            Buffer("RECEIVED_ML", ml),
+            Buffer("RECEIVED_BARRIER", barrier),
+        )
+
+    def launches(
+        self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """One block per split; what they leave is merged by a second kernel, unless folded in."""
+        num_splits = split.count if split else 2  # what is compiled does not depend on it
+        grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
+        cluster = num_splits if config.cluster_merge else 1
+        first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
+        return (first, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (first,)
+
+    def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
+        num_splits = split.count if split else 2
+        if num_splits == 1 or config.cluster_merge:
+            return 0
+        return items(problem, config) * num_splits * slot_bytes(problem, config)
+
+    def counters(self, problem: Problem, config: DecodeConfig, workspace: int) -> int:
+        """One per warp of an item that comes in parts: which is the last to be there."""
+        return items(problem, config) * config.num_warps if workspace else 0
+
+    def boxes(self, config: DecodeConfig) -> dict[str, Box]:
+        if not config.tma_copies:
+            return {}
+        box = Box(16, config.whole_rows, config.l2_promotion)
+        return {"k_cache": box, "v_cache": box}
+
+    def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
+        """The first that holds all packed rows, else the first of the tallest. Four warps for short or ragged caches:
+        of several blocks per SM, one works while another begins or ends. Two stages if memory is slow.
+
+        With slow memory and more items than SMs, caches of 2,048 tokens are not short: 128 × 32/8 took 371.3 µs in
+        shares of four warps and 366.8 in splits of them, 366.7 and 358.9 with eight warps and two stages (measured as
+        for TWO_STAGES). Caches of up to 1,024 tokens were not measured so.
+        """
+        fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say
+        most = max(config.block_q for config in fitting)
+        tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
+        holding = [config for config in fitting if config.block_q == tall]
+        two_stages = device.slow_memory and TWO_STAGES in holding
+        short = _SHORT // 2 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
+        if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):
+            return min(holding, key=lambda config: config.num_warps)
+        return TWO_STAGES if two_stages else holding[0]
+
+    def own_constants(self, problem: Problem) -> dict[str, int | bool]:
+        """Beside those that all kernels have."""
+        return {
+            "PAGED": problem.cache.paged,
+            "RAGGED": problem.lengths.ragged,
+            "APPEND": problem.cache.new_tokens > 0,
+            "FP8_CACHE": problem.k_element.name == "float8_e4m3",
+        }
+
+    def own_refusal(self, problem: Problem) -> str | None:
+        mask = problem.mask
+        if isinstance(mask, Band) and not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
+            return "takes one number of first keys for all sequences (streaming, prefix), so far"
+        if isinstance(mask, Band) and mask.global_tokens != 0:
+            return "takes no tokens that see every key (global_window)"
+        if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
+            return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
+        box = self.boxes(self.configs[0]).get("k_cache", Box(1))
+        if problem.cache.page_size % box.rows:
+            return f"reads boxes of {box.rows} keys, which pages of {problem.cache.page_size} would cut"
+        return None
 
 
-_SIXTEEN_BIT = (_by_tma(DECODE_SPLIT), _by_tma(DECODE_BALANCED), DECODE_SPLIT, DECODE_BALANCED)
+class DecodeBalanced(DecodeSplit):
+    """The tiles of the whole batch are cut into equal shares."""
+
+    name = "decode_balanced"
+    algorithm = "balanced"
+    title = "Flash-Decoding with shares of a whole ragged batch"
+    paper = "Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K"
+    source = "decode/balanced.cu"
+
+    def launches(
+        self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """One block per share; parts of an item are merged by a second kernel, unless folded in."""
+        shares = Launch(
+            "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
+        )
+        return shares, *_combine_launches("decode_combine_balanced", problem, config)
+
+    def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
+        """A share leaves at most two partial results, at its ends."""
+        return (split.count if split else 2) * 2 * slot_bytes(problem, config)
+
 
 #: In order of preference: boxes are 3 to 5% faster than cp.async on long caches (H200).
-DECODE = (*_SIXTEEN_BIT, *(_with_fp8_cache(spec) for spec in _SIXTEEN_BIT))
+DECODE = tuple(
+    kind(tma=tma, fp8=fp8)
+    for fp8 in (False, True)
+    for tma in (True, False)
+    for kind in (DecodeSplit, DecodeBalanced)
+)

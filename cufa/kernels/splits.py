@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
-from ..plan.operation import Split
 from ..problem.problem import Problem
-from .base import Launch, ceil_div
+from .base import Launch, Split, ceil_div
 from .config import SplitConfig, TileConfig
 
 Config = TypeVar("Config", bound=SplitConfig)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from ..gpu.architectures import Device
-from ..kernels import KERNELS, KernelSpec
+from ..kernels import KERNELS, Kernel
 from ..plan.operation import OPERATIONS
 from ..plan.planner import fitting_configs, make_plan
 from ..problem.mask import CAUSAL
@@ -198,7 +198,7 @@ def problems_with(record: Json) -> list[str]:
     return found
 
 
-def _kernel_records(specs: Iterable[KernelSpec], device: Device, differing: Json) -> dict[str, Json]:
+def _kernel_records(specs: Iterable[Kernel], device: Device, differing: Json) -> dict[str, Json]:
     """Digest of each kernel and, of those that a call may name, seconds of one compile; with the date where it is not
     the record's."""
     named = [spec for spec in specs if not OPERATIONS[spec.operation].splits]

@@ -131,7 +131,9 @@ def _lengths(lengths: Lengths) -> dict[str, Any]:
 def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """A set's arrays by operand name, in launch order; None for what is not there. Further operands only where there is
     one."""
-    further = operation.further if any(x.name in arrays for x in operation.further) else ()
+    further = (
+        operation.optional_operands if any(x.name in arrays for x in operation.optional_operands) else ()
+    )
     return {x.name: arrays.get(role_of(x)) for x in (*operation.operands, *further)}
 
 

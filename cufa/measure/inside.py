@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..build.compiler import keeps_logs
-from ..build.params import TRACE_RECORD
 from ..build.phases import LOG_HEAD, PHASES, STAMP, Logs, intervals, mistakes
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig
+from ..kernels.params import TRACE_RECORD
 from ..plan.planner import Plan, make_plan
 from ..problem.mask import CAUSAL, FULL
 from ..problem.problem import Problem

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..build.compiler import cupy_options, source_digest
 from ..gpu.architectures import Device, find_architecture
-from ..kernels import KERNELS, KernelSpec
+from ..kernels import KERNELS, Kernel
 from ..plan.planner import Plan
 from ..plan.tuning import write_json
 from . import records_v1
@@ -40,7 +40,7 @@ FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact coun
 Json = dict[str, Any]
 
 
-def digest(spec: KernelSpec) -> str:
+def digest(spec: Kernel) -> str:
     """Digest of the sources of a kernel, comments and white space aside."""
     return source_digest(spec.source)
 

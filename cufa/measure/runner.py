@@ -261,7 +261,9 @@ def _bind(plan: Plan, arrays: dict[str, Any]) -> Run:
     """A call of the plan on these arrays, with as little in front of it as there can be."""
     given = given_to(plan.operation, arrays)
     if plan.device is None:
-        return functools.partial(plan.operation.run_on_cpu, plan, given)
+        from ..run.cpu.run import run_on_cpu
+
+        return functools.partial(run_on_cpu, plan, given)
     from ..run.cuda import backend as cuda
 
     return functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))

@@ -23,7 +23,7 @@ from ..build.sass import disassemble
 from ..build.static_compile import CompileError, compile_text
 from ..build.variants import variants
 from ..gpu.architectures import Architecture, find_architecture
-from ..kernels import KERNELS, KernelSpec, TileConfig
+from ..kernels import KERNELS, Kernel, TileConfig
 from ..problem.problem import Problem
 from . import inside, records, traces
 from .records import Json
@@ -45,7 +45,7 @@ class Build:
 
     @classmethod
     def of(
-        cls, spec: KernelSpec, problem: Problem, config: TileConfig, arch: Architecture, **trace: bool
+        cls, spec: Kernel, problem: Problem, config: TileConfig, arch: Architecture, **trace: bool
     ) -> Build:
         """``trace``: what :func:`~cufa.build.compiler.trace_constants` takes."""
         constants = {**spec.constants(problem, config), **trace_constants(**{"trace": False, **trace})}

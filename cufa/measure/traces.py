@@ -1,6 +1,6 @@
 """Traces: which thread block ran when, on which SM, and how many tiles it counted, as the kernel recorded it.
 
-A trace file is an .npz of :data:`cufa.build.params.TRACE_RECORD` entries and a JSON description. Those under
+A trace file is an .npz of :data:`cufa.kernels.params.TRACE_RECORD` entries and a JSON description. Those under
 ``cufa/records/traces`` are evidence, shipped with the package and shown on machines without a GPU. Where
 there is one,
 
@@ -53,7 +53,7 @@ class Trace:
     environment: records.Json
     """As :func:`cufa.measure.records.environment`."""
     records: npt.NDArray[Any] = dataclasses.field(repr=False)
-    """:data:`cufa.build.params.TRACE_RECORD`, sorted by batch, head and query block."""
+    """:data:`cufa.kernels.params.TRACE_RECORD`, sorted by batch, head and query block."""
 
     @property
     def is_current(self) -> bool:
@@ -108,7 +108,7 @@ def save(trace: Trace, directory: Path) -> Path:
 
 def load(file: Path) -> Trace:
     """Raises ValueError for a file that is no trace of this version."""
-    from ..build.params import TRACE_RECORD
+    from ..kernels.params import TRACE_RECORD
 
     try:
         with np.load(file, allow_pickle=False) as stored:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..gpu.architectures import Device
-from ..kernels import KernelSpec, TileConfig
+from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa3_config import Fa3BackwardConfig
 from ..kernels.base import ceil_div
 from ..kernels.config import SplitConfig
@@ -44,7 +44,7 @@ class Traffic:
         return self.read + self.written
 
 
-def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffic | None:
+def l2_traffic(problem: Problem, spec: Kernel, config: TileConfig) -> Traffic | None:
     """Of a forward kernel that keeps scores on chip, its log-sum-exp written too, and of the backward on Hopper; None
     of others, and of split keys."""
     if isinstance(config, SplitConfig) and config.split_keys:
@@ -65,7 +65,7 @@ def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffi
     return Traffic(heads * head.read, heads * head.written)
 
 
-def shared_bytes(problem: Problem, spec: KernelSpec, config: TileConfig) -> int | None:
+def shared_bytes(problem: Problem, spec: Kernel, config: TileConfig) -> int | None:
     """Bytes that a kernel reads and writes in shared memory; None where they are not derived
     (:mod:`cufa.measure.tile_work`)."""
     try:
@@ -75,7 +75,7 @@ def shared_bytes(problem: Problem, spec: KernelSpec, config: TileConfig) -> int 
     return work_of(plan).shared_bytes if covers(plan) else None
 
 
-def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedule:
+def _schedule(problem: Problem, spec: Kernel, config: TileConfig) -> Schedule:
     return Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
 
 

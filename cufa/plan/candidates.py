@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..gpu.architectures import Device
-from ..kernels import KernelSpec, kernels_of
+from ..kernels import Kernel, kernels_of
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
 from .operation import Operation
@@ -24,7 +24,7 @@ def serving_kernels(
     algorithm: str,
     kernel: str | None,
     fastest: Mapping[str, str],
-) -> tuple[list[KernelSpec], list[str]]:
+) -> tuple[list[Kernel], list[str]]:
     """The kernels that may run the problem, in order of preference, and why."""
     known = list(kernels_of(operation.name).values())
     if kernel is not None:
@@ -53,8 +53,8 @@ def serving_kernels(
 
 
 def _preferred(
-    operation: Operation, serving: list[KernelSpec], measured: str | None, device: Device
-) -> tuple[list[KernelSpec], str]:
+    operation: Operation, serving: list[Kernel], measured: str | None, device: Device
+) -> tuple[list[Kernel], str]:
     """The kernels with the one to prefer in front, and why it is."""
     first = next((spec for spec in serving if spec.name == measured), None)
     if operation.splits:
@@ -69,7 +69,7 @@ def _preferred(
     return preferred, f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
 
 
-def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
+def _refusal(spec: Kernel, problem: Problem, device: Device) -> str | None:
     reason = spec.refuses(problem, device.arch.capability)
     if reason is None and not spec.fitting(spec.configs, problem.head_dim, device):
         return f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
@@ -87,7 +87,7 @@ def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping
     return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
 
 
-def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
+def _passed_over(chosen: Kernel, refusals: Mapping[str, str | None]) -> str:
     before = []
     for name, reason in refusals.items():
         if name == chosen.name:

@@ -4,12 +4,12 @@ lengths differ are known here."""
 from __future__ import annotations
 
 from ..gpu.architectures import Device
-from ..kernels import KernelSpec, TileConfig
+from ..kernels import Kernel, Split, TileConfig
 from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
 from ..problem.problem import Problem
 from ..schedule.decode import WAVES
 from .decode_splits import Cut, choose_cut, longest
-from .operation import Choice, Request, Split
+from .operation import Choice, Request
 from .planner import Plan, fitting_configs
 
 #: A tile in NumPy: keys enough to amortise calls, and query rows enough that a tile of keys is read once (a
@@ -22,7 +22,7 @@ _CPU_TILES = 8
 _MAX_TILES = 2**31 - 1
 
 
-def choose(problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request) -> Choice:
+def choose(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:
     """Fixed splits or shares of all tiles, how many, and where parts are merged."""
     reasons = [] if request.algorithm == "auto" else [f"schedule={request.algorithm!r} was asked for"]
     if request.num_splits is not None:
@@ -47,7 +47,7 @@ def choose(problem: Problem, device: Device | None, serving: list[KernelSpec], r
     return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
 
 
-def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
+def cpu_spec(named: list[Kernel]) -> Kernel:
     """NumPy serves everything: there the kernel's name only says which schedule."""
     return next((spec for spec in named if not spec.uses_copy_engine), named[0])
 
@@ -88,7 +88,7 @@ def _check_tiles(problem: Problem, config: TileConfig) -> None:
 
 
 def _cut_for_gpu(
-    problem: Problem, device: Device, serving: list[KernelSpec], request: Request
+    problem: Problem, device: Device, serving: list[Kernel], request: Request
 ) -> tuple[TileConfig, Cut]:
     """The tiles, which say where parts are merged, and the cut. Tiles that were asked for stay."""
     schedule, num_splits = request.algorithm, request.num_splits

@@ -1,22 +1,21 @@
-"""What cufa computes, one record per operation: forward, decode, and those to come.
+"""What cufa computes: one class per operation.
 
-Planner, backends, executor, benchmark, records, commands and dashboard iterate :data:`OPERATIONS` and ask the
-record; none of them knows an operation by its name. Another operation is one file under ``cufa/ops``, its
-kernels, and one literal each.
+Planner, backends, executor, benchmark, records, commands and dashboard ask :data:`OPERATIONS`. A new operation is a
+subclass of :class:`Operation`, its kernels, its CPU path (:mod:`cufa.run.cpu.run`) and its public calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..build.params import Params
+from ..kernels import Kernel, Split, TileConfig
+from ..kernels.params import Params
 
 if TYPE_CHECKING:
     from ..gpu.architectures import Device
-    from ..kernels import KernelSpec, TileConfig
     from ..problem.problem import Problem
     from .planner import Plan
 
@@ -80,69 +79,72 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """How the keys of an item are shared out over thread blocks whose results are merged."""
-
-    kind: str
-    """"fixed": so many splits of each sequence; "balanced": so many shares of all tiles, at most."""
-    count: int
-    least: int = 1
-    """"balanced", where lengths are known on the device alone: so many shares, if there are as many tiles."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Choice:
     """A planner's decision among the kernels that serve a problem."""
 
-    spec: KernelSpec
+    spec: Kernel
     config: TileConfig
     reasons: tuple[str, ...] = ()
     split: Split | None = None
 
 
-Choose = Callable[["Problem", "Device | None", "list[KernelSpec]", Request], Choice]
-
-
-@dataclasses.dataclass(frozen=True)
 class Operation:
-    """Everything that the rest of the house must know of one operation."""
+    """What the house must know of one operation: a subclass for each, and one instance in :data:`OPERATIONS`."""
 
     name: str
     title: str
     operands: tuple[Operand, ...]
     """In the order in which launches take their addresses."""
+    optional_operands: tuple[Operand, ...] = ()
+    """After all others: a warm call that has none of them is recognised without looking at them."""
     params: Params
     """The parameter structure of its kernels."""
-    scalars: Callable[[Plan, Arrays], dict[str, int | float]]
-    """Every number of that structure."""
-    choose: Choose
-    """Kernel, tiles and splits, from the kernels that serve."""
-    cpu_spec: Callable[[list[KernelSpec]], KernelSpec]
-    """Of the kernels of an algorithm, the one whose name the CPU path goes by."""
-    run_on_cpu: Callable[[Plan, Arrays], None]
-    """Execute a plan made for the CPU; what is written is written in place."""
-    reference: Callable[..., Any]
-    """The semantics, in float64."""
-    flops: Callable[[Problem], int]
-    io_bytes: Callable[[Problem], int]
-    describe: Callable[[Problem], str]
-    plan_lines: Callable[[Plan], list[str]]
-    """What a printed plan says of tiles and splits."""
     cpu_config: TileConfig
     """Tiles of the CPU path."""
-    compiled: Callable[[KernelSpec, int], Any]
-    """(kernel, head_dim) → problems whose builds `cufa compile` checks."""
-    num_records: Callable[[Plan], int]
-    """Most records that a trace build of a plan writes."""
     splits: bool = False
-    """Keys of one item may be shared out over thread blocks (:class:`Split`)."""
+    """Keys of one item may be shared out over thread blocks (:class:`~cufa.kernels.base.Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
-    further: tuple[Operand, ...] = ()
-    """Operands that few calls have, behind all others: a call without any of them is told apart without looking at
-    them."""
     by_keys: bool = False
     """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.schedule.schedule.Schedule`)."""
+
+    def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
+        """Every number of the parameter structure."""
+        raise NotImplementedError
+
+    def choose(
+        self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
+    ) -> Choice:
+        """Kernel, tiles and splits, from the kernels that serve."""
+        raise NotImplementedError
+
+    def cpu_kernel(self, named: list[Kernel]) -> Kernel:
+        """Of the kernels of an algorithm, the one whose name the CPU path goes by."""
+        raise NotImplementedError
+
+    def flops(self, problem: Problem) -> int:
+        """Useful floating-point operations."""
+        return 4 * problem.head_dim * problem.all_visible_scores
+
+    def io_bytes(self, problem: Problem) -> int:
+        """Compulsory device-memory traffic: every operand once."""
+        raise NotImplementedError
+
+    def describe(self, problem: Problem) -> str:
+        """The problem in one line."""
+        raise NotImplementedError
+
+    def plan_lines(self, plan: Plan) -> list[str]:
+        """The lines of a printed plan about tiles and splits."""
+        raise NotImplementedError
+
+    def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
+        """Problems whose builds `cufa compile` checks."""
+        raise NotImplementedError
+
+    def num_records(self, plan: Plan) -> int:
+        """Most records that a trace build of a plan writes."""
+        raise NotImplementedError
 
     @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -155,28 +157,40 @@ class Operation:
         return tuple(x for x in self.operands if x.result)
 
     @functools.cached_property
-    def every_operand(self) -> tuple[Operand, ...]:
-        return self.operands + self.further
+    def all_operands(self) -> tuple[Operand, ...]:
+        return self.operands + self.optional_operands
 
     @functools.cached_property
     def strided(self) -> tuple[bool, ...]:
         """Of each operand: are its rows read in wide copies, whatever the strides (or number by number)?"""
-        return tuple(bool(x.stride) for x in self.every_operand)
+        return tuple(bool(x.stride) for x in self.all_operands)
 
     def operand(self, name: str) -> Operand:
-        return next(x for x in self.every_operand if x.name == name)
+        return next(x for x in self.all_operands if x.name == name)
 
     def in_order(self, given: Arrays) -> list[Any]:
-        """The arrays of a call by the order of its operands, without the further ones where there is none."""
-        further = [given.get(x.name) for x in self.further]
+        """The arrays of a call in the order of its operands; without the optional ones if all of them are None."""
+        optional = [given.get(x.name) for x in self.optional_operands]
         found = [given.get(x.name) for x in self.operands]
-        return found if all(x is None for x in further) else found + further
+        return found if all(x is None for x in optional) else found + optional
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""By name; filled by the modules of ``cufa/ops``."""
+"""By name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode_operation`."""
+
+PER_HEAD = (Operand("alibi_slopes"), Operand("sink"))
+"""The optional operands of decode."""
+PER_HEAD_AND_LENGTHS = (
+    *PER_HEAD,
+    *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")),
+)
+"""The optional operands of forward and backward."""
 
 
-def register(operation: Operation) -> Operation:
+def register(operation: Operation) -> None:
     OPERATIONS[operation.name] = operation
-    return operation
+
+
+def stride_of_sequences(slopes: Any) -> int:
+    """Elements from one sequence's slopes to the next one's; 0 if all sequences share them, or there are none."""
+    return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
-from ..kernels import KernelSpec, Launch, TileConfig
+from ..kernels import Kernel, Launch, Split, TileConfig
 from ..problem import mask_memory
 from ..problem.integers import Integers
 from ..problem.problem import Problem
 from ..schedule import order
 from ..schedule.schedule import Schedule
 from .candidates import serving_kernels
-from .operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
+from .operation import OPERATIONS, Choice, Operation, Request, Tuned
 from .problem_classes import tuning_key
 from .splits import with_splits
 
@@ -32,7 +32,7 @@ class Plan:
     """How one problem is run. Printable; made without touching a device."""
 
     problem: Problem
-    spec: KernelSpec
+    spec: Kernel
     config: TileConfig
     device: Device | None
     """None: the CPU path."""
@@ -93,7 +93,7 @@ class Plan:
         """Query blocks from the longest to the shortest, for kernels that read which comes next; None where these go
         from the last to the first. The mask keeps them."""
         listed = self.problem.tiles_are_listed and not self.problem.lengths.ragged
-        if self.spec.order is not order.persistent or not (self.launches and listed):
+        if not (self.spec.reads_block_order and self.launches and listed):
             return None
         orders = self.problem.mask.block_orders
         key = self.config.block_q, self.config.block_kv, self.problem.seqlen_q, self.problem.seqlen_k
@@ -160,7 +160,7 @@ def make_plan(
         algorithm = serving[0].algorithm
     if problem.empty:
         reasons.append("no query that sees a key: zeros are written without a launch")
-        spec = serving[0] if device else operation.cpu_spec(serving)
+        spec = serving[0] if device else operation.cpu_kernel(serving)
         config = config or (operation.cpu_config if device is None else spec.configs[0])
         split = Split(spec.algorithm, 1) if operation.splits else None
         return Plan(problem, spec, config, device, (), 0, tuple(reasons), split)
@@ -185,7 +185,7 @@ def make_plan(
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 
 
-def _check_class(spec: KernelSpec, config: TileConfig) -> None:
+def _check_class(spec: Kernel, config: TileConfig) -> None:
     if not isinstance(config, spec.config_class):
         raise TypeError(
             f"config={config} is a {type(config).__name__}; {spec.name} takes a {spec.config_class.__name__}: "
@@ -193,7 +193,7 @@ def _check_class(spec: KernelSpec, config: TileConfig) -> None:
         )
 
 
-def _check_shared_memory(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> int:
+def _check_shared_memory(problem: Problem, spec: Kernel, config: TileConfig, device: Device) -> int:
     shared_memory = spec.shared_bytes(config, problem.head_dim)
     if shared_memory > device.arch.shared_memory_per_block:
         raise ValueError(
@@ -219,31 +219,29 @@ def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
             )
 
 
-def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
+def fitting_configs(spec: Kernel, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
     """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
     return spec.fitting(spec.configs, head_dim, device)
 
 
-def serving_configs(spec: KernelSpec, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
+def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
     """Those of them that serve a problem which their kernel serves."""
     fitting = fitting_configs(spec, problem.head_dim, device)
     return tuple(x for x in fitting if spec.config_refusal(x, problem) is None)
 
 
-def choose_tiles(
-    problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request
-) -> Choice:
+def choose_tiles(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:
     """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
     operation = OPERATIONS[problem.operation]
     if device is None:
         reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
         if request.num_splits is not None:
             reason += f", keys together (num_splits={request.num_splits} is for GPUs)"
-        return Choice(operation.cpu_spec(serving), request.config or operation.cpu_config, (reason,))
+        return Choice(operation.cpu_kernel(serving), request.config or operation.cpu_config, (reason,))
     return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
 
 
-def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: Request) -> Choice:
+def _choose_whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:
     """The kernel's tiles, keys together."""
     if request.config is not None:
         return Choice(spec, request.config)

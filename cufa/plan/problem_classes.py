@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..kernels import KernelSpec
+from ..kernels import Kernel
 from ..problem.problem import Problem
 
 
-def tuning_key(spec: KernelSpec, problem: Problem) -> str:
+def tuning_key(spec: Kernel, problem: Problem) -> str:
     """Shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class, and number of
     query rows in all to a power of two: how many thread blocks there are decides which tiles fill the GPU."""
     rows = problem.batch * problem.heads * problem.seqlen_q

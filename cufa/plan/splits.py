@@ -5,8 +5,8 @@ of each may be split over several (Flash-Decoding, for tiles of many queries), a
 share a tile. Time is estimated in seconds of an H200; what is compared are its ratios, which other GPUs share as
 far as products and memory grow together:
 
-    tile     = 4 head_dim block_q block_kv / FLOP/s of a thread block: ``KernelSpec.flops``, over the blocks on its SM;
-               at least ``KernelSpec.tile_latency``, which is what binds a block that has its SM for itself
+    tile     = 4 head_dim block_q block_kv / FLOP/s of a thread block: ``Kernel.flops``, over the blocks on its SM;
+               at least ``Kernel.tile_latency``, which is what binds a block that has its SM for itself
     block    = (tiles of a split + ITEM_COST) tile
     products = block × waves,   waves = ⌈blocks / blocks that the GPU holds⌉; items of every length: their sum over
                the blocks held, at least the longest
@@ -24,7 +24,7 @@ import functools
 from collections.abc import Iterable, Iterator
 
 from ..gpu.architectures import Device
-from ..kernels import KernelSpec, TileConfig
+from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.splits import query_items
 from ..problem.lengths import DENSE
@@ -32,7 +32,7 @@ from ..problem.problem import Problem
 from ..schedule.decode import used_of
 from ..schedule.order import ITEM_COST
 from ..schedule.schedule import Schedule
-from .operation import Choice, Request, Split
+from .operation import Choice, Request
 
 #: Bytes per second: what an H200 copies at (cufa/records).
 BANDWIDTH = 4.2e12
@@ -65,7 +65,7 @@ class Estimate:
     seconds: float
 
 
-def refusal(spec: KernelSpec, problem: Problem) -> str | None:
+def refusal(spec: Kernel, problem: Problem) -> str | None:
     """Why a kernel does not split the keys of a problem, or None when it does."""
     if not spec.split_configs:
         return f"{spec.name} has no builds that do"
@@ -120,7 +120,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     return _chosen(spec, problem, best, (*choice.reasons, reason))
 
 
-def _chosen(spec: KernelSpec, problem: Problem, best: Estimate, reasons: tuple[str, ...]) -> Choice:
+def _chosen(spec: Kernel, problem: Problem, best: Estimate, reasons: tuple[str, ...]) -> Choice:
     tiles = f"tiles {best.config}: expected to be the fastest with {best.splits} splits"
     reasons = tuple(x for x in reasons if not x.startswith("tiles "))
     return Choice(spec, best.config, (*reasons, tiles), Split("fixed", best.splits))
@@ -137,7 +137,7 @@ def _splits(config: TileConfig) -> bool:
     return isinstance(config, SplitConfig) and config.split_keys
 
 
-def _fitting(spec: KernelSpec, problem: Problem, device: Device) -> list[TileConfig]:
+def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]:
     """Of the kernel's tiles for splits those that fit, and whose heads share keys."""
     fitting = spec.fitting(spec.split_configs, problem.head_dim, device)
     return [config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0]
@@ -150,7 +150,7 @@ def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
     return shared or query_items(problem, config) < device.num_sms
 
 
-def _held(device: Device, spec: KernelSpec, config: TileConfig, problem: Problem) -> int:
+def _held(device: Device, spec: Kernel, config: TileConfig, problem: Problem) -> int:
     """Thread blocks that the GPU runs at once."""
     arch = device.arch
     room = arch.shared_memory // (spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
@@ -158,7 +158,7 @@ def _held(device: Device, spec: KernelSpec, config: TileConfig, problem: Problem
 
 
 def _estimates(
-    problem: Problem, device: Device, spec: KernelSpec, configs: Iterable[TileConfig], asked: int | None
+    problem: Problem, device: Device, spec: Kernel, configs: Iterable[TileConfig], asked: int | None
 ) -> Iterator[Estimate]:
     for config in configs:
         most = int(_schedule(problem, config).visits.max())
@@ -173,7 +173,7 @@ def _schedule(problem: Problem, config: TileConfig) -> Schedule:
     return Schedule.of(problem, config.head_rows, config.block_kv, skip_masked_tiles=True)
 
 
-def seconds(problem: Problem, device: Device, spec: KernelSpec, config: TileConfig, splits: int) -> float:
+def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, splits: int) -> float:
     """The estimate: see the head of this file."""
     schedule, items = _schedule(problem, config), query_items(problem, config)
     held = _held(device, spec, config, problem)

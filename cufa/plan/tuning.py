@@ -20,7 +20,7 @@ from typing import Any
 
 from ..build.compiler import source_digest
 from ..cache import cache_dir
-from ..kernels import KERNELS, KernelSpec, TileConfig
+from ..kernels import KERNELS, Kernel, TileConfig
 from .operation import Tuned
 
 
@@ -55,7 +55,7 @@ def load(device_name: str) -> Mapping[str, Tuned]:
     return winners
 
 
-def _tuned(spec: KernelSpec, entry: Mapping[str, Any]) -> Tuned | None:
+def _tuned(spec: Kernel, entry: Mapping[str, Any]) -> Tuned | None:
     """None where the kernel has changed. Raises AttributeError, KeyError, TypeError or ValueError for what is none."""
     config = spec.read_config(entry["config"])
     if entry.get("digest", "") not in ("", _digest(spec.source)):

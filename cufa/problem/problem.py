@@ -105,6 +105,12 @@ class Problem:
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
+    def lse_shape(self) -> tuple[int, ...]:
+        if isinstance(self.lengths, Packed):
+            return self.heads, self.lengths.total_q
+        return self.batch, self.heads, self.seqlen_q
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element of q."""
         return self.q_element.itemsize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..build.params import strides_of
+from ..kernels.params import strides_of
 from ..plan.operation import Arrays, Operand
 from ..problem import mask_memory
 from ..problem.element import Element

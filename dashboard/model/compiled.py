@@ -16,7 +16,7 @@ from cufa.build.variants import Variant
 from cufa.dashboard.model.builder import Builder
 from cufa.gpu.architectures import Architecture
 from cufa.gpu.occupancy import Occupancy, occupancy
-from cufa.kernels import KernelSpec
+from cufa.kernels import Kernel
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
 
@@ -80,7 +80,7 @@ class Compiler(Builder[Compiled]):
         )
 
 
-def compiled_problems(spec: KernelSpec, head_dim: int) -> list[Problem]:
+def compiled_problems(spec: Kernel, head_dim: int) -> list[Problem]:
     """What the kernel is built for: every element with every kind of mask, cap and lengths."""
     found = OPERATIONS[spec.operation].compiled(spec, head_dim)
     return [problem for problem in found if spec.refuses(problem) is None]

@@ -10,7 +10,7 @@ from cufa.build.compiler import keeps_logs
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_card
 from cufa.gpu.architectures import Device
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 from cufa.measure import inside
 from cufa.measure.inside import InsideTrace
 from cufa.plan.planner import make_plan
@@ -34,7 +34,7 @@ def _load(file: Path, modified: int) -> InsideTrace:
     return inside.load(file)
 
 
-def matching(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> InsideTrace | None:
+def matching(problem: Problem, spec: Kernel, config: TileConfig, device: Device) -> InsideTrace | None:
     """A recorded trace of this kernel with these tiles at this head dim under such a mask, which is what the inside of
     a block depends on; of this card rather than of another, of these lengths rather than of others."""
     same = [
@@ -53,7 +53,7 @@ def matching(problem: Problem, spec: KernelSpec, config: TileConfig, device: Dev
     return max(same, key=nearness, default=None)
 
 
-def has_stamps(spec: KernelSpec) -> bool:
+def has_stamps(spec: Kernel) -> bool:
     return keeps_logs(spec.source)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cufa.gpu.architectures import Device
-from cufa.kernels import KernelSpec, TileConfig, kernels_of
+from cufa.kernels import Kernel, TileConfig, kernels_of
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem, default_scale
 from cufa.schedule.order import WHOLE_HEAD, Order, simulate
@@ -113,12 +113,12 @@ class Timeline:
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
-def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 64) -> dict[str, KernelSpec]:
+def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 64) -> dict[str, Kernel]:
     """Kernels of an operation by algorithm whose order is written down, the simplest first: those whose launch can be
     drawn. Of several of one algorithm that which has tiles for the head dim."""
     problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
-    found: dict[str, KernelSpec] = {}
+    found: dict[str, Kernel] = {}
     for spec in reversed(kernels_of(operation).values()):
         if dtype not in spec.dtypes:
             continue
@@ -130,7 +130,7 @@ def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 
 
 
 def thread_blocks(
-    problem: Problem, schedule: Schedule, spec: KernelSpec, device: Device, config: TileConfig | None = None
+    problem: Problem, schedule: Schedule, spec: Kernel, device: Device, config: TileConfig | None = None
 ) -> Blocks:
     """The launch of a kernel, as its spec orders it; None: with the first of its configs, whose tiles need not be those
     of the schedule."""

@@ -14,7 +14,7 @@ from cufa.build.machine_code import LoopCost
 from cufa.build.static_compile import CompileError
 from cufa.build.variants import Variant
 from cufa.dashboard.model.builder import Builder
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 
 _WARP_ROWS = 16
 
@@ -54,7 +54,7 @@ def source_lines(file: str) -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8").splitlines())
 
 
-def slots_per_tile(loop: LoopCost, spec: KernelSpec, config: TileConfig, head_dim: int) -> float | None:
+def slots_per_tile(loop: LoopCost, spec: Kernel, config: TileConfig, head_dim: int) -> float | None:
     """Issue slots of an SM for one tile of a forward kernel, all warps that multiply together; None where a pass of
     the loop is no whole number of tiles."""
     if spec.operation != "forward" or not loop.flops:

@@ -11,12 +11,12 @@ import dataclasses
 from cufa.commands.common import rate_text
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.worker.jobs import Json
-from cufa.kernels import KERNELS
+from cufa.kernels import KERNELS, Split
 from cufa.measure import renewal
 from cufa.measure.recorded import Recorded
 from cufa.measure.regimes import Regime
 from cufa.measure.timing import Timing
-from cufa.plan.operation import OPERATIONS, Operation, Split
+from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
 
 #: Columns of the downloads, in this order, then the samples.

@@ -9,7 +9,7 @@ from cufa.dashboard.model import work
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.tilings import is_of
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 from cufa.measure.regimes import Regime
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule
@@ -36,7 +36,7 @@ class Launched:
     """What is looked for among times that were measured."""
 
     problem: Problem
-    spec: KernelSpec
+    spec: Kernel
     config: TileConfig
 
     def is_in(self, m: Measurement) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 from cufa import masks
 from cufa.dashboard.link import said
 from cufa.dashboard.model import mask_settings
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.measure.decode_cases import make_decode
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.element import ELEMENTS
@@ -32,7 +32,7 @@ class Subject:
     """What links call a card; empty: any."""
 
     @property
-    def spec(self) -> KernelSpec | None:
+    def spec(self) -> Kernel | None:
         return None if self.kernel is None else KERNELS[self.kernel]
 
 

@@ -12,7 +12,7 @@ from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.gpu.architectures import Device
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 from cufa.measure import bounds, predictions
 from cufa.measure.predictions import Error, errors
 from cufa.measure.regimes import Regime
@@ -54,7 +54,7 @@ def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence
     return {e.device: e for e in found} if found and is_card(found[0].device, device.name) else {}
 
 
-def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence) -> list[Tiling]:
+def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> list[Tiling]:
     """Every config that fits, the shortest predicted time first; none where times of the kernel are not derived."""
     assert found.limits is not None
     same = [
@@ -83,7 +83,7 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
     return sorted(told, key=lambda x: x.seconds)
 
 
-def why_none(problem: Problem, spec: KernelSpec, device: Device, found: Evidence) -> str:
+def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> str:
     """Why no times of the kernel are predicted from what was recorded of its card."""
     assert found.limits is not None
     try:
@@ -93,12 +93,12 @@ def why_none(problem: Problem, spec: KernelSpec, device: Device, found: Evidence
     return bounds.why_not(plan, found.limits)
 
 
-def left_out(problem: Problem, spec: KernelSpec, device: Device) -> str:
+def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
     """What predicted times of the kernel do not know of the card, as a sentence; "" where nothing is missing."""
     return predictions.left_out(make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec)))
 
 
-def _whole(spec: KernelSpec) -> int | None:
+def _whole(spec: Kernel) -> int | None:
     """Times of split keys are not derived."""
     return 1 if spec.split_configs else None
 

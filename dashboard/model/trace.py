@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cufa.build.params import TRACE_RECORD
 from cufa.dashboard.model.launch import WHOLE_HEAD, Blocks, Timeline
+from cufa.kernels.params import TRACE_RECORD
 from cufa.problem.tile_classes import TileRanges
 from cufa.schedule.schedule import Schedule
 
 Records = npt.NDArray[Any]
-"""Of dtype :data:`cufa.build.params.TRACE_RECORD`: one entry per query block and head."""
+"""Of dtype :data:`cufa.kernels.params.TRACE_RECORD`: one entry per query block and head."""
 
 
 def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:

@@ -12,7 +12,7 @@ from cufa.dashboard.views import mask_editor
 from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
 from cufa.gpu.architectures import Device
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import serving_configs
 from cufa.problem.problem import Problem, default_scale
@@ -82,7 +82,7 @@ def choose(controls: Controls) -> View:
     return View(problem, schedule, algorithm, spec, config, device)
 
 
-def choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:
+def choose_config(controls: Controls, problem: Problem, spec: Kernel, device: Device) -> TileConfig:
     """The registry's tiles for this kernel, head dim and card, the planner's choice first; or any others."""
     configs = serving_configs(spec, problem, device)
     fitting = {config_key(c): c for c in configs}

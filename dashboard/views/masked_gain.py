@@ -13,7 +13,7 @@ from cufa.dashboard.model import evidence, launch, published, tilings, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, KernelSpec
+from cufa.kernels import KERNELS, Kernel
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule
 
@@ -123,7 +123,7 @@ def simulated(
     return tuple(lengths), tuple(ratios)
 
 
-def _drawn(kernel: str) -> KernelSpec:
+def _drawn(kernel: str) -> Kernel:
     """Whose order shows what skipping gains: FlashAttention-2's, of whose two versions this page tells."""
     found = launch.algorithms(KERNELS[kernel].operation)
     return found.get("fa2", KERNELS[kernel])
@@ -161,7 +161,7 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
 def _ablations() -> dict[str, str]:
     """Kernels without skipping, by name, and the same source with it."""
 
-    def build(spec: KernelSpec) -> tuple[object, ...]:
+    def build(spec: Kernel) -> tuple[object, ...]:
         return spec.source, spec.dtypes, spec.precisions
 
     skipping = {build(spec): name for name, spec in KERNELS.items() if spec.skip_masked_tiles}

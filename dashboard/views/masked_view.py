@@ -10,7 +10,7 @@ from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views.shape_controls import card_key
 from cufa.gpu.architectures import Device
 from cufa.gpu.occupancy import occupancy
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.kernels import Kernel, TileConfig
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule, Tile
 
@@ -28,7 +28,7 @@ class View:
     problem: Problem
     schedule: Schedule
     algorithm: str
-    spec: KernelSpec
+    spec: Kernel
     config: TileConfig
     device: Device
 

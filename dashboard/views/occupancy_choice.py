@@ -22,7 +22,7 @@ from cufa.gpu.architectures import (
     Device,
     find_architecture,
 )
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import fitting_configs
 from cufa.problem.problem import Problem
@@ -35,7 +35,7 @@ HEAD_DIM, ARCH = 128, 90
 class Choice:
     """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
 
-    spec: KernelSpec
+    spec: Kernel
     problem: Problem
     """Of which the lengths do not matter."""
     arch: Architecture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...gpu.architectures import Device
-from ...plan.operation import Split
 from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import MASK_KINDS, Problem
 from ...schedule import key_order
 from ...schedule.order import Order
 from ...schedule.schedule import Schedule
-from ..base import Box, KernelSpec, Launch, ceil_div
+from ..base import Box, Kernel, Launch, Split, ceil_div
+from ..shared_memory import Buffer
 from .fa2 import PASS_WARPS, STRIP
 from .fa3_config import (
     GROUP_KEYS,
@@ -21,13 +21,6 @@ from .fa3_config import (
 )
 
 
-def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
-    if key_order.in_groups(problem):
-        small = key_order.in_small_groups(problem, device) and not config.runs_on
-        return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
-    return key_order.key_blocks(problem, schedule)
-
-
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
     """Of all heads, each padded to whole query tiles."""
     return problem.query_blocks(config.block_q) * (config.block_q // STRIP) * problem.heads
@@ -35,60 +28,6 @@ def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
 
 def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
     return problem.key_blocks(config.block_kv) * problem.kv_heads
-
-
-def _launches(
-    problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """Key blocks and key/value heads, between two passes over the queries."""
-    name = "fa3_backward_wide" if config.paired else "fa3_backward"
-    strips = _strips(problem, config)
-    before = after = strips
-    if config.runs_on:  # the passes take the first and the last groups of heads
-        heads = problem.batch * problem.kv_heads
-        of_head = strips // max(heads, 1)
-        groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
-        before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
-        after = of_head * (heads - groups.size * groups.converted)
-    return (
-        Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
-        Launch(
-            name,
-            (_items(problem, config) * config.cluster, 1, 1),
-            config.num_warps * 32,
-            shared_memory,
-            dependent=config.early_launches,
-            persistent=config.runs_on,
-            cluster=config.cluster,
-        ),
-        Launch(
-            f"{name}_convert",
-            (ceil_div(after, PASS_WARPS), 1, 1),
-            PASS_WARPS * 32,
-            0,
-            dependent=config.early_launches,
-        ),
-    )
-
-
-def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; with a sink a number for each strip;
-    where blocks are persistent records of items, and the number of the next one."""
-    strips = _strips(problem, config)
-    tiles = strips * STRIP // config.block_q
-    tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-    return (
-        128
-        + tiles * tile
-        + problem.sink * strips * 4
-        + config.runs_on * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
-    )
-
-
-def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
-    """Tiles of queries, keys and values of a consumer."""
-    queries, keys = Box(config.block_q), Box(GROUP_KEYS)
-    return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
 #: With fewer key blocks for each SM than this, a thread block for each is faster than blocks that run on: 1.01 to 1.13
@@ -120,69 +59,120 @@ def _queries_of_key(problem: Problem) -> float:
     return problem.all_visible_scores / max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
 
 
-def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks take long or are few, or heads come in small groups, a thread block for each; else blocks that
-    run on, if they serve."""
-    each = fitting[0]
-    long = _queries_of_key(problem) > _QUERIES_OF_LONG_ITEM
-    few = _items(problem, each) < (_LONG_ITEMS_PER_SM if long else _ITEMS_PER_SM) * device.num_sms
-    if few or _takes_long(problem) or key_order.in_small_groups(problem, device):
-        return each
-    return next((x for x in fitting if x.persistent), each)
-
-
-def list_refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """Why a problem is not served whose query tiles are listed: the list is too short."""
-    config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
-    assert isinstance(config, Fa3BackwardConfig)
-    most = listed_tiles(config) * config.block_q
-    if problem.mask.beyond_band and problem.seqlen_q > most:
-        return f"takes at most {most:,} queries where the mask is more than a band"
-    return None
-
-
-def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
-    """Thread blocks that take one key block after another serve fewer problems than one for each. Rows of a tile are
-    those of one product of dQ, or of one of each warpgroup: others were once, and recorded."""
-    groups = config.block_kv // config.cluster // GROUP_KEYS
-    if config.block_q not in (64, 64 * groups):
-        return f"has {config.block_q} rows a tile, where {' or '.join(map(str, sorted({64, 64 * groups})))} are served"
-    simple = problem.softcap is None and not problem.sink and key_order.in_groups(problem)
-    if config.runs_on and not simple:
-        return "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"
-    return None
-
-
-FA3_BACKWARD = KernelSpec(
-    name="fa3_backward",
-    algorithm="fa3",
-    title="FlashAttention-3 backward: TMA, WGMMA, warp specialisation",
-    paper="Shah et al. 2024, FlashAttention-3, section 3 and appendix B",
-    source="backward/fa3/kernel.cu",
-    dtypes=("float16", "bfloat16"),
-    precisions=("native",),
-    configs=(
+class Fa3Backward(Kernel):
+    name = "fa3_backward"
+    algorithm = "fa3"
+    title = "FlashAttention-3 backward: TMA, WGMMA, warp specialisation"
+    paper = "Shah et al. 2024, FlashAttention-3, section 3 and appendix B"
+    source = "backward/fa3/kernel.cu"
+    operation = "backward"
+    dtypes = ("float16", "bfloat16")
+    masks = MASK_KINDS
+    lengths = LENGTH_KINDS
+    score_changes = ("alibi", "sink")
+    min_capability = max_capability = 90
+    skip_masked_tiles = True
+    configs: tuple[Fa3BackwardConfig, ...] = (
         tile_config(128, 128, 3, max_head_dim=64),
         tile_config(64, 128, 2, min_head_dim=72, max_head_dim=128),
         tile_config(128, 128, 3, max_head_dim=64, persistent=True, bulk_add=False),
         tile_config(64, 128, 2, min_head_dim=72, max_head_dim=96, persistent=True, bulk_add=False),
         tile_config(64, 128, 2, min_head_dim=104, max_head_dim=128, persistent=True),
-    ),
-    choose=_choose,
-    shared_memory=narrow_shared_memory,
-    launches=_launches,
-    workspace=_workspace,
-    workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
-    masks=MASK_KINDS,
-    lengths=LENGTH_KINDS,
-    score_changes=("alibi", "sink"),
-    skip_masked_tiles=True,
-    min_capability=90,
-    max_capability=90,
-    boxes=_boxes,
-    order=_order,
-    operation="backward",
-    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
-    further_refusal=list_refusal,
-    config_refusal=_config_refusal,
-)
+    )
+    workspace_holds = "dQ in float32, which the blocks of all keys add to, and two numbers per query"
+
+    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+        return narrow_shared_memory(config, head_dim)
+
+    def launches(
+        self, problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """Key blocks and key/value heads, between two passes over the queries."""
+        name = self.name
+        strips = _strips(problem, config)
+        before = after = strips
+        if config.runs_on:  # the passes take the first and the last groups of heads
+            heads = problem.batch * problem.kv_heads
+            of_head = strips // max(heads, 1)
+            groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
+            before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
+            after = of_head * (heads - groups.size * groups.converted)
+        return (
+            Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
+            Launch(
+                name,
+                (_items(problem, config) * config.cluster, 1, 1),
+                config.num_warps * 32,
+                shared_memory,
+                dependent=config.early_launches,
+                persistent=config.runs_on,
+                cluster=config.cluster,
+            ),
+            Launch(
+                f"{name}_convert",
+                (ceil_div(after, PASS_WARPS), 1, 1),
+                PASS_WARPS * 32,
+                0,
+                dependent=config.early_launches,
+            ),
+        )
+
+    def workspace(self, problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
+        """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; with a sink a number for each strip;
+        where blocks are persistent records of items, and the number of the next one."""
+        strips = _strips(problem, config)
+        tiles = strips * STRIP // config.block_q
+        tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
+        return (
+            128
+            + tiles * tile
+            + problem.sink * strips * 4
+            + config.runs_on * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
+        )
+
+    def boxes(self, config: Fa3BackwardConfig) -> dict[str, Box]:
+        """Tiles of queries, keys and values of a consumer."""
+        queries, keys = Box(config.block_q), Box(GROUP_KEYS)
+        return {"dout": queries, "q": queries, "k": keys, "v": keys}
+
+    def choose(
+        self, problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device
+    ) -> Fa3BackwardConfig:
+        """A thread block per key block if key blocks take long or are few, or if head batches are small; else
+        persistent blocks, if they serve."""
+        each = fitting[0]
+        long = _queries_of_key(problem) > _QUERIES_OF_LONG_ITEM
+        few = _items(problem, each) < (_LONG_ITEMS_PER_SM if long else _ITEMS_PER_SM) * device.num_sms
+        if few or _takes_long(problem) or key_order.in_small_groups(problem, device):
+            return each
+        return next((x for x in fitting if x.persistent), each)
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
+        if key_order.in_groups(problem):
+            small = key_order.in_small_groups(problem, device) and not config.runs_on
+            return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
+        return key_order.key_blocks(problem, schedule)
+
+    def own_constants(self, problem: Problem) -> dict[str, int | bool]:
+        return {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True}
+
+    def own_refusal(self, problem: Problem) -> str | None:
+        """A key block's list of query tiles has a fixed length."""
+        config = next((x for x in self.configs if x.fits(problem.head_dim)), self.configs[0])
+        assert isinstance(config, Fa3BackwardConfig)
+        most = listed_tiles(config) * config.block_q
+        if problem.mask.beyond_band and problem.seqlen_q > most:
+            return f"takes at most {most:,} queries where the mask is more than a band"
+        return None
+
+    def config_refusal(self, config: Fa3BackwardConfig, problem: Problem) -> str | None:
+        """Persistent blocks serve fewer problems than one block per key block. A tile has the rows of one product of
+        dQ, or of one per warpgroup; recorded rows name other sizes, which are no longer built."""
+        groups = config.block_kv // config.cluster // GROUP_KEYS
+        if config.block_q not in (64, 64 * groups):
+            served = " or ".join(map(str, sorted({64, 64 * groups})))
+            return f"has {config.block_q} rows a tile, where {served} are served"
+        simple = problem.softcap is None and not problem.sink and key_order.in_groups(problem)
+        if config.runs_on and not simple:
+            return "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"
+        return None

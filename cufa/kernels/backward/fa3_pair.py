@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ..shared_memory import Buffer
-from .fa3 import FA3_BACKWARD
+from .fa3 import Fa3Backward
 from .fa3_config import Fa3BackwardConfig, numbers_and_barriers, tile_config, tiles
 
 
-def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in the
-    same buffers, and for what the other block sends."""
-    further = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
-    return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim), *further)
-
-
-FA3_BACKWARD_WIDE = dataclasses.replace(
-    FA3_BACKWARD,
-    name="fa3_backward_wide",
-    title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
-    source="backward/fa3_pair/kernel.cu",
-    configs=(
+class Fa3BackwardWide(Fa3Backward):
+    name = "fa3_backward_wide"
+    title = "FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation"
+    source = "backward/fa3_pair/kernel.cu"
+    configs = (
         tile_config(64, 128, 2, cluster=2, min_head_dim=136, max_head_dim=192, bulk_add=False),
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),
-    ),
-    shared_memory=_wide_shared_memory,
-)
+    )
+
+    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+        """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in
+        the same buffers, and for what the other block sends."""
+        own = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
+        return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim), *own)

@@ -1,14 +1,14 @@
-"""fa1_forward and fa1_forward_f32: FlashAttention-1."""
+"""fa1_forward: FlashAttention-1 for float16 and bfloat16."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-from ...plan.operation import Split
+from ...gpu.architectures import Device
 from ...problem.problem import Problem
-from ...schedule import order
-from ..base import KernelSpec, Launch, ceil_div
+from ...schedule.order import Order, whole_heads
+from ...schedule.schedule import Schedule
+from ..base import Kernel, Launch, Split, ceil_div
 from ..config import TileConfig
 from ..shared_memory import Buffer, tile_pitch
 
@@ -26,61 +26,14 @@ class Fa1Config(TileConfig):
         return {**super().constants(head_dim), "KEY_WARPS": self.key_warps}
 
 
-def _fa1_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V, the warps' parts of P·V, two query blocks, row maxima and sums of each warp."""
-    pitch = tile_pitch(head_dim, itemsize=2, pad_to=32)
-    # A warp's K and V move to registers where they take no more than 64 of them: more would spill.
-    in_registers = head_dim <= 64 and config.block_kv // config.key_warps <= 32
-    parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
-    return (
-        Buffer("K", config.block_kv * pitch),
-        Buffer("V", config.block_kv * pitch),
-        Buffer("PARTS", parts, over="K" if in_registers else None),
-        Buffer("Q", 2 * config.block_q * pitch),
-        Buffer("MAX", values),
-        Buffer("SUM", values),
-    )
-
-
-def _fa1_f32_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
-    """K, V and one query block, the warps' parts of P·V, row maxima and sums of each warp."""
-    pitch = tile_pitch(head_dim, itemsize=4, pad_to=64)
-    parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
-    # One strip of queries per block: the parts take its place once its scores are there.
-    return (
-        Buffer("K", config.block_kv * pitch),
-        Buffer("V", config.block_kv * pitch),
-        Buffer("Q", config.block_q * pitch),
-        Buffer("PARTS", parts, over="Q" if config.block_q == 32 else None),
-        Buffer("MAX", values),
-        Buffer("SUM", values),
-    )
-
-
-def _launches(
-    entry: str, problem: Problem, config: Fa1Config, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """One block per head."""
-    blocks = problem.batch * problem.heads
-    return (Launch(entry, (blocks, 1, 1), config.num_warps * 32, shared_memory),)
-
-
-def _fa1_workspace(problem: Problem, config: Fa1Config, split: Split | None = None) -> int:
-    """O, l and m in float32 between key blocks, for whole query blocks and 16-column tiles."""
-    rows = ceil_div(problem.seqlen_q, config.block_q) * config.block_q
-    columns = ceil_div(problem.head_dim, 16) * 16
-    return problem.batch * problem.heads * rows * (columns + 2) * 4
-
-
-FA1_FORWARD = KernelSpec(
-    name="fa1_forward",
-    algorithm="fa1",
-    title="FlashAttention-1 forward, 16-bit tensor cores",
-    paper="Dao et al. 2022, FlashAttention, Algorithm 1",
-    source="forward/fa1/kernel.cu",
-    dtypes=("float16", "bfloat16"),
-    precisions=("native",),
-    configs=(
+class Fa1Forward(Kernel):
+    name = "fa1_forward"
+    algorithm = "fa1"
+    title = "FlashAttention-1 forward, 16-bit tensor cores"
+    paper = "Dao et al. 2022, FlashAttention, Algorithm 1"
+    source = "forward/fa1/kernel.cu"
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    configs: tuple[Fa1Config, ...] = (
         # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' own.
         # (Between these head dims a few registers spill.)
         Fa1Config(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
@@ -97,36 +50,35 @@ FA1_FORWARD = KernelSpec(
         # Wide heads where shared memory is short.
         Fa1Config(64, 32, num_warps=4, min_head_dim=136),
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
-    ),
-    shared_memory=_fa1_shared_memory,
-    launches=functools.partial(_launches, "fa1_forward"),
-    workspace=_fa1_workspace,
-    order=lambda problem, schedule, device, config: order.whole_heads(problem, schedule),
-)
+    )
 
+    def shared_memory(self, config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
+        """K and V, the warps' parts of P·V, two query blocks, row maxima and sums of each warp."""
+        pitch = tile_pitch(head_dim, itemsize=2, pad_to=32)
+        # A warp's K and V move to registers where they take no more than 64 of them: more would spill.
+        in_registers = head_dim <= 64 and config.block_kv // config.key_warps <= 32
+        parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
+        return (
+            Buffer("K", config.block_kv * pitch),
+            Buffer("V", config.block_kv * pitch),
+            Buffer("PARTS", parts, over="K" if in_registers else None),
+            Buffer("Q", 2 * config.block_q * pitch),
+            Buffer("MAX", values),
+            Buffer("SUM", values),
+        )
 
-FA1_FORWARD_F32 = KernelSpec(
-    name="fa1_forward_f32",
-    algorithm="fa1",
-    title="FlashAttention-1 forward, float32 as pairs of float16",
-    paper="Dao et al. 2022, FlashAttention, Algorithm 1; Ootomo and Yokota 2022",
-    source="forward/fa1_f32/kernel.cu",
-    dtypes=("float32",),
-    precisions=("float32", "tf32"),
-    configs=(
-        # The block sweep published for FlashAttention-1.
-        Fa1Config(128, 128, num_warps=8, max_head_dim=64),
-        Fa1Config(64, 128, num_warps=4, max_head_dim=64),
-        Fa1Config(128, 128, num_warps=4, max_head_dim=64),
-        Fa1Config(128, 64, num_warps=8, max_head_dim=64),
-        Fa1Config(128, 64, num_warps=4, max_head_dim=64),
-        Fa1Config(64, 64, num_warps=4, max_head_dim=248),
-        # Where shared memory is short, or registers: wider tiles would spill a few.
-        Fa1Config(64, 32, num_warps=4, min_head_dim=72),
-        Fa1Config(32, 32, num_warps=2, min_head_dim=136),
-    ),
-    shared_memory=_fa1_f32_shared_memory,
-    launches=functools.partial(_launches, "fa1_forward_f32"),
-    workspace=_fa1_workspace,
-    order=lambda problem, schedule, device, config: order.whole_heads(problem, schedule),
-)
+    def launches(
+        self, problem: Problem, config: Fa1Config, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """One block per head."""
+        blocks = problem.batch * problem.heads
+        return (Launch(self.name, (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+
+    def workspace(self, problem: Problem, config: Fa1Config, split: Split | None = None) -> int:
+        """O, l and m in float32 between key blocks, for whole query blocks and 16-column tiles."""
+        rows = ceil_div(problem.seqlen_q, config.block_q) * config.block_q
+        columns = ceil_div(problem.head_dim, 16) * 16
+        return problem.batch * problem.heads * rows * (columns + 2) * 4
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa1Config) -> Order:
+        return whole_heads(problem, schedule)

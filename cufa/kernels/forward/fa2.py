@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from ...gpu.architectures import Device
-from ...plan.operation import Split
 from ...problem.lengths import LENGTH_KINDS
-from ...problem.problem import MASK_KINDS, Problem
-from ...schedule import order
-from ..base import KernelSpec, Launch
+from ...problem.problem import BAND_KINDS, MASK_KINDS, Problem
+from ...schedule.order import Order, query_blocks
+from ...schedule.schedule import Schedule
+from ..base import Kernel, Launch, Split
 from ..config import SplitConfig
 from ..shared_memory import Buffer, tile_pitch
 from ..splits import forward_workspace, in_splits, query_items, with_merge
@@ -30,63 +30,6 @@ class Fa2Config(SplitConfig):
         return super().warps_text + (" in pairs" if self.column_warps == 2 else "")
 
 
-def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
-    """Q (later O); stages, each a tile of K and one of V; where warps exchange them, P and the row maxima of both."""
-    pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
-    exchanged = config.block_q if config.column_warps == 2 else 0
-    return (
-        Buffer("Q", config.block_q * pitch),
-        Buffer("STAGES", config.num_stages * 2 * config.block_kv * pitch),
-        Buffer("P", exchanged * p_pitch),
-        Buffer("M", exchanged * 2 * 4),
-    )
-
-
-def _fa2_launches(
-    problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """One block per query block and head; where keys are split, per split too, and a merge. Before them, where keys
-    have runs of rows, what these make of each block of keys."""
-    blocks = query_items(problem, config)
-    launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
-    if config.split_keys:
-        return with_merge(launch, "fa2_combine", problem, split)
-    return (*mask_launches(problem, config), launch)
-
-
-def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
-    """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
-
-    Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
-    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
-    Where each of 64 rows has an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100,
-    1 × 8 × 512 and 1,024).
-    """
-    blocks = problem.query_blocks(128) * problem.heads
-    wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
-    alone = problem.query_blocks(64) * problem.heads <= device.num_sms
-    narrow = [config for config in fitting if config.block_q == 64 and (alone or config.block_kv <= 64)]
-    if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
-        return narrow[0]
-    if narrow and problem.seqlen_q <= 64:
-        return narrow[-1]
-    return fitting[0]
-
-
-def _fa2_flops(config: Fa2Config) -> float:
-    """cufa/records: 390 TFLOP/s of 132 SMs at head dim 128. 16 rows of a warp read shared memory twice as often as 32
-    (0.78 to 0.84), tiles of 32 keys bring more barriers (0.94): the head of fa2_forward.cu."""
-    return 2.9e12 * (1.0 if config.block_q == 128 else 0.82) * (1.0 if config.block_kv > 32 else 0.94)
-
-
-def _fa2_tile_latency(config: Fa2Config, head_dim: int) -> float:
-    """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100,
-    2026-11-25, 1 × 8 × 512 to 2048, a thread block for each SM)."""
-    if head_dim > 128:
-        return 0.0  # not measured
-    return (0.65e-6 + 7.7e-9 * head_dim) * (config.block_kv + 64) / 128
-
-
 _CONFIGS = (
     # Head dims 120 and 216 are left out: they would spill a few registers.
     Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
@@ -95,39 +38,99 @@ _CONFIGS = (
     Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
     # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
     Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
-    # With an SM for each block, see _fa2_choose. From head dim 80 on sm_100 would spill under two runs of rows a key;
-    # 128 rows would spill at head dims from 32 to 64 already.
+    # If each block has an SM for itself: see Fa2Forward.choose. From head dim 80 on, sm_100 would spill under masks
+    # with two runs of rows per key; 128 rows would spill at head dims from 32 to 64 already.
     Fa2Config(64, 128, num_warps=4, num_stages=2, max_head_dim=64),
     Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
     Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
 )
 
-FA2_FORWARD = KernelSpec(
-    name="fa2_forward",
-    algorithm="fa2",
-    title="FlashAttention-2 forward, 16-bit tensor cores",
-    paper="Dao 2023, FlashAttention-2, Algorithm 1",
-    source="forward/fa2/kernel.cu",
-    dtypes=("float16", "bfloat16"),
-    precisions=("native",),
-    configs=_CONFIGS,
+
+class Fa2Forward(Kernel):
+    name = "fa2_forward"
+    algorithm = "fa2"
+    title = "FlashAttention-2 forward, 16-bit tensor cores"
+    paper = "Dao 2023, FlashAttention-2, Algorithm 1"
+    source = "forward/fa2/kernel.cu"
+    dtypes = ("float16", "bfloat16")
+    masks: tuple[str, ...] = MASK_KINDS
+    lengths = LENGTH_KINDS
+    score_changes = ("alibi", "sink")
+    skip_masked_tiles = True
+    configs = _CONFIGS
     # Pairs of warps would spill from head dim 136 on.
-    split_configs=tuple(
+    split_configs: tuple[Fa2Config, ...] = tuple(
         x
         for config in _CONFIGS
         if config.min_head_dim != 136 and config.block_kv <= 64
         for x in in_splits(config)
-    ),
-    flops=_fa2_flops,
-    tile_latency=_fa2_tile_latency,
-    shared_memory=_fa2_shared_memory,
-    launches=_fa2_launches,
-    masks=MASK_KINDS,
-    workspace=forward_workspace,
-    workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
-    skip_masked_tiles=True,
-    order=lambda problem, schedule, device, config: order.query_blocks(problem, schedule),
-    choose=_fa2_choose,
-    lengths=LENGTH_KINDS,
-    score_changes=("alibi", "sink"),
-)
+    )
+    workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
+
+    def shared_memory(self, config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+        """Q (later O); stages, each a tile of K and one of V; if pairs of warps exchange them, P and row maxima."""
+        pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
+        exchanged = config.block_q if config.column_warps == 2 else 0
+        return (
+            Buffer("Q", config.block_q * pitch),
+            Buffer("STAGES", config.num_stages * 2 * config.block_kv * pitch),
+            Buffer("P", exchanged * p_pitch),
+            Buffer("M", exchanged * 2 * 4),
+        )
+
+    def launches(
+        self, problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """One block per query block and head. If keys are split: one per split, and a merge. If the mask has runs of
+        rows per key: first their reduction over each key block."""
+        blocks = query_items(problem, config)
+        launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
+        if config.split_keys:
+            return with_merge(launch, "fa2_combine", problem, split)
+        return (*mask_launches(problem, config), launch)
+
+    def workspace(self, problem: Problem, config: Fa2Config, split: Split | None = None) -> int:
+        return forward_workspace(problem, config, split)
+
+    def choose(self, problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
+        """The first that fits; 64 query rows per block if 128 would leave SMs idle or rows empty.
+
+        Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; if later rows see
+        more, blocks differ in length and gain until the blocks of 128 rows make one wave. If each block of 64 rows has
+        an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100, 1 × 8 × 512 and 1,024).
+        """
+        blocks = problem.query_blocks(128) * problem.heads
+        wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
+        alone = problem.query_blocks(64) * problem.heads <= device.num_sms
+        narrow = [config for config in fitting if config.block_q == 64 and (alone or config.block_kv <= 64)]
+        if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
+            return narrow[0]
+        if narrow and problem.seqlen_q <= 64:
+            return narrow[-1]
+        return fitting[0]
+
+    def flops(self, config: Fa2Config) -> float:
+        """cufa/records: 390 TFLOP/s on 132 SMs at head dim 128. Warps with 16 rows read shared memory twice as often as
+        warps with 32 (0.78 to 0.84); tiles of 32 keys need more barriers (0.94)."""
+        return 2.9e12 * (1.0 if config.block_q == 128 else 0.82) * (1.0 if config.block_kv > 32 else 0.94)
+
+    def tile_latency(self, config: Fa2Config, head_dim: int) -> float:
+        """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100,
+        2026-11-25, 1 × 8 × 512 to 2048, a thread block for each SM)."""
+        if head_dim > 128:
+            return 0.0  # not measured
+        return (0.65e-6 + 7.7e-9 * head_dim) * (config.block_kv + 64) / 128
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa2Config) -> Order:
+        return query_blocks(problem, schedule)
+
+
+class Fa2NoSkip(Fa2Forward):
+    """The ablation: the same source; masked tiles are computed, and the mask hides their scores."""
+
+    name = "fa2_noskip"
+    algorithm = "fa2_noskip"
+    title = "FlashAttention-2 forward without skipping of masked tiles"
+    masks = BAND_KINDS
+    skip_masked_tiles = False
+    split_configs = ()

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...gpu.architectures import Device
-from ...plan.operation import Split
 from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import MASK_KINDS, Problem
-from ...schedule.order import ITEM_COST, persistent
+from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
-from ..base import Box, KernelSpec, Launch, ceil_div
+from ..base import Box, Kernel, Launch, Split, ceil_div
 from ..config import SplitConfig
 from ..shared_memory import Buffer
 from ..splits import forward_workspace, in_splits, query_items, with_merge
@@ -37,54 +36,6 @@ class Fa3Config(SplitConfig):
     def warps_text(self) -> str:
         """Turns go without saying, but for a consumer alone."""
         return super().warps_text + ("" if self.ping_pong or self.block_q <= 64 else ", without turns")
-
-
-def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
-    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each of their buffers, records
-    of items; where tiles are listed, which is in each buffer of K, the list, and a barrier for the end of a
-    sequence."""
-    row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
-    tiles = {
-        "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
-        "K": (config.num_stages * config.block_kv, config.num_stages),
-        "V": (config.num_stages * config.block_kv, config.num_stages),
-    }
-    return (
-        *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
-        *(
-            Buffer(f"{name}_{state}", 8 * count, align=8)
-            for name, (_, count) in tiles.items()
-            for state in ("FULL", "EMPTY")
-        ),
-        Buffer("ITEMS", 8 * 48),
-        Buffer("TILES", 8 * config.num_stages),
-        Buffer("LIST", 4 * 16),
-        Buffer("LIST_FULL", 4 * 8, align=8),
-        Buffer("LIST_EMPTY", 4 * 8, align=8),
-        Buffer("TAIL_FULL", 8, align=8),
-    )
-
-
-def _fa3_launches(
-    problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """Persistent blocks that share out query blocks and heads; where keys are split, a block for each split of them,
-    and a merge. Before them, where keys have runs of rows, what these make of each block of keys."""
-    items = query_items(problem, config)
-    launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-    if config.split_keys:
-        return with_merge(launch, "fa3_combine", problem, split, dependent=True)
-    return (*mask_launches(problem, config), launch)
-
-
-def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
-    """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
-    return {
-        "q": Box(min(64, config.head_rows)),
-        "k": Box(config.block_kv),
-        "v": Box(config.block_kv),
-        "out": Box(16),
-    }
 
 
 def _fa3_config(
@@ -139,12 +90,6 @@ _SLOWNESS = {
 }
 
 
-def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
-    """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
-    few of them SMs stay idle, or the last round is nearly empty."""
-    return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
-
-
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
     heads = problem.batch * problem.heads
@@ -165,40 +110,88 @@ _SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
 5.79e12 and 5.93e12.)"""
 
 
-def _fa3_flops(config: Fa3Config) -> float:
-    whole = dataclasses.replace(config, split_keys=False, packed_heads=1, store_by_tma=True)
-    return _SM_FLOPS.get(config.max_head_dim, 5e12) / _SLOWNESS.get(whole, (1.0,))[0]
-
-
 def _split_configs() -> tuple[Fa3Config, ...]:
     """One item a block: O goes straight from registers to the workspace."""
     tiles = [dataclasses.replace(x, store_by_tma=False) for x in _SLOWNESS if x.block_q <= 128]
     return tuple(x for config in tiles for x in in_splits(config))
 
 
-FA3_FORWARD = KernelSpec(
-    name="fa3_forward",
-    algorithm="fa3",
-    title="FlashAttention-3 forward: TMA, WGMMA, warp specialisation",
-    paper="Shah et al. 2024, FlashAttention-3, Algorithms 1 and 2",
-    source="forward/fa3/kernel.cu",
-    dtypes=("float16", "bfloat16"),
-    precisions=("native",),
-    configs=tuple(_SLOWNESS),
-    split_configs=_split_configs(),
-    flops=_fa3_flops,
-    masks=MASK_KINDS,
-    lengths=LENGTH_KINDS,
-    score_changes=("alibi", "sink"),
-    workspace=forward_workspace,
-    workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
-    shared_memory=_fa3_shared_memory,
-    launches=_fa3_launches,
-    skip_masked_tiles=True,
-    min_capability=90,
-    max_capability=90,
-    boxes=_fa3_boxes,
-    choose=_choose_fa3,
-    order=persistent,
-    counters=lambda problem, config, workspace: int(problem.tiles_are_listed),
-)
+class Fa3Forward(Kernel):
+    name = "fa3_forward"
+    algorithm = "fa3"
+    title = "FlashAttention-3 forward: TMA, WGMMA, warp specialisation"
+    paper = "Shah et al. 2024, FlashAttention-3, Algorithms 1 and 2"
+    source = "forward/fa3/kernel.cu"
+    dtypes = ("float16", "bfloat16")
+    masks = MASK_KINDS
+    lengths = LENGTH_KINDS
+    score_changes = ("alibi", "sink")
+    min_capability = max_capability = 90
+    skip_masked_tiles = True
+    configs = tuple(_SLOWNESS)
+    split_configs = _split_configs()
+    workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
+    reads_block_order = True
+
+    def shared_memory(self, config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+        """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, item
+        descriptors. For listed tiles: which tile is in each buffer of K, the list, and a barrier for the end of a
+        sequence."""
+        row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
+        tiles = {
+            "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
+            "K": (config.num_stages * config.block_kv, config.num_stages),
+            "V": (config.num_stages * config.block_kv, config.num_stages),
+        }
+        return (
+            *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
+            *(
+                Buffer(f"{name}_{state}", 8 * count, align=8)
+                for name, (_, count) in tiles.items()
+                for state in ("FULL", "EMPTY")
+            ),
+            Buffer("ITEMS", 8 * 48),
+            Buffer("TILES", 8 * config.num_stages),
+            Buffer("LIST", 4 * 16),
+            Buffer("LIST_FULL", 4 * 8, align=8),
+            Buffer("LIST_EMPTY", 4 * 8, align=8),
+            Buffer("TAIL_FULL", 8, align=8),
+        )
+
+    def launches(
+        self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
+    ) -> tuple[Launch, ...]:
+        """Persistent blocks that share out query blocks and heads. If keys are split: one block per split, and a merge.
+        If the mask has runs of rows per key: first their reduction over each key block."""
+        items = query_items(problem, config)
+        launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
+        if config.split_keys:
+            return with_merge(launch, "fa3_combine", problem, split, dependent=True)
+        return (*mask_launches(problem, config), launch)
+
+    def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
+        return forward_workspace(problem, config, split)
+
+    def counters(self, problem: Problem, config: Fa3Config, workspace: int) -> int:
+        return int(problem.tiles_are_listed)
+
+    def boxes(self, config: Fa3Config) -> dict[str, Box]:
+        """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
+        return {
+            "q": Box(min(64, config.head_rows)),
+            "k": Box(config.block_kv),
+            "v": Box(config.block_kv),
+            "out": Box(16),
+        }
+
+    def choose(self, problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
+        """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
+        few of them SMs stay idle, or the last round is nearly empty."""
+        return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
+
+    def flops(self, config: Fa3Config) -> float:
+        whole = dataclasses.replace(config, split_keys=False, packed_heads=1, store_by_tma=True)
+        return _SM_FLOPS.get(config.max_head_dim, 5e12) / _SLOWNESS.get(whole, (1.0,))[0]
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:
+        return persistent(problem, schedule, device)

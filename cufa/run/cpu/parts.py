@@ -21,7 +21,7 @@ def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any]]]:
     what they hold where there is no score, if there may be such places."""
     problem = plan.problem
     if problem.empty or problem.lengths.places() is not None:
-        for operand in plan.operation.every_operand:
+        for operand in plan.operation.all_operands:
             if operand.result and given.get(operand.name) is not None:
                 given[operand.name][...] = operand.nothing
     for part in problem.parts:

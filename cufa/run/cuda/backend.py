@@ -18,10 +18,10 @@ import cupy
 import numpy as np
 
 from ...build.compiler import cupy_options, trace_constants, translation_unit
-from ...build.params import TRACE_RECORD
 from ...build.phases import Logs, Room
 from ...gpu.architectures import Device, find_architecture
 from ...kernels import Box
+from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
 from ..packing import element_of, pack
@@ -145,7 +145,7 @@ class Binding:
         # Those that few calls have stand elsewhere.
         self._further = [
             ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
-            for x in plan.operation.further
+            for x in plan.operation.optional_operands
             if x.field in params.names
         ]
         self._addresses = [0] * len(places)
@@ -263,7 +263,7 @@ def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
 
 
 def trace(plan: Plan, given: Arrays) -> np.ndarray:
-    """Run the trace build once: one :data:`~cufa.build.params.TRACE_RECORD` per work item, sorted by batch, head
+    """Run the trace build once: one :data:`~cufa.kernels.params.TRACE_RECORD` per work item, sorted by batch, head
     and query block (decode: number of the piece). Arrays are CuPy's, by operand name. Synchronises."""
     device_id = given["q"].data.device_id
     binding = Binding(prepare(plan, device_id, trace=True), given)

@@ -30,6 +30,7 @@ from ...calls.varlen import PackedBackward, PackedForward
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
 from ...masks.checks import check_flag
+from ...plan.operation import PER_HEAD_AND_LENGTHS
 from ...plan.planner import make_plan
 from ...problem.mask import Mask
 from .launch import EmulationError, Execution, Finding
@@ -173,7 +174,7 @@ def emulate_backward(
 
 
 def _few(*given: Any) -> dict[str, Any]:
-    names = (x.name for x in further.OPERANDS)
+    names = (x.name for x in PER_HEAD_AND_LENGTHS)
     return further.read(dict(zip(names, given, strict=True)), None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...build.compiler import source_digest
-from ...kernels import KernelSpec, kernels_of
+from ...kernels import Kernel, kernels_of
 from ...measure import records_v1
 from ...measure.records import RECORDS_DIR
 from ...plan.operation import OPERATIONS
@@ -44,7 +44,7 @@ def standard_inputs(dtype: str, head_dim: int) -> list[npt.NDArray[Any]]:
     return [rng.standard_normal((1, 1, SEQLEN, head_dim)).astype(dtype) for _ in range(4)]
 
 
-def standard_runs(spec: KernelSpec) -> Iterator[tuple[Mask, int]]:
+def standard_runs(spec: Kernel) -> Iterator[tuple[Mask, int]]:
     """(mask, head_dim) of the recorded runs: one mask of each kind that the kernel serves."""
     for head_dim in (64, 128):
         compiled = OPERATIONS[spec.operation].compiled(spec, head_dim)
@@ -52,7 +52,7 @@ def standard_runs(spec: KernelSpec) -> Iterator[tuple[Mask, int]]:
             yield mask, head_dim
 
 
-def run_standard(spec: KernelSpec, mask: Mask, head_dim: int) -> Emulation:
+def run_standard(spec: Kernel, mask: Mask, head_dim: int) -> Emulation:
     """One recorded run, made anew."""
     q, k, v, dout = standard_inputs(spec.dtypes[0], head_dim)
     options: dict[str, Any] = {"mask": mask, "algorithm": spec.algorithm, "mode": "counted", "arch": ARCH}

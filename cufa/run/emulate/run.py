@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...build.compiler import trace_constants
-from ...build.params import TRACE_RECORD
 from ...build.phases import Logs, Room
+from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
 from ...problem import mask_memory
@@ -39,7 +39,7 @@ class Emulation:
     products, exponentials, asynchronous copies and barriers are counted in every mode; bytes, sectors,
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
-    """One :data:`~cufa.build.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
+    """One :data:`~cufa.kernels.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
     block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
     and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
     number within its item. Empty for kernels that keep none."""
@@ -132,7 +132,7 @@ def run_plan(
         # Of several launches, the one that has tiles in shared memory keeps the records.
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
-    results = {x.name: given[x.name] for x in operation.every_operand if x.result and x.name in given}
+    results = {x.name: given[x.name] for x in operation.all_operands if x.result and x.name in given}
     return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
 
 
@@ -142,7 +142,7 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
     cached = plan.operation.splits
     gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
-    for x in plan.operation.every_operand:
+    for x in plan.operation.all_operands:
         array = given.get(x.name)
         if array is None or x.field not in plan.operation.params.names:
             continue

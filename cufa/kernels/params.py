@@ -1,8 +1,7 @@
 """Parameter structures of kernels: declared once, in the headers that kernels include, and read from there.
 
-``cuda_src/shared/params.cuh`` says which bytes a kernel is given; :class:`Params` makes the ctypes structure of the same
-bytes from its text, for the CUDA backend and for the CPU executor of kernels. A test compiles the headers and
-compares every offset.
+:class:`Params` reads a header such as ``cuda_src/shared/params.cuh`` and makes the ctypes structure with the same
+bytes, for the CUDA backend and for the executor. A test compiles the headers and compares every offset.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiler import SOURCE_DIR
+from .sources import SOURCE_DIR
 
 _TENSOR_MAP_BYTES, _ALIGNMENT = 128, 64
 _COMMENT = re.compile(r"//[^\n]*")

@@ -1,0 +1,239 @@
+"""Attention of whole sequences, forward and backward: operands, scalars, what a plan chooses and prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..gpu.architectures import Device
+from ..kernels import Kernel, TileConfig
+from ..kernels.backward.fa2 import STRIP
+from ..kernels.params import Params, softmax_scalars
+from ..kernels.splits import query_items
+from ..problem.columns import Columns
+from ..problem.integers import Integers
+from ..problem.lengths import DENSE, Packed, Padded
+from ..problem.mask import CAUSAL, FULL, Band
+from ..problem.problem import MAX_SIZE, Problem, default_scale
+from ..schedule.key_order import head_groups, in_groups, in_small_groups
+from .operation import (
+    PER_HEAD_AND_LENGTHS,
+    Arrays,
+    Choice,
+    Operand,
+    Operation,
+    Request,
+    register,
+    stride_of_sequences,
+)
+from .planner import Plan, choose_tiles
+
+_OPTIONAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"lengths": Padded((1024,), (1024,)), "sink": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,))},
+    {"alibi": True, "sink": True},
+)
+"""Optional operands of the builds that are compiled: every kind meets every other kind."""
+
+#: One of each kind.
+_MASKS = (
+    FULL,
+    CAUSAL,
+    Band(255, 0),
+    Band(right=0, prefix=100),
+    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+)
+
+
+class DenseOperation(Operation):
+    """What forward and backward share."""
+
+    optional_operands = PER_HEAD_AND_LENGTHS
+
+    def choose(
+        self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
+    ) -> Choice:
+        return choose_tiles(problem, device, serving, request)
+
+    def cpu_kernel(self, named: list[Kernel]) -> Kernel:
+        """NumPy follows FA2's schedule unless another algorithm is asked for."""
+        return next((kernel for kernel in named if kernel.algorithm == "fa2"), named[0])
+
+    def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
+        """The numbers that both parameter structures hold."""
+        p = plan.problem
+        return {
+            "batch": p.batch,
+            "heads": p.heads,
+            "kv_heads": p.kv_heads,
+            "seqlen_q": p.seqlen_q,
+            "seqlen_k": p.seqlen_k,
+            **_band(p),
+            **softmax_scalars(p.scale, p.softcap),
+            "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
+            "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
+            "alibi_stride": stride_of_sequences(arrays.get("alibi_slopes")),
+        }
+
+    def describe(self, problem: Problem) -> str:
+        p = problem
+        dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
+        lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
+        return (
+            f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
+            f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
+        )
+
+    def plan_lines(self, plan: Plan) -> list[str]:
+        packed = plan.config.block_q // plan.config.head_rows
+        counts = [
+            (schedule.visited * heads, schedule.total * heads)
+            for part in plan.problem.parts
+            if not part.problem.empty
+            for heads in [part.problem.batch * part.problem.heads // packed]
+            for schedule in [plan.schedule_of(part.problem)]
+        ]
+        visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+        known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
+        tiles = (
+            f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"
+        )
+        if plan.split is None:
+            return [tiles]
+        return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
+
+    def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
+        """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
+        for dtype, precision, mask, softcap in itertools.product(
+            kernel.dtypes, kernel.precisions, _MASKS, (None, 30.0)
+        ):
+            if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
+                problem = Problem(
+                    1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap
+                )
+                for optional in _OPTIONAL:
+                    yield dataclasses.replace(
+                        problem, precision=precision, operation=kernel.operation, **optional
+                    )
+
+
+class Forward(DenseOperation):
+    name = "forward"
+    title = "Forward"
+    operands = (
+        Operand("q", stride="q_stride", mapped=True),
+        Operand("k", stride="k_stride", mapped=True),
+        Operand("v", stride="v_stride", mapped=True),
+        Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
+        Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
+    )
+    params = Params("shared/params.cuh", "AttentionParams")
+    # Larger tiles than a GPU's: they amortise NumPy's call overhead, and 512 KiB of float32 scores still fit a core's
+    # L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores) none was more than 3%
+    # faster, full or causal; 256×256 was 15% slower.
+    cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
+
+    def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
+        of_splits = {"heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
+        return {**super().scalars(plan, arrays), **of_splits}
+
+    def io_bytes(self, problem: Problem) -> int:
+        """q, k, v read once, o written once."""
+        queries, keys = problem.tokens
+        of_queries = problem.heads * queries * (problem.q_element.itemsize + problem.out_element.itemsize)
+        of_keys = problem.kv_heads * keys * (problem.k_element.itemsize + problem.v_element.itemsize)
+        return (of_queries + of_keys) * problem.head_dim
+
+    def num_records(self, plan: Plan) -> int:
+        return query_items(plan.problem, plan.config) * plan.num_splits
+
+
+class Backward(DenseOperation):
+    name = "backward"
+    title = "Backward"
+    operands = (
+        Operand("dout", stride="dout_stride", mapped=True),
+        Operand("q", stride="q_stride", mapped=True),
+        Operand("k", stride="k_stride", mapped=True),
+        Operand("v", stride="v_stride", mapped=True),
+        Operand("out", field="o", stride="o_stride"),
+        Operand("lse"),
+        Operand("dlse"),
+        Operand("dq", result=True, like="q", stride="dq_stride"),
+        Operand("dk", result=True, like="k", stride="dk_stride", mapped=True),
+        Operand("dv", result=True, like="v", stride="dv_stride", mapped=True),
+    )
+    optional_operands = (*PER_HEAD_AND_LENGTHS, Operand("dsink", result=True, like=lambda p: (p.heads,)))
+    params = Params("backward/params.cuh", "BackwardParams")
+    cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
+    by_keys = True
+
+    def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
+        p, config = plan.problem, plan.config
+        found = {**super().scalars(plan, arrays), "scale": p.scale}
+        if not in_groups(p):
+            return found
+        runs_on = any(
+            launch.persistent for launch in plan.launches
+        )  # then the passes' launches have the usual groups
+        small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
+        groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
+        strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
+        return {**found, **groups, "strips_per_head": strips}
+
+    def flops(self, problem: Problem) -> int:
+        return 10 * problem.head_dim * problem.all_visible_scores
+
+    def io_bytes(self, problem: Problem) -> int:
+        """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
+        queries, keys = problem.tokens
+        of_query = problem.head_dim * 2 * (problem.q_element.itemsize + problem.out_element.itemsize) + 4
+        of_key = problem.head_dim * 2 * (problem.k_element.itemsize + problem.v_element.itemsize)
+        return problem.heads * queries * of_query + problem.kv_heads * keys * of_key
+
+    def describe(self, problem: Problem) -> str:
+        return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")
+
+    def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
+        """With and without a fixed order of additions."""
+        for problem in super().compiled(kernel, head_dim):
+            yield problem
+            yield dataclasses.replace(problem, deterministic=True)
+
+    def num_records(self, plan: Plan) -> int:
+        return plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads
+
+
+def _band(p: Problem) -> dict[str, int]:
+    """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+    if not p.lengths.ragged:
+        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
+        return {
+            "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
+            "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+            "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
+        }
+    shift = p.mask.shift(0, 0)
+    # A bound that hides nothing of the longest hides nothing of any sequence: it is not compiled in, or far away.
+    from_diagonal = p.mask.edges(0, 0)
+    left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
+    right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift
+    return {
+        "band_first": max(left, -MAX_SIZE),
+        "band_last": min(right, MAX_SIZE),
+        "shift": shift,
+        "shift_by_length": p.mask.shift(0, 1) - shift,
+    }
+
+
+FORWARD, BACKWARD = Forward(), Backward()
+register(FORWARD)
+register(BACKWARD)

@@ -1,0 +1,45 @@
+"""Plans carried out by NumPy: the CPU path of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...plan.operation import Arrays
+from ...plan.planner import Plan
+from . import backward, decode, forward, parts
+
+
+def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
+    """Execute a plan made for the CPU; results are written in place."""
+    RUNS[plan.problem.operation](plan, arrays)
+
+
+def _forward(plan: Plan, arrays: Arrays) -> None:
+    for part, x in parts.each(plan, arrays):
+        slopes, sink = x.get("alibi_slopes"), x.get("sink")
+        if not part.problem.empty:
+            of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
+            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
+        elif sink is not None and x["lse"] is not None:
+            x["lse"][...] = sink[:, None]
+
+
+def _backward(plan: Plan, arrays: Arrays) -> None:
+    dsink = None if arrays.get("dsink") is None else np.zeros(plan.problem.heads)
+    for part, of_part in parts.each(plan, {**arrays, "dsink": dsink}):
+        if dsink is not None:
+            of_part["dsink"] += backward.sink_gradient(of_part)
+        if not part.problem.empty:
+            backward.run(part, of_part)
+    if dsink is not None:
+        arrays["dsink"][...] = dsink
+
+
+RUNS: dict[str, Callable[[Plan, Arrays], None]] = {
+    "forward": _forward,
+    "backward": _backward,
+    "decode": decode.run,
+}
+"""By operation."""
