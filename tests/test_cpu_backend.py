@@ -12,8 +12,8 @@ from mask_support import BANDS
 from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_like
 
 from cufa import attention_reference
-from cufa.calls.forward import CPU_CONFIG
 from cufa.kernels import TileConfig
+from cufa.plan.dense import FORWARD
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import default_scale
 from cufa.run.cpu import forward as cpu
@@ -40,14 +40,14 @@ def test_lengths_at_every_edge(algorithm, dtype, causal):
 def test_grouped_heads(heads, kv_heads, algorithm, causal):
     inputs = make_inputs(3, heads, kv_heads, 20, 41, 16, "float32")
     check(*inputs, algorithm, causal)
-    check(*inputs, algorithm, causal, config=CPU_CONFIG)  # several heads to a tile
+    check(*inputs, algorithm, causal, config=FORWARD.cpu_config)  # several heads to a tile
 
 
 @pytest.mark.sampled(dated=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_default_tiles(algorithm, dtype):
-    check(*make_inputs(1, 2, 1, 600, 1100, 64, dtype), algorithm, causal=True, config=CPU_CONFIG)
+    check(*make_inputs(1, 2, 1, 600, 1100, 64, dtype), algorithm, causal=True, config=FORWARD.cpu_config)
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 256])
@@ -344,7 +344,7 @@ def test_every_observed_number_is_that_of_exact_attention_over_the_keys_so_far(a
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_observing_changes_nothing(algorithm):
     inputs = make_inputs(2, 4, 2, 40, 60, 8, "float32")
-    _, (out, lse) = record(*inputs, algorithm=algorithm, config=CPU_CONFIG)
-    plain, plain_lse = attend(*inputs, algorithm=algorithm, config=CPU_CONFIG)
+    _, (out, lse) = record(*inputs, algorithm=algorithm, config=FORWARD.cpu_config)
+    plain, plain_lse = attend(*inputs, algorithm=algorithm, config=FORWARD.cpu_config)
     np.testing.assert_allclose(out, plain, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(lse, plain_lse, rtol=1e-6)

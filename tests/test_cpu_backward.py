@@ -18,10 +18,10 @@ from support import DTYPES, EPSILON, make_problem
 from test_cpu_backend import LAYOUTS
 
 from cufa import attention_reference
-from cufa.calls.backward import CPU_CONFIG
 from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
 from cufa.measure.promises import naive_numpy_backward
+from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.run.cpu import backward as cpu_backward
@@ -63,7 +63,7 @@ def test_lengths_at_every_edge(dtype, causal):
         assert_gradients(gradients(case), case)
 
 
-@pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)
+@pytest.mark.parametrize("config", [SMALL, BACKWARD.cpu_config], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 3), (6, 2), (6, 1), (24, 2)])
 def test_grouped_heads(heads, kv_heads, config):
     case = make_case(3, heads, kv_heads, 20, 41, 16, "float32", causal=True)
@@ -81,7 +81,7 @@ def test_masks_and_caps(dtype, mask, softcap):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_default_tiles(dtype):
     case = make_case(1, 2, 1, 600, 700, 64, dtype, causal=True)
-    assert_gradients(gradients(case, config=CPU_CONFIG), case)
+    assert_gradients(gradients(case, config=BACKWARD.cpu_config), case)
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 256])
@@ -270,7 +270,7 @@ def _block(number, size):
     return slice(number * size, (number + 1) * size)
 
 
-@pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)
+@pytest.mark.parametrize("config", [SMALL, BACKWARD.cpu_config], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300, 300, 16), (2, 6, 3, 70, 90, 16), (1, 2, 2, 700, 600, 64)])
 def test_bit_identical_whatever_the_threads(shape, config):
     case = make_case(*shape, "float32", causal=True)
@@ -301,7 +301,7 @@ def run_large(case: Case) -> None:
     results = {name: np.empty_like(case.q) for name in NAMES}
     names = ("dout", "q", "k", "v", "out", "lse", "dlse")
     operands = {**{name: getattr(case, name) for name in names}, **results}
-    cpu_backward.run(plan_for(case, CPU_CONFIG), operands, num_threads=2)
+    cpu_backward.run(plan_for(case, BACKWARD.cpu_config), operands, num_threads=2)
 
 
 @pytest.mark.slow

@@ -15,14 +15,14 @@ import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
-from cufa.calls.forward import CPU_CONFIG
+from cufa.plan.dense import FORWARD
 from cufa.run.cpu import blas
 from cufa.run.cpu import forward as cpu
 from cufa.run.cpu import tiles as cpu_tiles
 
 
 @pytest.mark.sampled(fixed=6, dated=4)
-@pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)
+@pytest.mark.parametrize("config", [SMALL, FORWARD.cpu_config], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300, 300, 16), (2, 6, 3, 70, 90, 16), (1, 2, 2, 700, 600, 64)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bit_identical_whatever_the_threads(algorithm, shape, config):
@@ -162,7 +162,7 @@ def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):
     monkeypatch.setattr(blas, "_libraries", lambda: ())
     with blas.single_threaded_blas() as available:
         assert available == blas.usable_cores() >= 1
-    check(*make_inputs(1, 8, 8, 300, 300, 64, "float32"), "fa2", causal=True, config=CPU_CONFIG)
+    check(*make_inputs(1, 8, 8, 300, 300, 64, "float32"), "fa2", causal=True, config=FORWARD.cpu_config)
 
 
 # --- Memory -----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):
 
 def extra_memory(seqlen, algorithm="fa2", causal=False, dtype="float32"):
     inputs = make_inputs(1, 8, 8, seqlen, seqlen, 64, dtype)
-    plan, out = plan_for(*inputs[:2], algorithm, causal, config=CPU_CONFIG), np.empty_like(inputs[0])
+    plan, out = plan_for(*inputs[:2], algorithm, causal, config=FORWARD.cpu_config), np.empty_like(inputs[0])
     return cpu_tiles.extra_memory(lambda: cpu.run(plan, *inputs, out, None, num_threads=2))
 
 

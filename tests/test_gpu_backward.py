@@ -14,8 +14,8 @@ from mask_support import BANDS
 from support import make_inputs
 
 import cufa
-from cufa.calls.backward import BACKWARD
 from cufa.kernels import kernels_of
+from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 

@@ -12,7 +12,7 @@ from support import EPSILON, in_threads
 
 import cufa
 from cufa.calls import calls
-from cufa.calls.backward import BACKWARD
+from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 

@@ -15,7 +15,7 @@ from support import make_inputs
 
 import cufa
 from cufa import masks
-from cufa.calls.forward import FORWARD
+from cufa.plan.dense import FORWARD
 from cufa.problem.lengths import Lengths, Packed, Padded
 from cufa.problem.problem import Problem
 

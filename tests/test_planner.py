@@ -15,11 +15,11 @@ from sampling import of_today
 
 import cufa
 from cufa.build.compiler import SOURCE_DIR
-from cufa.calls.forward import CPU_CONFIG
 from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
 from cufa.kernels.params import softmax_scalars
 from cufa.plan.candidates import algorithms
+from cufa.plan.dense import FORWARD
 from cufa.plan.operation import OPERATIONS, Tuned
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.plan.problem_classes import tuning_key
@@ -202,7 +202,7 @@ def test_tuned_config_that_is_no_longer_registered_is_ignored():
 def test_the_cpu_runs_every_algorithm_in_every_dtype(algorithm, dtype):
     plan = make_plan(problem(dtype), None, algorithm)
     assert plan.backend == "cpu"
-    assert plan.config is CPU_CONFIG
+    assert plan.config is FORWARD.cpu_config
     assert plan.launches == ()
     assert algorithm in ("auto", plan.spec.algorithm)
     assert plan.schedule.skip_masked_tiles == plan.spec.skip_masked_tiles
