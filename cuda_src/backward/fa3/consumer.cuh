@@ -28,9 +28,9 @@ struct BackwardConsumer {
   const BackwardParams& p;
   const BackwardMemory& smem;
   const int consumer, warp, lane;
-  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
-  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
-  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const Ring<NUM_STAGES> Q_turns = smem.Q_turns();
+  const Ring<DO_STAGES> dO_turns = smem.dO_turns();
+  const Ring<DS_STAGES> dS_turns = smem.dS_turns();
   const DqHandover dQ_handover = smem.dQ_handover();
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];

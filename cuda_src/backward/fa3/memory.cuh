@@ -40,9 +40,9 @@ struct BackwardMemory {
       : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), dS(start + DS_OFFSET),
         dQ(start + DQ_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), items(start) {}
 
-  DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
-  DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
-  DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE Ring<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
+  DEVICE Ring<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
+  DEVICE Ring<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
   DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
   DEVICE u32 K_of(u32 keys) const { return K + items.keys.stage(keys) * V_BYTES; }
 

@@ -36,27 +36,6 @@ constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DEN
 static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
 static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "bands have those");
 
-// A ring of buffers with a full and an empty barrier each, of which turn n takes buffer n % STAGES: where a thread is follows
-// from n, and takes no registers.
-template <int STAGES>
-struct Turns {
-  u32 full, empty;  // first barrier of each kind
-
-  DEVICE static u32 stage(u32 n) { return n % STAGES; }
-  DEVICE u32 full_barrier(u32 n) const { return full + stage(n) * 8; }
-  DEVICE void wait_full(u32 n) const { mbarrier_wait(full_barrier(n), n / STAGES & 1); }
-  DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }  // empty at first
-  DEVICE void release(u32 n, int lane) const {  // by every warp, once it has read the buffer
-    if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);
-  }
-  DEVICE void init(u32 writers, u32 readers) const {
-    for (int i = 0; i < STAGES; ++i) {
-      mbarrier_init(full + 8 * i, writers);
-      mbarrier_init(empty + 8 * i, readers);
-    }
-  }
-};
-
 // The key block that a thread block is busy with, and the query tiles that it visits: a record in shared memory, where it costs
 // no registers. RUNS_ON blocks take one item after another, whose records the pass before has worked out
 // (prepare_items), for a division takes long in the one thread that does it; else a block is launched for its one item.
@@ -157,9 +136,9 @@ DEVICE void tell_added(const BackwardParams& p, u32 group) {
 // where dQ of an item's last tile is computed when S of the next item's first one has been (LINKED).
 struct ItemBarriers {
   u32 records, tails;
-  Turns<KEY_RECORDS> turns;
-  Turns<K_STAGES> keys;
-  Turns<1> values;
+  Ring<KEY_RECORDS> turns;
+  Ring<K_STAGES> keys;
+  Ring<1> values;
 
   DEVICE explicit ItemBarriers(u32 start)
       : records(start + ITEMS_OFFSET), tails(start + TAIL_FULL_OFFSET),

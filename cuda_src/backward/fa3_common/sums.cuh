@@ -9,7 +9,7 @@
 #include "backward/fa3_common/block.cuh"
 
 // What consumers hand to the thread that adds, or it to them: see DqAdder and TurnKeeper.
-using DqHandover = Turns<1>;
+using DqHandover = Ring<1>;
 DEVICE void init_dq_handover(const DqHandover& turns) {
   turns.init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
 }

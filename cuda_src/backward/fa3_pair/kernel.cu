@@ -53,8 +53,8 @@ struct Consumer {
   const BackwardParams& p;
   const WideMemory smem;
   const int warp, lane;
-  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
-  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
+  const Ring<NUM_STAGES> Q_turns = smem.Q_turns();
+  const Ring<DO_STAGES> dO_turns = smem.dO_turns();
 
   float gradient_rmem[HEAD_DIM / 2];  // dV, or dK
   float S_rmem[Br / 2];               // S, or dP

@@ -39,12 +39,12 @@ struct WideMemory {
       : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), dS(start + DS_OFFSET),
         lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), other_K(K + KEY_TILE_BYTES), items(start) {}
 
-  DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
-  DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
+  DEVICE Ring<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
+  DEVICE Ring<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
   // Of buffers of dS: P is there; the block's own dS is; the other's is. They are empty together.
-  DEVICE Turns<DS_STAGES> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
-  DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
-  DEVICE Turns<DS_STAGES> sent_turns() const { return {barriers + SENT_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE Ring<DS_STAGES> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE Ring<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE Ring<DS_STAGES> sent_turns() const { return {barriers + SENT_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
   DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
   DEVICE u32 own_ds(u32 n) const { return dS + n % DS_STAGES * (2 * DS_PART_BYTES); }
   DEVICE u32 sent_ds(u32 n) const { return own_ds(n) + DS_PART_BYTES; }

@@ -20,8 +20,8 @@ struct ConsumerItems {
   const TensorMap* O_map;
   const SharedMemory& smem;
   const int consumer, warp, lane;
-  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
-  Ring<Q_STAGES> Q_ring{};
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  RingCursor<Q_STAGES> Q_ring{};
   const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_TILE_BYTES);
   const u64 K_desc = k_major_descriptor(smem.K), V_desc = mn_major_descriptor<Bc>(smem.V);
 
@@ -48,7 +48,7 @@ struct ConsumerItems {
   DEVICE bool begin_item() {
     const int buffer = Q_ring.stage * CONSUMERS + consumer;
     INSIDE(inside.enter(WAIT_ITEM);)
-    mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.parity);
+    mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.phase);
     record = smem.item(round++);
     const Item item = read_item(record);
     if (item.q_block == NO_MORE_ITEMS) return false;

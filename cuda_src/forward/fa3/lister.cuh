@@ -24,7 +24,7 @@ DEVICE ListEntry read_entry(u32 place) {
 struct Lister {
   const AttentionParams& p;
   const SharedMemory& smem;
-  Ring<LIST_STAGES> list = smem.list_ring();
+  RingCursor<LIST_STAGES> list = smem.list_ring();
   u32 round = 0;
 
   DEVICE void run(Items& items) {
@@ -92,7 +92,7 @@ struct Lister {
 struct ListReader {
   const AttentionParams& p;
   const SharedMemory& smem;
-  Ring<LIST_STAGES> list = smem.list_ring();
+  RingCursor<LIST_STAGES> list = smem.list_ring();
   u32 round = 0;
   int kv_head = 0, batch = 0;  // worked out once for an item: a division for each tile, of which few are on their way, cost 6%
 
@@ -121,8 +121,8 @@ struct KeyLoader {
   const TensorMap *Q_map, *K_map;
   const SharedMemory& smem;
   ListReader reader{p, smem};
-  Ring<NUM_STAGES> K_ring = smem.K_ring();
-  Ring<Q_STAGES> Q_ring{};
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring();
+  RingCursor<Q_STAGES> Q_ring{};
   INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
 
   DEVICE void run() {
@@ -160,7 +160,7 @@ struct KeyLoader {
   }
   DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
   DEVICE void wait_for_query_buffer(int consumer) const {
-    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
+    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.phase ^ 1);
   }
 };
 
@@ -173,7 +173,7 @@ struct ValueLoader {
   const SharedMemory& smem;
   const int lane;
   ListReader reader{p, smem};
-  Ring<NUM_STAGES> V_ring = smem.V_ring();
+  RingCursor<NUM_STAGES> V_ring = smem.V_ring();
   u32 tail_parity = 0;
   INSIDE(PhaseLog inside = PhaseLog(p.trace, lane == 0);)
 

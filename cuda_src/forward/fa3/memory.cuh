@@ -26,9 +26,9 @@ struct SharedMemory {
         tiles(start + TILES_OFFSET), list(start + LIST_OFFSET), list_full(start + LIST_FULL_OFFSET),
         list_empty(start + LIST_EMPTY_OFFSET), tail_full(start + TAIL_FULL_OFFSET) {}
 
-  DEVICE Ring<NUM_STAGES> K_ring() const { return {K_full, K_empty}; }
-  DEVICE Ring<NUM_STAGES> V_ring() const { return {V_full, V_empty}; }
-  DEVICE Ring<LIST_STAGES> list_ring() const { return {list_full, list_empty}; }
+  DEVICE RingCursor<NUM_STAGES> K_ring() const { return {K_full, K_empty}; }
+  DEVICE RingCursor<NUM_STAGES> V_ring() const { return {V_full, V_empty}; }
+  DEVICE RingCursor<LIST_STAGES> list_ring() const { return {list_full, list_empty}; }
   DEVICE u32 item(u32 round) const { return items + ITEM_BYTES * (round % ITEM_RECORDS); }
   DEVICE u32 tile(int stage) const { return tiles + 8 * stage; }  // in this buffer of K
 

@@ -17,8 +17,8 @@ struct Producer {
   const AttentionParams& p;
   const TensorMap *Q_map, *K_map, *V_map;
   const SharedMemory& smem;
-  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
-  Ring<Q_STAGES> Q_ring{};
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  RingCursor<Q_STAGES> Q_ring{};
   u32 round = 0;
   INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
 
@@ -66,9 +66,9 @@ struct Producer {
 
   DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
   DEVICE void wait_for_query_buffer(int consumer) const {
-    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
+    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.phase ^ 1);
   }
-  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
+  DEVICE static void load(RingCursor<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
     INSIDE(inside.enter(WAIT_SPACE, j);)
     ring.wait_empty();
     INSIDE(inside.enter(COPY, j);)
