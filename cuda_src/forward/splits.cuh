@@ -1,33 +1,29 @@
-// The forward where query blocks are fewer than the GPU holds thread blocks (chunked prefill over a long cache): the keys
-// of a query block are split over gridDim.y thread blocks, blockIdx.y of them visits its share of the tiles and leaves a
-// part (parts.cuh) in the workspace, and a second launch merges the parts. When that pays: cufa/plan/splits.py.
+// Split keys (Flash-Decoding), for forwards with fewer query blocks than the GPU holds thread blocks, such as chunked prefill over a
+// long cache: gridDim.y thread blocks share the key tiles of a query block. Each writes a part (shared/parts.cuh) to the workspace,
+// and a second launch merges the parts. cufa/plan/splits.py decides when splitting pays.
 //
-// Query heads that share keys may share a tile too (PACKED_HEADS). By reckoning, 1 x 32/8 heads x 16 queries x 8k keys, d128:
-// a head alone leaves 48 of 64 rows empty, 8.6 GFLOP are done for 2.1 (on all of an H200's SMs 16 us, against 8 us for one
-// read of the keys), and the SMs ask the L2 cache for 134 MB instead of 34; packed, reading is the bound. It costs little:
-// rows HEAD_ROWS h ... are head h's, a warp's rows are of one head, so mask and parts only start at another row, Q comes in a
-// copy per head, and the merge finds each row where it is. So packing is there where keys are split, and nowhere else: with
-// queries that fill a tile it would bring nothing.
+// Query heads of one key/value head may share a tile (PACKED_HEADS): rows HEAD_ROWS * h ... belong to head h, and a warp's rows
+// belong to one head. Packing exists only with split keys: queries that fill a tile gain nothing from it.
 #pragma once
 #include "shared/fragment_view.cuh"
 #include "shared/parts.cuh"
 #include "shared/schedule.cuh"
 
-constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // of a tile: queries of one head
+constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a tile
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
-static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "packed rows are unpacked by the merge");
-static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "the planner knows of no other splits");
+static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "only the merge of SPLIT_KEYS unpacks packed heads");
+static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "SPLIT_KEYS takes dense arrays, without ALiBi and sinks");
 
-// The query of a row of the tile, counted from the first of its query block.
+// The query in a row of the tile, counted from the first query of the query block.
 DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }
 
-// Equally many tiles for each split, in the order of keys; the last ones may be left without any.
+// Each split takes the same number of tiles, in the order of keys; the last splits may have none.
 DEVICE int tiles_per_split(const AttentionParams& p, const TileRange& tiles) {
   return (tiles.end - tiles.first + p.num_splits - 1) / p.num_splits;
 }
 
-// The tiles of one split, of those that the query block visits.
+// The tiles of one split of the query block.
 DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, int split) {
   const int each = tiles_per_split(p, tiles);
   TileRange part = tiles;
@@ -39,7 +35,7 @@ DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, i
   return part;
 }
 
-// What this thread block visits of the keys.
+// The key tiles that this thread block visits.
 template <int BC>
 DEVICE TileRange block_tiles(const AttentionParams& p, const HeadMask& mask, int q_block) {
   const TileRange tiles = LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block)
@@ -53,15 +49,15 @@ DEVICE TileRange block_tiles(const AttentionParams& p, int q_block) {
   return block_tiles<BC>(p, head_mask(p), q_block);
 }
 
-// Row `row` of a split's tile in the workspace.
+// Row `row` of a split's part in the workspace.
 DEVICE float* part_row(const AttentionParams& p, const WorkItem& item, int split, int row) {
   const int Tr = (p.seqlen_q - 1) / HEAD_ROWS + 1;
   const i64 tile = (i64(item.batch) * (p.heads / PACKED_HEADS) + item.head / PACKED_HEADS) * Tr + item.q_block;
   return static_cast<float*>(p.workspace) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
 }
 
-// A warp's accumulator of O, from row `first_row` and column `first_column` of the tile on, with m and l of its rows (whole
-// sums). Rows past the end of the queries have no part.
+// Writes a warp's accumulator of O, at row `first_row` and column `first_column` of the tile, and m and l of its rows (sums over all
+// lanes) to the part. Rows past the end of the queries are not written.
 template <typename View, typename Softmax>
 DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first_row, int first_column, View O,
                        const Softmax& softmax, int lane) {
@@ -82,7 +78,7 @@ DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first
   }
 }
 
-// The second launch: a thread for four columns of a row of the output. A row whose query block sees no key has no parts.
+// The second launch: one thread per four columns of an output row. A row whose query block sees no key has no parts.
 template <int BC>
 DEVICE void combine_splits(const AttentionParams& p) {
   const u32 index = blockIdx.x * COMBINE_THREADS + threadIdx.x;

@@ -42,16 +42,14 @@ DEVICE void store_pair(char* global, u32 pair) {
   }
 }
 
-// Two neighbours of a row of results, rounded to Element.
-template <typename Element, int ALIGNMENT>
-DEVICE void store_two(char* global, float x, float y) {
-  if constexpr (Element::BYTES == 2) {
-    store_pair<ALIGNMENT>(global, Element::pack(x, y));
-  } else if constexpr (ALIGNMENT >= 8) {
-    st_global(global, vec2{float_as_u32(x), float_as_u32(y)});
+// Two neighbouring float32 values, as bits, to global memory, whose rows are aligned to ALIGNMENT bytes.
+template <int ALIGNMENT>
+DEVICE void store_two(char* global, u32 x, u32 y) {
+  if constexpr (ALIGNMENT >= 8) {
+    st_global(global, vec2{x, y});
   } else {
-    st_global(global, float_as_u32(x));
-    st_global(global + 4, float_as_u32(y));
+    st_global(global, x);
+    st_global(global + 4, y);
   }
 }
 

@@ -1,17 +1,17 @@
-// Partial attention in global memory and its exact merge: what decoding and the forward share. Keys of a row are split
-// over thread blocks; part i is (O_i, m_i, l_i), O_i not divided by l_i yet, m_i in log2 units; then
+// Partial attention in global memory and its exact merge, for decoding and the forward's split keys. The keys of a row are split
+// over thread blocks. Part i is (O_i, m_i, l_i), O_i not yet divided by l_i, m_i in units of log2:
 //   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = (M + log2 L) ln 2.
-// Parts are always added in the order of their keys, so that repeats give the same bits whoever finishes first.
+// Parts are added in the order of their keys, whichever block finishes first: results are reproducible.
 //
-// A row of a part: HEAD_DIM floats, m, l, and two words of padding.
+// A row of a part: HEAD_DIM floats of O, m, l, and two words of padding.
 #pragma once
 #include "mma/fragments.cuh"
 #include "shared/softmax.cuh"
 
-constexpr int VECTORS = HEAD_DIM / 4;   // of four columns, that a row of O has
-constexpr int SLOT_ROW = HEAD_DIM + 4;  // floats
+constexpr int VECTORS = HEAD_DIM / 4;   // vectors of four columns in a row of O
+constexpr int SLOT_ROW = HEAD_DIM + 4;  // floats in a row of a part
 
-// Part (o_part, ml_part) into (o, m, l).
+// (o, m, l) merged with part (o_part, ml_part).
 DEVICE void add_part(float (&o)[4], float& m, float& l, vec4 o_part, vec2 ml_part) {
   const float m_part = u32_as_float(ml_part.x), m_new = fmaxf(m, m_part);
   const float old_weight = ex2(m - m_new), weight = ex2(m_part - m_new);
@@ -23,10 +23,10 @@ DEVICE void add_part(float (&o)[4], float& m, float& l, vec4 o_part, vec2 ml_par
   o[3] = o[3] * old_weight + u32_as_float(o_part.w) * weight;
 }
 
-// One row's vector of columns, from all of its parts in order. row_of(part) is where that part's row lies.
+// One vector of columns of a row, merged over its parts in order. row_of(part): address of the row in that part.
 template <typename RowOf>
 DEVICE void merge_parts(float (&o)[4], float& m, float& l, int num_parts, int vector, RowOf row_of) {
-  constexpr int AT_ONCE = 16;  // parts in flight: as many as a wave leaves of eight heads
+  constexpr int AT_ONCE = 16;  // parts loaded at once: the parts of eight heads in one wave of blocks
 #pragma unroll 1
   for (int first = 0; first < num_parts; first += AT_ONCE) {
     vec4 o_part[AT_ONCE];

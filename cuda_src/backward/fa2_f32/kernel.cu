@@ -368,8 +368,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int n = 0; n < O_TILES; ++n) {
         const int tile = share.first_tile() + n;
         if (share.others(tile)) continue;
-        const float x = D[n][r / 2][r % 2 * 2] * factor, y = D[n][r / 2][r % 2 * 2 + 1] * factor;
-        store_two<Element, ALIGNMENT>(target + tile * 32, x, y);
+        const u32 x = float_as_u32(D[n][r / 2][r % 2 * 2] * factor), y = float_as_u32(D[n][r / 2][r % 2 * 2 + 1] * factor);
+        if constexpr (ALIGNMENT >= 8) {
+          st_global(target + tile * 32, vec2{x, y});
+        } else {
+          st_global(target + tile * 32, x);
+          st_global(target + tile * 32 + 4, y);
+        }
       }
     }
   };

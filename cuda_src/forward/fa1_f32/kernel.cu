@@ -240,12 +240,7 @@ struct PairStripState : StripState {
           const u32 x = float_as_u32(o[2 * half]), y = float_as_u32(o[2 * half + 1]);
           char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 4;
           if (row >= p.seqlen_q) continue;
-          if constexpr (ALIGNMENT >= 8) {
-            st_global(target, vec2{x, y});
-          } else {
-            st_global(target, x);
-            st_global(target + 4, y);
-          }
+          store_two<ALIGNMENT>(target, x, y);
         }
       }
     });

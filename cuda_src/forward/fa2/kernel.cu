@@ -1,44 +1,30 @@
 // FlashAttention-2 forward for float16 and bfloat16 on tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
 // Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1:
 //
-//   l. 1-3    query blocks i                       the grid: one thread block a (query block, head); work_item()
+//   l. 1-3    query blocks i                       the grid: one thread block per (query block, head); work_item()
 //   l. 4-5    load Q_i; O = 0, l = 0, m = -inf     before the loops
-//   l. 6      key blocks j                         walk_tiles(), last tile first, a loop for each way of masking
+//   l. 6      key blocks j                         walk_tiles(), last tile first, one loop per kind of masking
 //   l. 7      load K_j, V_j                        copied during tile j + 1
 //   l. 8      S = Q_i K_j^T                        visit_tile(), first half
 //   l. 9-10   m, P = exp(S - m), l, O              visit_tile(), second half
-//   l. 12-15  O / l, L = m + log l, store          epilogue
+//   l. 12-15  O / l, L = m + log l, store          store_output()
 //
-// Section 3.3 of the paper: rows are split over warps, 32 to a warp, so that warps share nothing but K and V. For head
-// dims over 128 the O of 32 rows does not fit in a warp's registers; a pair of warps then shares the rows, splits the
-// columns of S and of O, and exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
+// Section 3.3 of the paper: rows are split over warps, 32 per warp, so that warps share nothing but K and V. For head dims over 128
+// the O of 32 rows does not fit in a warp's registers: a pair of warps shares the rows, splits the columns of S and of O, and
+// exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
 //
 // Departures, and why:
-//   - Tiles run from last to first: masks are needed on the last ones only, and only the last can hang over the end.
-//   - O is rescaled only when a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare after one tile.
-//   - P is made 16 keys at a time between the products that use it, so that exponentials run under products.
-//   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
-//     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
-//   - One barrier a tile: everything has landed, and the other stage is free.
-//   - Where tiles are looked up (looked_up_mask.cuh) one body serves all of them, and which comes next is known before a tile
-//     is visited, as that one's copies are made meanwhile.
-//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//   - Tiles run from last to first: only the last tiles need a mask, and only the last one can extend past the end of the keys.
+//   - O is rescaled only when a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare after the first tile.
+//   - P is made 16 keys at a time between the products that use it, so that exponentials overlap with products.
+//   - Operands of S are loaded one k16 step ahead, and copies of the next tile are spread over the steps: ldmatrix and cp.async share
+//     one queue.
+//   - One barrier per tile says both that the tile has landed and that the other stage is free.
+//   - Under an irregular mask (shared/irregular_mask.cuh) one loop body serves all tiles. The next tile is found before the current
+//     one is visited, because its copies are issued meanwhile.
+//   - Few query blocks over many keys: the keys are split over thread blocks, heads may share a tile, and a second launch merges
 //     (SPLIT_KEYS: forward/splits.cuh).
-//
-// What limits (H200; figures are in cufa/records): mma.sync itself reaches 72% of what wgmma does there. d128 runs at 59% of
-// that at 16k, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 61 to 62% of the time
-// at 4k and 16k, by count of bytes.
-// At d256 and 1k the one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
-//
-// Tried, and slower (speed relative to the version of the day; d128, 16k, full, unless said otherwise):
-//   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 0.92; d64, 1k: 0.81.
-//   - 16 rows per warp: 0.78-0.84, as every ldmatrix feeds half the products. 32 keys per tile: 0.94. 48 keys: 0.96.
-//   - The loop rotated, S of the next tile under this one's exponentials: 0.87; copies land late and registers spill.
-//   - Operands not ahead: 0.95; Q alone ahead: 0.94; K alone: 0.97.
-//   - d64 with 128 keys per tile: a little faster full, 0.93 causal, and spills.
-//   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
-//   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
-//   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
+// Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements and failed experiments: NOTES.md.
 #include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
 #include "mma/copy.cuh"
@@ -49,7 +35,7 @@
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
-// Columns: the launch before, a warp per block of keys.
+// The launch before, under masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
@@ -65,14 +51,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Alg. 1, l. 3
   const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
   const auto sequence = sequence_of(p, item.batch);
-  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence's end
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
-  if (SPLIT_KEYS && tiles.empty()) return inside.close();  // the whole block: the merge knows that this part is not there
-  // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
-  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
-  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
-  static_assert(!LOOKED_UP || !SPLIT_KEYS, "the planner splits what lies side by side");
+  if (SPLIT_KEYS && tiles.empty()) return inside.close();  // all threads: the merge skips this part
+  // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
+  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+  static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile walked{-1}, next{-1};
@@ -81,7 +67,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
     });
   };
-  if constexpr (LOOKED_UP) {
+  if constexpr (IRREGULAR) {
     find_next(item.q_block, item.head, item.batch);
     tiles.end = next.tile() + 1;
   }
@@ -103,13 +89,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const u32 P_warp = smem_address(smem) + SharedMemory::P + row_group * WARP_ROWS * P_PITCH;
   const u32 M_warp = smem_address(smem) + SharedMemory::M + row_group * WARP_ROWS * 8;
 
-  // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
+  // Parked in the last 16 bytes of the first row of Q, which no tile uses: what the epilogue needs.
   const u32 parked_smem = Q_smem + PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
-  // Where masked tiles are not skipped, their end waits in the same place of the second row.
-  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !LOOKED_UP;
+  // In the second row: where the clear tiles end, if masked tiles are not skipped.
+  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !IRREGULAR;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
-  // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
+  // In the third row the mask of the sequence, in the fourth what ALiBi needs.
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
@@ -123,21 +109,21 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   float O_rmem[M_TILES][O_TILES][4] = {};
   OnlineSoftmax<2 * M_TILES> softmax;
   softmax.reset();
-  u32 Q_rmem[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
+  u32 Q_rmem[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
 
-  // The copies inside the loops start with the last tile but one.
+  // Copies inside the loops begin with the second tile that is visited.
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
       K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread);
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
       V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread);
 
-  // The other warp's value for each row of a pair.
+  // The value of the pair's other warp for each row.
   auto exchange = [&](const float(&mine)[2 * M_TILES], float(&other)[2 * M_TILES]) {
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, mine[r]);
     }
-    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both warps have written; and both are done with P of the tile before
+    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both warps have written, and both have read P of the previous tile
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       other[r] = ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
@@ -191,14 +177,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     await_copies<0>(inside, j, SCORES);
 
-    // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
+    // Alg. 1, l. 8: S = Q K^T.
     float S_rmem[M_TILES][S_TILES][4] = {};
 #pragma unroll
     for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, LOOKED_UP ? next.exists() : j > tiles.first);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, IRREGULAR ? next.exists() : j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, IRREGULAR ? next.exists() : j > tiles.first);
       if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
@@ -224,10 +210,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
       Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
     }
-    if (SEGMENT != CLEAR && (!LOOKED_UP || walked.masked())) {
+    if (SEGMENT != CLEAR && (!IRREGULAR || walked.masked())) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
-      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
-      if constexpr (LOOKED_UP) {
+      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED has no register for it
+      if constexpr (IRREGULAR) {
         const vec4 parked = ld_shared_vec4(parked_smem);
         const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
@@ -250,7 +236,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
     float alpha[2 * M_TILES];
-    if (softmax.raise_max_by_lanes(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    if (softmax.raise_max_by_lanes(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // l. 10: diag(alpha) O
     inside.enter(VALUES, j);
 
     if constexpr (PAIRED) {
@@ -267,7 +253,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int k = 0; k < S_TILES / 2; ++k) {
         accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
       }
-      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of P are written; this warp's own half was used meanwhile
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of P are written; this warp's own half is already used
       const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
 #pragma unroll
       for (int k = 0; k < S_TILES / 2; ++k) {
@@ -289,8 +275,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   if (!tiles.empty()) {
     if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
-    // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
-    // over its end.
+    // Alg. 1, l. 4 and 7: Q, and the first K and V. The tile that is visited first alone can extend past the end of the keys.
     int j = tiles.end - 1;
     const int valid_keys = sequence.keys() - j * Bc;
 #pragma unroll
@@ -313,7 +298,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
     u32 stage = 0;
-    if constexpr (LOOKED_UP) {
+    if constexpr (IRREGULAR) {
       while (next.exists()) {
         walked = next;
         const vec4 parked = ld_shared_vec4(parked_smem);
@@ -354,15 +339,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   inside.close();
   if constexpr (TRACE) {
-    block_sync();  // the record ends when the last warp has stored
-    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
+    block_sync();  // the trace record ends when the last warp has stored
+    if constexpr (IRREGULAR) tiles = tally.range(tiles.total);
     const vec4 parked = ld_shared_vec4(parked_smem);
     const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
     if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
   }
 }
 
-// Merges what splits have left.
+// SPLIT_KEYS: merges the parts.
 KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
   if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

@@ -1,5 +1,4 @@
-// How fa2_forward cuts a tile up: which rows, keys and columns a warp has, in tiles of mma.sync, and where they lie in
-// shared memory.
+// How fa2_forward divides a tile: the rows, keys and columns of each warp, in tiles of mma.sync, and their place in shared memory.
 #pragma once
 #include "forward/fa2/config.cuh"
 #include "shared/params.cuh"
@@ -13,7 +12,7 @@ constexpr int M_TILES = WARP_ROWS / 16;                     // 16-row mma tiles 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S = Q K^T; the last may be half padding
 constexpr int WARP_KEYS = Bc / COLUMN_WARPS;                // columns of S of one warp
 constexpr int S_TILES = WARP_KEYS / 8;                      // 8-column mma tiles of S of one warp
-constexpr int O_TILES = (HEAD_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // likewise of O
+constexpr int O_TILES = (HEAD_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // 8-column mma tiles of O of one warp
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
@@ -32,11 +31,11 @@ struct SharedMemory {
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2.py must ask for the bytes that the buffers take");
 static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
 static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
 static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
-static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
+static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "a warp is alone or in a pair");
 
-// Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
+// Q stays in registers if O, S and Q together leave 64 registers for the rest of the loop.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;

@@ -352,12 +352,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
-      const float x = O_rmem[n][r / 2][r % 2 * 2] * factor, y = O_rmem[n][r / 2][r % 2 * 2 + 1] * factor;
-      store_two<Element, ALIGNMENT>(O_row + n * 32, x, y);
+      const u32 x = float_as_u32(O_rmem[n][r / 2][r % 2 * 2] * factor);
+      const u32 y = float_as_u32(O_rmem[n][r / 2][r % 2 * 2 + 1] * factor);
+      store_two<ALIGNMENT>(O_row + n * 32, x, y);
     }
     if (p.lse != nullptr && lane % 4 == 0) {
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row,
-                exact_lse(softmax.m_scaled[r], softmax.l[r]));
+      const float lse = exact_lse(softmax.m_scaled[r], softmax.l[r]);
+      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row, lse);
     }
   }
 
