@@ -155,3 +155,8 @@ def test_every_head_dim_has_a_kernel_on_every_architecture(arch, algorithm, dtyp
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, precision=precision)
         plan = make_plan(problem, device, algorithm)
         assert all(launch.shared_memory <= device.arch.shared_memory_per_block for launch in plan.launches)
+
+
+def test_every_kernel_launches_the_entry_that_it_is_about():
+    for variant in variants(everything=False):
+        assert variant.spec.entry in {launch.entry for launch in variant.launches}, str(variant)

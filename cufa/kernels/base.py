@@ -90,6 +90,8 @@ class Kernel:
     paper: str
     source: str
     """File under ``cuda_src``."""
+    entry: str
+    """extern "C" name of the launch that computes tiles: the one that traces, profiles and occupancy are about."""
     operation: str = "forward"
     """A name of :data:`cufa.plan.operation.OPERATIONS`."""
 

@@ -167,6 +167,7 @@ class DecodeSplit(Kernel):
     title = "Flash-Decoding with fixed splits"
     paper = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding for long-context inference"
     source = "decode/split.cu"
+    entry = "decode_split"
     operation = "decode"
     dtypes = ("float16", "bfloat16")
     masks = (*BAND_KINDS, "sets")
@@ -283,6 +284,7 @@ class DecodeBalanced(DecodeSplit):
     title = "Flash-Decoding with shares of a whole ragged batch"
     paper = "Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K"
     source = "decode/balanced.cu"
+    entry = "decode_balanced"
 
     def launches(
         self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None

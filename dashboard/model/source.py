@@ -66,7 +66,7 @@ _ORDER = (
     Excerpt("Which block of a head comes when", "shared/schedule.cuh", "DEVICE HeadBlock ordered_block("),
     Excerpt(
         "Items of a persistent block (FA3)",
-        "shared/schedule.cuh",
+        "forward/fa3/persistent_items.cuh",
         "// False when this block has done its share.",
     ),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import streamlit as st
 
@@ -68,9 +67,8 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
 
 
 def _main_entry(built: Compiled, choice: Choice) -> Entry:
-    """The launch that the kernel is named for, and whose blocks a trace is of; else the first."""
-    named = Path(choice.spec.source).stem
-    return next((e for e in built.entries if e.name == named), built.entries[0])
+    """The launch that computes tiles, whose blocks a trace is of."""
+    return next(e for e in built.entries if e.name == choice.spec.entry)
 
 
 def _choose_entry(controls: Controls, built: Compiled, main: Entry) -> Entry:

@@ -84,10 +84,9 @@ def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
 
 
 def _profile_of(m: Measurement, profiles: Sequence[Profile]) -> Profile | None:
-    """The launch of a row's kernel: entries are called as kernels are."""
+    """The launch of a row's kernel that computes tiles."""
     spec = m.subject.spec
-    names = [] if spec is None else [spec.name, spec.source.removesuffix(".cu")]
-    return next((p for p in profiles if any(name in p.kernel for name in names)), None)
+    return next((p for p in profiles if spec is not None and spec.entry in p.kernel), None)
 
 
 def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:

@@ -61,6 +61,7 @@ class Fa2Backward(Kernel):
     title = "FlashAttention-2 backward, 16-bit tensor cores"
     paper = "Dao 2023, FlashAttention-2, Algorithm 2"
     source = "backward/fa2/kernel.cu"
+    entry = "fa2_backward"
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS

@@ -11,6 +11,7 @@ class Fa2BackwardF32(Fa2Backward):
     title = "FlashAttention-2 backward, float32 as pairs of float16"
     paper = "Dao 2023, FlashAttention-2, Algorithm 2; Ootomo and Yokota 2022"
     source = "backward/fa2_f32/kernel.cu"
+    entry = "fa2_backward_f32"
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     lengths = ("dense",)

@@ -65,6 +65,7 @@ class Fa3Backward(Kernel):
     title = "FlashAttention-3 backward: TMA, WGMMA, warp specialisation"
     paper = "Shah et al. 2024, FlashAttention-3, section 3 and appendix B"
     source = "backward/fa3/kernel.cu"
+    entry = "fa3_backward"
     operation = "backward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS

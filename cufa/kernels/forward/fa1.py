@@ -32,6 +32,7 @@ class Fa1Forward(Kernel):
     title = "FlashAttention-1 forward, 16-bit tensor cores"
     paper = "Dao et al. 2022, FlashAttention, Algorithm 1"
     source = "forward/fa1/kernel.cu"
+    entry = "fa1_forward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     configs: tuple[Fa1Config, ...] = (
         # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' own.

@@ -11,6 +11,7 @@ class Fa1ForwardF32(Fa1Forward):
     title = "FlashAttention-1 forward, float32 as pairs of float16"
     paper = "Dao et al. 2022, FlashAttention, Algorithm 1; Ootomo and Yokota 2022"
     source = "forward/fa1_f32/kernel.cu"
+    entry = "fa1_forward_f32"
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     configs = (

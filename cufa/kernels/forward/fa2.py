@@ -52,6 +52,7 @@ class Fa2Forward(Kernel):
     title = "FlashAttention-2 forward, 16-bit tensor cores"
     paper = "Dao 2023, FlashAttention-2, Algorithm 1"
     source = "forward/fa2/kernel.cu"
+    entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
     lengths = LENGTH_KINDS

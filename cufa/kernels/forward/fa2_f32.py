@@ -18,6 +18,7 @@ class Fa2ForwardF32(Kernel):
     title = "FlashAttention-2 forward, float32 as pairs of float16"
     paper = "Dao 2023, FlashAttention-2, Algorithm 1; Ootomo and Yokota 2022"
     source = "forward/fa2_f32/kernel.cu"
+    entry = "fa2_forward_f32"
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     masks: tuple[str, ...] = MASK_KINDS

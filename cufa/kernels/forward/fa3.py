@@ -122,6 +122,7 @@ class Fa3Forward(Kernel):
     title = "FlashAttention-3 forward: TMA, WGMMA, warp specialisation"
     paper = "Shah et al. 2024, FlashAttention-3, Algorithms 1 and 2"
     source = "forward/fa3/kernel.cu"
+    entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
     lengths = LENGTH_KINDS

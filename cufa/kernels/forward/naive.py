@@ -15,6 +15,7 @@ class Naive(Kernel):
     title = "Three passes with the score matrix in device memory"
     paper = "Vaswani et al. 2017, Attention Is All You Need, section 3.2.1"
     source = "forward/naive/kernel.cu"
+    entry = "naive_scores"
     dtypes = ("float16", "bfloat16", "float32")
     precisions = ("native", "float32", "tf32")
     masks = MASK_KINDS
