@@ -1,13 +1,13 @@
 // 16-bit mma operands out of shared-memory tiles.
 //
-// Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`), so that the
-// rest of the address is a compile-time constant: row * PITCH + column * 2.
+// Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`); the rest of the address is then
+// a compile-time constant: row * PITCH + column * 2.
 #pragma once
 #include "shared/element.cuh"
 
-// ldmatrix takes four 8x8 matrices in the order of lane / 8. Matrices (rows 0-7, columns 0-7), (rows 8-15, columns
-// 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15): the registers of an A operand stored row by row (Q), and,
-// transposed, those of two neighbouring B operands stored with k along the rows (V).
+// ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Here: (rows 0-7, columns 0-7), (rows 8-15,
+// columns 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15). They are the registers of an A operand stored row by row (Q)
+// and, transposed, of two neighbouring B operands stored with k along the rows (V).
 template <int PITCH>
 DEVICE u32 lane_offset_rows_first(int lane) {
   return lane % 16 * PITCH + lane / 16 * 16;
@@ -20,7 +20,7 @@ DEVICE u32 lane_offset_columns_first(int lane) {
   return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
 }
 
-// An accumulator as one 16-byte vector, to be stored as it is.
+// An accumulator as one 16-byte vector.
 DEVICE vec4 accumulator_bits(const float (&a)[4]) {
   return {float_as_u32(a[0]), float_as_u32(a[1]), float_as_u32(a[2]), float_as_u32(a[3])};
 }
@@ -62,7 +62,7 @@ DEVICE void store_a_operand(u32 smem, const u32 (&a)[4], int lane) {
   }
 }
 
-// Rows of accumulators times a factor each; a lane's row r is row r % 2 * 8 + lane / 4 of mma tile r / 2.
+// Each row of accumulators times its factor. Row r of a lane is row r % 2 * 8 + lane / 4 of mma tile r / 2.
 template <int M_TILES, int N_TILES>
 DEVICE void scale_rows(float (&d)[M_TILES][N_TILES][4], const float (&factor)[2 * M_TILES]) {
 #pragma unroll

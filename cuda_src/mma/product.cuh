@@ -1,11 +1,11 @@
-// A product of one warp on mma.sync, D += A B over STEPS k16 steps, with operands loaded ahead of their use: B by one pair of
-// 8-column tiles, A by one step where it comes from shared memory. ldmatrix takes longer than the few products of a pair.
+// A product of one warp on mma.sync, D += A B over STEPS k16 steps. Operands are loaded ahead of their use, because ldmatrix takes longer
+// than the few products of a pair: B one pair of 8-column tiles ahead, A one step ahead if it comes from shared memory (A_AHEAD).
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "mma/fragments.cuh"
 #include "mma/traced_waits.cuh"
 
-// Two neighbouring B operands or, where a row of tiles ends with an odd one, only the first.
+// Two neighbouring B operands, or only the first.
 template <bool TRANSPOSED>
 DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
   if (both) {
@@ -18,8 +18,8 @@ DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
   }
 }
 
-// load_a(A operands of all 16-row tiles, step), load_b(pair of B operands, its first 8-column tile, step) and between(step),
-// which runs under the products of the step.
+// load_a(A operands of all 16-row tiles, step); load_b(pair of B operands, its first 8-column tile, step); between(step) overlaps with
+// the products of the step.
 template <typename Element, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
 DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
   constexpr int PAIRS = (N + 1) / 2;
@@ -46,7 +46,7 @@ DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_
   }
 }
 
-// An A operand to shared memory, row by row; `smem` is the tile's first element. In one instruction from sm_90 on.
+// An A operand to shared memory, row by row; `smem` is the tile's first element. One instruction from sm_90 on.
 template <int PITCH>
 DEVICE void store_operand(u32 smem, const u32 (&a)[4], int lane) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -3,7 +3,7 @@
 #include "primitives/primitives.cuh"
 #include "shared/phases.cuh"
 
-// What follows belongs to a phase and a tile. A copy of the log is not one: it is passed by reference.
+// The phase that begins, and its tile.
 struct Stamp {
   PhaseLog& log;
   u32 phase, number;
@@ -11,7 +11,7 @@ struct Stamp {
   DEVICE void enter() const { log.enter(phase, number); }
 };
 
-// All but the PENDING youngest groups of copies have landed for all threads of the block.
+// Waits until all but the PENDING youngest groups of copies have landed for all threads of the block; then phase `then` begins.
 template <int PENDING>
 DEVICE void await_copies(PhaseLog& log, u32 number, u32 then) {
   log.enter(WAIT_DATA, number);
@@ -20,7 +20,7 @@ DEVICE void await_copies(PhaseLog& log, u32 number, u32 then) {
   log.enter(then, number);
 }
 
-// Products before this are done, and `then` begins.
+// The products before it are complete; then the phase begins.
 DEVICE void mma_fence(Stamp then) {
   mma_fence();
   then.enter();

@@ -36,6 +36,7 @@
 #include "backward/fa2/dq.cuh"
 #include "backward/fa2/products.cuh"
 #include "backward/fa2/store.cuh"
+#include "backward/fa2/tile_part.cuh"
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
 #include "mma/copy.cuh"

@@ -101,7 +101,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
       const int row = (g + turn) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
-      split_rows<HEAD_DIM, PITCH, WITH_LO>(tile + row * PITCH, lane_id());
+      split_rows<HEAD_DIM, PITCH>(tile + row * PITCH, lane_id());
     }
   };
   // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV whatever their P,
@@ -153,8 +153,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int x = k; x < k + SUM_STEPS; ++x) {
         if (K_STEPS % SUM_STEPS != 0 && x >= K_STEPS) break;
         u32 A_hi[KEY_TILES][4], A_lo[KEY_TILES][4];
-        load_pair_operand<WITH_LO, false, 16 * PITCH>(A_hi, A_lo, A_lane + x * 2 * OCTET_BYTES);
-        multiply_pair_tiles<WITH_LO, false, 8 * PITCH, S_TILES>(sum, A_hi, A_lo, B_lane + x * 2 * OCTET_BYTES);
+        load_pair_operand<false, 16 * PITCH>(A_hi, A_lo, A_lane + x * 2 * OCTET_BYTES);
+        multiply_pair_tiles<false, 8 * PITCH, S_TILES>(sum, A_hi, A_lo, B_lane + x * 2 * OCTET_BYTES);
       }
       mma_fence();
 #pragma unroll
@@ -179,7 +179,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int r = 0; r < 2 * KEY_TILES; ++r) {
         const float f = factor(n, r);
         u32 hi, lo;
-        split_pair<WITH_LO>(X[n][r / 2][r % 2 * 2] * f, X[n][r / 2][r % 2 * 2 + 1] * f, hi, lo);
+        split_pair(X[n][r / 2][r % 2 * 2] * f, X[n][r / 2][r % 2 * 2 + 1] * f, hi, lo);
         st_shared_u32(target + r * 8 * S_PITCH + n * OCTET_BYTES, hi);
         if constexpr (WITH_LO) st_shared_u32(target + r * 8 * S_PITCH + n * OCTET_BYTES + LO_OFFSET, lo);
       }
@@ -192,13 +192,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     u32 A_hi[Br / 16][KEY_TILES][4], A_lo[Br / 16][KEY_TILES][4];
 #pragma unroll
     for (int k = 0; k < Br / 16; ++k) {
-      load_pair_operand<WITH_LO, false, 16 * S_PITCH>(A_hi[k], A_lo[k], A_lane + k * 2 * OCTET_BYTES);
+      load_pair_operand<false, 16 * S_PITCH>(A_hi[k], A_lo[k], A_lane + k * 2 * OCTET_BYTES);
     }
     for_groups<O_TILES, O_GROUP>([&](int n0, auto count) {
       float sum[decltype(count)::value][KEY_TILES][4] = {};
 #pragma unroll
       for (int k = 0; k < Br / 16; ++k) {
-        multiply_pair_tiles<WITH_LO, true, OCTET_BYTES, decltype(count)::value>(sum, A_hi[k], A_lo[k],
+        multiply_pair_tiles<true, OCTET_BYTES, decltype(count)::value>(sum, A_hi[k], A_lo[k],
                                                                               B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
       }
       mma_fence();
@@ -292,8 +292,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 #pragma unroll
       for (int k = 0; k < Bc / 16; ++k) {
         u32 A_hi[Q_TILES][4], A_lo[Q_TILES][4];
-        load_pair_operand<WITH_LO, true, 2 * OCTET_BYTES>(A_hi, A_lo, A_lane + k * 16 * S_PITCH);
-        multiply_pair_tiles<WITH_LO, true, OCTET_BYTES, decltype(count)::value>(sum, A_hi, A_lo,
+        load_pair_operand<true, 2 * OCTET_BYTES>(A_hi, A_lo, A_lane + k * 16 * S_PITCH);
+        multiply_pair_tiles<true, OCTET_BYTES, decltype(count)::value>(sum, A_hi, A_lo,
                                                                               B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
       }
       mma_fence();

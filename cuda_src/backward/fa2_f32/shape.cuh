@@ -23,7 +23,6 @@ constexpr int DQ_GROUP = 4;
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr int S_PITCH = tile_pitch(Br * 4, 64);  // of P^T and dS^T: a row per key
-constexpr bool WITH_LO = !TF32;
 
 // Dynamic shared memory: the offset of each buffer, in order.
 struct SharedMemory {

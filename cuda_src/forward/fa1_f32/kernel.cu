@@ -40,7 +40,6 @@ constexpr int STRIPS = BLOCK_Q / (GROUPS * STRIP);  // of a group in a query blo
 constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 constexpr int S_TILES = WARP_KEYS / 8;   // 8-column mma tiles of a warp's scores, and groups of eight keys
 constexpr int P_STEPS = WARP_KEYS / 16;  // k16 steps of P V
-constexpr bool WITH_LO = !TF32;
 constexpr float P_SCALE = 16384.0f;  // P~ <= 1, times this: below 2^15, as every other operand
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
@@ -89,7 +88,7 @@ DEVICE void split_strip(u32 Q_smem, const Group& group) {
   warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll
   for (int g = 0; g < STRIP / 8; g += KEY_WARPS) {
-    split_rows<HEAD_DIM, PITCH, WITH_LO>(Q_smem + (g + group.warp) * 8 * PITCH, group.lane);
+    split_rows<HEAD_DIM, PITCH>(Q_smem + (g + group.warp) * 8 * PITCH, group.lane);
   }
   group.sync();  // the other warps' rows are split too
 }
@@ -111,8 +110,8 @@ DEVICE void load_key_block(const AttentionParams& p, const char* lane_K, const c
   warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll 1
   for (int g = 0; g < BLOCK_KV / 8; g += NUM_WARPS) {
-    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + SharedMemory::K + (g + warp) * 8 * PITCH, threadIdx.x % 32);
-    split_rows<HEAD_DIM, PITCH, WITH_LO>(smem + SharedMemory::V + (g + warp) * 8 * PITCH, threadIdx.x % 32);
+    split_rows<HEAD_DIM, PITCH>(smem + SharedMemory::K + (g + warp) * 8 * PITCH, threadIdx.x % 32);
+    split_rows<HEAD_DIM, PITCH>(smem + SharedMemory::V + (g + warp) * 8 * PITCH, threadIdx.x % 32);
   }
   block_sync();  // K and V are split
 }
@@ -132,11 +131,11 @@ DEVICE void scores(Scores& S_rmem, u32 smem, u32 Q_smem, const Group& group) {
 #pragma unroll 1
   for (int d = 0; d < D_PAIRS; ++d) {
     u32 Q_hi[M_TILES][4], Q_lo[M_TILES][4];
-    load_pair_operand<WITH_LO, false, 16 * PITCH>(Q_hi, Q_lo, Q_lane + d * 2 * OCTET_BYTES);
+    load_pair_operand<false, 16 * PITCH>(Q_hi, Q_lo, Q_lane + d * 2 * OCTET_BYTES);
     Scores sum = {};
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
-      multiply_pairs<WITH_LO, false>(sum[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + d * 2 * OCTET_BYTES);
+      multiply_pairs<false>(sum[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + d * 2 * OCTET_BYTES);
     }
     mma_fence();
 #pragma unroll
@@ -186,7 +185,7 @@ DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowV
       const float second = ex2(fmaf(S_rmem[n][x / 2][x % 2 * 2 + 1], scale_log2, -m[x]));
       l[x] += first + second;
       const int h = n % 2 * 2 + x % 2;  // register of an A operand: row x % 2, columns n % 2
-      split_pair<WITH_LO>(first * factor, second * factor, P_rmem.hi[n / 2][x / 2][h], P_rmem.lo[n / 2][x / 2][h]);
+      split_pair(first * factor, second * factor, P_rmem.hi[n / 2][x / 2][h], P_rmem.lo[n / 2][x / 2][h]);
     }
   }
 #pragma unroll
@@ -208,7 +207,7 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, u32 V_s
       const int pair = slice * KEY_WARPS + (exists(slice, group.owner(share)) ? group.owner(share) : 0);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        multiply_pairs<WITH_LO, true>(part[share][half], P_rmem.hi[k], P_rmem.lo[k],
+        multiply_pairs<true>(part[share][half], P_rmem.hi[k], P_rmem.lo[k],
                                       V_lane + k * 16 * PITCH + (2 * pair + half) * OCTET_BYTES);
       }
     }

@@ -27,6 +27,7 @@
 // Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements and failed experiments: NOTES.md.
 #include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
+#include "forward/fa2/tile_stream.cuh"
 #include "mma/copy.cuh"
 #include "mma/traced_waits.cuh"
 #include "forward/splits.cuh"

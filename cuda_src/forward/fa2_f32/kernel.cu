@@ -52,7 +52,6 @@ constexpr int P_STEPS = Bc / 16;               // k16 steps of P V
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column mma tiles of O
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
-constexpr bool WITH_LO = !TF32;
 constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep busy
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
 constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // likewise of the runs of rows that a key is hidden from
@@ -141,7 +140,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
-      split_rows<HEAD_DIM, PITCH, WITH_LO>(tile + (g + warp) * 8 * PITCH, lane_id());
+      split_rows<HEAD_DIM, PITCH>(tile + (g + warp) * 8 * PITCH, lane_id());
     }
   };
 
@@ -167,7 +166,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
-      multiply_pairs<WITH_LO, false>(S[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + k * 2 * OCTET_BYTES);
+      multiply_pairs<false>(S[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + k * 2 * OCTET_BYTES);
     }
   };
 
@@ -257,7 +256,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
           const int n = 2 * k + h / 2, r = 2 * i + h % 2;
           const float x = softmax.exp(S_rmem[n][i][h % 2 * 2], p.scale_log2, r) * P_factor[n];
           const float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], p.scale_log2, r) * P_factor[n];
-          split_pair<WITH_LO>(x, y, P_hi[k][i][h], P_lo[k][i][h]);
+          split_pair(x, y, P_hi[k][i][h], P_lo[k][i][h]);
         }
       }
     }
@@ -274,7 +273,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       for (int k = 0; k < P_STEPS; ++k) {
 #pragma unroll
         for (int n = 0; n < group; ++n) {
-          multiply_pairs<WITH_LO, true>(sum[n], P_hi[k], P_lo[k], V_lane + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
+          multiply_pairs<true>(sum[n], P_hi[k], P_lo[k], V_lane + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
         }
       }
       mma_fence();
@@ -319,7 +318,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     split_tile(K_smem);
     load_tile(V_smem, V, p.v_stride.seq * 4, true);
 #pragma unroll 1
-    for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH, WITH_LO>(Q_smem + r * 8 * PITCH, lane);
+    for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH>(Q_smem + r * 8 * PITCH, lane);
     block_sync();  // K is split; the rows of Q are this warp's own
     // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
     if constexpr (LOOKED_UP) {
