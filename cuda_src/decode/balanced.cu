@@ -17,8 +17,7 @@
 // 64 sequences of 128 to 64k keys, log-uniform: 96% of a streaming read. Equal shares, 1 / 2 / 4 / 8 per block that runs at
 // once: 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 42% more; eight of each, which only a host that knows
 // the lengths would choose, are as fast.
-#include "shared/element.cuh"
-using Element = SixteenBit<BFLOAT16>;
+#include "decode/config.cuh"
 #include "decode/block.cuh"
 
 static_assert(!CLUSTER_MERGE, "an item's parts lie in any blocks, not in those of one cluster");
@@ -31,7 +30,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   if constexpr (TRACE) start_ns = global_timer();
   if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
   BalancedShare share(p, thread % 32);
-  const u32 share_slot = smem_base + SHARES_OFFSET + thread / 32 * 32;
+  const u32 share_slot = smem_base + SharedMemory::SHARES + thread / 32 * 32;
   DecodeBlock block(smem_base, thread INSIDE(, p.trace));
   Piece piece;
 #pragma unroll 1

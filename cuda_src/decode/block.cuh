@@ -3,13 +3,6 @@
 #include "decode/merge.cuh"
 #include "shared/phases.cuh"
 
-// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
-// what other blocks of the cluster send.
-constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
-static_assert(RINGS_BYTES == RINGS * RING_BYTES, "stages of K and V for every ring");
-static_assert(SHARES_BYTES == NUM_WARPS * 32, "what each warp puts aside");
-static_assert(BARRIERS_BYTES == RINGS * NUM_STAGES * 8, "a barrier for every buffer of a ring");
-
 template <bool TMA>
 struct StreamOf {
   using Type = AsyncKeyStream;
@@ -31,18 +24,18 @@ struct DecodeBlock {
     lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
-    ring_smem = smem + RINGS_OFFSET + ring * RING_BYTES;
-    Q_lane = smem + Q_OFFSET + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
-    stream.init(smem + BARRIERS_OFFSET + ring * NUM_STAGES * 8, thread % RING_THREADS);
+    ring_smem = smem + SharedMemory::KV + ring * RING_BYTES;
+    Q_lane = smem + SharedMemory::Q + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
+    stream.init(smem + SharedMemory::BARRIERS + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
 
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
     INSIDE(inside.item(piece.record); inside.enter(COPY, NO_TILE);)
     if constexpr (HEAD_DIM % 16 != 0) {
-      zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + Q_OFFSET, thread);
+      zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + SharedMemory::Q, thread);
       if constexpr (!TMA_COPIES) {
-        zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + RINGS_OFFSET, thread);
+        zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + SharedMemory::KV, thread);
       }
     }
     stream.start(p, piece, ring);
@@ -54,7 +47,7 @@ struct DecodeBlock {
       advance();
       // The copy engine is told of all tiles first; cp.async groups are waited for in their order.
       if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
-        copy_queries(p, piece, smem + Q_OFFSET, thread);
+        copy_queries(p, piece, smem + SharedMemory::Q, thread);
         cp_async_commit();
       }
     }

@@ -6,12 +6,6 @@
 #include "primitives/cluster.cuh"
 #include "decode/tile.cuh"
 
-// What a block receives: vectors of its share from every part; m and l of every row from every part.
-constexpr int MAX_PARTS = 8;  // blocks of a cluster, on any GPU that has them
-static_assert(!CLUSTER_MERGE || RECEIVED_BYTES == (Br * VECTORS + MAX_PARTS) * 16, "shares are rounded up");
-static_assert(!CLUSTER_MERGE || RECEIVED_BARRIER_BYTES >= 8, "an mbarrier");
-static_assert(!CLUSTER_MERGE || RECEIVED_ML_BYTES == Br * MAX_PARTS * 8, "m and l of every row and part");
-
 // a / b, for 0 <= a < 2^20: the fraction of (a + 1/2) / b is further from 0 and 1 than rounding leads.
 DEVICE int divide_small(int a, int b) { return int((float(a) + 0.5f) * rcp(float(b))); }
 
@@ -23,7 +17,7 @@ struct ClusterMerge {
   // By all threads of all parts, before anything is sent. (Nobody waits for blocks that have ended: splits without keys.)
   static DEVICE void begin(u32 smem, int thread) {
     if (thread == 0) {
-      mbarrier_init(smem + RECEIVED_BARRIER_OFFSET, 1);
+      mbarrier_init(smem + SharedMemory::RECEIVED_BARRIER, 1);
       mbarrier_init_fence();
     }
     cluster_arrive_relaxed();
@@ -37,37 +31,37 @@ struct ClusterMerge {
 
   DEVICE void send(int part, int i, const float (&o)[4]) const {
     const int to = divide_small(i, share);
-    const u32 place = smem + RECEIVED_OFFSET + (part * share + i - first(to)) * 16;
+    const u32 place = smem + SharedMemory::RECEIVED_O + (part * share + i - first(to)) * 16;
     st_async_vec4(cluster_address(place, to), accumulator_bits(o),
-                  cluster_address(smem + RECEIVED_BARRIER_OFFSET, to));
+                  cluster_address(smem + SharedMemory::RECEIVED_BARRIER, to));
   }
-  DEVICE void send_ml(int part, int to, int row, float m, float l) const {
-    st_async_vec2(cluster_address(smem + RECEIVED_ML_OFFSET + (row * MAX_PARTS + part) * 8, to),
-                  {float_as_u32(m), float_as_u32(l)}, cluster_address(smem + RECEIVED_BARRIER_OFFSET, to));
+  DEVICE void send_ml(int part, int to, int row, RowSums sums) const {
+    st_async_vec2(cluster_address(smem + SharedMemory::RECEIVED_ML + (row * MAX_SPLITS + part) * 8, to),
+                  sums.bits(), cluster_address(smem + SharedMemory::RECEIVED_BARRIER, to));
   }
   DEVICE void await(int part, int thread) const {
-    const u32 barrier = smem + RECEIVED_BARRIER_OFFSET;
+    const u32 barrier = smem + SharedMemory::RECEIVED_BARRIER;
     if (thread == 0) mbarrier_arrive_expect_tx(barrier, parts * (max(count(part), 0) * 16 + rows * 8));
     mbarrier_wait_cluster(barrier, 0);
   }
 
-  // Vector `i` of the share of `part`, from all parts.
-  DEVICE void merge(int part, int i, float (&o)[4], float& m, float& l) const {
-    const u32 ml = smem + RECEIVED_ML_OFFSET + (first(part) + i) / VECTORS * MAX_PARTS * 8;
-    m = NO_SCORE;
+  // Adds vector `i` of the share of `part`, from all parts, to `o`. Returns the m and l of its row.
+  DEVICE RowSums merge(int part, int i, float (&o)[4]) const {
+    const u32 ml = smem + SharedMemory::RECEIVED_ML + (first(part) + i) / VECTORS * MAX_SPLITS * 8;
+    RowSums whole = {NO_SCORE, 0.0f};
 #pragma unroll 4
-    for (int j = 0; j < parts; ++j) m = fmaxf(m, u32_as_float(ld_shared_u32(ml + j * 8)));
-    l = 0.0f;
+    for (int j = 0; j < parts; ++j) whole.m = fmaxf(whole.m, RowSums::load_m(ml + j * 8));
 #pragma unroll 4
     for (int j = 0; j < parts; ++j) {
-      const vec2 ml_part = ld_shared_vec2(ml + j * 8);
-      const vec4 o_part = ld_shared_vec4(smem + RECEIVED_OFFSET + (j * share + i) * 16);
-      const float weight = ex2(u32_as_float(ml_part.x) - m);
-      l += u32_as_float(ml_part.y) * weight;
+      const RowSums sums = RowSums::load(ml + j * 8);
+      const vec4 o_part = ld_shared_vec4(smem + SharedMemory::RECEIVED_O + (j * share + i) * 16);
+      const float weight = ex2(sums.m - whole.m);
+      whole.l += sums.l * weight;
       o[0] += u32_as_float(o_part.x) * weight;
       o[1] += u32_as_float(o_part.y) * weight;
       o[2] += u32_as_float(o_part.z) * weight;
       o[3] += u32_as_float(o_part.w) * weight;
     }
+    return whole;
   }
 };

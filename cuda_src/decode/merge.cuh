@@ -4,19 +4,15 @@
 #pragma once
 #include "primitives/grid.cuh"
 #include "decode/cluster.cuh"
-#include "shared/parts.cuh"
-
-constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
-static_assert(MERGED_BYTES == RINGS * Br * MERGE_PITCH && ML_BYTES == RINGS * Br * 8, "O, and m and l, of every ring");
 
 // Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output. All of the row's keys
 // are in it: here, once, its sink joins them.
-DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
-                           float l) {
+DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4],
+                           RowSums sums) {
   const int packed = piece.row_block * Br + row;
   const int head = piece.kv_head * p.group_size + (SEVERAL_TOKENS ? packed / p.tokens : packed);
   const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
-  OnlineSoftmax<1> whole = {{m}, {l}};
+  OnlineSoftmax<1> whole = {{sums.m}, {sums.l}};
   float inverse = row_factor(p, whole, 0, head);
   if (vector == 0 && p.lse != nullptr) {
     st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));
@@ -34,10 +30,11 @@ DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
 
 // One row's vector of columns, from all parts of its item in order, to the output.
 DEVICE void combine_vector(const DecodeParams& p, const Piece& piece, int row, int vector) {
-  float o[4] = {}, m = NO_SCORE, l = 0.0f;
+  float o[4] = {};
+  float m = NO_SCORE, l = 0.0f;
   merge_parts(o, m, l, piece.num_parts, vector,
               [&](int part) { return p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW; });
-  store_row_part(p, piece, row, vector, o, m, l);
+  store_row_part(p, piece, row, vector, o, {m, l});
 }
 
 // The vectors `index`, `index` + `step`, ... of an item's rows.
@@ -47,31 +44,36 @@ DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int index, 
   for (int i = index; i < vectors; i += step) combine_vector(p, piece, i / VECTORS, i % VECTORS);
 }
 
-// m and l of a row over all rings of the block.
-DEVICE void sum_rings(u32 ml_smem, int row, float& m, float& l) {
-  m = NO_SCORE;
+DEVICE float max_of_rings(u32 ml_smem, int row) {
+  float m = NO_SCORE;
 #pragma unroll
-  for (int j = 0; j < RINGS; ++j) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (j * Br + row) * 8)));
-  l = 0.0f;
+  for (int j = 0; j < RINGS; ++j) m = fmaxf(m, RowSums::load_m(ml_smem + (j * Br + row) * 8));
+  return m;
+}
+
+// m and l of a row over all rings of the block.
+DEVICE RowSums sum_rings(u32 ml_smem, int row) {
+  RowSums sums = {max_of_rings(ml_smem, row), 0.0f};
 #pragma unroll
   for (int j = 0; j < RINGS; ++j) {
-    const vec2 ml = ld_shared_vec2(ml_smem + (j * Br + row) * 8);
-    l += u32_as_float(ml.y) * ex2(u32_as_float(ml.x) - m);
+    const RowSums ring = RowSums::load(ml_smem + (j * Br + row) * 8);
+    sums.l += ring.l * ex2(ring.m - sums.m);
   }
+  return sums;
 }
 
 // What the warps of a block have of one piece becomes the output, when the piece is all of its item; else it is sent to
 // other blocks of the cluster, or left in a slot.
 DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 smem, int thread) {
-  const u32 ml_smem = smem + ML_OFFSET;
+  const u32 ml_smem = smem + SharedMemory::ML;
   const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;
   const int first_row = warp % ROW_WARPS * WARP_ROWS, rows = valid_rows(p, piece);
   tile.softmax.reduce_sum();
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     if (lane % 4 == 0) {
-      st_shared_vec2(ml_smem + (ring * Br + first_row + r * 8 + lane / 4) * 8,
-                     {float_as_u32(tile.softmax.m_scaled[r]), float_as_u32(tile.softmax.l[r])});
+      const RowSums sums = {tile.softmax.m_scaled[r], tile.softmax.l[r]};
+      st_shared_vec2(ml_smem + (ring * Br + first_row + r * 8 + lane / 4) * 8, sums.bits());
     }
   }
   block_sync();  // m and l of all rings are written, and the rings are free
@@ -79,11 +81,8 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = first_row + r * 8 + lane / 4;
     if (row < rows) {
-      float m = NO_SCORE;
-#pragma unroll
-      for (int i = 0; i < RINGS; ++i) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (i * Br + row) * 8)));
-      const float weight = ex2(tile.softmax.m_scaled[r] - m);
-      const u32 target = smem + MERGED_OFFSET + (ring * Br + row) * MERGE_PITCH;
+      const float weight = ex2(tile.softmax.m_scaled[r] - max_of_rings(ml_smem, row));
+      const u32 target = smem + SharedMemory::O + (ring * Br + row) * O_PITCH;
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
         const float* o = tile.O[r / 2][n] + r % 2 * 2;
@@ -106,34 +105,31 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
     for (int i = thread; i < Br * piece.num_parts; i += NUM_THREADS) {
       const int row = i % Br, to = i / Br;
       if (row >= rows) continue;
-      float m, l;
-      sum_rings(ml_smem, row, m, l);
-      cluster.send_ml(piece.part, to, row, m, l);
+      cluster.send_ml(piece.part, to, row, sum_rings(ml_smem, row));
     }
   }
 #pragma unroll 1
   for (int row = warp; row < rows; row += NUM_WARPS) {  // a warp a row, as in combine_if_last()
-    float m, l;
-    sum_rings(ml_smem, row, m, l);
+    const RowSums sums = sum_rings(ml_smem, row);
 #pragma unroll
     for (int vector = lane; vector < VECTORS; vector += 32) {
       float o[4] = {};
 #pragma unroll
       for (int j = 0; j < RINGS; ++j) {
-        const vec4 part = ld_shared_vec4(smem + MERGED_OFFSET + (j * Br + row) * MERGE_PITCH + vector * 16);
+        const vec4 part = ld_shared_vec4(smem + SharedMemory::O + (j * Br + row) * O_PITCH + vector * 16);
         o[0] += u32_as_float(part.x);
         o[1] += u32_as_float(part.y);
         o[2] += u32_as_float(part.z);
         o[3] += u32_as_float(part.w);
       }
       if (piece.num_parts == 1) {
-        store_row_part(p, piece, row, vector, o, m, l);
+        store_row_part(p, piece, row, vector, o, sums);
       } else if constexpr (CLUSTER_MERGE) {
         cluster.send(piece.part, row * VECTORS + vector, o);
       } else {
         float* slot = p.partial + (i64(piece.slot(piece.part)) * Br + row) * SLOT_ROW;
         st_global<vec4>(slot + vector * 4, accumulator_bits(o));
-        if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});
+        if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());
       }
     }
   }
@@ -146,9 +142,9 @@ DEVICE void merge_cluster(const DecodeParams& p, const Piece& piece, u32 smem, i
   cluster.await(piece.part, thread);
   for (int i = thread; i < cluster.count(piece.part); i += NUM_THREADS) {
     const int at = cluster.first(piece.part) + i, row = at / VECTORS, vector = at - row * VECTORS;
-    float o[4] = {}, m, l;
-    cluster.merge(piece.part, i, o, m, l);
-    store_row_part(p, piece, row, vector, o, m, l);
+    float o[4] = {};
+    const RowSums sums = cluster.merge(piece.part, i, o);
+    store_row_part(p, piece, row, vector, o, sums);
   }
 }
 

@@ -1,11 +1,11 @@
 // Who reads which keys: the device side of cufa/schedule/decode.py. Lengths are read here, on the device, so that they
 // may change between replays of a CUDA graph.
 #pragma once
+#include "decode/memory.cuh"
 #include "decode/params.cuh"
 #include "shared/mask.cuh"
 
 constexpr MaskKind MASK_KIND = MaskKind(MASK);
-constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr bool SEVERAL_TOKENS = MASK != MASK_FULL;  // else a sequence has one query token, which sees all of its keys
 
 // Keys of one sequence: those in the cache before the call, and those after the new tokens were appended. Never more

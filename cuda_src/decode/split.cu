@@ -43,8 +43,7 @@
 //   - The merge as a second launch, 1 x 32/8 x 1k: +10% over the last block's; without programmatic launch +47%.
 //   - prefetch.tensormap at the start, 1k: +4%. Two chains of products for the scores: no gain.
 //   - Clusters of 3 to 8 where they take more than half of the SMs: 10% and more, since GPCs differ in size and wait.
-#include "shared/element.cuh"
-using Element = SixteenBit<BFLOAT16>;
+#include "decode/config.cuh"
 #include "decode/block.cuh"
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_constant__ DecodeParams p) {

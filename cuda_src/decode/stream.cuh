@@ -7,48 +7,9 @@
 // the copies that need them. Rows past the length, and those before a window, are filled with zeros and nothing is read:
 // memory there may hold NaN, and pages that no token sees may have been given to another sequence.
 #pragma once
-#include "mma/copy.cuh"
+#include "decode/memory.cuh"
 #include "decode/schedule.cuh"
 #include "shared/named_barriers.cuh"
-
-constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int RINGS = NUM_WARPS / ROW_WARPS;
-constexpr int RING_KEYS = Bc / RINGS;  // of one buffer
-constexpr int RING_THREADS = ROW_WARPS * 32;
-constexpr int KV_ITEM = FP8_CACHE ? 1 : 2;  // bytes
-constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
-constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
-
-// A buffer: K, then V. By cp.async rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine
-// groups of 16 keys, in pieces of 128 bytes that are swizzled: 16-byte unit u of piece i lies at unit u ^ (i % 8). Pieces
-// lie row by row, as in memory (WHOLE_ROWS: one box a group, and ldmatrix conflicts two by two), or all rows' first
-// pieces before their second ones (a box each, no conflicts).
-constexpr int PIECE_BYTES = 128;
-constexpr int PIECES = (KV_ROW_BYTES + PIECE_BYTES - 1) / PIECE_BYTES;  // of a row
-constexpr int KV_PITCH = TMA_COPIES ? PIECES * PIECE_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
-constexpr int GROUP_BYTES = 16 * KV_PITCH;
-constexpr bool ROWS_WHOLE = TMA_COPIES && WHOLE_ROWS;
-static_assert(!ROWS_WHOLE || (KV_ROW_BYTES == PIECES * PIECE_BYTES && (PIECES & (PIECES - 1)) == 0), "whole pieces");
-constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
-constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;  // K, then V
-static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "rings are alike");
-static_assert(RING_KEYS == 16 || RING_KEYS == 32, "whole groups, and a lane holds the page of one row");
-
-// Unit `unit` of a row of K; of V, KV_TILE_BYTES further.
-DEVICE u32 tile_address(u32 buffer, int row, int unit) {
-  if constexpr (!TMA_COPIES) return buffer + row * KV_PITCH + unit * 16;
-  const int piece = ROWS_WHOLE ? row % 16 * PIECES + unit / 8 : unit / 8 * 16 + row % 16;
-  return buffer + row / 16 * GROUP_BYTES + piece * PIECE_BYTES + (unit ^ piece) % 8 * 16;
-}
-
-// The same for ldmatrix, whose rows and units differ from lane to lane: the lane's share once, the rest a constant.
-// `unit` is even, the lane adds 0 or 1 to it.
-DEVICE u32 lane_address(int row, int unit) { return tile_address(0, row, unit); }
-DEVICE u32 unit_address(u32 group, u32 lane_share, int unit) {
-  if constexpr (!TMA_COPIES) return group + lane_share + unit * 16;
-  const int piece = unit / 8 * (ROWS_WHOLE ? 1 : 16);
-  return ((group + lane_share) ^ ((unit ^ piece) % 8 * 16)) + piece * PIECE_BYTES;
-}
 
 // Threads of one ring wait for each other.
 DEVICE void ring_sync(int ring) {

@@ -8,7 +8,6 @@
 #pragma once
 #include "primitives/float8.cuh"
 #include "decode/tma.cuh"
-#include "shared/parts.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
@@ -18,8 +17,6 @@ constexpr int M_TILES = WARP_ROWS / 16;
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
-constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
-static_assert(Q_BYTES == Br * Q_PITCH, "the packed rows fill their buffer");
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // an fp8 cache is widened to float16
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");

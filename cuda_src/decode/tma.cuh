@@ -13,8 +13,6 @@
 #include "primitives/tma_rows.cuh"
 #include "decode/stream.cuh"
 
-static_assert(!TMA_COPIES || RING_KEYS == 16, "a box a tile");
-
 struct TmaKeyStream {
   int batch, kv_head;
   const i32* table;
@@ -91,8 +89,8 @@ struct TmaKeyStream {
       tma_load_5d(target, map, barrier, 0, 0, row, kv_head, row_page);
     } else {
 #pragma unroll
-      for (int i = 0; i < PIECES; ++i) {
-        tma_load_4d(target + i * 16 * PIECE_BYTES, map, barrier, i * (PIECE_BYTES / KV_ITEM), row, kv_head, row_page);
+      for (int i = 0; i < CHUNKS; ++i) {
+        tma_load_4d(target + i * 16 * CHUNK_BYTES, map, barrier, i * (CHUNK_BYTES / KV_ITEM), row, kv_head, row_page);
       }
     }
   }

@@ -1,0 +1,36 @@
+// The compile-time choices of decode_split and decode_balanced. cufa/kernels/decode.py fills them in; read alone, this file is
+// the example build below: decode_split_tma, float16, head dim 128, one query token, on an H200.
+#ifndef CUFA_CONFIG
+#define CUFA_CONFIG
+#include "shared/element.cuh"
+
+constexpr int HEAD_DIM = 128;         // columns of q, k, v and o: a multiple of 8 (16 with FP8_CACHE), at most 256
+constexpr bool BFLOAT16 = false;      // q and o (and the cache, unless FP8_CACHE) are bfloat16, else float16
+using Element = SixteenBit<BFLOAT16>;
+constexpr bool FP8_CACHE = false;     // keys and values are e4m3, widened to float16; k_scale and v_scale are read
+constexpr int ALIGNMENT = 16;         // bytes of which each row's address is a multiple: 2, 4, 8 or 16
+
+constexpr int BLOCK_Q = 16;           // Br: packed query rows of a block (query heads of one group times query tokens)
+constexpr int BLOCK_KV = 128;         // Bc: keys of a tile, of all rings together
+constexpr int NUM_WARPS = 8;          // warps of a thread block
+constexpr int ROW_WARPS = 1;          // warps that share one ring and its keys, and split the rows; more than 1 if BLOCK_Q > 16
+constexpr int NUM_STAGES = 3;         // stages of each ring
+constexpr int BLOCKS_PER_SM = 1;      // resident thread blocks that registers must suffice for (__launch_bounds__)
+constexpr int SMEM_BYTES = 201792;    // dynamic shared memory of the launch: SharedMemory::BYTES (decode/memory.cuh)
+
+constexpr bool TMA_COPIES = true;     // the copy engine reads the cache (sm_90), else cp.async does
+constexpr bool WHOLE_ROWS = false;    // TMA_COPIES: a box holds whole rows, else 128 bytes of each row
+constexpr bool FOLD_COMBINE = true;   // the last warp to finish its rows of a work item merges them
+constexpr bool CLUSTER_MERGE = false; // the splits of a work item are one thread block cluster, which merges them (sm_90)
+
+constexpr bool PAGED = false;         // the cache is pages, found by the block table
+constexpr bool RAGGED = false;        // cache_seqlens is read; else each sequence fills the cache
+constexpr bool APPEND = false;        // k_new and v_new are stored to the cache and attended to
+constexpr int MASK = 0;               // a MaskKind (shared/mask.cuh); MASK_FULL: one query token, which sees all keys
+constexpr int LENGTHS = 0;            // a LengthsKind (shared/lengths.cuh): always DENSE, since RAGGED reads lengths
+constexpr bool SOFTCAP = false;       // a score s becomes cap * tanh(s / cap)
+constexpr bool ALIBI = false;         // a score loses slope * distance
+constexpr bool SINK = false;          // a logit of each head joins the softmax's denominator
+
+constexpr bool TRACE = false;         // each thread block leaves a TraceRecord for each work item it reads keys of
+#endif

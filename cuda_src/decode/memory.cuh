@@ -1,0 +1,81 @@
+// Shared memory of a decode block, and where the tiles of a ring lie in it.
+#pragma once
+#include "decode/config.cuh"
+#include "mma/copy.cuh"
+#include "shared/parts.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int RINGS = NUM_WARPS / ROW_WARPS;
+constexpr int RING_KEYS = Bc / RINGS;  // of one stage
+constexpr int RING_THREADS = ROW_WARPS * 32;
+constexpr int KV_ITEM = FP8_CACHE ? 1 : 2;  // bytes
+constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
+constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
+
+// A stage: K, then V. By cp.async, rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine, groups of
+// 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). WHOLE_ROWS: the chunks of
+// a row follow one another as in memory (one box for each group; two rows of an ldmatrix conflict). Else the first chunks of all
+// rows come before their second chunks (a box for each chunk column; no conflicts).
+constexpr int CHUNK_BYTES = 128;
+constexpr int CHUNKS = (KV_ROW_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;  // of a row
+constexpr int KV_PITCH = TMA_COPIES ? CHUNKS * CHUNK_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
+constexpr int GROUP_BYTES = 16 * KV_PITCH;
+constexpr bool ROWS_WHOLE = TMA_COPIES && WHOLE_ROWS;
+constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
+constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;
+constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
+constexpr int O_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
+constexpr int MAX_SPLITS = CLUSTER_MERGE ? 8 : 0;  // of a cluster: the blocks that a cluster of any GPU may have
+static_assert(!ROWS_WHOLE || (KV_ROW_BYTES == CHUNKS * CHUNK_BYTES && (CHUNKS & (CHUNKS - 1)) == 0), "WHOLE_ROWS: chunks");
+static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "all rings have equally many warps and keys");
+static_assert(RING_KEYS == 16 || RING_KEYS == 32, "a stage is whole groups of keys, and a lane holds the page of one key");
+static_assert(!TMA_COPIES || RING_KEYS == 16, "TMA_COPIES: one box holds the keys of a stage");
+
+constexpr int round_up(int bytes, int multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+// Dynamic shared memory: the offset of each buffer, in order.
+struct SharedMemory {
+  static constexpr int Q = 0;                                                       // Br rows
+  static constexpr int KV = round_up(Q + Br * Q_PITCH, TMA_COPIES ? 1024 : 16);     // of each ring, its stages
+  static constexpr int O = KV;                                                      // later O of each ring, float32
+  static constexpr int KV_END = KV + RINGS * RING_BYTES, O_END = O + RINGS * Br * O_PITCH;
+  static constexpr int ML = KV_END > O_END ? KV_END : O_END;                        // m and l of each ring and row
+  static constexpr int SHARES = ML + RINGS * Br * 8;                                // of each warp, a parked BalancedShare
+  static constexpr int BARRIERS = SHARES + NUM_WARPS * 32;                          // of each ring and stage, an mbarrier
+  // CLUSTER_MERGE: what the splits of a work item send to this one.
+  static constexpr int RECEIVED_O = round_up(BARRIERS + RINGS * NUM_STAGES * 8, 16);
+  static constexpr int RECEIVED_ML = RECEIVED_O + (CLUSTER_MERGE ? (Br * VECTORS + MAX_SPLITS) * 16 : 0);  // rounded up
+  static constexpr int RECEIVED_BARRIER = RECEIVED_ML + Br * MAX_SPLITS * 8;        // an mbarrier
+  static constexpr int BYTES = RECEIVED_BARRIER + (CLUSTER_MERGE ? 16 : 0);
+};
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/decode.py must ask for the bytes that the buffers take");
+
+// The m and l of a row's softmax, and where a buffer keeps them.
+struct RowSums {
+  float m, l;
+
+  static DEVICE RowSums load(u32 smem) {
+    const vec2 bits = ld_shared_vec2(smem);
+    return {u32_as_float(bits.x), u32_as_float(bits.y)};
+  }
+  static DEVICE float load_m(u32 smem) { return u32_as_float(ld_shared_u32(smem)); }
+  DEVICE vec2 bits() const { return {float_as_u32(m), float_as_u32(l)}; }
+};
+
+// Unit `unit` of a row of K; of V, KV_TILE_BYTES further.
+DEVICE u32 tile_address(u32 stage, int row, int unit) {
+  if constexpr (!TMA_COPIES) return stage + row * KV_PITCH + unit * 16;
+  const int chunk = ROWS_WHOLE ? row % 16 * CHUNKS + unit / 8 : unit / 8 * 16 + row % 16;
+  return stage + row / 16 * GROUP_BYTES + chunk * CHUNK_BYTES + (unit ^ chunk) % 8 * 16;
+}
+
+// The same for ldmatrix, whose rows and units differ from lane to lane: the lane's share once, the rest a constant.
+// `unit` is even, the lane adds 0 or 1 to it.
+DEVICE u32 lane_address(int row, int unit) { return tile_address(0, row, unit); }
+DEVICE u32 unit_address(u32 group, u32 lane_share, int unit) {
+  if constexpr (!TMA_COPIES) return group + lane_share + unit * 16;
+  const int chunk = unit / 8 * (ROWS_WHOLE ? 1 : 16);
+  return ((group + lane_share) ^ ((unit ^ chunk) % 8 * 16)) + chunk * CHUNK_BYTES;
+}
