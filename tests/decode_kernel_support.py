@@ -11,11 +11,11 @@ import pytest
 from decode_support import Case
 
 from cufa.calls import array_memory
-from cufa.calls import optional_operands as further
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import row_blocks
 from cufa.plan.decode import ragged_shares
+from cufa.plan.operation import PER_HEAD
 from cufa.plan.planner import Plan, fitting_configs, make_plan
 from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Cached
@@ -37,7 +37,7 @@ def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[st
     given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
     given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
     given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)
-    few = {x.name: case.options.get(x.name) for x in further.OF_HEADS}
+    few = {x.name: case.options.get(x.name) for x in PER_HEAD}
     given |= few if any(x is not None for x in few.values()) else {}
     return {name: None if x is None else place(x) for name, x in given.items()}
 

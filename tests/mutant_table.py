@@ -332,9 +332,9 @@ DECODING = [
          "  if (vector == 0 && p.lse != nullptr) {\n    "
          "st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n"
          "  float inverse = row_factor(p, whole, 0, head);\n", "lse is without the sink"),
-        ("if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});",
-         "if (SINK && vector == 0) l += ex2(-m);\n        "
-         "if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});",
+        ("if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());",
+         "if (SINK && vector == 0) sums.l += ex2(-sums.m);\n        "
+         "if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());",
          "something joins every part, not the row once"),
     ),
     *_of(

@@ -31,7 +31,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
   BalancedShare share(p, thread % 32);
   const u32 share_slot = smem_base + SharedMemory::SHARES + thread / 32 * 32;
-  DecodeBlock block(smem_base, thread INSIDE(, p.trace));
+  DecodeBlock block(p, smem_base, thread);
   Piece piece;
 #pragma unroll 1
   while (share.next(p, piece)) {  // the same for all threads
@@ -45,7 +45,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
       start_ns = global_timer();
     }
   }
-  INSIDE(block.inside.close();)
+  block.inside.close();
 }
 
 // A block takes NUM_THREADS vectors of four columns of one item's rows.

@@ -1,7 +1,7 @@
 // A thread block at work on pieces, one after another: what both schedules share.
 #pragma once
 #include "decode/merge.cuh"
-#include "shared/phases.cuh"
+#include "mma/traced_waits.cuh"
 
 template <bool TMA>
 struct StreamOf {
@@ -17,9 +17,10 @@ struct DecodeBlock {
   u32 smem, ring_smem, Q_lane;
   int thread, lane, ring, first_row;
   int stage = 0;  // buffer of the ring's oldest tile
-  INSIDE(PhaseLog inside;)
+  PhaseLog inside;
 
-  DEVICE DecodeBlock(u32 smem_, int thread_ INSIDE(, TraceRecord* records)) : smem(smem_), thread(thread_) INSIDE(, inside(records, thread_ % 32 == 0)) {
+  DEVICE DecodeBlock(const DecodeParams& p, u32 smem_, int thread_)
+      : smem(smem_), thread(thread_), inside(p.trace, thread_ % 32 == 0) {
     const int warp = int(shfl(u32(thread) / 32, 0));  // the compiler sees that it is the same for all lanes
     lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
     ring = warp / ROW_WARPS;
@@ -31,7 +32,7 @@ struct DecodeBlock {
 
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
-    INSIDE(inside.item(piece.record); inside.enter(COPY, NO_TILE);)
+    inside.begin(piece.record, COPY);
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + SharedMemory::Q, thread);
       if constexpr (!TMA_COPIES) {
@@ -51,26 +52,23 @@ struct DecodeBlock {
         cp_async_commit();
       }
     }
-    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-    cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
-    block_sync();  // the queries have landed for all threads, and barriers are initialised
+    // The queries have landed for all threads, and the mbarriers are initialised.
+    await_copies<TMA_COPIES ? 0 : NUM_STAGES - 1>(inside, NO_TILE, WAIT_DATA);
     tile.start(p, piece, Q_lane, first_row, lane);
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {
       const int place = stream.places.of(key);
-      INSIDE(inside.enter(WAIT_DATA, key / Bc);)
+      inside.enter(WAIT_DATA, key / Bc);
       stream.await(p, buffer(), stage, place, ring);
-      INSIDE(inside.enter(TILE, key / Bc);)
+      inside.enter(TILE, key / Bc);
       tile.visit(p, buffer(), Q_lane, place, piece.length.keys, lane);
       key += Bc;
       stream.release();
-      INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
-      ring_sync(ring);  // all have read it
-      INSIDE(inside.enter(COPY, NO_TILE);)
+      meet([&] { ring_sync(ring); }, COPY);  // all warps of the ring have read the stage
       stream.copy_next(p, buffer(), stage);
       advance();
     }
-    INSIDE(inside.enter(MERGE);)
+    inside.enter(MERGE);
     cp_async_wait<0>();
     merge_warps(p, piece, tile, smem, thread);
   }
@@ -82,8 +80,14 @@ struct DecodeBlock {
   // Between pieces: Q, the rings and what was merged in their place are free.
   DEVICE void release() {
     stream.release();
-    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
-    block_sync();
-    INSIDE(inside.enter(NOTHING);)
+    meet([] { block_sync(); }, NOTHING);
+  }
+
+ private:
+  template <typename Barrier>
+  DEVICE void meet(Barrier barrier, u32 then) {
+    inside.enter(WAIT_TURN, NO_TILE);
+    barrier();
+    inside.enter(then, NO_TILE);
   }
 };

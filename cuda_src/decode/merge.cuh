@@ -110,7 +110,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
   }
 #pragma unroll 1
   for (int row = warp; row < rows; row += NUM_WARPS) {  // a warp a row, as in combine_if_last()
-    const RowSums sums = sum_rings(ml_smem, row);
+    RowSums sums = sum_rings(ml_smem, row);
 #pragma unroll
     for (int vector = lane; vector < VECTORS; vector += 32) {
       float o[4] = {};

@@ -55,12 +55,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   if constexpr (TMA_COPIES && !FOLD_COMBINE && !CLUSTER_MERGE) grid_release_next();
   Piece piece;
   if (fixed_split(p, blockIdx.z, blockIdx.y, blockIdx.x, piece)) {  // the same for all threads
-    DecodeBlock block(smem_base, thread INSIDE(, p.trace));
+    DecodeBlock block(p, smem_base, thread);
     if constexpr (CLUSTER_MERGE) ClusterMerge::begin(smem_base, thread);
     block.attend(p, piece);
     if constexpr (FOLD_COMBINE) combine_if_last(p, piece, thread);
     if constexpr (CLUSTER_MERGE) merge_cluster(p, piece, smem_base, thread);
-    INSIDE(block.inside.close();)
+    block.inside.close();
     if constexpr (TRACE) {
       block_sync();  // the record ends when the last warp has stored
       if (thread == 0) write_piece_trace(p, piece, start_ns);

@@ -56,6 +56,7 @@ DEVICE u32 query_tile_number(int head, int q_tile) { return u32(head) % 4096 << 
 struct PhaseLog {
   DEVICE PhaseLog(TraceRecord*, bool) {}
   DEVICE PhaseLog(TraceRecord*, bool, u32, u32) {}
+  DEVICE void begin(u32, u32) {}
   DEVICE void enter(u32, u32 = 0) {}
   DEVICE void close() {}
 };
@@ -100,8 +101,7 @@ struct PhaseLog {
   }
   // The log of a warp that takes one work item, number `item_number`, and begins with a phase.
   DEVICE PhaseLog(TraceRecord* records, bool elected, u32 item_number, u32 phase) : PhaseLog(records, elected) {
-    item(item_number);
-    enter(phase, NO_TILE);
+    begin(item_number, phase);
   }
 
   DEVICE char* place(u32 before) const { return reinterpret_cast<char*>(base) - before; }
@@ -112,6 +112,10 @@ struct PhaseLog {
     at -= STAMP_BYTES;
   }
   DEVICE void item(u32 index) { enter(ITEM, index); }
+  DEVICE void begin(u32 item_number, u32 phase) {
+    item(item_number);
+    enter(phase, NO_TILE);
+  }
   // Products are in flight from now on; and those are now known to be done.
   DEVICE void in_flight(u32 products, u32 tile) { enter(products | IN_FLIGHT, tile); }
   DEVICE void landed(u32 products, u32 tile) { enter(products | LANDED, tile); }
