@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def takes(spec: Kernel, options: str) -> bool:
     """Whether a kernel serves what these options change of scores."""
     changes = {"alibi_slopes": "alibi", "sink": "sink"}
-    return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.score_changes)
+    return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.options)
 
 
 def head_dim_near(spec: Kernel, head_dim: int, options: str, deterministic: bool) -> int:

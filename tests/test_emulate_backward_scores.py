@@ -19,7 +19,7 @@ from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.plan.planner import fitting_configs
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
-SPECS = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
+SPECS = [x for x in KERNELS.values() if x.operation == "backward" and "alibi" in x.options]
 CHANGED = [x for x in served(SPECS) if {"alibi_slopes", "sink"} & set(OPTIONS[x.values[1]])]
 
 
@@ -112,7 +112,7 @@ IN_KERNELS = [
     for spec in SPECS
     if spec.uses_copy_engine
     for name, (file, *_, kind) in PLANTED.items()
-    if file in (spec.source, *SHARED) and (kind == "dense" or kind in spec.lengths)
+    if file in (spec.source, *SHARED) and (kind == "dense" or kind in spec.options)
 ]
 
 

@@ -18,8 +18,8 @@ from cufa.problem.lengths import Packed
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
 from cufa.schedule.schedule import Schedule
 
-FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.lengths]
-BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
+FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.options]
+BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.options]
 MAKE = {"packed": packed, "padded": padded}
 
 

@@ -18,6 +18,7 @@ from cufa.calls import arrays
 from cufa.calls.mask_arguments import resolve_mask
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
+from cufa.kernels.support import refusal
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
@@ -198,8 +199,9 @@ def test_elements(spec, dtype, precision, name):
 
 def refuses(spec: Kernel, config: TileConfig, softcap: float | None = None) -> bool:
     """Whether these tiles of the kernel are not for masks beyond a band."""
-    dtype, mask = spec.dtypes[0], masks.prefix(1)
-    return spec.config_refusal(config, Problem(1, 1, 1, 8, 8, 64, dtype, mask, 1.0, softcap)) is not None
+    form = {"precision": spec.precisions[0], "operation": spec.operation}
+    problem = Problem(1, 1, 1, 8, 8, 64, spec.dtypes[0], masks.prefix(1), 1.0, softcap, **form)
+    return refusal(spec, problem, config=config) is not None
 
 
 CONFIGS = [
@@ -452,4 +454,4 @@ def test_what_is_refused_is_refused_in_words():
     assert KERNELS["fa3_backward_wide"].refuses(widest) is None
     refusal = KERNELS["fa3_backward_wide"].refuses(dataclasses.replace(widest, seqlen_q=24 * 1024 + 1))
     assert "at most 24,576 queries" in (refusal or "")
-    assert "those that hide a key from a run of rows" in (KERNELS["fa1_forward"].refuses(problem) or "")
+    assert "masks that hide each key from one run of rows" in (KERNELS["fa1_forward"].refuses(problem) or "")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
 
 MAKE = {"packed": packed, "padded": padded}
-BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
-CHANGING = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
+BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.options]
+CHANGING = [x for x in KERNELS.values() if x.operation == "backward" and "alibi" in x.options]
 CALLS = {
     "packed": (cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward),
     "padded": (cufa.flash_attention, cufa.flash_attention_backward),

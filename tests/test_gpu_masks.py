@@ -47,12 +47,12 @@ def test_calls_on_the_gpu_say_what_they_do_not_serve():
     q, k, v = (cupy.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
     mask = masks.evict(cupy.arange(50, dtype=cupy.int32))
     for options, word in (
-        ({"mask": mask, "algorithm": "fa1"}, "masks that are bands, not those that hide a key"),
-        ({"mask": masks.prefix(3), "algorithm": "fa1"}, "masks that are bands, not those with a prefix"),
-        ({"sink": np.ones(4)}, "no sink so far"),
-        ({"sink": cupy.ones(4, np.float32), "seqlens_k": cupy.ones(2, np.int32)}, "no sink so far"),
+        ({"mask": mask, "algorithm": "fa1"}, "band masks, not masks that hide each key"),
+        ({"mask": masks.prefix(3), "algorithm": "fa1"}, "band masks, not masks with a prefix"),
+        ({"sink": np.ones(4)}, "no sink"),
+        ({"sink": cupy.ones(4, np.float32), "seqlens_k": cupy.ones(2, np.int32)}, "no sink"),
         ({"alibi_slopes": cupy.ones(4, np.float32)}, "no ALiBi"),
-        ({"seqlens_k": cupy.ones(2, np.int32)}, "only sequences as long as the arrays"),
+        ({"seqlens_k": cupy.ones(2, np.int32)}, "no padded sequences"),
     ):
         for _ in range(2):
             with pytest.raises(ValueError, match=word):
@@ -84,7 +84,7 @@ def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves():
     options = {"mask": masks.prefix(3), "sink": np.ones(4)}
     out = cufa.flash_attention(q, k, v, **options)
     np.testing.assert_array_equal(out, cufa.flash_attention(q, k, v, device="cpu", **options))
-    with pytest.raises(ValueError, match="sinks where the mask is a band only"):
+    with pytest.raises(ValueError, match="a sink with band masks only"):
         cufa.flash_attention(q, k, v, device="cuda", **options)
     with pytest.raises(ValueError, match=r"its numbers on a GPU.*mask\.on_host\(\)"):
         cufa.flash_attention(q, k, v, mask=masks.evict(cupy.arange(50, dtype=cupy.int32)), device="cpu")

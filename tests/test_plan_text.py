@@ -113,9 +113,7 @@ def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
 
     problem = Problem(1, 8, 8, 64, 64, 128, "float16", Checkered())
     try:
-        with pytest.raises(
-            ValueError, match=r"fa3_forward serves masks that are bands, not checkered.*cufa\.masks"
-        ):
+        with pytest.raises(ValueError, match=r"fa3_forward serves band masks, not checkered.*cufa\.masks"):
             make_plan(problem, Device.typical("sm_90"))
         with pytest.raises(
             NotImplementedError, match=r"Checkered define no edges\(\): pass one made by cufa.masks"

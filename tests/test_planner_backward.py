@@ -26,7 +26,7 @@ def test_tiles_that_do_not_serve_all_that_their_kernel_serves():
     """Blocks that run on, and a softcap or a mask beyond a band: asked for, they are refused; measured for others of
     the class, not taken."""
     config = next(x for x in KERNELS["fa3_backward"].configs if x.persistent and x.fits(104))
-    refusal = "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"
+    refusal = "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
     for problem, served in (
         (backward_of(), True),
         (backward_of(softcap=20.0), False),

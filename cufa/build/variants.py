@@ -12,11 +12,11 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-from ..plan import splits
 from ..gpu.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..plan.operation import OPERATIONS
 from ..problem.problem import Problem
 from ..kernels import KERNELS, Kernel, Launch, TileConfig
+from ..kernels.support import refusal
 from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
@@ -178,9 +178,7 @@ def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]
 
 def _meet(spec: Kernel, config: TileConfig, problem: Problem) -> bool:
     """Not every problem's keys are split, and not all tiles serve every problem."""
-    if spec.config_refusal(config, problem) is not None:
-        return False
-    return config not in spec.split_configs or splits.refusal(spec, problem) is None
+    return refusal(spec, problem, config=config, split_keys=config in spec.split_configs) is None
 
 
 def _other_branches(spec: Kernel, arch: Architecture) -> Iterator[Variant]:

@@ -17,7 +17,6 @@ from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
-    gpu_serves,
     plan_shapes,
     scores_of,
 )
@@ -105,6 +104,16 @@ def flash_attention_backward(
     can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
 
     On a GPU all inputs must be finite, those that the mask hides included.
+
+    The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
+
+    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; all masks; with band masks also
+      padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
+    - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; all masks; with band masks
+      also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
+    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
+      lengths, ALiBi, sinks and a fixed order of additions.
+    - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
@@ -136,9 +145,7 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    in_fixed_order = deterministic and bool(how["mask"].beyond_band)
-    served = gpu_serves("backward", str(named["q"].dtype), how, few) and not in_fixed_order
-    return calls.run(call, device, options, gpu_serves=served)
+    return calls.run(call, device, options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from ..gpu.architectures import Device
 from ..masks.checks import check_flag
 from ..plan import tuning
+from ..plan.candidates import any_serves
 from ..plan.operation import OPERATIONS, Operand, Operation
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
@@ -51,6 +52,11 @@ class Call:
         """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
         read them, and the problem that it is."""
         raise NotImplementedError
+
+    def gpu_serves(self) -> bool:
+        """Whether a call with NumPy inputs can be computed on the current GPU. Raises what :meth:`check` raises."""
+        _, problem = self.check(on_gpu=False)
+        return any_serves(problem, cuda_module().current_device().arch.capability)
 
     def check_results(self, problem: Problem) -> None:
         """Arrays that are given for results can take them. Part of every :meth:`check`."""
@@ -138,9 +144,9 @@ def check_num_splits(num_splits: Any) -> int | None:
     return int(num_splits)
 
 
-def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bool) -> Any:
+def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
     """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.calls.warm.find` told this call
-    apart by; ``gpu_serves``: NumPy inputs could go there."""
+    apart by."""
     name, x = call.first
     if arrays.is_device_array(x):
         if device not in (None, "cuda"):
@@ -152,7 +158,7 @@ def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bo
         given = call.operation.in_order(read)
         seen, key, addresses = find(call.operation, given, options)
         return returned(run_on_gpu(call, key)) if seen is None else seen(given, addresses)
-    return returned(run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call))
+    return returned(run_on_gpu_from_host(call) if use_gpu(device, call) else run_on_cpu(call))
 
 
 def returned(results: Mapping[str, Any]) -> Any:
@@ -302,14 +308,14 @@ def gpu_available() -> bool:
     return True
 
 
-def use_gpu(device: str | None, served: bool) -> bool:
-    """Whether NumPy inputs are computed on a GPU. ``served``: the kernels take them."""
+def use_gpu(device: str | None, call: Call) -> bool:
+    """Whether a call with NumPy inputs is computed on a GPU."""
     arrays.check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
     if device == "cuda" and not gpu_available():
         raise ValueError(
             "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"
         )
-    return device == "cuda" or (device is None and served and gpu_available())
+    return device == "cuda" or (device is None and gpu_available() and call.gpu_serves())
 
 
 def planning_device(name: str | None, served: bool) -> Device | None:

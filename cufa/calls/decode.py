@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..gpu.architectures import Device
 from ..plan.decode_operation import DECODE
-from ..plan.planner import Plan, make_plan
+from ..plan.planner import Plan
 from ..problem.mask import Mask
 from ..problem.scores import check_softcap
 from . import arrays, calls
@@ -83,8 +83,8 @@ def flash_decode(
         A token sees its own key and the ``left`` keys before it; what no token sees is not read.
     mask : cufa.masks, optional
         In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
-        keys and the window is not read), :func:`cufa.masks.prefix`; on the CPU so far with numbers for each sequence,
-        :func:`cufa.masks.global_window` with ``right=0``, or :func:`cufa.masks.chunks`.
+        keys and the window is not read), :func:`cufa.masks.prefix`. Only on the CPU: numbers for each
+        sequence, :func:`cufa.masks.chunks`, and :func:`cufa.masks.global_window` with ``right=0``.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
@@ -141,6 +141,17 @@ def flash_decode(
     several query tokens. What lies past a sequence's length may hold anything. Scaled scores must stay within
     ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
 
+    The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
+
+    - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix, kept
+      keys or global tokens; ALiBi and sinks.
+    - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix, kept
+      keys or global tokens; ALiBi and sinks.
+    - decode_split_tma_fp8 and decode_balanced_tma_fp8 (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to
+      256, multiples of 16; band masks, masks with a prefix, kept keys or global tokens; ALiBi and sinks.
+    - decode_split_fp8 and decode_balanced_fp8 (sm_89 or later): float16, bfloat16 over float8_e4m3; head dims 8 to
+      256, multiples of 16; band masks, masks with a prefix, kept keys or global tokens; ALiBi and sinks.
+
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
     >>> q = np.ones((1, 32, 1, 128), np.float16)
     >>> flash_decode(q, k, v, cache_seqlens=[1000]).shape
@@ -173,7 +184,7 @@ def flash_decode(
     results = calls.attention_results(out, return_lse)
     inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
     call = DecodeCall.read(inputs, results, layout, options=how, request=request)
-    return calls.run(call, device, options, gpu_serves=device is not None or _gpu_serves(call))
+    return calls.run(call, device, options)
 
 
 def plan_decode(
@@ -254,16 +265,3 @@ def plan_decode(
 def _check_schedule(schedule: Any) -> str:
     arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
     return str(schedule)
-
-
-def _gpu_serves(call: DecodeCall) -> bool:
-    """Whether a call on NumPy arrays can be planned for the current GPU. What is wrong with it anywhere, the
-    CPU says."""
-    if not calls.gpu_available():
-        return False
-    try:
-        _, problem = call.check(on_gpu=True)
-        make_plan(problem, calls.cuda_module().current_device(), **call.request)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..plan.operation import PER_HEAD
+from ..plan.planner import make_plan
 from ..problem.lengths import Cached
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
@@ -57,6 +58,15 @@ class DecodeCall(calls.Call):
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
         return cls(inputs, results, layout, **kwargs)
+
+    def gpu_serves(self) -> bool:
+        """Whether the call can be planned for the current GPU. The CPU path names what is wrong with a call."""
+        try:
+            _, problem = self.check(on_gpu=True)
+            make_plan(problem, calls.cuda_module().current_device(), **self.request)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
         """The call with lengths, table and scales as the kernels read them, and the problem that it is."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..kernels import kernels_of
+from ..plan.candidates import any_serves
 from ..plan.planner import Plan
-from ..problem.columns import Columns
 from ..problem.mask import FULL, Mask
-from ..problem.problem import MASK_KINDS, Problem
+from ..problem.problem import Problem
 from ..problem.scores import check_softcap
 from . import arrays, calls
 from . import optional_operands as further
@@ -76,26 +75,6 @@ class PackedCall(calls.Call):
         return found | self._further(given)
 
 
-def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    mask = options["mask"]
-    given = {name.split("seqlens")[0] for name, x in inputs.items() if "seqlens" in name and x is not None}
-    lengths = "packed" if "cu_" in given else "padded" if given else "dense"
-    changes = {
-        change
-        for name, change in (("alibi_slopes", "alibi"), ("sink", "sink"))
-        if inputs.get(name) is not None
-    }
-    if mask.beyond_band and (given or changes or mask.beyond_band not in MASK_KINDS):
-        return False
-    if isinstance(mask, Columns) and mask.band.beyond_band:
-        return False
-    return any(
-        dtype in spec.dtypes and lengths in spec.lengths and changes <= set(spec.score_changes)
-        for spec in kernels_of(operation).values()
-    )
-
-
 def plan_shapes(
     q: Any,
     k: Any,
@@ -128,7 +107,5 @@ def plan_shapes(
     few = {name: x for name, x in few.items() if x is not None}
     problem = further.planned(few, problem)
     could_move = device is None and not arrays.is_device_array(q)
-    target = calls.planning_device(
-        device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
-    )
+    target = calls.planning_device(device, any_serves(problem) if could_move else name != "float64")
     return calls.plan_for(problem, target, **request)

@@ -16,7 +16,6 @@ from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
-    gpu_serves,
     plan_shapes,
     scores_of,
 )
@@ -69,10 +68,9 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
     mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``. On a GPU FA2's kernels and naive take all of
-        :mod:`cufa.masks`, the others bands: :func:`cufa.masks.full`, :func:`cufa.masks.causal` and
-        :func:`cufa.masks.window`. Where its numbers differ from head to head, they do so by key/value heads. Numbers on
-        the GPU are read by every call anew: their owner may change them, also between replays of a graph.
+        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`. Its numbers may differ
+        between key/value heads, not between the query heads of one. Numbers on a GPU are read anew by every call: their
+        owner may change them, also between replays of a graph.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -125,8 +123,16 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
-    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels and FA3's forward, for float16 and bfloat16 so far;
-    others say so.
+    The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
+
+    - fa3_forward (sm_90): float16, bfloat16; all masks; with band masks also padded lengths, packed lengths, ALiBi
+      and sinks.
+    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
+      lengths, ALiBi and sinks.
+    - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
+    - fa1_forward (sm_80 or later): float16, bfloat16; band masks.
+    - fa1_forward_f32 (sm_80 or later): float32, tf32; band masks.
+    - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
@@ -172,8 +178,7 @@ def flash_attention(
     results = calls.attention_results(out, return_lse)
     request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
     call = ForwardCall(inputs, results, layout, how, request)
-    served = gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
-    return calls.run(call, device, options, gpu_serves=served)
+    return calls.run(call, device, options)
 
 
 class ForwardCall(DenseCall):

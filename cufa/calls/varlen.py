@@ -10,7 +10,7 @@ from ..problem.mask import Mask
 from . import arrays, calls
 from . import optional_operands as further
 from .backward import BackwardCall
-from .dense import PackedCall, gpu_serves, scores_of
+from .dense import PackedCall, scores_of
 from .forward import ForwardCall
 from .mask_arguments import check_causal, resolve_mask
 from .warm import find, typed
@@ -76,8 +76,8 @@ def flash_attention_varlen(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched. On a GPU FA2's kernels serve packed
-        sequences of float16 and bfloat16 so far: calls on other device arrays say so.
+        Naming the argument, what came and what to do; nothing has been launched. On a GPU, the
+        kernels that take packed lengths are listed at :func:`flash_attention`.
     """
     causal = check_causal(causal)
     few = {"alibi_slopes": alibi_slopes, "sink": sink}
@@ -94,9 +94,7 @@ def flash_attention_varlen(
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = calls.attention_results(out, return_lse)
     call = PackedForward(inputs, results, "bshd", how, {"algorithm": algorithm})
-    return calls.run(
-        call, device, options, gpu_serves=gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
-    )
+    return calls.run(call, device, options)
 
 
 def flash_attention_varlen_backward(
@@ -170,9 +168,7 @@ def flash_attention_varlen_backward(
     inputs |= further.read({**few, **_both(cu_seqlens)}, named["q"])
     results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
     call = PackedBackward(inputs, results, "bshd", how, {"algorithm": algorithm}, deterministic)
-    return calls.run(
-        call, device, options, gpu_serves=gpu_serves("backward", str(named["q"].dtype), how, inputs)
-    )
+    return calls.run(call, device, options)
 
 
 def _both(cu_seqlens: dict[str, Any]) -> dict[str, Any]:

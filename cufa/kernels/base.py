@@ -9,23 +9,12 @@ from typing import Any
 
 from ..gpu.architectures import Device
 from ..problem.lengths import LENGTH_KINDS
-from ..problem.mask_memory import columns_of
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..schedule.order import Order
 from ..schedule.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, constants, layout
-
-_BEYOND_BAND = {
-    "sets": "those with a prefix, kept keys or global tokens",
-    "columns": "those that hide a key from a run of rows",
-    "columns2": "those that hide a key from two runs of rows",
-}
-
-_NO_LENGTHS = {
-    "padded": "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
-    "packed": "no packed sequences (cu_seqlens_q, cu_seqlens_k)",
-}
+from .support import refusal
 
 Config = Any
 """A config of the kernel's own class, which is that of its ``configs``."""
@@ -103,14 +92,21 @@ class Kernel:
     precisions: tuple[str, ...] = ("native",)
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
-    lengths: tuple[str, ...] = ("dense",)
-    """Of :data:`cufa.problem.lengths.LENGTH_KINDS`."""
-    score_changes: tuple[str, ...] = ()
-    """Beside the soft cap: "alibi", "sink"."""
+    options: tuple[str, ...] = ()
+    """Of "padded", "packed" (lengths), "alibi", "sink" and "deterministic". Every kernel takes a soft cap."""
+    options_with_irregular_masks: tuple[str, ...] = ()
+    """Those that also go with masks that are no bands."""
+    first_keys_by_sequence: bool = True
+    """Masks may give each sequence its own number of first keys, and have global tokens."""
+    head_dim_multiple: int = 8
+    page_multiple: int = 1
+    """Decode: pages hold a multiple of so many keys."""
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
     skip_masked_tiles: bool = False
+    ablation: bool = False
+    """A kernel for comparisons: lists of what is supported leave it out."""
 
     # Tiles.
     configs: tuple[TileConfig, ...]
@@ -169,12 +165,8 @@ class Kernel:
         """Constants that only this kernel's source reads."""
         return {}
 
-    def own_refusal(self, problem: Problem) -> str | None:
-        """Why this kernel does not serve a problem that its declarations would let pass."""
-        return None
-
-    def config_refusal(self, config: Config, problem: Problem) -> str | None:
-        """Why this tile config cannot run a problem that the kernel's first config can."""
+    def most_listed_queries(self, head_dim: int) -> int | None:
+        """Most queries with a mask that is no band; None: any number."""
         return None
 
     @property
@@ -207,38 +199,9 @@ class Kernel:
         return self.min_capability <= capability <= self.max_capability
 
     def refuses(self, problem: Problem, capability: int | None = None) -> str | None:
-        """Why the kernel does not serve a problem (on a GPU of this capability), or None when it does. Whether
-        a config fits the head dim is another question (:func:`cufa.plan.planner.fitting_configs`)."""
-        if capability is not None and not self.runs_on(capability):
-            newer = " or later" if self.max_capability > self.min_capability else ""
-            return f"needs sm_{self.min_capability}{newer}"
-        if problem.dtype not in self.dtypes:
-            return f"takes {' and '.join(self.dtypes)}, not {problem.dtype}"
-        k_dtypes = self.k_dtypes or (problem.dtype,)
-        for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
-            if element.name not in k_dtypes:
-                return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
-        beyond = problem.mask.beyond_band
-        if beyond and beyond not in self.masks:
-            return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
-        if beyond and (reason := _refuses_beyond_band(problem)):
-            return reason
-        for has, words in (
-            (problem.alibi and "alibi" not in self.score_changes, "no ALiBi (alibi_slopes)"),
-            (problem.sink and "sink" not in self.score_changes, "no sink"),
-            (problem.lengths.kind not in self.lengths, _NO_LENGTHS.get(problem.lengths.kind, "")),
-        ):
-            if has:
-                return f"takes {words} so far"
-        if problem.precision not in self.precisions:
-            return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
-        if self.uses_copy_engine and problem.alignment != 16:
-            return f"needs 16-byte aligned rows, not {problem.alignment}"
-        if self.uses_copy_engine and not problem.positive_strides:
-            return "needs positive strides"
-        if not self.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
-            return "counts rows and keys together with 32 bits"  # tiles beyond the mask are compared as well
-        return self.own_refusal(problem)
+        """Why the kernel does not serve a problem (on a GPU of this capability), or None if it does:
+        :func:`cufa.kernels.support.refusal`."""
+        return refusal(self, problem, capability)
 
     def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
         """Values generated as ``constexpr`` lines in front of the source."""
@@ -257,21 +220,6 @@ class Kernel:
             "TF32": problem.precision == "tf32",
             **self.own_constants(problem),
         }
-
-
-def _refuses_beyond_band(problem: Problem) -> str | None:
-    columns = columns_of(problem)
-    if columns is not None and columns.band.beyond_band:
-        return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
-    if problem.deterministic:
-        return "adds in a fixed order (deterministic) where the mask is a band only, so far"
-    if (problem.alibi or problem.sink) and problem.operation != "decode":
-        return "takes ALiBi and sinks where the mask is a band only, so far"
-    if problem.lengths.kind != "dense":
-        return "takes masks that are more than a band with sequences as long as the arrays only, so far"
-    if problem.seqlen_q + problem.seqlen_k >= 2**30:
-        return "counts rows and keys together with 30 bits where the mask is more than a band"
-    return None
 
 
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds

@@ -46,6 +46,16 @@ class TileConfig:
         return 1
 
     @property
+    def plain_only(self) -> bool:
+        """The tiles serve dense band masks alone, without softcap, sink or a fixed order of additions."""
+        return False
+
+    @property
+    def rows_served(self) -> tuple[int, ...]:
+        """The values of ``block_q`` that the kernel can be built for; empty: not limited."""
+        return ()
+
+    @property
     def warps_text(self) -> str:
         return f", {self.num_warps} warps" if self.num_warps else ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from ..gpu.architectures import Device
-from ..problem.mask import Band
 from ..problem.problem import BAND_KINDS, Problem
 from .base import Box, Kernel, Launch, Split, ceil_div
 from .config import TileConfig
@@ -14,6 +13,9 @@ from .splits import slot_bytes
 
 #: Blocks of a cluster on any GPU that has them.
 MAX_CLUSTER = 8
+
+#: Keys that the copy engine brings at once.
+_BOX_KEYS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,8 @@ class DecodeSplit(Kernel):
     operation = "decode"
     dtypes = ("float16", "bfloat16")
     masks = (*BAND_KINDS, "sets")
-    score_changes = ("alibi", "sink")
+    options = options_with_irregular_masks = ("alibi", "sink")
+    first_keys_by_sequence = False
 
     def __init__(self, *, tma: bool = False, fp8: bool = False) -> None:
         self.configs: tuple[DecodeConfig, ...] = _configs(tma, fp8, balanced=self.algorithm == "balanced")
@@ -179,11 +182,13 @@ class DecodeSplit(Kernel):
             self.name += "_tma"
             self.title += ", by the copy engine"
             self.min_capability = self.max_capability = 90
+            self.page_multiple = _BOX_KEYS
         if fp8:
             self.name += "_fp8"
             self.title += ", e4m3 cache"
             self.k_dtypes = ("float8_e4m3",)
             self.min_capability = max(self.min_capability, 89)
+            self.head_dim_multiple = 16
 
     def shared_memory(self, config: DecodeConfig, head_dim: int) -> tuple[Buffer, ...]:
         """Q; the rings of keys and values, where warps later merge their O in float32; m and l of each ring and row;
@@ -232,7 +237,7 @@ class DecodeSplit(Kernel):
     def boxes(self, config: DecodeConfig) -> dict[str, Box]:
         if not config.tma_copies:
             return {}
-        box = Box(16, config.whole_rows, config.l2_promotion)
+        box = Box(_BOX_KEYS, config.whole_rows, config.l2_promotion)
         return {"k_cache": box, "v_cache": box}
 
     def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
@@ -261,19 +266,6 @@ class DecodeSplit(Kernel):
             "APPEND": problem.cache.new_tokens > 0,
             "FP8_CACHE": problem.k_element.name == "float8_e4m3",
         }
-
-    def own_refusal(self, problem: Problem) -> str | None:
-        mask = problem.mask
-        if isinstance(mask, Band) and not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
-            return "takes one number of first keys for all sequences (streaming, prefix), so far"
-        if isinstance(mask, Band) and mask.global_tokens != 0:
-            return "takes no tokens that see every key (global_window)"
-        if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
-            return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
-        box = self.boxes(self.configs[0]).get("k_cache", Box(1))
-        if problem.cache.page_size % box.rows:
-            return f"reads boxes of {box.rows} keys, which pages of {problem.cache.page_size} would cut"
-        return None
 
 
 class DecodeBalanced(DecodeSplit):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ..kernels import TileConfig
 from ..kernels.backward.fa3_config import Fa3BackwardConfig
 from ..kernels.forward.fa3 import Fa3Config
+from ..kernels.support import refusal
 from ..plan.planner import Plan, make_plan
 from .cases import Contender
 
@@ -92,7 +93,7 @@ def variations(plan: Plan) -> Iterator[Contender]:
         if spec.name not in step.kernels or _takes(config, step):
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
-        serves = spec.config_refusal(changed, problem) is None
+        serves = refusal(spec, problem, config=changed) is None
         if serves and spec.fitting((changed,), problem.head_dim, plan.device):
             yield Contender(spec.algorithm, changed, f"with {step.words}")
     if problem.operation == "backward":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..gpu.architectures import Device
 from ..kernels import Kernel, kernels_of
+from ..kernels.support import refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
 from .operation import Operation
@@ -15,6 +16,12 @@ from .problem_classes import problem_class
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
     """What a call may name: "auto", then the algorithms of the operation's kernels."""
     return ("auto", *dict.fromkeys(spec.algorithm for spec in kernels_of(operation).values()))
+
+
+def any_serves(problem: Problem, capability: int | None = None) -> bool:
+    """Whether some kernel serves the problem on some GPU, or on one of this capability."""
+    kernels = kernels_of(problem.operation).values()
+    return any(refusal(kernel, problem, capability) is None for kernel in kernels)
 
 
 def serving_kernels(
@@ -42,7 +49,7 @@ def serving_kernels(
     if device is None:
         # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
         return named, [reason] if algorithm != "auto" or kernel else []
-    refusals = {spec.name: _refusal(spec, problem, device) for spec in named}
+    refusals = {spec.name: refusal(spec, problem, device=device) for spec in named}
     serving = [spec for spec in named if refusals[spec.name] is None]
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
@@ -67,13 +74,6 @@ def _preferred(
         )
     preferred = [first, *(spec for spec in serving if spec is not first)]
     return preferred, f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
-
-
-def _refusal(spec: Kernel, problem: Problem, device: Device) -> str | None:
-    reason = spec.refuses(problem, device.arch.capability)
-    if reason is None and not spec.fitting(spec.configs, problem.head_dim, device):
-        return f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
-    return reason
 
 
 def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Launch, Split, TileConfig
+from ..kernels.support import refusal
 from ..problem import mask_memory
 from ..problem.integers import Integers
 from ..problem.problem import Problem
@@ -172,7 +173,7 @@ def make_plan(
     reasons += choice.reasons
     if device is None:
         return Plan(problem, spec, config, None, (), 0, tuple(reasons), split)
-    if reason := spec.config_refusal(config, problem):
+    if reason := refusal(spec, problem, config=config):
         raise ValueError(
             f"config={config} {reason}: use other tiles of {spec.name}, or leave the choice to it"
         )
@@ -227,7 +228,7 @@ def fitting_configs(spec: Kernel, head_dim: int, device: Device) -> tuple[TileCo
 def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
     """Those of them that serve a problem which their kernel serves."""
     fitting = fitting_configs(spec, problem.head_dim, device)
-    return tuple(x for x in fitting if spec.config_refusal(x, problem) is None)
+    return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
 
 def choose_tiles(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:

@@ -27,7 +27,7 @@ from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.splits import query_items
-from ..problem.lengths import DENSE
+from ..kernels.support import refusal
 from ..problem.problem import Problem
 from ..schedule.decode import used_of
 from ..schedule.order import ITEM_COST
@@ -65,15 +65,6 @@ class Estimate:
     seconds: float
 
 
-def refusal(spec: Kernel, problem: Problem) -> str | None:
-    """Why a kernel does not split the keys of a problem, or None when it does."""
-    if not spec.split_configs:
-        return f"{spec.name} has no builds that do"
-    if problem.mask.beyond_band or problem.lengths != DENSE or problem.alibi or problem.sink:
-        return f"{spec.name} does so under bands, of dense sequences, without ALiBi and sinks"
-    return None
-
-
 def with_splits(problem: Problem, device: Device, choice: Choice, request: Request) -> Choice:
     """The choice, or its kernel with the keys split. Raises ValueError where it cannot do the splits asked for."""
     spec, asked = choice.spec, request.num_splits
@@ -82,7 +73,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
         return dataclasses.replace(
             choice, reasons=(*choice.reasons, "num_splits=1 was asked for: keys are not split")
         )
-    reason = refusal(spec, problem)
+    reason = refusal(spec, problem, split_keys=True)
     if request.config is not None and named is None and asked is not None:
         reason = (
             f"config={request.config} has its keys together; take one of KERNELS[{spec.name!r}].split_configs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from ...gpu.architectures import Device
-from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import MASK_KINDS, Problem
 from ...schedule import key_order
 from ...schedule.order import Order, makespan
@@ -65,8 +64,7 @@ class Fa2Backward(Kernel):
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
-    lengths: tuple[str, ...] = LENGTH_KINDS
-    score_changes: tuple[str, ...] = ("alibi", "sink")
+    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic")
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (
         # An SM with 228 KiB: the next query tile is copied while one is computed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...gpu.architectures import Device
-from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import MASK_KINDS, Problem
 from ...schedule import key_order
 from ...schedule.order import Order
@@ -69,8 +68,7 @@ class Fa3Backward(Kernel):
     operation = "backward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    lengths = LENGTH_KINDS
-    score_changes = ("alibi", "sink")
+    options = ("padded", "packed", "alibi", "sink", "deterministic")
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs: tuple[Fa3BackwardConfig, ...] = (
@@ -157,23 +155,6 @@ class Fa3Backward(Kernel):
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
         return {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True}
 
-    def own_refusal(self, problem: Problem) -> str | None:
-        """A key block's list of query tiles has a fixed length."""
-        config = next((x for x in self.configs if x.fits(problem.head_dim)), self.configs[0])
-        assert isinstance(config, Fa3BackwardConfig)
-        most = listed_tiles(config) * config.block_q
-        if problem.mask.beyond_band and problem.seqlen_q > most:
-            return f"takes at most {most:,} queries where the mask is more than a band"
-        return None
-
-    def config_refusal(self, config: Fa3BackwardConfig, problem: Problem) -> str | None:
-        """Persistent blocks serve fewer problems than one block per key block. A tile has the rows of one product of
-        dQ, or of one per warpgroup; recorded rows name other sizes, which are no longer built."""
-        groups = config.block_kv // config.cluster // GROUP_KEYS
-        if config.block_q not in (64, 64 * groups):
-            served = " or ".join(map(str, sorted({64, 64 * groups})))
-            return f"has {config.block_q} rows a tile, where {served} are served"
-        simple = problem.softcap is None and not problem.sink and key_order.in_groups(problem)
-        if config.runs_on and not simple:
-            return "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"
-        return None
+    def most_listed_queries(self, head_dim: int) -> int:
+        config = next((x for x in self.configs if x.fits(head_dim)), self.configs[0])
+        return listed_tiles(config) * config.block_q

@@ -89,6 +89,15 @@ class Fa3BackwardConfig(TileConfig):
         return super().constants(head_dim) | {"K_STAGES": self.k_stages} | held
 
     @property
+    def plain_only(self) -> bool:
+        return self.runs_on
+
+    @property
+    def rows_served(self) -> tuple[int, ...]:
+        """The rows of one product of dQ, or of one per warpgroup."""
+        return tuple(sorted({64, self.block_kv // self.cluster}))
+
+    @property
     def warps_text(self) -> str:
         """That the copy engine adds goes without saying, and where each block has one item, that others run on; of wide
         heads neither is so."""

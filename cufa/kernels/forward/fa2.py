@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from ...gpu.architectures import Device
-from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ...schedule.order import Order, query_blocks
 from ...schedule.schedule import Schedule
@@ -55,8 +54,7 @@ class Fa2Forward(Kernel):
     entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
-    lengths = LENGTH_KINDS
-    score_changes = ("alibi", "sink")
+    options = ("padded", "packed", "alibi", "sink")
     skip_masked_tiles = True
     configs = _CONFIGS
     # Pairs of warps would spill from head dim 136 on.
@@ -135,3 +133,4 @@ class Fa2NoSkip(Fa2Forward):
     masks = BAND_KINDS
     skip_masked_tiles = False
     split_configs = ()
+    ablation = True

@@ -55,3 +55,4 @@ class Fa2NoSkipF32(Fa2ForwardF32):
     title = "FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16"
     masks = BAND_KINDS
     skip_masked_tiles = False
+    ablation = True

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...gpu.architectures import Device
-from ...problem.lengths import LENGTH_KINDS
 from ...problem.problem import MASK_KINDS, Problem
 from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
@@ -125,8 +124,7 @@ class Fa3Forward(Kernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    lengths = LENGTH_KINDS
-    score_changes = ("alibi", "sink")
+    options = ("padded", "packed", "alibi", "sink")
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs = tuple(_SLOWNESS)

@@ -1,0 +1,211 @@
+"""What goes with what: the one place that decides whether a kernel serves a problem.
+
+Kernels declare (:class:`~cufa.kernels.base.Kernel`, and what their tiles add in
+:class:`~cufa.kernels.config.TileConfig`); :func:`refusal` decides. The table of the README (:func:`table`) and the
+lists in the docstrings of the public calls (:func:`summary`) are made from the same declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..gpu.architectures import Device
+from ..problem.mask import Band
+from ..problem.mask_memory import columns_of
+from ..problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
+
+if TYPE_CHECKING:
+    from .base import Kernel
+    from .config import TileConfig
+
+_IRREGULAR_MASKS = {
+    "sets": "masks with a prefix, kept keys or global tokens",
+    "columns": "masks that hide each key from one run of rows",
+    "columns2": "masks that hide each key from two runs of rows",
+}
+
+_LENGTHS = {"padded": "padded sequences (seqlens_q, seqlens_k)", "packed": "packed sequences (cu_seqlens)"}
+
+_OPTIONS = {
+    "alibi": "ALiBi (alibi_slopes)",
+    "sink": "a sink",
+    "deterministic": "a fixed order of additions (deterministic)",
+    **_LENGTHS,
+}
+
+_SHORT = {
+    "padded": "padded lengths",
+    "packed": "packed lengths",
+    "alibi": "ALiBi",
+    "sink": "sinks",
+    "deterministic": "a fixed order of additions",
+}
+
+
+def refusal(
+    kernel: Kernel,
+    problem: Problem,
+    capability: int | None = None,
+    config: TileConfig | None = None,
+    device: Device | None = None,
+    split_keys: bool = False,
+) -> str | None:
+    """Why a kernel does not serve a problem, or None if it does. The kernel's name is the subject of the sentence.
+
+    ``capability`` and ``device`` ask about a GPU (``device`` also whether any tiles fit there), ``config`` about one
+    tiling, ``split_keys`` about keys shared out over thread blocks.
+    """
+    reasons = _reasons(kernel, problem, device.arch.capability if device else capability)
+    reason = next(reasons, None)
+    if reason is None and device is not None and not kernel.fitting(kernel.configs, problem.head_dim, device):
+        reason = f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
+    if reason is None and config is not None:
+        reason = next(_of_config(config, problem), None)
+    if reason is None and split_keys:
+        reason = next(_of_splits(kernel, problem), None)
+    return reason
+
+
+def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterator[str]:
+    if capability is not None and not kernel.runs_on(capability):
+        yield f"needs {_architectures(kernel)}"
+    if problem.dtype not in kernel.dtypes:
+        yield f"takes {_and(kernel.dtypes)}, not {problem.dtype}"
+    k_dtypes = kernel.k_dtypes or (problem.dtype,)
+    for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
+        if element.name not in k_dtypes:
+            yield f"takes {name} of {_and(k_dtypes)}, not {element.name}"
+    if problem.precision not in kernel.precisions:
+        yield f"computes in {_and(kernel.precisions)}, not {problem.precision}"
+    if problem.head_dim % kernel.head_dim_multiple:
+        yield f"takes head dims that are multiples of {kernel.head_dim_multiple}, not {problem.head_dim}"
+    yield from _of_mask(kernel, problem)
+    for option in _options(problem):
+        if option not in kernel.options:
+            yield f"takes no {_OPTIONS[option].removeprefix('a ')}"
+    yield from _of_memory(kernel, problem)
+
+
+def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
+    """Band masks are served by every kernel. An irregular mask is served by itself, or with the options declared."""
+    mask, kind = problem.mask, problem.mask.beyond_band
+    if not kind:
+        return
+    if kind not in kernel.masks:
+        yield f"serves band masks, not {_IRREGULAR_MASKS.get(kind, kind)}"
+    columns = columns_of(problem)
+    if columns is not None and columns.band.beyond_band:
+        yield "serves masks that hide keys from runs of rows within a plain band, not within a band with exempt tokens"
+    for option in _options(problem):
+        if option not in kernel.options_with_irregular_masks:
+            yield f"takes {_OPTIONS[option]} with band masks only, not with {mask}"
+    if isinstance(mask, Band) and not kernel.first_keys_by_sequence:
+        if not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
+            yield "takes one number of first keys for all sequences (streaming, prefix)"
+        if mask.global_tokens != 0:
+            yield "takes no tokens that see every key (global_window)"
+    if problem.seqlen_q + problem.seqlen_k >= 2**30:
+        yield "takes fewer than 2^30 rows and keys together if the mask is no band"
+    most = kernel.most_listed_queries(problem.head_dim)
+    if most is not None and problem.seqlen_q > most:
+        yield f"takes at most {most:,} queries if the mask is no band"
+
+
+def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
+    if kernel.uses_copy_engine and problem.alignment != 16:
+        yield f"needs 16-byte aligned rows, not {problem.alignment}"
+    if kernel.uses_copy_engine and not problem.positive_strides:
+        yield "needs positive strides"
+    if problem.operation == "decode" and problem.cache.page_size % kernel.page_multiple:
+        yield f"reads boxes of {kernel.page_multiple} keys, which pages of {problem.cache.page_size} would cut"
+    if not kernel.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
+        yield "takes fewer than 2^31 rows and keys together"  # positions past the mask are compared as well
+
+
+def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
+    if config.rows_served and config.block_q not in config.rows_served:
+        yield f"has {config.block_q} rows a tile, where {' or '.join(map(str, config.rows_served))} are served"
+    others = problem.mask.beyond_band or problem.softcap is not None or {*_options(problem)} - {"alibi"}
+    if config.plain_only and others:
+        yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
+
+
+def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
+    if not kernel.split_configs:
+        yield f"{kernel.name} has no builds that do"
+    if problem.mask.beyond_band or [*_options(problem)]:
+        yield f"{kernel.name} splits keys of dense sequences with band masks, without ALiBi and sinks"
+
+
+def _options(problem: Problem) -> Iterator[str]:
+    """What a problem has that not every kernel takes."""
+    for option in ("alibi", "sink", "deterministic"):
+        if getattr(problem, option):
+            yield option
+    if problem.lengths.kind in _LENGTHS:
+        yield problem.lengths.kind
+
+
+def _architectures(kernel: Kernel) -> str:
+    return f"sm_{kernel.min_capability}" + (
+        " or later" if kernel.max_capability > kernel.min_capability else ""
+    )
+
+
+def _and(words: Iterable[str]) -> str:
+    *first, last = [*words] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# --- In words ---------------------------------------------------------------------------------------------
+
+
+def summary(kernels: Iterable[Kernel]) -> list[str]:
+    """What kernels serve on a GPU, one sentence for those that serve the same: the lists in the docstrings of the
+    public calls."""
+    names: dict[str, list[str]] = {}
+    for kernel in (x for x in kernels if not x.ablation):
+        columns = _columns(kernel)
+        if columns["head dims"] == f"8 to {MAX_HEAD_DIM}, multiples of 8":
+            del columns["head dims"]
+        else:
+            columns["head dims"] = f"head dims {columns['head dims']}"
+        text = f"({_architectures(kernel)}): {'; '.join(filter(None, columns.values()))}."
+        names.setdefault(text, []).append(kernel.name)
+    return [f"{_and(found)} {text}" for text, found in names.items()]
+
+
+def table(kernels: Iterable[Kernel]) -> str:
+    """The same as a table in Markdown, for the README."""
+    rows = [{"kernel": x.name, "GPU": _architectures(x), **_columns(x)} for x in kernels if not x.ablation]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _columns(kernel: Kernel) -> dict[str, str]:
+    low = min(config.min_head_dim for config in kernel.configs)
+    high = max(config.max_head_dim for config in kernel.configs)
+    elements = ", ".join((*kernel.dtypes, *(x for x in kernel.precisions if x == "tf32")))
+    return {
+        "elements": elements + (f" over {_and(kernel.k_dtypes)}" if kernel.k_dtypes else ""),
+        "head dims": f"{low} to {high}, multiples of {kernel.head_dim_multiple}",
+        "masks": _masks(kernel),
+        "options beside softcap": _options_in_words(kernel),
+    }
+
+
+def _masks(kernel: Kernel) -> str:
+    if {*kernel.masks} >= {*MASK_KINDS}:
+        return "all masks"
+    irregular = [_IRREGULAR_MASKS[kind] for kind in kernel.masks if kind in _IRREGULAR_MASKS]
+    return ", ".join(("band masks", *irregular))
+
+
+def _options_in_words(kernel: Kernel) -> str:
+    any_mask = kernel.options_with_irregular_masks
+    found = [_SHORT[x] for x in kernel.options if x in any_mask]
+    with_bands = _and(_SHORT[x] for x in kernel.options if x not in any_mask)
+    if with_bands and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
+        with_bands = f"with band masks also {with_bands}"
+    return _and(filter(None, (*found, with_bands)))
