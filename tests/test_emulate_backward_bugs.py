@@ -81,7 +81,7 @@ BUGS = {
     "dQ added twice": bug(MAIN, "if (pending && (adds_first() || remaining == 0))", "if (pending)"),
     "dQ of the late warps in the next tile": bug(
         MAIN,
-        "add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1)",
+        "add_dq(IRREGULAR ? before : current.previous(tiles), stage() ^ 1)",
         "add_dq(current, stage() ^ 1)",
     ),
     "dQ from the tile that is being made": bug(
@@ -105,7 +105,7 @@ BUGS = {
     ),
     "turn never passed on": bug(
         MAIN,
-        "        turns.pass_on(current.previous(tiles).previous(tiles));\n",
+        "        tickets.pass_on(current.previous(tiles).previous(tiles));\n",
         "",
         "deadlock",
         deterministic=True,
@@ -171,8 +171,8 @@ BUGS = {
     ),
     "next tile copied over this one": bug(
         MAIN,
-        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage() ^ 1, remaining",
-        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage(), remaining",
+        "copy_of(IRREGULAR ? upcoming() : current.next(tiles), stage() ^ 1, remaining",
+        "copy_of(IRREGULAR ? upcoming() : current.next(tiles), stage(), remaining",
         "race never copy",
     ),
     "padding of odd head dims not zeroed": bug(

@@ -97,7 +97,7 @@ BUGS = {
     "dV scaled": bug("store(p.dv, p.dv_stride, dV_rmem, 1.0f)", "store(p.dv, p.dv_stride, dV_rmem, p.scale)"),
     # Turns.
     "turn never passed on": bug(
-        "if (DETERMINISTIC && thread_id() == 0) turns.pass_on(tile);", "", "deadlock", deterministic=True
+        "if (DETERMINISTIC && thread_id() == 0) tickets.pass_on(tile);", "", "deadlock", deterministic=True
     ),
 }
 

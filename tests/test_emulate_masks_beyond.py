@@ -353,7 +353,7 @@ PLANTED = {
         "one run, of heads",
     ),
     "dQ of another tile": (
-        "backward/fa2/kernel.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward",
+        "backward/fa2/kernel.cu", "add_dq(IRREGULAR ? before", "add_dq(IRREGULAR ? current", "fa2_backward",
         "documents",
     ),
     "Q by its place in the list": (

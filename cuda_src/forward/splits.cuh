@@ -1,6 +1,6 @@
-// Split keys (Flash-Decoding), for forwards with fewer query blocks than the GPU holds thread blocks, such as chunked prefill over a
-// long cache: gridDim.y thread blocks share the key tiles of a query block. Each writes a part (shared/parts.cuh) to the workspace,
-// and a second launch merges the parts. cufa/plan/splits.py decides when splitting pays.
+// Split keys (Flash-Decoding), for forwards with fewer query blocks than the GPU holds thread blocks, such as chunked prefill
+// over a long cache: gridDim.y thread blocks share the key tiles of a query block. Each writes a part (shared/parts.cuh) to the
+// workspace, and a second launch merges the parts. cufa/plan/splits.py decides when splitting pays.
 //
 // Query heads of one key/value head may share a tile (PACKED_HEADS): rows HEAD_ROWS * h ... belong to head h, and a warp's rows
 // belong to one head. Packing exists only with split keys: queries that fill a tile gain nothing from it.
@@ -13,7 +13,7 @@ constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a t
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
 static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "only the merge of SPLIT_KEYS unpacks packed heads");
-static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "SPLIT_KEYS takes dense arrays, without ALiBi and sinks");
+static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "SPLIT_KEYS takes neither lengths, ALiBi nor sinks");
 
 // The query in a row of the tile, counted from the first query of the query block.
 DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }
@@ -56,8 +56,8 @@ DEVICE float* part_row(const AttentionParams& p, const WorkItem& item, int split
   return static_cast<float*>(p.workspace) + ((tile * p.num_splits + split) * BLOCK_Q + row) * SLOT_ROW;
 }
 
-// Writes a warp's accumulator of O, at row `first_row` and column `first_column` of the tile, and m and l of its rows (sums over all
-// lanes) to the part. Rows past the end of the queries are not written.
+// Writes a warp's accumulator of O, at row `first_row` and column `first_column` of the tile, and m and l of its rows (sums over
+// all lanes) to the part. Rows past the end of the queries are not written.
 template <typename View, typename Softmax>
 DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first_row, int first_column, View O,
                        const Softmax& softmax, int lane) {

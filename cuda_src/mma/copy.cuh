@@ -1,9 +1,9 @@
 // Tiles between global and shared memory.
 //
 // A tile is ROWS rows of ROW_BYTES, each starting at a multiple of PITCH bytes. tile_pitch() makes PITCH an odd number of 16-byte
-// units: the eight rows that one phase of ldmatrix reads then lie in eight different groups of banks, for every head dim. XOR swizzling
-// needs no padding, but each address then needs its own register or ALU operation; with a pitch, one base register and immediate
-// offsets serve a whole tile.
+// units: the eight rows that one phase of ldmatrix reads then lie in eight different groups of banks, for every head dim. XOR
+// swizzling needs no padding, but each address then needs its own register or ALU operation; with a pitch, one base register and
+// immediate offsets serve a whole tile.
 #pragma once
 #include "primitives/primitives.cuh"
 
@@ -27,8 +27,8 @@ DEVICE void copy_unit_async(u32 smem, const char* global, bool valid) {
   }
 }
 
-// Global -> shared, asynchronous, by NUM_THREADS threads. With CHECK_ROWS, rows from `valid_rows` on are not read and become zeros:
-// memory past the end of a tensor may hold NaN, and 0 * NaN is NaN.
+// Global -> shared, asynchronous, by NUM_THREADS threads. With CHECK_ROWS, rows from `valid_rows` on are not read and become
+// zeros: memory past the end of a tensor may hold NaN, and 0 * NaN is NaN.
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, bool CHECK_ROWS>
 DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, int valid_rows, int thread) {
   constexpr int UNITS = ROW_BYTES / ALIGNMENT;  // units of a row
@@ -53,8 +53,8 @@ DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, 
   }
 }
 
-// Zeros in the 16 bytes after each row: if the head dim is an odd multiple of 8, the last k16 step of a product reads them. Copies never
-// write there, so that once per buffer is enough.
+// Zeros in the 16 bytes after each row: if the head dim is an odd multiple of 8, the last k16 step of a product reads them.
+// Copies never write there, so that once per buffer is enough.
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS>
 DEVICE void zero_padding(u32 smem, int thread) {
   for (int row = thread; row < ROWS; row += NUM_THREADS) {

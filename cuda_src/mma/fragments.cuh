@@ -1,13 +1,13 @@
 // 16-bit mma operands out of shared-memory tiles.
 //
-// Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`); the rest of the address is then
-// a compile-time constant: row * PITCH + column * 2.
+// Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`); the rest of the address
+// is then a compile-time constant: row * PITCH + column * 2.
 #pragma once
 #include "shared/element.cuh"
 
-// ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Here: (rows 0-7, columns 0-7), (rows 8-15,
-// columns 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15). They are the registers of an A operand stored row by row (Q)
-// and, transposed, of two neighbouring B operands stored with k along the rows (V).
+// ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Here: (rows 0-7, columns 0-7), (rows
+// 8-15, columns 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15). They are the registers of an A operand stored row by
+// row (Q) and, transposed, of two neighbouring B operands stored with k along the rows (V).
 template <int PITCH>
 DEVICE u32 lane_offset_rows_first(int lane) {
   return lane % 16 * PITCH + lane / 16 * 16;

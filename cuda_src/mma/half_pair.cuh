@@ -1,10 +1,10 @@
 // float32 values as pairs of float16, x = unit * (hi + lo), so that the 16-bit tensor cores multiply them.
-// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance",
-// 2022: hi is x rounded to 11 bits, lo is the remainder. Of (hi + lo)(hi' + lo') the product lo lo' is dropped: about 2^-22, as much
-// as rounding lo loses.
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+// performance", 2022: hi is x rounded to 11 bits, lo is the remainder. Of (hi + lo)(hi' + lo') the product lo lo' is dropped:
+// about 2^-22, as much as rounding lo loses.
 //
-// float16 has few exponents, so each group of eight rows has its own power of two, `unit`, which brings the group's largest element to
-// [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by up to 2^-40 of it.
+// float16 has few exponents, so each group of eight rows has its own power of two, `unit`, which brings the group's largest
+// element to [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by up to 2^-40 of it.
 //
 // Infinities: hi saturates at 65504, lo becomes infinite, and every product has the right sign.
 //
@@ -24,8 +24,8 @@ DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - 
 // The unit of a group whose largest element has this biased exponent, within the range of float32 and of inverses.
 DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 41u) - 14) << 23); }
 
-// A key that orders finite float32 values by magnitude, from their bits: doubling drops the sign, and adding 1 to the exponent wraps
-// the exponent of an infinity or NaN to zero.
+// A key that orders finite float32 values by magnitude, from their bits: doubling drops the sign, and adding 1 to the exponent
+// wraps the exponent of an infinity or NaN to zero.
 constexpr u32 NO_MAGNITUDE = 1u << 24;
 DEVICE u32 magnitude(u32 bits) { return bits * 2 + NO_MAGNITUDE; }
 DEVICE float unit_of_largest(u32 largest) { return pair_unit((largest - NO_MAGNITUDE) / NO_MAGNITUDE); }
@@ -131,8 +131,8 @@ DEVICE void load_pair_b(u32 (&b)[4], u32 smem) {
   }
 }
 
-// D += (A_hi + A_lo) (B_hi + B_lo) without A_lo B_lo, over one k16 step, the small products first. B_smem is this lane's row address
-// of four 8x8 matrices: k 0-7 and k 8-15 of hi, then of lo.
+// D += (A_hi + A_lo) (B_hi + B_lo) without A_lo B_lo, over one k16 step, the small products first. B_smem is this lane's row
+// address of four 8x8 matrices: k 0-7 and k 8-15 of hi, then of lo.
 template <bool TRANSPOSED, int M_TILES>
 DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4],
                            u32 B_smem) {
@@ -148,8 +148,8 @@ DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4]
   for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_hi[i], B[0], B[1]);
 }
 
-// The same for the first COUNT of N tiles of eight columns, N_BYTES apart. Each of the three products is issued for all tiles before
-// the next product: a sum depends on the previous sum of its tile.
+// The same for the first COUNT of N tiles of eight columns, N_BYTES apart. Each of the three products is issued for all tiles
+// before the next product: a sum depends on the previous sum of its tile.
 template <bool TRANSPOSED, int N_BYTES, int COUNT, int N, int M_TILES>
 DEVICE void multiply_pair_tiles(float (&D)[N][M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4],
                                 u32 B_smem) {
@@ -172,8 +172,8 @@ DEVICE void multiply_pair_tiles(float (&D)[N][M_TILES][4], const u32 (&A_hi)[M_T
   }
 }
 
-// A operands of a k16 step from M_TILES * 16 rows or, TRANSPOSED, from 16 rows whose columns are A's rows. `smem` is this lane's row
-// address (pair_lane_a) in the first tile; tiles are M_BYTES apart.
+// A operands of a k16 step from M_TILES * 16 rows or, TRANSPOSED, from 16 rows whose columns are A's rows. `smem` is this lane's
+// row address (pair_lane_a) in the first tile; tiles are M_BYTES apart.
 template <bool TRANSPOSED, int M_BYTES, int M_TILES>
 DEVICE void load_pair_operand(u32 (&hi)[M_TILES][4], u32 (&lo)[M_TILES][4], u32 smem) {
 #pragma unroll
@@ -185,8 +185,8 @@ DEVICE void load_pair_operand(u32 (&hi)[M_TILES][4], u32 (&lo)[M_TILES][4], u32 
   }
 }
 
-// f(first, Size<count>) for TOTAL tiles, GROUP at a time. Each call stands in a branch that is always taken: without it ptxas begins a
-// call before the previous one has ended, and needs more registers than there are.
+// f(first, Size<count>) for TOTAL tiles, GROUP at a time. Each call stands in a branch that is always taken: without it ptxas
+// begins a call before the previous one has ended, and needs more registers than there are.
 template <int TOTAL, int GROUP, typename F>
 DEVICE void for_groups(F f) {
 #pragma unroll
@@ -198,7 +198,8 @@ DEVICE void for_groups(F f) {
   }
 }
 
-// Row addresses for ldmatrix (mma/fragments.cuh). Of an A operand: rows 0-7 and rows 8-15, then both in the next octet of columns.
+// Row addresses for ldmatrix (mma/fragments.cuh). Of an A operand: rows 0-7 and rows 8-15, then both in the next octet of
+// columns.
 template <int PITCH>
 DEVICE u32 pair_lane_a(int lane) {
   return lane % 16 * PITCH + lane / 16 * OCTET_BYTES;

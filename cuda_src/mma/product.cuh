@@ -1,5 +1,6 @@
-// A product of one warp on mma.sync, D += A B over STEPS k16 steps. Operands are loaded ahead of their use, because ldmatrix takes longer
-// than the few products of a pair: B one pair of 8-column tiles ahead, A one step ahead if it comes from shared memory (A_AHEAD).
+// A product of one warp on mma.sync, D += A B over STEPS k16 steps. Operands are loaded ahead of their use, because ldmatrix
+// takes longer than the few products of a pair: B one pair of 8-column tiles ahead, A one step ahead if it comes from shared
+// memory (A_AHEAD).
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "mma/fragments.cuh"
@@ -18,8 +19,8 @@ DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
   }
 }
 
-// load_a(A operands of all 16-row tiles, step); load_b(pair of B operands, its first 8-column tile, step); between(step) overlaps with
-// the products of the step.
+// load_a(A operands of all 16-row tiles, step); load_b(pair of B operands, its first 8-column tile, step); between(step) overlaps
+// with the products of the step.
 template <typename Element, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
 DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
   constexpr int PAIRS = (N + 1) / 2;

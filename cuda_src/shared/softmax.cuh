@@ -75,8 +75,8 @@ struct OnlineSoftmax {
     return raise_max(m_lane, scale_log2, alpha);
   }
 
-  // Whether scores of a warp may raise a maximum, by the lane_tops() of each lane. They tell of what is above 0, and so suffice where
-  // that is what would raise it. What is no number may.
+  // Whether scores of a warp may raise a maximum, by the lane_tops() of each lane. They tell of what is above 0, and so suffice
+  // where that is what would raise it. What is no number may.
   DEVICE bool may_grow(const int (&top)[ROWS], float scale_log2) const {
     bool may = false;
 #pragma unroll

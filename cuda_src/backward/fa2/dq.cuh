@@ -1,20 +1,20 @@
-// What fa2_backward adds to dQ: the product of a tile's dS and the keys, 32 rows and a share of the columns for each warp.
+// What fa2_backward adds to dQ: the product of a tile's dS and the keys, 32 rows and a share of the columns per warp.
 #pragma once
 #include "backward/fa2/shape.cuh"
 #include "mma/product.cuh"
 
-// Alg. 2, l. 15, to the accumulators at `dQ`, of a tile's 16-row strip number `strip` and the next, of which a head has `strips`.
-// The warp's share of the columns begins with 8-column tile `dq_share`, what it computes with `first_dq_tile`.
+// Alg. 2, l. 15, added to the accumulators at `dQ`: 16-row strips `strip` and `strip` + 1 of the `strips` of a head. The warp
+// computes 8-column tiles from `first_dq_tile` on and adds those from `dq_share` on.
 DEVICE void add_query_gradients(float* const dQ, int strip, int strips, int first_dq_tile, int dq_share, u32 dS_lane, u32 K_lane,
                                 int lane, PhaseLog& inside, u32 number) {
   float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
-  // Accumulators `begin` ... end-1 of a chunk.
+  // Adds accumulators `begin` ... end-1 of a chunk.
   auto add_chunk = [&](int c, int begin, int end) {
 #pragma unroll
     for (int x = begin; x < end; ++x) {
       const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
       if (strip + i >= strips) continue;
-      if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
+      if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // added by another warp
       add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
     }
   };

@@ -1,4 +1,5 @@
-// What a warp of fa2_backward makes of a tile of queries and its keys: P and dS, and what they add to dV and dK.
+// What a warp of fa2_backward computes of a query tile and its own keys: P and dS, and their products with dO and Q for dV and
+// dK.
 #pragma once
 #include "backward/fa2/shape.cuh"
 #include "backward/common/schedule.cuh"
@@ -15,10 +16,10 @@ struct FromMemory {
   static constexpr bool value = true;
 };
 
-// Alg. 2, l. 10-14 and 16 for one query tile; dS is left for dQ. What the warp has of its block, where its operands lie in shared
-// memory (Q and dO: of this tile; P_keys and dS_keys: those of its keys) and which share of them is its own are parameters: as
-// members of a structure, ptxas finds other registers for them, and too few at head dim 128. copy_next(k) asks for a part of the
-// tile after this one.
+// Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for dQ. The addresses of operands (Q and dO: of this
+// tile; P_keys and dS_keys: of this warp's keys) and the warp's share of them are parameters, not members of a struct: as
+// members, ptxas allocates more registers than there are at head dim 128. copy_next(k) issues part k of the copies of the next
+// tile.
 template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename CopyNext>
 DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
                              bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,
@@ -26,10 +27,11 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
                              int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
                              float (&dV_rmem)[KEY_TILES][O_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
                              CopyNext copy_next, PhaseLog& inside, u32 number) {
-  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
-  // dV or dK += A B for queries `first` ... of a tile of dO or Q.
-  auto accumulate = [&](Phase phase, float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
-    // The lane's offset is computed anew: registers are scarce.
+  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  // dV or dK += A B for the queries from `first` on, B from a tile of dO or Q.
+  auto accumulate = [&](Phase phase, float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a,
+                        auto between) {
+    // The lane's offset is recomputed: registers are scarce.
     const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
     multiply<Element, CHUNK / 16, decltype(from_memory)::value>(
         {inside, phase, number}, D, load_a,
@@ -42,7 +44,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
     const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
     const u32 numbers_lane = rows_smem + stage * NUMBERS_BYTES + (first + S.lane_column(lane)) * ROW_NUMBER_BYTES;
-    // L and D of the two queries that this lane has in 8-column tile n.
+    // L and D of this lane's two queries in 8-column tile n.
     auto row_numbers = [&](int n, float(&L)[2], float(&D)[2]) {
       const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
       L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
@@ -58,7 +60,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
           },
           [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
     };
-    // Of the lane's first query from its first key, where ALiBi asks for it.
+    // ALiBi: the distance of the lane's first query from its first key.
     const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
     const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
                                  (first_key + int(warp_keys) + S.lane_row(lane)));
@@ -91,16 +93,16 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     mma_fence({inside, SOFTMAX, number});
     cap_scores<SOFTCAP>(S, p.softcap);
     if (masked) {
-      const KeyItem own = LOOKED_UP ? parked_item() : item;
-      const int key = (LOOKED_UP ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
+      const KeyItem own = IRREGULAR ? parked_item() : item;
+      const int key = (IRREGULAR ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
-      if constexpr (LOOKED_UP) {
+      if constexpr (IRREGULAR) {
         hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
       } else {
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }
     }
-    // Alg. 2, l. 13; exponentials run under the products.
+    // Alg. 2, l. 13; exponentials overlap with the products.
     multiply_keys(WEIGHT_GRADIENTS, dP_rmem, V_smem, dO, [&](int k) {
       if constexpr (!SOFTCAP) {
 #pragma unroll
@@ -109,12 +111,12 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     });
     mma_fence();
 
-    // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
+    // Alg. 2, l. 12 and 16, for this warp's own queries; dS overlaps with the products.
     u32 dS_operand[CHUNK / 16][KEY_TILES][4];
     accumulate(
         VALUE_GRADIENTS, dV_rmem, dO, first, FromRegisters{},
         [&](u32(&P)[KEY_TILES][4], int k) {
-          float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
+          float slope[2][4 * KEY_TILES];  // derivative of the soft cap: a factor of dS
           if constexpr (SOFTCAP) {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -131,7 +133,10 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
           }
           if constexpr (SOFTCAP) {
 #pragma unroll
-            for (int x = 0; x < 8 * KEY_TILES; ++x) S.at(x % (4 * KEY_TILES) / 2, 2 * k + x / (4 * KEY_TILES), x % 2) *= slope[x / (4 * KEY_TILES)][x % (4 * KEY_TILES)];
+            for (int x = 0; x < 8 * KEY_TILES; ++x) {
+              const int n = x / (4 * KEY_TILES), y = x % (4 * KEY_TILES);
+              S.at(y / 2, 2 * k + n, x % 2) *= slope[n][y];
+            }
           }
         },
         [&](int k) {
@@ -156,10 +161,10 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
         [](int) {});
   }
 
-  // And for the queries of the other warps that share its keys.
+  // The same for the queries of the warps that share its keys.
   if constexpr (SHARED_KEYS) {
     inside.enter(WAIT_TURN, number);
-    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // these warps have stored their P and dS
 #pragma unroll
     for (int x = 1; x < PARTS; ++x) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// How fa2_backward cuts a tile up: which keys, queries and columns a warp has, in tiles of mma.sync, and where they lie in
-// shared memory.
+// How fa2_backward divides a tile: the keys, queries and columns of each warp, in tiles of mma.sync, and their place in shared
+// memory.
 #pragma once
 #include "backward/fa2/config.cuh"
 #include "backward/params.cuh"
@@ -12,17 +12,17 @@ constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles of the keys of one warp
 constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
 constexpr bool SHARED_KEYS = PARTS > 1;
-constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp,
-constexpr int CHUNK = PART_QUERIES < 32 ? PART_QUERIES : 32;  // and how many of them are in registers at a time
+constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp
+constexpr int CHUNK = PART_QUERIES < 32 ? PART_QUERIES : 32;  // columns of S^T in registers at a time
 constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma tiles
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
 constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
 constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
-constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows:
-constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // many in two runs, the first added under the second
+constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // 8-column tiles of dQ of one warp, in 32 rows
+constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // 2: the first is added under the products of the second
 constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
-// Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
-// come from all warps at once. (With a softcap there are no registers for it where warps have keys of their own.)
+// Half of the warps add to dQ before they visit a tile and half after it: memory takes additions more slowly than all warps at
+// once send them. (With a soft cap, registers do not suffice for it unless warps share keys.)
 constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK_FULL && !SOFTCAP));
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
@@ -38,10 +38,11 @@ struct SharedMemory {
   static constexpr int DS = P + (SHARED_KEYS ? TILE_BYTES : 0);                    // in stages: dS^T
   static constexpr int BYTES = DS + NUM_STAGES * TILE_BYTES;
 };
-static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the bytes that the buffers take");
-static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the buffers' bytes");
+static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0,
+              "a warp has whole 16-key tiles, and warps share keys evenly");
 static_assert(PART_QUERIES % CHUNK == 0 && CHUNK % 16 == 0, "dV and dK take queries 16 at a time");
 static_assert(Br % 32 == 0 && NUM_WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMN_WARPS > 0, "a warp takes 32 rows of dQ");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one tile is computed while the next is copied, or afterwards");
-static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
+static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one or two query tiles in shared memory");
+static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");

@@ -1,11 +1,11 @@
-// The end of fa2_backward: dK and dV from the registers of warps to global memory, through shared memory.
+// The end of fa2_backward: dK and dV from registers to global memory, through shared memory.
 #pragma once
 #include "backward/fa2/shape.cuh"
 #include "backward/common/schedule.cuh"
 #include "shared/named_barriers.cuh"
 
-// Alg. 2, l. 18, by all lanes of a warp, once no warp reads K and V any more. `own` and `ended`: its item and sequence, of which
-// `own_keys` are left from `own_key` on, and `stored_keys` are written.
+// Alg. 2, l. 18, by all lanes of a warp, after all warps have read K and V. `own` and `ended`: the work item and its sequence, of
+// which `own_keys` keys exist from `own_key` on, and `stored_keys` rows are written.
 template <typename Sequence>
 DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
                             int stored_keys, u32 K_smem, u32 V_smem, u32 warp_keys, int key_group, int part, int first_tile,
@@ -17,9 +17,9 @@ DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const S
     for (int r = 0; r < 2 * KEY_TILES; ++r) {
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
-        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
+        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // written by another warp
         const float* d = D[r / 2][n] + r % 2 * 2;
-        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // else zeros
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // padding: zeros
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
                       exists ? Element::pack(d[0] * factor, d[1] * factor) : 0);
       }
@@ -28,7 +28,7 @@ DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const S
   store(K_smem, dK_rmem, p.scale);
   store(V_smem, dV_rmem, 1.0f);
   if constexpr (SHARED_KEYS) {
-    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are written: each warp stores some of the rows
   } else {
     warp_sync();
   }

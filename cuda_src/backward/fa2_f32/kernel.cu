@@ -1,28 +1,25 @@
 // FlashAttention-2 backward for float32 on the 16-bit tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
-// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 2, with every
-// float32 a pair of float16 and every product three, as in fa2_forward_f32.cu (mma/half_pair.cuh). With TF32 on, the
-// small halves are left out.
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 2. Every float32 is a
+// pair of float16 and every product three products (mma/half_pair.cuh); with TF32 the small halves are left out.
 //
 //   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa2_backward_f32_prepare
 //   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   the grid: one thread block per key block and key/value head
-//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  the loop, copied and split during the tile before
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  the loop, copied and split during the previous tile
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      visit_tile(), as S^T = K_j Q_i^T
 //   l. 12     dV += P^T dO_i                       visit_tile()
-//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   visit_tile(), likewise transposed
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   visit_tile(), transposed too
 //   l. 15     dQ_i += dS K_j                       add_dq()
 //   l. 16     dK += dS^T Q_i                       visit_tile()
 //   l. 18     dK, dV                               epilogue; dQ: fa2_backward_f32_convert
 //
-// Where it departs from Algorithm 2:
-// - One tile in shared memory holds, one after another, what three products take of a warp's own keys: P, dS for dK, dS
-//   for dQ. Each is split for its product: units differ along the rows that are summed over, of dO, of Q and of K, and
-//   the factor takes up how far each lies below the largest.
+// Departures, and why:
+// - One tile in shared memory holds in turn what three products read of a warp's own keys: P, dS for dK, dS for dQ. Each is split
+//   for its product: units differ along the rows that are summed over (of dO, of Q and of K), and the factor includes the ratio
+//   of each unit to the largest one.
 // - dS has the unit of its largest element in the block; the warps exchange it while dV is computed.
-// - Tensor cores truncate sums. They sum 32 columns of S and dP, the queries of one tile for dK and dV, and the keys of one
-//   block for dQ, from zero; the rest is ordinary addition.
-//
-// On an H200 it takes 0.42-0.46 of the time of PyTorch's memory-efficient backward (d64, d128; 1k and 4k; with d256, which was
-// measured earlier, 0.43-0.48), which also keeps float32 accuracy; with TF32, two thirds of that.
+// - Tensor cores truncate sums. They sum, from zero, 32 columns of S and dP, the queries of one tile for dK and dV, and the keys
+//   of one block for dQ; the remaining sums are ordinary additions.
+// Registers are scarce: lane and thread numbers are read again where they are used. Measurements: NOTES.md.
 #include "backward/fa2_f32/config.cuh"
 #include "backward/fa2_f32/shape.cuh"
 #include "backward/common/passes.cuh"
@@ -50,7 +47,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 5
   TileRange tiles;
   QueryTile tile;
-  // What each tile needs once, or the end, waits in gaps of V: registers are scarce. The rest of `tiles` is read from there.
+  // Parked in gaps of V: what each tile, or the end, reads once, and the rest of `tiles`.
   const u32 saved_smem = gap_address<PITCH>(V_smem, 1);
   {
     const KeyItem item = key_item<Bc>(p, blockIdx.x, 4 * ROW_BYTES);
@@ -70,9 +67,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
            (key_block() + 1) * Bc <= p.seqlen_k;
   };
   auto batch_head = [&] { return i64(batch()) * p.heads; };
-  // Where tiles are looked up: the one that is visited, and the one after it.
-  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
-  static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  // Irregular masks: the current tile and the next one.
+  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  static_assert(!IRREGULAR || !DETERMINISTIC, "DETERMINISTIC needs a band mask: the addition order follows from ranges of tiles");
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
   TileTally tally;
@@ -84,30 +81,30 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 7
   float dK_rmem[O_TILES][KEY_TILES][4] = {}, dV_rmem[O_TILES][KEY_TILES][4] = {};
 
-  // Until rows are split, no warp takes part but the one that copies and splits them.
+  // The warp that copies a row also splits it: until then no other warp reads it.
   using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
-  auto copy_rows = [&](auto rows, int turn, u32 tile, const void* tensor, const Strides& stride, int head, int first_row,
+  auto copy_rows = [&](auto rows, int first_group, u32 tile, const void* tensor, const Strides& stride, int head, int first_row,
                        int num_rows) {
 #pragma unroll
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
-      const int row = (g + turn) * 8;
+      const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
       Rows::copy(tile + row * PITCH, Rows::source(tensor, stride, batch(), head, first_row + row, lane_id()),
                  stride.seq * 4, num_rows - first_row - row, lane_id());
     }
   };
-  auto split_tile = [&](auto rows, int turn, u32 tile) {
+  auto split_tile = [&](auto rows, int first_group, u32 tile) {
 #pragma unroll
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
-      const int row = (g + turn) * 8;
+      const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
       split_rows<HEAD_DIM, PITCH>(tile + row * PITCH, lane_id());
     }
   };
-  // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV whatever their P,
-  // exp2(0 - 0), is.
+  // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV, although their P is exp2(0 - 0)
+  // = 1.
   auto copy_do = [&](QueryTile tile) {
-    copy_rows(Size<Br>{}, Share().dO_turn(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    copy_rows(Size<Br>{}, Share().first_dO_group(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
     const int row = tile.q_tile * Br + thread_id();
     if (thread_id() < Br) {
       const i64 number = (batch_head() + tile.head) * p.seqlen_q + row;
@@ -117,16 +114,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     cp_async_commit();
   };
   auto copy_q = [&](QueryTile tile) {
-    copy_rows(Size<Br>{}, Share().Q_turn(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    copy_rows(Size<Br>{}, Share().first_Q_group(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
     cp_async_commit();
   };
   auto split_queries = [&] {
     cp_async_wait<0>();
     warp_sync();  // the copies of the other lanes have landed too
-    split_tile(Size<Br>{}, Share().dO_turn(), dO_smem);
-    split_tile(Size<Br>{}, Share().Q_turn(), Q_smem);
+    split_tile(Size<Br>{}, Share().first_dO_group(), dO_smem);
+    split_tile(Size<Br>{}, Share().first_Q_group(), Q_smem);
   };
-  // The warps that share keys wait for one another: what they have of a tile by keys is there, or has been used.
+  // Warps that share keys wait for one another: their parts of a tile by keys are written, or read.
   auto sync_keys = [&] {
     if constexpr (PARTS > 1) {
       bar_sync(KEY_PARTS_BARRIER + Share().key_group(), PARTS * 32);
@@ -142,7 +139,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
 
   using Scores = float[S_TILES][KEY_TILES][4];
-  // Keys times queries, over columns: S^T or dP^T.
+  // S^T or dP^T: keys times queries, summed over columns.
   auto multiply_rows = [&](Scores& D, u32 keys, u32 queries) {
     const u32 warp_keys = keys + Share().keys() * PITCH, warp_queries = queries + Share().queries() * PITCH;
     const u32 A_lane = warp_keys + pair_lane_a<PITCH>(lane_id()), B_lane = warp_queries + pair_lane_b<PITCH>(lane_id());
@@ -170,7 +167,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       for (int e = 0; e < KEY_TILES * 4; ++e) (&D[n][0][0])[e] *= query_unit * key_unit[e / 2];
     }
   };
-  // This warp's part of P^T or dS^T to shared memory; factor(n, r) for queries 8n ... and keys 8r ... of it.
+  // This warp's part of P^T or dS^T to shared memory, times factor(n, r) for its queries 8n ... and keys 8r ...
   auto store_scores = [&](const Scores& X, auto factor) {
     const u32 target = S_smem + (Share().keys() + lane_id() / 4) * S_PITCH + Share().queries() * 4 + lane_id() % 4 * 4;
 #pragma unroll
@@ -185,7 +182,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       }
     }
   };
-  // dV or dK += factor * P^T dO or dS^T Q, a few columns at a time.
+  // dV += factor * P^T dO, or dK += factor * dS^T Q, a few columns at a time.
   auto accumulate = [&](float(&D)[O_TILES][KEY_TILES][4], u32 queries, float factor) {
     const u32 A_lane = S_smem + Share().keys() * S_PITCH + pair_lane_a<S_PITCH>(lane_id());
     const u32 B_lane = queries + Share().first_tile() * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
@@ -210,17 +207,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     });
   };
 
-  // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq(), in the unit that is returned.
+  // Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for add_dq(), in the unit that is returned.
   auto visit_tile = [&](QueryTile tile, auto copy_next_do) {
     // Alg. 2, l. 10
     float S_rmem[S_TILES][KEY_TILES][4] = {}, dP_rmem[S_TILES][KEY_TILES][4] = {};
     const auto S = fragment_view_by_columns(S_rmem);
     multiply_rows(S_rmem, K_smem, Q_smem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
-    if (LOOKED_UP ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
+    if (IRREGULAR ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
       const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
-      if constexpr (LOOKED_UP) {
+      if constexpr (IRREGULAR) {
         hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
       } else {
         hide_scores_by_keys(S, head_mask(p), key, row);
@@ -258,7 +255,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     sync_keys();
     accumulate(dV_rmem, dO_smem, dO_unit / P_SCALE);
 
-    block_sync();  // all warps have said how large their dS is, and are done with dO and P
+    block_sync();  // all warps have written their largest dS, and have read dO and P
     copy_next_do();
     const float dS_unit = unit_of_largest(redux_max(ld_shared_u32(largest_smem + lane_id() % NUM_WARPS * 4)));
     const float dS_scale = inverse_power_of_two(dS_unit);
@@ -278,7 +275,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     return dS_unit;
   };
 
-  // Alg. 2, l. 15: all rows, and a share of the columns for each warp.
+  // Alg. 2, l. 15: each warp computes all rows of a share of the columns.
   auto add_dq = [&](QueryTile tile, float dS_unit) {
     const float factor = dS_unit * largest_unit(K_smem, Size<Bc>{});
     const Share share;
@@ -311,9 +308,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
 
   int remaining = p.heads / p.kv_heads * (tiles.end - tiles.first);
-  if constexpr (LOOKED_UP) {
+  if constexpr (IRREGULAR) {
     tile = find_next();
-    remaining = walked_next.exists();  // whether there is any
+    remaining = walked_next.exists();  // is there one?
   }
   if (remaining > 0) {
     // Alg. 2, l. 6
@@ -330,27 +327,27 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 #pragma unroll 1
   while (remaining > 0) {
     walked = walked_next;
-    const QueryTile next = LOOKED_UP ? find_next() : tile.next(tiles);
-    if constexpr (LOOKED_UP) {
+    const QueryTile next = IRREGULAR ? find_next() : tile.next(tiles);
+    if constexpr (IRREGULAR) {
       remaining = walked_next.exists();
       if (TRACE && tile.head == kv_head() * (p.heads / p.kv_heads)) tally.count(walked.tile(), walked.masked());
     } else {
       --remaining;
     }
     const BackwardWorkspace workspace(p);
-    const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
+    const DqTurns<Br, Bc> tickets{p, workspace, key_block(), batch_head()};
     u32 count = 0;
-    if (DETERMINISTIC && thread_id() == 0) count = turns.count(tile);  // long before it is compared
+    if (DETERMINISTIC && thread_id() == 0) count = tickets.count(tile);  // read long before it is needed
     const float dS_unit = visit_tile(tile, [&] {
       if (remaining > 0) copy_do(next);
     });
-    if (DETERMINISTIC && thread_id() == 0) turns.await(tile, count);
-    block_sync();  // dS is there for all, and all warps are done with Q
+    if (DETERMINISTIC && thread_id() == 0) tickets.await(tile, count);
+    block_sync();  // dS is written, and all warps have read Q
     if (remaining > 0) copy_q(next);
     add_dq(tile, dS_unit);
     if (remaining > 0) split_queries();
-    block_sync();  // the next tile is split, and all warps are done with dS
-    if (DETERMINISTIC && thread_id() == 0) turns.pass_on(tile);
+    block_sync();  // the next tile is split, and all warps have read dS
+    if (DETERMINISTIC && thread_id() == 0) tickets.pass_on(tile);
     tile = next;
   }
 
@@ -382,9 +379,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   store(p.dv, p.dv_stride, dV_rmem, 1.0f);
 
   if constexpr (TRACE) {
-    block_sync();  // the record ends when the last warp has stored
+    block_sync();  // the trace record ends when the last warp has stored
     TileRange traced = query_tiles<Br, Bc>(head_mask(p), key_block());
-    if constexpr (LOOKED_UP) traced = tally.range(traced.total);
+    if constexpr (IRREGULAR) traced = tally.range(traced.total);
     if (thread_id() == 0) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
   }
 }

@@ -1,5 +1,5 @@
-// How fa2_backward_f32 cuts a tile up: which keys, queries and columns a warp has, in tiles of mma.sync, and where they lie
-// in shared memory; and what P is in units that float16 holds.
+// How fa2_backward_f32 divides a tile: the keys, queries and columns of each warp, in tiles of mma.sync, and their place in
+// shared memory; and P in units that float16 holds.
 #pragma once
 #include "backward/fa2_f32/config.cuh"
 #include "backward/params.cuh"
@@ -14,11 +14,11 @@ constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share 
 constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp
 constexpr int S_TILES = PART_QUERIES / 8;                   // in 8-column mma tiles, and groups of eight queries
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
-constexpr int SUM_STEPS = 2;                                // of them the tensor cores sum
+constexpr int SUM_STEPS = 2;                                // k16 steps that the tensor cores sum
 constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
-constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 2 : 3;           // of them in work at a time: more take more registers
-constexpr int Q_TILES = Br / 16;                            // 16-row mma tiles of dQ: every warp takes all rows,
-constexpr int DQ_TILES = (D_TILES + NUM_WARPS - 1) / NUM_WARPS;  // and so many 8-column tiles
+constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 2 : 3;           // 8-column tiles computed at a time: more take more registers
+constexpr int Q_TILES = Br / 16;                            // 16-row mma tiles of dQ: every warp takes all rows
+constexpr int DQ_TILES = (D_TILES + NUM_WARPS - 1) / NUM_WARPS;  // 8-column mma tiles of dQ of one warp
 constexpr int DQ_GROUP = 4;
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
@@ -32,18 +32,20 @@ struct SharedMemory {
   static constexpr int LARGEST = S + Bc * S_PITCH;         // the largest dS of each warp
   static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
 };
-static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the bytes that the buffers take");
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/backward/fa2.py must ask for the buffers' bytes");
 static_assert(LENGTHS_KIND == DENSE && !ALIBI && !SINK, "fa2_backward_f32 takes dense arrays, without ALiBi and sinks");
-static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
-static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0, "queries of a warp, and of a step of dV and dK");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 1, "the next tile is copied to where this one has been used");
-static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0,
+              "a warp has whole 16-key tiles, and warps share keys evenly");
+static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0,
+              "a warp has whole groups of 8 queries, and a tile whole k16 steps of dV and dK");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
+static_assert(NUM_STAGES == 1, "one stage: the next tile is copied over the current one");
+static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");
 
-// P <= 1, times this: below 2^15, as every other operand.
+// P <= 1 times P_SCALE is below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
 
-// P of one row. In units of log2 its log-sum-exp needs more digits than a float has: what rounding it leaves is a factor.
+// P of one row. In units of log2 the log-sum-exp needs more digits than a float has: the rounding error becomes a factor of P.
 struct Exponent {
   float lse, factor;
 
@@ -55,20 +57,21 @@ struct Exponent {
   DEVICE float weight(float s, float scale_log2) const { return ex2(fmaf(s, scale_log2, -lse)) * factor; }
 };
 
-// What a warp takes of the products. Read anew where it is needed, as lanes are: registers are scarce.
+// A warp's share of the products. Recomputed where it is used: registers are scarce.
 struct Share {
   int warp = thread_id() / 32;
 
   DEVICE int key_group() const { return warp / PARTS; }
-  DEVICE u32 keys() const { return key_group() * WARP_KEYS; }  // the first of its keys,
-  DEVICE u32 queries() const { return warp % PARTS * PART_QUERIES; }  // and of the queries for which it computes S and dP
-  // Columns of dK and dV, and of dQ: where the head dim is not shared out evenly, the last warps start earlier, and compute
-  // some that others do, too.
+  DEVICE u32 keys() const { return key_group() * WARP_KEYS; }  // the first of its keys
+  DEVICE u32 queries() const { return warp % PARTS * PART_QUERIES; }  // the first of the queries whose S and dP it computes
+  // The first columns of dK and dV, and of dQ. If the head dim is not a multiple of all shares, the last warps start earlier and
+  // recompute columns of other warps: others() and others_dq() say which.
   DEVICE int first_tile() const { return min(warp % PARTS * O_TILES, D_TILES - O_TILES); }
   DEVICE int first_dq_tile() const { return min(warp * DQ_TILES, D_TILES - DQ_TILES); }
   DEVICE bool others(int tile) const { return D_TILES % PARTS != 0 && tile < warp % PARTS * O_TILES; }
   DEVICE bool others_dq(int tile) const { return D_TILES % NUM_WARPS != 0 && tile < warp * DQ_TILES; }
-  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS. Q and dO are two warps' where there are enough.
-  DEVICE int dO_turn() const { return warp; }
-  DEVICE int Q_turn() const { return Br / 8 < NUM_WARPS ? (warp + NUM_WARPS - Br / 8) % NUM_WARPS : warp; }
+  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: its first group of eight. If warps suffice, different
+  // warps take dO and Q.
+  DEVICE int first_dO_group() const { return warp; }
+  DEVICE int first_Q_group() const { return Br / 8 < NUM_WARPS ? (warp + NUM_WARPS - Br / 8) % NUM_WARPS : warp; }
 };

@@ -1,8 +1,8 @@
 // FlashAttention, forward pass, 16-bit inputs: Algorithm 1 of
 //   Dao, Fu, Ermon, Rudra, Re: "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022,
-// as published: the loop over key blocks is outside, the loop over query blocks inside. So every query block's O, l and
-// m go out to device memory and come back once per key block, O is divided by l at every step, and a thread block
-// owns a whole head: the grid is batch x heads, however long the sequences are.
+// as published: the outer loop runs over key blocks, the inner loop over query blocks. Each query block's O, l and m therefore go
+// to device memory and come back once per key block, O is divided by l at every step, and a thread block owns a whole head: the
+// grid is batch x heads.
 //
 //   Algorithm 1                                      here
 //   l.1   block sizes Bc, Br                         BLOCK_KV, BLOCK_Q
@@ -17,29 +17,16 @@
 //   l.11      m_new, l_new                           StripState::update_rows
 //   l.12      write Oi                               output_slice (P~ Vj), StripState::update_slice, write_slice
 //   l.13      write li, mi                           StripState::write_rows
-//   StripState, what a thread carries of Oi, li and mi, is in forward/fa1/strip_state.cuh.
-//   The mask is that of the paper's Algorithm 2. Every tile is visited, as there; only the element-wise comparison is
-//   left out of tiles where it could change nothing.
+//   StripState (strip_state.cuh) is what a thread holds of Oi, li and mi. The mask is that of the paper's Algorithm 2: every tile
+//   is visited, but scores are compared only in tiles where the mask can hide some.
 //
-// Work within a thread block. The keys of a block are split over a group of KEY_WARPS warps, as in the paper's own
-// implementation and in figure 3(a) of the FlashAttention-2 paper: a warp holds the scores of all query rows of a strip
-// with *its* keys. The row maximum, the row sum and P V are then reductions over warps, which pass through shared
-// memory (forward/fa1/key_split.cuh): that traffic and its barriers are what FlashAttention-2 removed. What the split gives
-// in return: a warp's share of Kj and Vj never changes in the inner loop, so it stays in registers where it fits there.
+// Work within a thread block. KEY_WARPS warps share a group of query rows and split the keys of a block, as the paper's
+// implementation does (figure 3(a) of the FlashAttention-2 paper). Row maximum, row sum and P V are then reductions over warps
+// through shared memory (key_split.cuh): the traffic and barriers that FlashAttention-2 removed. In return a warp's share of Kj
+// and Vj does not change in the inner loop and stays in registers if it fits.
 //
-// Departures. O is kept as float32 between key blocks, in a workspace: rounded to 16 bits at every step, its error
-// would grow with the number of key blocks. It lies there as accumulators, not as rows: nobody else reads it.
-//
-// What limits it. A step moves 10 HEAD_DIM + 16 bytes of Q, O, l and m a query row, for 4 HEAD_DIM BLOCK_KV operations:
-// 0.4 BLOCK_KV a byte. So the time falls with 1 / BLOCK_KV until the products take over, and BLOCK_Q hardly matters.
-// With few heads most of the chip is idle.
-//
-// Tried (H200, bfloat16, head dim 64, 4096 x 4096, 128 heads; ms for 128x128 tiles and 8 warps):
-//   5.24  parts of P V stored as rows, O owned by rows: the lanes that own a row's O recompute its factors
-//   3.92  parts handed over as accumulators, O owned as accumulators; groups with barriers of their own
-//   3.66  and O, l and m loaded a strip ahead (64x64 tiles, 4 warps: 10.3 -> 8.6)
-// Against 3.92: strips of 16 rows, twice the barriers for the same products, 5.65; K and V read from shared memory
-// again for every strip 4.08. Against 3.66: the next strip's loads only after the exponentials 3.94.
+// Departure: between key blocks O is float32, in a workspace, in the layout of accumulators. Rounded to 16 bits at every step,
+// its error would grow with the number of key blocks. Limits and experiments: NOTES.md.
 #include "forward/fa1/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
@@ -56,11 +43,11 @@ static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group 
 
 // A warp's K and V move to registers where these are at most 64.
 constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;
-// Whether O, l and m are loaded a strip ahead. Elsewhere addresses take the registers that it needs.
+// Whether O, l and m are loaded a strip ahead. In other builds addresses take the registers for it.
 constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
 
 using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
-using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // the same as A operands
+using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // P~ as A operands
 
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
@@ -78,7 +65,7 @@ struct SharedMemory {
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa1.py must ask for the bytes that the buffers take");
 static_assert(LENGTHS_KIND == DENSE, "fa1_forward takes dense arrays only");
 
-// This warp's keys as B operands of the two products.
+// This warp's share of K and V as B operands.
 struct KeyFragments {
   u32 K[D_PAIRS][WARP_KEYS / 16][4];
   u32 V[WARP_KEYS / 16][NUM_SLICES][KEY_WARPS][4];  // a slice's pairs in the order of Group::owner
@@ -89,7 +76,8 @@ DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Group& group, int d, int k)
   ldmatrix_x4(K_rmem, K_lane + k * 16 * PITCH + d * 32);
 }
 
-// A pair past the head dim gets the slice's first instead, and its product is not stored: cheaper than a branch.
+// For a pair of columns past the head dim the slice's first pair is loaded instead, and its product is not stored: cheaper than a
+// branch.
 DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int slice, int share) {
   const u32 V_lane = smem + SharedMemory::V + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
   const int pair = exists(slice, group.owner(share)) ? group.owner(share) : 0;
@@ -98,7 +86,7 @@ DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int sl
 
 template <int ROWS>
 DEVICE void copy_rows(u32 smem, const char* rows, i64 row_stride_bytes, int valid) {
-  // Where a copy is not one address and constants, a part at a time: the addresses of all would not fit in registers.
+  // If a thread does not keep its column, the copies go in parts: the addresses of all would not fit in registers.
   constexpr bool REGULAR = ALIGNMENT == 16 && NUM_THREADS % (ROW_BYTES / 16) == 0;
   constexpr int PART = REGULAR ? ROWS : 32;
 #pragma unroll 1
@@ -108,12 +96,12 @@ DEVICE void copy_rows(u32 smem, const char* rows, i64 row_stride_bytes, int vali
   }
 }
 
-// Alg. 1, l. 6. The end of the last block is filled with zeros.
+// Alg. 1, l. 6. Rows past the end become zeros.
 DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Head& head, u32 smem, const Group& group,
                            int j) {
   const i64 first = i64(j) * BLOCK_KV, K_row = p.k_stride.seq * 2, V_row = p.v_stride.seq * 2;
   const int valid = int(min(i64(BLOCK_KV), p.seqlen_k - first));
-  block_sync();  // the last key block and the parts of P V that overlay it have been read; O, l and m are written
+  block_sync();  // the previous key block, and the parts of P V that overlay it, are read; O, l and m are written
   copy_rows<BLOCK_KV>(smem + SharedMemory::K, head.K + first * K_row, K_row, valid);
   copy_rows<BLOCK_KV>(smem + SharedMemory::V, head.V + first * V_row, V_row, valid);
   if constexpr (HEAD_DIM % 16 != 0) {
@@ -121,7 +109,7 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
   }
   cp_async_commit();
   cp_async_wait<0>();
-  block_sync();  // every thread's copies have landed
+  block_sync();  // the copies of all threads have landed
   if constexpr (KV_IN_REGISTERS) {
 #pragma unroll
     for (int k = 0; k < WARP_KEYS / 16; ++k) {
@@ -135,7 +123,7 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
   }
 }
 
-// Alg. 1, l. 8, the part that shared memory takes: Qi, rows past the end as zeros.
+// Alg. 1, l. 8: Qi to shared memory. Rows past the end become zeros.
 DEVICE void copy_query_block(const AttentionParams& p, const Head& head, u32 Q_smem, int i) {
   const i64 first = i64(i) * BLOCK_Q, Q_row = p.q_stride.seq * 2;
   copy_rows<BLOCK_Q>(Q_smem, head.Q + first * Q_row, Q_row, int(min(i64(BLOCK_Q), p.seqlen_q - first)));
@@ -164,7 +152,7 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
   mma_fence();
 }
 
-// Alg. 1, l. 10: m~ = rowmax(Sij). A warp knows the maxima over its own keys; the strip's are the maxima over warps.
+// Alg. 1, l. 10: m~ = rowmax(Sij), the maxima of all warps of the group.
 DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& group) {
   lane_maxima<false>(m_tile, fragment_view(S_rmem));
 #pragma unroll
@@ -172,7 +160,7 @@ DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& gro
     const float m = quad_max(m_tile[x]);
     if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
   }
-  group.sync();  // the maxima of all warps are there; also, the last strip's parts of P V and of l~ have been read
+  group.sync();  // the maxima of all warps are written; the previous strip's parts of P V and of l~ are read
 #pragma unroll
   for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
 }
@@ -199,7 +187,7 @@ DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowV
 // Alg. 1, l. 12: P~ Vj, the columns of one slice that this warp owns.
 DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFragments& kv, u32 smem, const Group& group,
                          int slice) {
-  OwnTiles part[KEY_WARPS] = {};  // of the whole slice, but from this warp's keys alone
+  OwnTiles part[KEY_WARPS] = {};  // the whole slice, over this warp's keys
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
 #pragma unroll
@@ -214,10 +202,10 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFrag
     }
   }
   mma_fence();
-  if (slice > 0) group.sync();  // the last slice's parts have been read
+  if (slice > 0) group.sync();  // the previous slice's parts are read
 #pragma unroll
   for (int share = 1; share < KEY_WARPS; ++share) group.give(share, part[share]);
-  group.sync();  // the parts of all warps are there, and their row sums
+  group.sync();  // the parts of all warps, and their row sums, are written
 #pragma unroll
   for (int t = 0; t < 2 * M_TILES; ++t) {
 #pragma unroll
@@ -259,11 +247,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   for (int j = 0; j < Tc; ++j) {  // l. 5
     const bool last = j == Tc - 1;
     load_key_block(kv, p, head, smem, group, j);
-    StripState next;  // of this group's next strip
+    StripState next;  // of the group's next strip
     if (LOAD_AHEAD && group.index * STRIP < p.seqlen_q) next.load(head, group, group.index * STRIP, j == 0);
     for (int i = 0; i < Tr; ++i, Q_stage ^= 1) {  // l. 7
       cp_async_wait<0>();
-      block_sync();  // Qi has landed; the other stage, and K and V if they moved to registers, have been read
+      block_sync();  // Qi has landed; the other stage, and K and V if they are in registers now, are read
       const u32 Q_smem = smem + SharedMemory::Q + Q_stage * BLOCK_Q * PITCH;
       copy_query_block(p, head, smem + SharedMemory::Q + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
       const TileRange tiles = visited_tiles<BLOCK_Q, BLOCK_KV>(p, i);
@@ -310,5 +298,5 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
       }
     }
   }
-  cp_async_wait<0>();  // the query block copied ahead of a step that does not come
+  cp_async_wait<0>();  // the last query block was copied for a step that does not exist
 }

@@ -1,27 +1,27 @@
-// Warps that split the keys of a block between them ("split-K"), and what they tell each other through shared memory.
+// Warps that split the keys of a block ("split-K"), and their reductions through shared memory.
 //
-// A group of WARPS warps computes the same rows, each warp with its own keys. So row maxima and row sums are reductions
-// over the group, and so is P V, of which every warp has a part. Its columns are shared out: warp w collects those it
-// owns from the others, in the layout of mma accumulators, 16 bytes per lane: no bank conflicts, no transposition.
+// A group of WARPS warps computes the same rows, each warp over its own keys. Row maxima, row sums and P V are reductions over
+// the group. The columns of P V are divided: warp w sums the parts of its own columns. Parts have the layout of mma accumulators,
+// 16 bytes per lane: no bank conflicts, no transposition.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "mma/fragments.cuh"
 #include "shared/named_barriers.cuh"
 
-template <int WARPS, int ROWS, int TILES>  // TILES: accumulators that a warp owns at a time
+template <int WARPS, int ROWS, int TILES>  // TILES: accumulators of a warp at a time
 struct KeyGroup {
   static_assert(WARPS == 2 || WARPS == 4, "a row's values are one vector");
-  static constexpr int VALUES_BYTES = ROWS * WARPS * 4;           // one float a row and warp
+  static constexpr int VALUES_BYTES = ROWS * WARPS * 4;           // one float per row and warp
   static constexpr int PART_BYTES = TILES * 512;                  // from one warp to another
   static constexpr int PARTS_BYTES = WARPS * (WARPS - 1) * PART_BYTES;  // [receiver][sender]
 
   int index, warp, lane;    // of the group in the block, of this warp in the group
   u32 maxima, sums, parts;  // shared memory of this group
 
-  // Waits for the group alone; barrier 0 is the whole block's. Groups fill each other's waits with their products.
+  // A barrier of this group: other groups compute meanwhile.
   DEVICE void sync() const { bar_sync(KEY_GROUP_BARRIER + index, WARPS * 32); }
 
-  // Called by one lane a row.
+  // By one lane per row.
   DEVICE void put(u32 values, int row, float x) const { st_shared_f32(values + (row * WARPS + warp) * 4, x); }
 
   DEVICE float max(u32 values, int row) const {
@@ -39,18 +39,18 @@ struct KeyGroup {
     return x[0];
   }
 
-  // Shares are numbered in this warp's order: 0 is its own, 1 the next warp's, and so on. So which accumulators are its
-  // own is known at compile time, though not which columns they are.
+  // Shares are numbered from this warp on: 0 is its own, 1 the next warp's, and so on. Which accumulators are its own is then
+  // known at compile time.
   DEVICE int owner(int share) const { return (warp + share) % WARPS; }
 
-  // Hands its part of a share to the warp that owns it.
+  // Writes its part of a share for the warp that owns the share.
   DEVICE void give(int share, const float (&part)[TILES][4]) const {
     const u32 target = parts + (owner(share) * (WARPS - 1) + share - 1) * PART_BYTES + lane * 16;
 #pragma unroll
     for (int t = 0; t < TILES; ++t) st_shared_vec4(target + t * 512, accumulator_bits(part[t]));
   }
 
-  // Adds what the others handed over.
+  // Adds the parts of the other warps.
   DEVICE void take(float (&sum)[TILES][4]) const {
     const u32 source = parts + warp * (WARPS - 1) * PART_BYTES + lane * 16;
 #pragma unroll

@@ -1,6 +1,5 @@
-// What FlashAttention-1 (forward/fa1/kernel.cu, whose lines of Algorithm 1 are named here) carries from one key block to
-// the next: O, l and m of a strip of query rows, which lie in device memory meanwhile. A group of warps shares the rows;
-// each warp has keys of its own and, of O, columns of its own.
+// O, l and m of a strip of query rows, which FlashAttention-1 (forward/fa1/kernel.cu; lines of its Algorithm 1 are named here)
+// keeps in device memory between key blocks. A group of warps shares the rows; each warp owns some of the columns of O.
 #pragma once
 #include "shared/params.cuh"
 #include "mma/fragments.cuh"
@@ -8,17 +7,17 @@
 #include "shared/softmax.cuh"
 
 constexpr int M_TILES = 2;           // 16-row mma tiles of a warp
-constexpr int STRIP = M_TILES * 16;  // query rows that a group takes at a time; KEY_WARPS warps share each
+constexpr int STRIP = M_TILES * 16;  // query rows that a group of KEY_WARPS warps takes at a time
 constexpr int LANE_ROWS = M_TILES * 2;
 
-// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds
-// registers and shared memory at every head dim.
+// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair per warp: registers and shared memory
+// do not grow with the head dim.
 constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
 constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
 
 using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
-using RowValues = float[LANE_ROWS];      // one per row in which this lane has scores and output
-using OwnTiles = float[2 * M_TILES][4];  // the pair of a slice that this warp owns: [2][M_TILES]
+using RowValues = float[LANE_ROWS];      // one per row of this lane
+using OwnTiles = float[2 * M_TILES][4];  // this warp's pair of a slice: [2][M_TILES]
 
 // One head's tensors in device memory.
 struct Head {
@@ -28,16 +27,16 @@ struct Head {
   vec2* lm;      // (Tr * BLOCK_Q): row sum, and row maximum in units of log2
 };
 
-// Row of the strip that row x of a lane is.
+// The row of the strip that is row x of a lane.
 DEVICE int strip_row(const Group& group, int x) { return x * 8 + group.lane / 4; }
 
 // Whether the slice's pair `x` lies within the head dim.
 DEVICE bool exists(int slice, int x) { return (slice + 1) * KEY_WARPS <= D_PAIRS || slice * KEY_WARPS + x < D_PAIRS; }
 
-// Maximum in units of log2; 0 where no key was seen, so that exp2(-inf - m) is 0, not NaN.
+// The maximum in units of log2, or 0 if the row saw no key: exp2(-inf - m) is then 0, not NaN.
 DEVICE float finite_max(float m) { return m == NEG_INF ? 0.0f : m; }
 
-// What this lane carries of a strip from one key block to the next: l and m of its rows, O of its rows and columns.
+// A lane's share of a strip: l and m of its rows, O of its rows and columns.
 struct StripState {
   OwnTiles O[NUM_SLICES];
   RowValues l, m;
@@ -56,7 +55,8 @@ struct StripState {
     }
   }
 
-  // Alg. 1, l. 8, and l. 2 at the first key block. What is read was written before the barriers of load_key_block.
+  // Alg. 1, l. 8, and l. 2 at the first key block. The barriers of load_key_block order these loads after the stores of the
+  // previous key block.
   DEVICE void load(const Head& head, const Group& group, i64 first_row, bool first) {
 #pragma unroll
     for (int x = 0; x < LANE_ROWS; ++x) {
@@ -71,7 +71,7 @@ struct StripState {
     for_each_tile(head, group, first_row, slice, [&](float(&o)[4], const char* work, int, int) {
       set_accumulator(o, first ? vec4{0, 0, 0, 0} : ld_global<vec4>(work));
     });
-    warp_sync();  // keeps the compiler from sinking the loads to their use: they fly during the products
+    warp_sync();  // keeps the compiler from sinking the loads to their use: they overlap with the products
   }
 
   // Alg. 1, l. 11: m_new = max(m, m~), l_new = e^(m - m_new) l + e^(m~ - m_new) l~, and the factors of l. 12.
@@ -82,7 +82,7 @@ struct StripState {
       const float m_scaled = m_tile[x] * scale_log2, m_new = fmaxf(m[x], m_scaled), base = finite_max(m_new);
       const float l_kept = ex2(m[x] - base) * l[x], weight = ex2(m_scaled - base);
       const float l_new = fmaf(weight, l_tile, l_kept);
-      const float inverse = l_new == 0.0f ? 0.0f : rcp(l_new);  // 0: no key seen yet, O stays zero
+      const float inverse = l_new == 0.0f ? 0.0f : rcp(l_new);  // 0: no key seen yet, and O stays 0
       keep[x] = l_kept * inverse;
       add[x] = weight * inverse;
       m[x] = m_new;
@@ -121,7 +121,7 @@ struct StripState {
     });
   }
 
-  // Alg. 1, l. 13: l and m likewise or, after the last key block, the natural-log LSE.
+  // Alg. 1, l. 13: l and m to device memory or, after the last key block, the natural-log LSE.
   DEVICE void write_rows(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
     constexpr float LN_2 = 0.693147180559945309f;
     if (group.warp != 0 || group.lane % 4 != 0) return;

@@ -1,30 +1,25 @@
 // FlashAttention, forward pass, float32 inputs: Algorithm 1 of
 //   Dao, Fu, Ermon, Rudra, Re: "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022,
-// as published, and in the type in which its tilings are known: the loop over key blocks is outside, so every query block's
-// O, l and m go out to device memory and come back once per key block, O is divided by l at every step, and a thread block
-// owns a whole head. forward/fa1/kernel.cu is the same for 16-bit inputs: what it says of the algorithm, of the keys that
-// are split over the warps of a group, and of the mask, holds here. Products are made of pairs of float16, as in
-// forward/fa2_f32/kernel.cu (mma/half_pair.cuh); with TF32 on, of their leading halves alone.
+// as published. forward/fa1/kernel.cu is the same for 16-bit inputs and explains the loops, the workspace, the mask and the keys
+// that are split over the warps of a group. Products are made of pairs of float16 (mma/half_pair.cuh), with TF32 of their leading
+// halves alone.
 //
 //   Algorithm 1                                      here
 //   l.2-4 O = 0, l = 0, m = -inf; Tr and Tc          the first key block reads no state; Tr, Tc
-//   l.5-6 for j: load Kj, Vj to SRAM                 load_key_block: copied, then split into pairs where it lies
+//   l.5-6 for j: load Kj, Vj to SRAM                 load_key_block: copied, then split into pairs in place
 //   l.7-8 for i: load Qi, Oi, li, mi to SRAM         for (i), in strips of 32 rows; copy_strip, split_strip; StripState::load
 //   l.9   Sij = Qi Kj^T                              scores
 //   l.10  m~ = rowmax S, P~ = exp(S - m~), l~        reduce_max, exponentials
 //   l.11-13 m_new, l_new, Oi; write Oi, li, mi       output_slice (P~ Vj), StripState::update_rows, PairStripState
 //
-// Departures from the 16-bit kernel:
-// - A strip of Qi belongs to one group of warps. So each warp splits the rows that it copied itself, the group alone waits
-//   for them, and the same rows of the next query block are copied as soon as the scores are there: one buffer will do.
-//   Where even that does not fit beside the parts of P V, these take its place, and the copy comes after them.
+// Departures from the 16-bit kernel, and why:
+// - A strip of Qi belongs to one group of warps. Each warp splits the rows that it copied, and only the group waits for them. The
+//   same rows of the next query block are copied as soon as the scores exist: one buffer suffices. If the buffer does not fit
+//   beside the parts of P V, the parts overlay it, and the copy follows them.
 // - K and V stay in shared memory: as pairs they are twice the size, and registers hold the two halves of P~.
-// - Tensor cores truncate sums where float32 arithmetic rounds. They sum 16 columns of S, and of P~ Vj a warp's own keys,
-//   32 at most, from zero; the rest is ordinary addition.
-// - Every eight keys have a unit of their own. P~ takes up the ratio of Vj's to the largest one of the key block.
-//
-// What limits it is what limits the 16-bit kernel: few thread blocks, and O, l and m, which go out and come back per key
-// block; splitting Qi anew for every key block comes on top.
+// - Tensor cores truncate sums where float32 arithmetic rounds. They sum, from zero, 16 columns of S and, of P~ Vj, a warp's own
+//   keys, at most 32; the remaining sums are ordinary additions.
+// - Each group of eight keys has its own unit. P~ includes the ratio of Vj's unit to the largest unit of the key block.
 #include "forward/fa1_f32/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
@@ -43,7 +38,7 @@ constexpr int P_STEPS = WARP_KEYS / 16;  // k16 steps of P V
 constexpr float P_SCALE = 16384.0f;  // P~ <= 1, times this: below 2^15, as every other operand
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
-static_assert(BLOCK_KV % (8 * NUM_WARPS) == 0, "every warp copies and splits as many groups of eight keys");
+static_assert(BLOCK_KV % (8 * NUM_WARPS) == 0, "every warp copies and splits the same number of groups of eight keys");
 
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
@@ -65,12 +60,12 @@ static_assert(LENGTHS_KIND == DENSE, "fa1_forward_f32 takes dense arrays only");
 
 using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
 using Scores = float[S_TILES][M_TILES][4];   // accumulators: the strip's rows x this warp's keys
-using PairOperand = u32[P_STEPS][M_TILES][4];  // one half of the same as A operands
+using PairOperand = u32[P_STEPS][M_TILES][4];  // hi or lo of P~ as A operands
 struct Probabilities {
   PairOperand hi, lo;
 };
 
-// Alg. 1, l. 8: this warp's share of a strip of Qi, asynchronously; rows past the end as zeros. `lane_Q` is the lane's first
+// Alg. 1, l. 8: this warp's share of a strip of Qi, asynchronously. Rows past the end become zeros. `lane_Q` is the lane's first
 // byte of the head.
 DEVICE void copy_strip(const AttentionParams& p, const char* lane_Q, u32 Q_smem, i64 first_row, const Group& group) {
   const i64 row_bytes = p.q_stride.seq * 4;
@@ -83,20 +78,20 @@ DEVICE void copy_strip(const AttentionParams& p, const char* lane_Q, u32 Q_smem,
   cp_async_commit();
 }
 
-// Splits into pairs what this warp copied of a strip.
+// Splits the rows of a strip that this warp copied.
 DEVICE void split_strip(u32 Q_smem, const Group& group) {
   warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll
   for (int g = 0; g < STRIP / 8; g += KEY_WARPS) {
     split_rows<HEAD_DIM, PITCH>(Q_smem + (g + group.warp) * 8 * PITCH, group.lane);
   }
-  group.sync();  // the other warps' rows are split too
+  group.sync();  // the rows of all warps are split
 }
 
-// Alg. 1, l. 6. The end of the last block is filled with zeros. Each warp splits the rows that it copied.
+// Alg. 1, l. 6. Rows past the end become zeros. Each warp splits the rows that it copied.
 DEVICE void load_key_block(const AttentionParams& p, const char* lane_K, const char* lane_V, u32 smem, int j) {
   const int warp = threadIdx.x / 32;
-  block_sync();  // the last key block has been read; O, l and m are written
+  block_sync();  // the previous key block is read; O, l and m are written
 #pragma unroll
   for (int g = 0; g < BLOCK_KV / 8; g += NUM_WARPS) {
     const int offset = (g + warp) * 8;
@@ -116,7 +111,7 @@ DEVICE void load_key_block(const AttentionParams& p, const char* lane_K, const c
   block_sync();  // K and V are split
 }
 
-// The largest unit of the key block's values: that of P~ V.
+// The largest unit of the key block's values, which is the unit of P~ V.
 DEVICE float largest_unit(u32 V_smem) {
   float unit = pair_unit(0);
 #pragma unroll
@@ -155,7 +150,7 @@ DEVICE void scores(Scores& S_rmem, u32 smem, u32 Q_smem, const Group& group) {
   }
 }
 
-// Alg. 1, l. 10: m~ = rowmax(Sij). A warp knows the maxima over its own keys; the strip's are the maxima over warps.
+// Alg. 1, l. 10: m~ = rowmax(Sij), the maxima of all warps of the group.
 template <typename View>
 DEVICE void reduce_max(RowValues& m_tile, View S, const Group& group) {
   lane_maxima<false>(m_tile, S);
@@ -164,7 +159,7 @@ DEVICE void reduce_max(RowValues& m_tile, View S, const Group& group) {
     const float m = quad_max(m_tile[x]);
     if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
   }
-  group.sync();  // the maxima of all warps are there, and all have read the strip of Qi
+  group.sync();  // the maxima of all warps are written, and all warps have read the strip of Qi
 #pragma unroll
   for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
 }
@@ -198,12 +193,12 @@ DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowV
 // Alg. 1, l. 12: P~ Vj, the columns of one slice that this warp owns, in units of V_unit / P_SCALE.
 DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, u32 V_smem, const Group& group, int slice) {
   const u32 V_lane = V_smem + group.warp * WARP_KEYS * PITCH + pair_lane_b_trans<PITCH>(group.lane);
-  float part[KEY_WARPS][2][M_TILES][4] = {};  // of the whole slice, but from this warp's keys alone
+  float part[KEY_WARPS][2][M_TILES][4] = {};  // the whole slice, over this warp's keys
 #pragma unroll
   for (int k = 0; k < P_STEPS; ++k) {
 #pragma unroll
     for (int share = 0; share < KEY_WARPS; ++share) {
-      // A pair past the head dim gets the slice's first instead, and its product is not stored: cheaper than a branch.
+      // Past the head dim the slice's first pair is computed instead and not stored: cheaper than a branch.
       const int pair = slice * KEY_WARPS + (exists(slice, group.owner(share)) ? group.owner(share) : 0);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -213,18 +208,18 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, u32 V_s
     }
   }
   mma_fence();
-  if (slice > 0) group.sync();  // the last slice's parts have been read
+  if (slice > 0) group.sync();  // the previous slice's parts are read
 #pragma unroll
   for (int share = KEY_WARPS - 1; share >= 0; --share) {
 #pragma unroll
     for (int e = 0; e < 8 * M_TILES; ++e) PV_rmem[e / 4][e % 4] = (&part[share][0][0][0])[e];
     if (share > 0) group.give(share, PV_rmem);
   }
-  group.sync();  // the parts of all warps are there, and their row sums
+  group.sync();  // the parts of all warps, and their row sums, are written
   group.take(PV_rmem);
 }
 
-// The state of a strip, whose last O goes out as float32.
+// The state of a strip whose results are float32.
 struct PairStripState : StripState {
   // Alg. 1, l. 12.
   DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
@@ -305,7 +300,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
         const bool past_the_end = first_row >= p.seqlen_q;
         PairStripState state;
         if (!past_the_end) state.load(head, group, first_row, j == 0);
-        cp_async_wait<STRIPS - 1>();  // the strip's copies; those of a group's other strips came later
+        cp_async_wait<STRIPS - 1>();  // the strip's copies have landed; copies of the group's other strips came later
         if (past_the_end) {
           copy_strip(p, head.Q, Q_smem, next_row, group);
           continue;
@@ -339,7 +334,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
         }
         state.write_rows(p, head, group, first_row, last);
         if constexpr (!Q_AHEAD) {
-          group.sync();  // the parts that took the strip's place have been read
+          group.sync();  // the parts that overlay the strip are read
           copy_strip(p, head.Q, Q_smem, next_row, group);
         }
       }
@@ -349,5 +344,5 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
       }
     }
   }
-  cp_async_wait<0>();  // the query block copied ahead of a step that does not come
+  cp_async_wait<0>();  // the last query block was copied for a step that does not exist
 }

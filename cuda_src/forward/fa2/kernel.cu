@@ -9,19 +9,19 @@
 //   l. 9-10   m, P = exp(S - m), l, O              visit_tile(), second half
 //   l. 12-15  O / l, L = m + log l, store          store_output()
 //
-// Section 3.3 of the paper: rows are split over warps, 32 per warp, so that warps share nothing but K and V. For head dims over 128
-// the O of 32 rows does not fit in a warp's registers: a pair of warps shares the rows, splits the columns of S and of O, and
+// Section 3.3 of the paper: rows are split over warps, 32 per warp, so that warps share nothing but K and V. For head dims over
+// 128 the O of 32 rows does not fit in a warp's registers: a pair of warps shares the rows, splits the columns of S and of O, and
 // exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
 //
 // Departures, and why:
 //   - Tiles run from last to first: only the last tiles need a mask, and only the last one can extend past the end of the keys.
 //   - O is rescaled only when a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare after the first tile.
 //   - P is made 16 keys at a time between the products that use it, so that exponentials overlap with products.
-//   - Operands of S are loaded one k16 step ahead, and copies of the next tile are spread over the steps: ldmatrix and cp.async share
-//     one queue.
+//   - Operands of S are loaded one k16 step ahead, and copies of the next tile are spread over the steps: ldmatrix and cp.async
+//     share one queue.
 //   - One barrier per tile says both that the tile has landed and that the other stage is free.
-//   - Under an irregular mask (shared/irregular_mask.cuh) one loop body serves all tiles. The next tile is found before the current
-//     one is visited, because its copies are issued meanwhile.
+//   - Under an irregular mask (shared/irregular_mask.cuh) one loop body serves all tiles. The next tile is found before the
+//     current one is visited, because its copies are issued meanwhile.
 //   - Few query blocks over many keys: the keys are split over thread blocks, heads may share a tile, and a second launch merges
 //     (SPLIT_KEYS: forward/splits.cuh).
 // Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements and failed experiments: NOTES.md.

@@ -1,4 +1,5 @@
-// How fa2_forward divides a tile: the rows, keys and columns of each warp, in tiles of mma.sync, and their place in shared memory.
+// How fa2_forward divides a tile: the rows, keys and columns of each warp, in tiles of mma.sync, and their place in shared
+// memory.
 #pragma once
 #include "forward/fa2/config.cuh"
 #include "shared/params.cuh"

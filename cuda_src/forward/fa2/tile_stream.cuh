@@ -2,9 +2,9 @@
 #pragma once
 #include "mma/copy.cuh"
 
-// One thread's share of the copies, from the last tile of a sequence to the first, in PARTS: a burst of copies would fill the queue
-// that ldmatrix waits in. To save registers a thread keeps its column and steps down the rows (with 10 units per row, 8 of 128
-// threads copy nothing).
+// One thread's share of the copies, from the last tile of a sequence to the first, in PARTS: a burst of copies would fill the
+// queue that ldmatrix waits in. To save registers a thread keeps its column and steps down the rows (with 10 units per row, 8 of
+// 128 threads copy nothing).
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, int PARTS>
 struct TileStream {
   static constexpr int UNITS = ROW_BYTES / ALIGNMENT;
@@ -26,8 +26,8 @@ struct TileStream {
   // The next tile is `tiles` tiles before the one that `source` points to.
   DEVICE void skip(int tiles, i64 row_stride_bytes) { source -= tiles * (ROWS * row_stride_bytes); }
 
-  // Part `part` of the next tile, whose rows all exist. If not `valid`, writes zeros and reads nothing. The last part moves `source`
-  // one tile back.
+  // Part `part` of the next tile, whose rows all exist. If not `valid`, writes zeros and reads nothing. The last part moves
+  // `source` one tile back.
   DEVICE void copy(int part, u32 stage_offset, i64 row_stride_bytes, bool valid) {
     if constexpr (ALIGNMENT == 16) {
 #pragma unroll

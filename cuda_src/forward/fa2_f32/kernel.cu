@@ -1,39 +1,23 @@
 // FlashAttention-2 forward for float32 on the 16-bit tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
 // Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
-// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
-// peak performance", 2022: every float32 becomes a pair of float16, every product three (mma/half_pair.cuh). With
-// TF32 on, the small halves are left out: one product of 11-bit factors, tf32's precision at float16's speed.
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+// performance", 2022: every float32 becomes a pair of float16, every product three products (mma/half_pair.cuh). With TF32 the
+// small halves are left out: one product of 11-bit factors, the precision of tf32 at the speed of float16.
 //
-//   Alg. 1, l. 3     one thread block a query block          l. 9      m, P, l: shared/softmax.cuh
+//   Alg. 1, l. 3     one thread block per query block        l. 9      m, P, l: shared/softmax.cuh
 //           l. 4, 6  copy, then split into pairs             l. 10     O = alpha O + P V
-//           l. 8     S = Q K^T                               l. 12-15  normalise, log-sum-exp
+//           l. 8     S = Q K^T                               l. 12-15  O / l, log-sum-exp
 //
-// Where it departs from Algorithm 1:
-// - K and V take turns in the pipeline: V arrives while S is computed, the next K while P V is. Each warp splits the
-//   rows that it copied itself, in place, so a tile costs two block barriers and no second buffer: 99 KB do for d128.
-// - Tensor cores truncate sums where float32 arithmetic rounds, and always towards zero. They sum 16 or 32 columns of
-//   S and one tile of P V, from zero; the rest is ordinary addition.
-// - Every group of eight rows has its own unit. O is kept in the largest unit of V so far, and P takes up the ratio.
-// - O is rescaled where it is added to, in one instruction. That costs nothing, so the maximum is kept exact: P <= 1
-//   can then fill float16 up to its end, and rows of V may be 2^16 smaller than others before their P loses bits.
-//
-// Largest error against float64 on an H200, beside naive float32 matmul, softmax, matmul (N(0,1) inputs; then scores
-// 30 times as wide): d64 1.3e-7, 2.1e-5 (naive 4.0e-7, 4.8e-5); d128 8.3e-8, 2.4e-5 (3.6e-7, 8.6e-5); d256 1.4e-7,
-// 3.7e-5 (4.2e-7, 1.2e-4). In cufa/records it is up to 1.4e-7 without a mask, at d128 9.0e-8, and, causal, 2.4e-7, at d256
-// 3.7e-7. An element far below the largest of its group loses bits (mma/half_pair.cuh).
-//
-// The limit there is the latency of mma with two or three warps a scheduler: a warp waits 8 cycles between two products,
-// and for each sum before it can be added. About 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to
-// barriers.
-//
-// Tried there and left (d128, speed relative to the version of the day, unless said):
-// - S summed by the tensor cores over the whole head dim: no faster, and up to 3.5 times naive's error on short sequences.
-//   In two passes, small products first: 0.95, less at d256, and half as accurate.
-// - 256 query rows, 8 warps: 1.0 with 32 keys, 1.04 with 64, at 169 and 203 KB. 16 query rows per warp: 0.88.
-// - Splitting K and V between the products instead of after them: no gain.
-// - O rescaled in a branch of its own, then added to: ptxas put the additions off past the next products, to 250 live
-//   registers where 170 do, and spilled. Rescaled before P V, or always (fmaf with alpha = 1): the same, and worse.
-// - Three tf32 products (mma.m16n8k8) need the same splits at half the rate: not built.
+// Departures from Algorithm 1, and why:
+// - K and V alternate in the pipeline: V arrives while S is computed, the next K while P V is. Each warp splits the rows that it
+//   copied, in place: a tile costs two block barriers and no second buffer (99 KB at d128).
+// - Tensor cores truncate sums towards zero, where float32 arithmetic rounds. They sum, from zero, 16 or 32 columns of S and one
+//   tile of P V; the remaining sums are ordinary additions.
+// - Each group of eight rows has its own unit. O is kept in the largest unit of V so far, and P includes the ratio.
+// - O is rescaled where it is added to, in one instruction, at no cost. So the maximum is kept exact: P <= 1 can use the whole
+//   range of float16, and rows of V may be 2^16 smaller than others before their P loses bits.
+// Do not change: both ways to add to O stand behind one branch (see there). Registers are scarce: lane numbers are read again
+// where they are used. Accuracy, measurements and failed experiments: NOTES.md.
 #include "forward/fa2_f32/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
@@ -52,9 +36,9 @@ constexpr int P_STEPS = Bc / 16;               // k16 steps of P V
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column mma tiles of O
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
-constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep busy
-constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
-constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // likewise of the runs of rows that a key is hidden from
+constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep them busy
+constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O computed at a time: more take more registers
+constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // runs of rows loaded at a time (irregular masks)
 
 // Dynamic shared memory: the offset of each tile. Each is first float32, then pairs of float16 in the same place.
 struct SharedMemory {
@@ -64,12 +48,12 @@ static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_f32.p
 static_assert(LENGTHS_KIND == DENSE, "fa2_forward_f32 takes dense arrays only");
 static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
 
-// P <= 1, times this: below 2^15, as every other operand.
+// P <= 1 times P_SCALE is below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
 
-// Columns: the launch before, a warp per block of keys.
+// The launch before, under masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
@@ -80,11 +64,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
 
-  // Alg. 1, l. 3: the loop over i is the grid.
+  // Alg. 1, l. 3: the grid is the loop over i.
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
   TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
-  // Where tiles are looked up: the one after that which is visited. `tiles` ends behind the first of them.
-  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  // Irregular masks: the next tile. `tiles` ends after the first tile that is visited.
+  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile next{-1};
@@ -93,13 +77,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
     });
   };
-  if constexpr (LOOKED_UP) {
+  if constexpr (IRREGULAR) {
     find_next(item.q_block, item.head, item.batch);
     tiles.end = next.tile() + 1;
   }
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
-  // This lane's first byte of this warp's rows: of Q, and of the last visited tile of K and of V.
+  // This lane's first byte of this warp's rows of Q, and of the tile of K and of V that is visited first.
   using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
   const i64 kv_row = i64(tiles.end - 1) * Bc + warp * 8;
   const char* Q = Rows::source(p.q, p.q_stride, item.batch, item.head, warp_row, lane);
@@ -108,8 +92,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   const u32 Q_smem = smem_address(smem) + SharedMemory::Q + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + SharedMemory::K, V_smem = smem_address(smem) + SharedMemory::V;
-  // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For
-  // the same reason lanes are read anew (lane_id) where addresses follow from them.
+  // Parked in a gap of this warp's rows of Q: what each tile, or the end, reads once.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
   if (lane == 0) {
     st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.clear_end)});
@@ -122,8 +105,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   softmax.reset();
   float O_unit = pair_unit(0);  // of O and V: the largest unit of V so far
 
-  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: until they are split, no other warp takes
-  // part. Tile by tile, from the last one down, which may hang over the end of the keys.
+  // The warp that copies a row also splits it: eight rows of every 8 * NUM_WARPS. The last tile, which is copied first, may
+  // extend past the end of the keys.
   auto load_tile = [&](u32 tile, const char*& source, i64 stride_bytes, bool is_last) {
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
@@ -144,10 +127,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
   };
 
-  // The tile that comes next: where tiles are looked up its address is found anew, as registers are scarce.
+  // Copies the next tile; under an irregular mask its address is computed again, as registers are scarce.
   auto load_next = [&](u32 tile, const void* tensor, const Strides& stride, const char*& source) {
-    if constexpr (LOOKED_UP) {
-      // Not the number behind these two: the lane that is first may be writing it for the next tile already.
+    if constexpr (IRREGULAR) {
+      // Not the whole vector: the first lane may already be writing its last word for the next tile.
       const int head = int(ld_shared_u32(saved_smem + 4)), batch = int(ld_shared_u32(saved_smem + 8));
       const i64 row = i64(next.tile()) * Bc + thread_id() / 32 * 8;
       source = Rows::source(tensor, stride, batch, head / (p.heads / p.kv_heads), row, lane_id());
@@ -172,9 +155,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // Alg. 1, l. 7-10 for key tile j. Row r of a lane is row r / 2 * 16 + r % 2 * 8 + lane / 4 of the warp.
   auto visit_tile = [&](int j) {
-    // Alg. 1, l. 8: S = Q K^T, while V arrives. ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7,
-    // 8-15, 16-23, 24-31: of Q rows 0-7 and rows 8-15, then both in the next octet of columns; of K two octets of hi,
-    // then of lo.
+    // Alg. 1, l. 8: S = Q K^T, while V arrives. The lane's addresses are those of pair_lane_a() and pair_lane_b(), written out so
+    // that the lane is read again for each term.
     float S_rmem[S_TILES][M_TILES][4] = {};
     const u32 Q_lane = Q_smem + lane_id() % 16 * PITCH + lane_id() / 16 * OCTET_BYTES;
     const u32 K_lane = K_smem + lane_id() % 8 * PITCH + lane_id() / 8 % 2 * OCTET_BYTES + lane_id() / 16 * LO_OFFSET;
@@ -202,13 +184,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         for (int e = 0; e < 2; ++e) S_rmem[n][r / 2][r % 2 * 2 + e] *= Q_unit[r] * K_unit;
       }
     }
-    block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (LOOKED_UP ? next.exists() : j > tiles.first) load_next(K_smem, p.k, p.k_stride, K);
+    block_sync();  // V is split, and all warps have read K, which the next copies overwrite
+    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(K_smem, p.k, p.k_stride, K);
 
     const auto S = fragment_view_by_columns(S_rmem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
-    // One body for all segments, as the registers are those of the products: both edges are tested.
-    if constexpr (LOOKED_UP) {
+    // One loop body for all tiles, which tests both edges: another body would take more registers.
+    if constexpr (IRREGULAR) {
       const vec4 saved = ld_shared_vec4(saved_smem);
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
@@ -230,7 +212,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       m_tile[r] = quad_max(m_tile[r]);
       alpha[r] = 1.0f;
     }
-    float P_factor[S_TILES];  // brings the rows of V to the unit of O
+    float P_factor[S_TILES];  // ratio of the units of V to the unit of O
     const float O_unit_old = O_unit;
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
@@ -261,8 +243,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
 
-    // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives. Of V ldmatrix takes keys
-    // 0-7 and keys 8-15 of hi, then of lo.
+    // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives.
     const u32 V_lane = V_smem + lane_id() % 16 * PITCH + lane_id() / 16 * LO_OFFSET;
 #pragma unroll
     for (int n0 = 0; n0 < O_TILES; n0 += O_GROUP) {
@@ -277,8 +258,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
       mma_fence();
-      // Both ways to add are here, behind their branch: a sum that is added later than this costs registers, and ptxas,
-      // left the choice, puts off more of them than there is room for.
+      // Both ways to add stand behind one branch: ptxas would otherwise delay the additions past the next products, and spill.
       if (rescale) {
 #pragma unroll
         for (int n = 0; n < group; ++n) {
@@ -301,9 +281,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
     }
-    if (LOOKED_UP ? next.exists() : j > tiles.first) split_tile(K_smem);
-    block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (LOOKED_UP ? next.exists() : j > tiles.first) load_next(V_smem, p.v, p.v_stride, V);
+    if (IRREGULAR ? next.exists() : j > tiles.first) split_tile(K_smem);
+    block_sync();  // K is split, and all warps have read V, which the next copies overwrite
+    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(V_smem, p.v, p.v_stride, V);
   };
 
   if (!tiles.empty()) {
@@ -319,14 +299,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     load_tile(V_smem, V, p.v_stride.seq * 4, true);
 #pragma unroll 1
     for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH>(Q_smem + r * 8 * PITCH, lane);
-    block_sync();  // K is split; the rows of Q are this warp's own
-    // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
-    if constexpr (LOOKED_UP) {
+    block_sync();  // K is split; each warp reads its own rows of Q only
+    // Alg. 1, l. 6, from the last tile to the first: masked tiles come first.
+    if constexpr (IRREGULAR) {
 #pragma unroll 1
       while (next.exists()) {
         const WalkedTile walked = next;
-        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // in the place of what bands have there
-        warp_sync();  // the other lanes may read it
+        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // where band masks have the end of the clear tiles
+        warp_sync();  // the other lanes may read the code
         const vec4 saved = ld_shared_vec4(saved_smem);
         if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
         find_next(int(saved.x), int(saved.y), int(saved.z));
@@ -362,8 +342,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   }
 
   if constexpr (TRACE) {
-    block_sync();  // the record ends when the last warp has stored
-    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
+    block_sync();  // the trace record ends when the last warp has stored
+    if constexpr (IRREGULAR) tiles = tally.range(tiles.total);
     if (thread == 0) write_trace(p, blockIdx.x, {q_block, head, batch}, tiles, start_ns);
   }
 }

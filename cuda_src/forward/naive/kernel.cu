@@ -1,13 +1,13 @@
 // The baseline: attention as three array expressions, each a kernel, with the whole score matrix in device memory.
 //
-//   naive_scores   S = scale * Q K^T, hidden entries -inf     float32,   (batch, heads, seqlen_q, seqlen_k)
+//   naive_scores   S = scale * Q K^T, hidden scores -inf      float32, (batch, heads, seqlen_q, seqlen_k)
 //   naive_softmax  P = softmax(S) row by row, and the LSE     the inputs' type, the same shape
 //   naive_values   O = P V
 //
-// What the other kernels save is measured against this one: 4 + itemsize bytes of memory a score, written once and
-// read three times. The two products are ordinary tiled ones on the tensor cores (float32: on the FMA units unless
-// TF32 is on), short rather than fast: every element is copied to shared memory by itself, so that strides, alignment
-// and the ends of rows need no cases of their own. Scores are kept in units of log2: exp(s) = exp2(s * log2(e)).
+// The savings of the other kernels are measured against this one: 4 + itemsize bytes of memory per score, written once and read
+// three times. Both products are tiled, on the tensor cores (float32 without TF32: on the FMA units), and short rather than fast:
+// every element is copied to shared memory by itself, so that strides, alignment and the ends of rows need no special cases.
+// Scores are in units of log2: exp(s) = exp2(s * log2(e)).
 #include "forward/naive/config.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
@@ -19,15 +19,16 @@
 using Bits = typename Choose<FLOAT32, u32, u16>::type;  // one value of Q, K, V, P or O
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int TILE_COLUMNS = BLOCK_KV;  // of a block's output: keys (scores) or head dims (values)
-constexpr int STEP = 128 / Element::BYTES;  // of the inner dimension, a pass through shared memory
+constexpr int TILE_COLUMNS = BLOCK_KV;  // columns of a block's output: keys (scores) or head dims (values)
+constexpr int STEP = 128 / Element::BYTES;  // columns of the inner dimension in shared memory at a time
 static_assert(BLOCK_Q == NUM_WARPS * 16, "a warp computes 16 rows");
 static_assert(TILE_COLUMNS == 64, "shared memory is laid out for tiles of 64 columns");
 
 constexpr int STEP_PITCH = tile_pitch(STEP * Element::BYTES, 16);
 constexpr int V_PITCH = tile_pitch(TILE_COLUMNS * Element::BYTES, 16);
 
-// Dynamic shared memory: the offset of each tile. A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) of K, (STEP, TILE_COLUMNS) of V.
+// Dynamic shared memory: the offset of each tile. A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) of K, (STEP, TILE_COLUMNS) of
+// V.
 struct SharedMemory {
   static constexpr int A = 0, B = A + BLOCK_Q * STEP_PITCH, BYTES = B + TILE_COLUMNS * STEP_PITCH;
 };
@@ -35,7 +36,7 @@ static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/naive.py 
 static_assert(STEP * V_PITCH <= TILE_COLUMNS * STEP_PITCH, "a tile of V fits where a tile of K does");
 static_assert(LENGTHS_KIND == DENSE, "naive takes dense arrays only");
 
-using Accumulator = float[TILE_COLUMNS / 8][4];  // the warp's 16 rows, laid out as mma.sync does
+using Accumulator = float[TILE_COLUMNS / 8][4];  // the warp's 16 rows, in the layout of mma.sync
 
 template <typename Element>
 DEVICE Bits rounded(float x) {
@@ -139,7 +140,7 @@ DEVICE Bits* probabilities_of(const AttentionParams& p, i64 head) {
   return reinterpret_cast<Bits*>(scores_of(p, i64(p.batch) * p.heads)) + head * p.seqlen_q * p.seqlen_k;
 }
 
-// Columns: the launch before, a warp per block of keys.
+// The launch before, under masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
@@ -162,16 +163,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 
   Accumulator S_rmem = {};
   for (int d = 0; d < HEAD_DIM; d += STEP) {
-    block_sync();  // the last step's tiles have been read
+    block_sync();  // the previous step's tiles are read
     copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, Q + d, p.q_stride.seq, valid_rows, HEAD_DIM - d);
     copy_tile<BLOCK_KV, STEP, STEP_PITCH>(B_smem, K + d, p.k_stride.seq, valid_keys, HEAD_DIM - d);
-    block_sync();  // both tiles are complete
+    block_sync();  // both tiles are written
     multiply<Element, true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
   cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
-  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
-  if constexpr (LOOKED_UP) {
+  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  if constexpr (IRREGULAR) {
     const auto S = fragment_view(S_rmem);
     const LookedUpMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head);
     hide_scores(S, mask, int(first_row) + warp * 16 + S.lane_row(lane), int(first_key), S.lane_column(lane));
@@ -186,7 +187,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const i64 key = first_key + n * 8 + lane % 4 * 2 + e;
-        const bool visible = LOOKED_UP || (first_visible <= key && key < end_visible);
+        const bool visible = IRREGULAR || (first_visible <= key && key < end_visible);
         const float s = visible ? S_rmem[n][2 * half + e] * p.scale_log2 : NEG_INF;
         if (key < p.seqlen_k) st_global(S + row * p.seqlen_k + key, s);
       }
@@ -194,11 +195,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   }
 }
 
-// One warp a row: its maximum, the sum of its exponentials, its probabilities.
+// One warp per row: its maximum, the sum of its exponentials, its probabilities.
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_constant__ AttentionParams p) {
   constexpr float LN_2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 32;
-  const i64 row = i64(blockIdx.x) * NUM_WARPS + threadIdx.x / 32;  // of all heads
+  const i64 row = i64(blockIdx.x) * NUM_WARPS + threadIdx.x / 32;  // row of all heads
   const bool valid = row < i64(p.batch) * p.heads * p.seqlen_q;
   const int keys = valid ? p.seqlen_k : 0;
   const float* S = scores_of(p, 0) + row * p.seqlen_k;
@@ -233,10 +234,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
   Accumulator O_rmem = {};
   for (i64 j = 0; j < p.seqlen_k; j += STEP) {
     const int valid_keys = int(min(i64(STEP), p.seqlen_k - j));
-    block_sync();  // the last step's tiles have been read
+    block_sync();  // the previous step's tiles are read
     copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, P + j, p.seqlen_k, valid_rows, valid_keys);
     copy_tile<STEP, TILE_COLUMNS, V_PITCH>(B_smem, V + j * p.v_stride.seq, p.v_stride.seq, valid_keys, valid_dims);
-    block_sync();  // both tiles are complete
+    block_sync();  // both tiles are written
     multiply<Element, false>(O_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
