@@ -3,6 +3,7 @@
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/tma.cuh"
+#include "shared/element.cuh"
 #include "wgmma/operands.cuh"
 
 enum {
@@ -64,7 +65,7 @@ KERNEL planted_engine(const __grid_constant__ PlantedParams p, const __grid_cons
                        !(BUG == FENCE_BEFORE_OPERAND && round == 1);
     if (fence) wgmma_fence();
     if (BUG == FENCE_BEFORE_ACCUMULATOR && round == 1) D[7] = 0.5f;
-    wgmma_tiles_rs<N, 4, false>(D, A_rmem, k_major_descriptor(B));
+    wgmma_tiles_rs<N, 4, Float16>(D, A_rmem, k_major_descriptor(B));
     wgmma_commit();
     if (BUG == OPERAND_TOUCHED) A_rmem[3] ^= 1;
     wgmma_wait<0>();

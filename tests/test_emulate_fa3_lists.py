@@ -144,7 +144,7 @@ def test_the_longest_query_blocks_are_begun_first(mask):
     inputs = make_inputs(1, 4, 2, 1200, 1200, 64, "bfloat16")
     problem, given = make_problem(*inputs, mask=mask), forward_operands(*inputs)
     plan = plan_with_blocks(problem, config, 1)
-    order = SPEC.order(problem, plan.schedule, dataclasses.replace(plan.device, num_sms=1))
+    order = SPEC.order(problem, plan.schedule, dataclasses.replace(plan.device, num_sms=1), config)
     of_groups = plan.schedule.visits[order.q_block].reshape(
         -1, plan.schedule.num_q_blocks * plan.heads_per_group
     )

@@ -106,7 +106,7 @@ def test_tiles_are_those_of_each_sequence(spec, kind, options):
 # --- Bugs that must be noticed ----------------------------------------------------------------------------
 
 LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
-    f"shared/{x}.cuh" for x in ("lengths", "schedule", "score", "softmax")
+    f"shared/{x}.cuh" for x in ("lengths", "schedule", "alibi_sink", "softmax")
 )
 F, B, PASSES = "forward/fa2/kernel.cu", "backward/fa2/kernel.cu", "backward/common/passes.cuh"
 STORE = "forward/fa2/store.cuh"

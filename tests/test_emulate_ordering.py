@@ -20,7 +20,16 @@ from cufa.build import compiler
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.problem.mask import Band
-from cufa.run.emulate.calls import Emulation, EmulationError, Execution, Finding, emulate, run_plan
+from cufa.reference.dense import attention_reference
+from cufa.run.emulate.calls import (
+    Emulation,
+    EmulationError,
+    Execution,
+    Finding,
+    emulate,
+    emulate_backward,
+    run_plan,
+)
 
 Run = Callable[[str | int], Emulation]
 
@@ -63,6 +72,16 @@ def fa3_split(number: int, heads: int = 1, lengths=(70, 700)) -> Run:
     return run
 
 
+def fa3_backward(head_dim: int) -> Run:
+    def run(schedule: str | int) -> Emulation:
+        q, k, v = make_inputs(1, 2, 1, 200, 300, head_dim, "float16")
+        out, lse = attention_reference(q, k, v, return_lse=True)
+        forward = q, q, k, v, out.astype(q.dtype), lse.astype("float32")
+        return emulate_backward(*forward, algorithm="fa3", mode="checked", schedule=schedule, trace=False)
+
+    return run
+
+
 def decode(
     kernel: str, number: int, which: int = 0, merge: dict[str, bool] | None = None, **case: Any
 ) -> Run:
@@ -93,6 +112,7 @@ RUNS: dict[str, Run] = {
     #: Only where keys are split does a launch follow, so that nothing else misses grid_release_next.
     "fa3 split": fa3_split(3),
     "fa3 split, heads in one tile": fa3_split(3, heads=2, lengths=(20, 700)),
+    "fa3 backward": fa3_backward(64),
     "split": decode("decode_split_tma", 3, **_PAGES),
     "split, merged in clusters": decode("decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
     "split, merged by a launch": decode("decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),
