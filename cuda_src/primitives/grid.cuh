@@ -1,22 +1,22 @@
-// What blocks of one grid tell each other through global memory.
+// Communication between blocks of one grid through global memory, and between launches.
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
 #include "host/decode_host.h"
 #else
 
-// atom.inc.acq_rel.gpu: the old value; the counter becomes 0 if that was `last` (or more), else one more, so that it is
-// ready for the next launch by itself. What this thread (and, by a barrier before, its block) wrote is seen by those who
-// count up the same counter later.
+// atom.inc.acq_rel.gpu: returns the old value; the counter becomes 0 if that was `last` (or more), else one more: it needs no
+// reset between launches. Threads that increment the counter later see what this thread (and, through a barrier, its block)
+// wrote.
 DEVICE u32 atomic_inc_wrap(u32* counter, u32 last) {
   u32 old;
   asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
   return old;
 }
 
-// griddepcontrol.launch_dependents (sm_90): the blocks of the next launch, if it allows that, may become resident.
+// griddepcontrol.launch_dependents (sm_90): blocks of the next launch, if it is dependent, may become resident.
 DEVICE void grid_release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// griddepcontrol.wait (sm_90): the launch before is complete, and what it wrote is seen.
+// griddepcontrol.wait (sm_90): the previous launch is complete, and its writes are visible.
 DEVICE void grid_await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #endif  // __CUDACC__

@@ -32,5 +32,5 @@ DEVICE float fma_sat(float x, float y, float z) {
   return d;
 }
 
-// CUDA's own fmaf, fmaxf (the other operand when one is NaN), fminf, and min, max of integers are used as they
-// are; the host twins provide the same names.
+// CUDA's fmaf, fmaxf (the other operand if one is NaN), fminf, and min, max of integers are used directly; the host twins provide
+// the same names.

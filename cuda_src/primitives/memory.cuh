@@ -1,5 +1,5 @@
-// Loads and stores. Shared memory is addressed by 32-bit offsets in the shared window, and goes through these
-// functions only: on a host they are where races, ranges and bank conflicts are checked.
+// Loads and stores. Shared memory is addressed by 32-bit offsets in the shared window, through these functions only: on a host
+// they check races, ranges and bank conflicts.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -52,7 +52,7 @@ DEVICE void st_global(void* p, T v) {
   *static_cast<T*>(p) = v;
 }
 
-// st.global.v4.b32, st.global.v2.b32. Left to itself the compiler may split the store of a struct into its words.
+// st.global.v4.b32, st.global.v2.b32: the compiler may split the plain store of a struct into words.
 template <>
 DEVICE void st_global<vec4>(void* p, vec4 v) {
   asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

@@ -1,5 +1,5 @@
-// One include for kernels: picks the device primitives, or their host twins when g++ compiles the kernel
-// for execution on a CPU. Kernel files do not know which.
+// One include for kernels: the device primitives or, if a host compiler builds the kernel for execution on a CPU, their host
+// twins.
 #pragma once
 #ifdef __CUDACC__
 #include "primitives/types.cuh"

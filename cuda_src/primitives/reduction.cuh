@@ -1,18 +1,18 @@
-// Sums in global memory that threads of any block add to. Additions come in any order and never race with one another;
-// a load or a store of the same memory races with them, unless something orders it (semaphore.cuh, or another launch).
+// Sums in global memory that threads of any block add to. Additions come in any order and do not race with one another; a load or
+// a store of the same memory races with them, unless a semaphore (semaphore.cuh) or another launch orders it.
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
 #include "host/backward_host.h"
 #else
 
-// red.relaxed.gpu.global.add.f32: *p += v, without the old value. Subnormal numbers become zeros.
+// red.relaxed.gpu.global.add.f32: *p += v; no old value is returned. Subnormal numbers become zeros.
 DEVICE void red_add_f32(float* p, float v) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
 
-// red.relaxed.gpu.global.add.v2.f32 and .v4.f32 (sm_90): two or four neighbours at once, aligned to 8 or 16 bytes. Each is
-// added for itself.
+// red.relaxed.gpu.global.add.v2.f32 and .v4.f32 (sm_90): two or four neighbours, aligned to 8 or 16 bytes. Each element is atomic
+// by itself.
 DEVICE void red_add_f32x2(float* p, float v0, float v1) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(v0), "f"(v1) : "memory");
 }

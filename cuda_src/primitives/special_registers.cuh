@@ -15,14 +15,14 @@ DEVICE u32 sm_id() {
   return id;
 }
 
-// threadIdx.x % 32, read anew each time: what follows from it is computed again, not kept in a register.
+// threadIdx.x % 32, read each time: values derived from it are recomputed, not kept in a register.
 DEVICE int lane_id() {
   int id;
   asm volatile("mov.u32 %0, %laneid;" : "=r"(id));
   return id;
 }
 
-// threadIdx.x, likewise.
+// threadIdx.x, read each time.
 DEVICE int thread_id() {
   int id;
   asm volatile("mov.u32 %0, %tid.x;" : "=r"(id));

@@ -1,11 +1,11 @@
-// What an inside trace is stamped with (shared/phases.cuh).
+// Clocks and stores of an inside trace (shared/phases.cuh).
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
 #include "host/stamp_host.h"
 #else
 
-// %clock64: cycles of this SM. No other SM's are comparable with them, and they run at the clock of the moment.
+// %clock64: cycles of this SM at its current clock rate; not comparable between SMs.
 DEVICE u64 sm_clock() {
   u64 t;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(t)::"memory");
@@ -19,7 +19,7 @@ DEVICE u32 sm_clock_low() {
   return t;
 }
 
-// st.global.v2.b32 under a predicate: no branch, which products in flight would not bear.
+// st.global.v2.b32 under a predicate: a branch would serialize products in flight.
 DEVICE void st_global_if(bool is_on, void* p, vec2 v) {
   asm volatile(
       "{\n"

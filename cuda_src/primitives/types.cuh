@@ -1,5 +1,5 @@
-// Types and function qualifiers. 16-bit floats travel as bits (u16, two in a u32) and are converted by
-// primitives, so that no CUDA header is needed and a host compiler can build the kernels.
+// Types and function qualifiers. 16-bit floats travel as bits (u16, two in a u32) and are converted by primitives: no CUDA header
+// is needed, and a host compiler can build the kernels.
 #pragma once
 
 using u16 = unsigned short;
@@ -15,7 +15,7 @@ struct alignas(8) vec2 {
   u32 x, y;
 };
 
-// A number known at compile time, as an argument.
+// A compile-time number as an argument.
 template <int VALUE>
 struct Size {
   static constexpr int value = VALUE;
@@ -25,8 +25,8 @@ struct Size {
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
 
-// The block's dynamic shared memory. 1024-byte aligned, as 128-byte-swizzled tiles need.
-// Where each buffer of it lies is generated, NAME_OFFSET and NAME_BYTES, from the kernel's list in cufa/kernels.
+// The block's dynamic shared memory, 1024-byte aligned as 128-byte-swizzled tiles need. Offsets: struct SharedMemory of each
+// kernel.
 #define DYN_SMEM(name) extern __shared__ __align__(1024) unsigned char name[]
 #else
 #include "host/cuda_language.h"

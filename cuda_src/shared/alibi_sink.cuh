@@ -1,8 +1,8 @@
-// What the optional operands change: ALiBi the scores, a sink the denominator of the softmax.
+// ALiBi slopes change scores; a sink joins the denominator of the softmax.
 #pragma once
 #include "shared/lengths.cuh"
 
-// ALiBi takes slope |i + diagonal - j| off the score of row i and key j. With it, scores are in units of log2 from here on.
+// ALiBi subtracts slope * |i + diagonal - j| from the score of row i and key j. After it, scores are in units of log2.
 struct Alibi {
   float slope;  // in units of log2
   int diagonal;
@@ -11,31 +11,31 @@ struct Alibi {
   template <typename Params, typename Sequence>
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
     constexpr float LOG2_E = 1.44269504088896341f;
-    // What lies behind the last sequence has no slope, and no scores.
+    // The rest after the last packed sequence has no slope, and no scores.
     const int number = min(sequence.number, p.batch - 1);
     slope = ld_global<float>(p.alibi_slopes + i64(number) * p.alibi_stride + head) * LOG2_E;
   }
 
-  // `row` and `key` are the lane's first. Scores at one distance share what is taken off them.
+  // `row` and `key` are the lane's first. Scores at the same distance share the subtracted value.
   template <typename View>
   DEVICE void change(View S, float scale_log2, int row, int key) const {
     const float distance = float(row + diagonal - key);
     S.for_each([&](int row, int column, float& s) { s = changed(s, scale_log2, distance, row - column); });
   }
-  // One score, so many farther than the lane's first.
+  // One score, `farther` more distant than the lane's first.
   DEVICE float changed(float s, float scale_log2, float distance, int farther) const {
     return fmaf(s, scale_log2, -(slope * fabsf(distance + float(farther))));
   }
 };
 
-// What scores are multiplied by to be in units of log2.
+// The factor that brings scores to units of log2.
 template <typename Params>
 DEVICE float softmax_scale(const Params& p) {
   if constexpr (ALIBI) return 1.0f;
   return p.scale_log2;
 }
 
-// What row r of O is multiplied by in the end: 1 / l. With a sink, that has joined l.
+// The last factor of row r of O: 1 / l, where a sink has joined l.
 template <typename Params, typename Softmax>
 DEVICE float row_factor(const Params& p, Softmax& softmax, int r, int head) {
   constexpr float LOG2_E = 1.44269504088896341f;

@@ -1,12 +1,12 @@
-// One way to walk the accumulator of a product, whatever array it is: mma.sync's tiles of 16 x 8, or wgmma's flat 64 x N.
-// Both share the layout of a quad: a lane holds, of every eight rows, one row, and of every eight columns, two columns.
+// One way to walk the accumulator of a product: mma.sync's tiles of 16 x 8, or wgmma's flat 64 x N. In both a lane holds one row
+// of each eight rows, and two columns of each eight columns.
 //
-// Rows and columns are given to callers as offsets known at compile time, multiples of 8 plus e; the lane's own share of
-// them (lane_row, lane_column) is added once by whoever needs it.
+// Callers get rows and columns as compile-time offsets, multiples of 8 plus e, and add the lane's own row and column (lane_row,
+// lane_column).
 #pragma once
 #include "primitives/primitives.cuh"
 
-// ROWS rows and 2 * TILES columns of one lane: row r in the 16-row tile r / 2, tiles M_STRIDE and N_STRIDE floats apart.
+// ROWS rows and 2 * TILES columns of one lane. Row r is in 16-row tile r / 2; tiles are M_STRIDE and N_STRIDE floats apart.
 template <typename Float, int ROWS_, int TILES_, int M_STRIDE, int N_STRIDE>
 struct FragmentView {
   static constexpr int ROWS = ROWS_, TILES = TILES_;
@@ -36,7 +36,7 @@ struct FragmentView {
   }
 };
 
-// The same fragment where the product was computed transposed (S^T = K Q^T): its rows are columns of S.
+// The fragment of a transposed product (S^T = K Q^T): its rows are columns of S.
 template <typename View>
 struct TransposedView {
   View fragment;

@@ -1,32 +1,33 @@
-// How long the sequences of a call are, and where their rows and keys lie: the device side of cufa/problem/lengths.py.
+// The lengths of the sequences of a call, and where their rows and keys lie in the arrays: the device side of
+// cufa/problem/lengths.py.
 //
-// Numbers are read here, and by nobody else: what they are is not known when a kernel is launched. Numbers
-// that cannot be are cut to what the arrays hold.
+// Only this file reads lengths. The host does not know them when it launches a kernel: values out of range are clamped to the
+// arrays.
 #pragma once
 #include "shared/params.cuh"
 
 enum LengthsKind { DENSE, PADDED, PACKED };
 constexpr LengthsKind LENGTHS_KIND = LengthsKind(LENGTHS);
 
-// One sequence of dense arrays: what it is stands in the parameters, and is read where it is needed.
+// A sequence of dense arrays: its sizes are parameters, and are read where they are needed.
 template <typename Params>
 struct DenseSequence {
   const Params& p;
   int number;
 
-  DEVICE int batch() const { return number; }  // index of arrays
+  DEVICE int batch() const { return number; }  // index in the arrays
   DEVICE int rows() const { return p.seqlen_q; }
   DEVICE int keys() const { return p.seqlen_k; }
-  // So many are written of results: zeros behind its own rows and keys.
+  // Rows and keys of the results that are written: zeros in padding.
   DEVICE int stored_rows() const { return p.seqlen_q; }
   DEVICE int stored_keys() const { return p.seqlen_k; }
-  // In packed arrays.
+  // Its first row and key in packed arrays.
   DEVICE i64 first_row() const { return 0; }
   DEVICE i64 first_key() const { return 0; }
 };
 
-// One of padded or packed ones. What lies behind the last of packed ones counts as one more, number p.batch, of no rows and
-// no keys.
+// A padded or packed sequence. The rest of packed arrays after the last sequence counts as one more, number p.batch, without rows
+// and keys.
 struct RaggedSequence {
   int number, rows_, keys_, stored_rows_, stored_keys_, first_row_, first_key_;
 
@@ -60,15 +61,15 @@ DEVICE auto sequence_of(const Params& p, int number) {
   }
 }
 
-// Where its first row stands among its keys: row i is at key i + this, wherever a mask or ALiBi speaks of distances.
+// The diagonal of a sequence: row i is at key i + diagonal_of(), for distances in masks and ALiBi.
 template <typename Params, typename Sequence>
 DEVICE i64 diagonal_of(const Params& p, const Sequence& sequence) {
   if constexpr (LENGTHS_KIND == DENSE) return p.shift;
   return p.shift + i64(p.shift_by_length) * (sequence.keys() - sequence.rows());
 }
 
-// Packed rows (or keys) in blocks: block begin / BLOCK + b is the first of sequence b, which leaves it room for all of its own,
-// whatever the lengths. So where a sequence's blocks are follows from where it begins, and how many there are at most from
+// Packed rows (or keys) in blocks: the first block of sequence b is begin / BLOCK + b, which leaves room for all blocks of the
+// sequences before it, whatever the lengths. A sequence's blocks follow from where it begins, and the number of all blocks from
 // the sum of all lengths.
 template <int BLOCK>
 DEVICE u32 first_packed_block(int begin, int sequence) { return u32(begin) / BLOCK + u32(sequence); }
@@ -76,10 +77,10 @@ template <int BLOCK>
 DEVICE u32 num_packed_blocks(int total, int batch) { return u32(total) / BLOCK + u32(batch) + 1; }
 
 struct PackedBlock {
-  int sequence, block;  // which may lie behind its end
+  int sequence, block;  // may lie past the sequence's end
 };
 
-// The last sequence whose first block is not behind this one.
+// The last sequence whose first block is at most this one.
 template <int BLOCK>
 DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32 index) {
   auto first = [&](int b) { return first_packed_block<BLOCK>(within(ld_global<i32>(cu_seqlens + b), total), b); };
@@ -95,8 +96,8 @@ DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32
   return {low, int(index - first(low))};
 }
 
-// Where the numbers of a head's rows begin, in an array (batch, heads, seqlen_q), or (heads, total_q) where packed. `head` is
-// counted over the arrays' batch.
+// Index of a head's first row in an array (batch, heads, seqlen_q), or (heads, total_q) if packed. `head` counts over the batch
+// of the arrays.
 template <typename Params, typename Sequence>
 DEVICE i64 row_numbers(const Params& p, const Sequence& sequence, i64 head) {
   if constexpr (LENGTHS_KIND == PACKED) return head * p.total_q + sequence.first_row();

@@ -1,23 +1,21 @@
-// Which scores exist, and so which tiles of a head a query block visits: the device side of cufa/problem/mask.py and of the
-// schedule of tiles. Every kernel, forward or decoding, tests its scores with what stands here.
+// Band masks: which scores exist, and which key tiles of a head a query block visits. The device side of cufa/problem/mask.py.
 //
-// The masks of this header are bands: row i sees key j when i + first <= j <= i + last. (Those that are more than that, from
-// MASK_SETS on, are in looked_up_mask.cuh.) Which of the two edges exist is
-// compiled in, because a test that can never fail costs time; where they lie are numbers of the launch, so that all windows
-// share one build.
+// Row i sees key j if i + first <= j <= i + last. Which of the two edges exist is compiled in, because a test that cannot fail
+// costs time; where the edges lie are values of the launch, so that all windows share one build. Masks beyond a band, from
+// MASK_SETS on: irregular_mask.cuh.
 #pragma once
 #include "primitives/primitives.cuh"
 
-// No edge, the right one, both; both and tokens that they do not bind; both and a run of rows that each key is hidden from, or
-// two of them.
+// FULL: no edge. CAUSAL: the right edge. BAND: both. SETS: both, and tokens that the edges do not bind (a prefix, kept keys,
+// global tokens). COLUMNS, COLUMNS2: both, and one or two runs of rows that each key is hidden from.
 enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK_COLUMNS2 };
 
-// The tiles that a block visits need not lie side by side: each is asked for.
+// Irregular masks: the tiles that a block visits are no range. Each tile is tested.
 constexpr bool is_looked_up(MaskKind kind) { return kind >= MASK_SETS; }
 
-// What a run of tiles has to test. Tiles are walked from the last to the first, so the segments come in this order.
-// Right-masked tiles test the right edge and the end of the keys, and the left edge too, where there is one: a narrow band
-// may have both in one tile. Left-masked tiles lie before the right edge of all their rows.
+// What a range of tiles tests. Tiles are visited from the last to the first: the segments come in this order. Right-masked tiles
+// test the right edge, the end of the keys and, if there is one, the left edge: a narrow band may have both edges in one tile.
+// Left-masked tiles lie before the right edge of all their rows.
 enum Segment { RIGHT_MASKED, CLEAR, LEFT_MASKED };
 
 template <Segment SEGMENT>
@@ -25,8 +23,8 @@ struct SegmentTag {
   static constexpr Segment value = SEGMENT;
 };
 
-// Key tiles of one query block: first ... end-1 are computed, of these clear_first ... clear_end-1 without a mask. When none
-// is clear, both lie at `first`: then all are right-masked.
+// Key tiles of one query block: first ... end-1 are computed, of these clear_first ... clear_end-1 without a mask. If no tile is
+// clear, both are `first`, and all tiles are right-masked.
 struct TileRange {
   int total, first, end, clear_first, clear_end;
 
@@ -34,8 +32,8 @@ struct TileRange {
   DEVICE bool is_clear(int j) const { return clear_first <= j && j < clear_end; }
 };
 
-// Visits tiles from `j` down to the range's first as visit(j, segment). A loop of its own for every segment: the loop that
-// does nearly all of the work is free of masks. (By reference: a copy of the closure leads to other, longer machine code.)
+// visit(j, segment) for tiles from `j` down to the first, in one loop per segment: the loop that does most of the work has no
+// masks. (`visit` is a reference: a copy of the closure compiles to longer machine code.)
 template <MaskKind KIND, typename Visit>
 DEVICE void walk_tiles(int& j, const TileRange& tiles, const Visit& visit) {
   for (; j >= tiles.clear_end; --j) visit(j, SegmentTag<RIGHT_MASKED>{});
@@ -45,7 +43,7 @@ DEVICE void walk_tiles(int& j, const TileRange& tiles, const Visit& visit) {
   }
 }
 
-// The band of one head (or sequence). `first` and `last` are read where KIND has that edge.
+// The band of one head (or sequence). `first` and `last` are read if KIND has that edge.
 template <MaskKind KIND>
 struct Band {
   int rows, keys;  // of the sequence
@@ -61,7 +59,8 @@ struct Band {
     return among_keys(i64(row) + 1 + last);
   }
 
-  // Rows and keys in blocks of BR and BC. Without SKIP tiles that no row sees are computed too, and masked away.
+  // The key tiles of a query block, in blocks of BR rows and BC keys. Without SKIP, tiles that no row sees are computed and
+  // masked too.
   template <int BR, int BC, bool SKIP>
   DEVICE TileRange tiles(int q_block) const {
     const i64 block_row = i64(q_block) * BR;
@@ -86,14 +85,14 @@ struct Band {
   DEVICE int among_keys(i64 key) const { return key < 0 ? 0 : key > keys ? keys : int(key); }
 };
 
-// The columns of a tile that one row sees, counted from the lane's first, as far as tiles of this segment must ask. In 32
-// bits, which may wrap on the way: what is compared is right in every tile that is visited because some row of its query
-// block sees a key of it. (Where tiles are not skipped, rows and keys must sum to less than 2^31.)
+// The columns of a tile that one row sees, counted from the lane's first column, with the tests of this segment. The 32-bit sums
+// may wrap: the compared values are right in every tile that some row of its query block sees. (If tiles are not skipped, rows
+// and keys must sum to less than 2^31.)
 template <MaskKind KIND, Segment SEGMENT>
 struct VisibleColumns {
   int begin, end;
 
-  // `lane_column` is the lane's first column: its others lie at compile-time distances.
+  // `lane_column` is the lane's first column; its other columns lie at compile-time distances.
   DEVICE VisibleColumns(const Band<KIND>& band, int row, int first_key, int lane_column) {
     if constexpr (TESTS_BEGIN) begin = max(int(u32(row) + u32(band.first)), 0) - first_key - lane_column;
     if constexpr (TESTS_END) {

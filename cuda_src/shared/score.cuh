@@ -1,12 +1,13 @@
-// What becomes of scores between the two products: a score change, the mask, the row maxima, the exponentials and the
-// rounding to an operand of the second product. Written once, for every accumulator that fragment_view.cuh can walk.
+// Scores between the two products: the mask, the row maxima, the exponentials, and the rounding to an operand of the second
+// product. Written once for every accumulator that fragment_view.cuh can walk. The soft cap: softcap.cuh; ALiBi and sinks:
+// alibi_sink.cuh.
 #pragma once
 #include "shared/fragment_view.cuh"
 #include "mma/fragments.cuh"
 #include "shared/mask.cuh"
 #include "shared/softmax.cuh"
 
-// Scores that the mask hides become -inf. `row` is the lane's first.
+// Scores that the mask hides become -inf. `row` is the lane's first row.
 template <Segment SEGMENT, MaskKind KIND, typename View>
 DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, int lane_column) {
   if constexpr (SEGMENT != CLEAR) {
@@ -20,7 +21,7 @@ DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, 
   }
 }
 
-// The maximum of each row over this lane's columns. Even and odd columns apart make two chains that wait for each other less.
+// The maximum of each row over this lane's columns. TWO_CHAINS: even and odd columns apart shorten the dependency chain.
 template <bool TWO_CHAINS, typename View>
 DEVICE void lane_maxima(float (&m)[View::ROWS], View S) {
 #pragma unroll
@@ -34,7 +35,7 @@ DEVICE void lane_maxima(float (&m)[View::ROWS], View S) {
   }
 }
 
-// S becomes P, not yet divided by the sums, in the columns of 8-column tiles first ... first + COUNT - 1.
+// S becomes P, not yet divided by the row sums, in 8-column tiles first ... first + COUNT - 1.
 template <int COUNT, typename View, typename Softmax>
 DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) {
 #pragma unroll
@@ -47,8 +48,8 @@ DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) 
   }
 }
 
-// Register h of the A operand that columns 16k ... 16k + 15 of a 16-row tile become: row h % 2, columns h / 2. An accumulator
-// has the layout of an A operand already.
+// Register h of the A operand from columns 16k ... 16k + 15 of a 16-row tile: row h % 2, columns h / 2. An accumulator already
+// has the layout of an A operand.
 template <typename Element, typename View>
 DEVICE u32 operand_pair(View P, int m_tile, int k, int h) {
   const int r = 2 * m_tile + h % 2, n = 2 * k + h / 2;

@@ -1,15 +1,15 @@
-// Online softmax of the rows that one lane takes part in.
+// Online softmax of the rows that a lane shares.
 //
-// In an accumulator of mma.sync a row is spread over the four lanes of a quad; a lane sees two rows of each 16-row
-// fragment. ROWS = 2 * (number of 16-row fragments); row r of a lane is row r * 8 + lane / 4 of the warp.
+// In an accumulator of mma.sync a row is spread over the four lanes of a quad; a lane has two rows of each 16-row fragment. ROWS
+// = 2 * (number of 16-row fragments); row r of a lane is row r * 8 + lane / 4 of the warp.
 //
-// The subtracted maximum `m` need not be the true one: exp2(s - m) only must not overflow, and every row is divided by
-// its own sum at the end. So O is rescaled only when some maximum of the warp has grown by more than 2^SLACK: with
-// 8, P <= 256, far from the limits of float16 and bfloat16, whose relative precision is that at 1.
+// The subtracted maximum `m` need not be the true one: exp2(s - m) must not overflow, and each row is divided by its own sum at
+// the end. So O is rescaled only if some maximum of the warp has grown by more than 2^SLACK. With 8, P <= 256: far below the
+// limits of float16 and bfloat16, and their relative precision there is that at 1.
 #pragma once
 #include "primitives/primitives.cuh"
 
-// The maximum of a row that has seen no score: finite, so that -inf - m is never NaN and no row needs a guard.
+// The maximum of a row that has seen no score: finite, so that -inf - m is never NaN.
 constexpr float NO_SCORE = -3.0e38f;
 
 DEVICE float quad_max(float x) {
@@ -22,13 +22,13 @@ DEVICE float quad_sum(float x) {
   return x + shfl_xor(x, 2);
 }
 
-// Of a row whose scores less m, in log2 units, have exponentials that sum to l.
+// log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l.
 DEVICE float natural_lse(float m, float l) {
   constexpr float LN_2 = 0.693147180559945309f;
   return l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2;
 }
 
-// The same to float32's accuracy.
+// The same with float32 accuracy.
 DEVICE float exact_lse(float m, float l) {
   constexpr float LN_2 = 0.693147180559945309f;
   return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l));
@@ -47,8 +47,8 @@ struct OnlineSoftmax {
     }
   }
 
-  // Takes the row maxima of a new tile (already reduced over the quad). True when O must be multiplied by `alpha`,
-  // which is left alone otherwise.
+  // Takes the row maxima of a new tile, reduced over the quad. True if O must be multiplied by `alpha`, which is not written
+  // otherwise.
   DEVICE bool raise_max(const float (&m_tile)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
     bool grown = false;
 #pragma unroll
@@ -58,13 +58,13 @@ struct OnlineSoftmax {
     for (int r = 0; r < ROWS; ++r) {
       const float m_old = m_scaled[r];
       m_scaled[r] = fmaxf(m_old, m_tile[r] * scale_log2);
-      alpha[r] = ex2(m_old - m_scaled[r]);  // 0 when this is the row's first finite score
+      alpha[r] = ex2(m_old - m_scaled[r]);  // 0 if this is the row's first finite score
       l[r] *= alpha[r];
     }
     return true;
   }
 
-  // The same from what this lane has of each row. Seldom does a maximum grow, and only then are rows looked at whole.
+  // The same from this lane's maximum of each row. Maxima seldom grow: they are reduced over the quad only then.
   DEVICE bool raise_max_by_lanes(float (&m_lane)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
     bool grown = false;
 #pragma unroll
@@ -75,8 +75,8 @@ struct OnlineSoftmax {
     return raise_max(m_lane, scale_log2, alpha);
   }
 
-  // Whether scores of a warp may raise a maximum, by the lane_tops() of each lane. They tell of what is above 0, and so suffice
-  // where that is what would raise it. What is no number may.
+  // Whether scores of a warp may raise a maximum, from the lane_tops() of each lane. These are exact for scores above 0, which
+  // suffices if only such scores can raise a maximum. NaN counts as raising.
   DEVICE bool may_grow(const int (&top)[ROWS], float scale_log2) const {
     bool may = false;
 #pragma unroll
@@ -86,7 +86,7 @@ struct OnlineSoftmax {
     return warp_any(may);
   }
 
-  // Whether a score, in units of log2, would raise a row's maximum.
+  // Whether a score, in units of log2, would raise the maximum of some row.
   DEVICE bool may_grow(float s) const {
     bool grown = false;
 #pragma unroll
@@ -101,7 +101,7 @@ struct OnlineSoftmax {
     return p;
   }
 
-  // The whole row's sum; then 1 / l for O (0 for a row that saw nothing: its O is zero) and the natural-log LSE.
+  // l over the whole row. Then inverse_sum() is the factor of O (0 if the row saw no key) and lse() the natural-log LSE.
   DEVICE void reduce_sum() {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) l[r] = quad_sum(l[r]);
@@ -109,7 +109,7 @@ struct OnlineSoftmax {
   DEVICE float inverse_sum(int r) const { return l[r] == 0.0f ? 0.0f : rcp(l[r]); }
   DEVICE float lse(int r) const { return natural_lse(m_scaled[r], l[r]); }
 
-  // A logit, in units of log2, joins the denominator of a whole row. Returns what O is multiplied by.
+  // A logit, in units of log2, joins the denominator of a whole row. Returns the factor of O.
   DEVICE float join(int r, float logit) {
     const float m = fmaxf(m_scaled[r], logit), kept = ex2(m_scaled[r] - m);
     l[r] = fmaf(l[r], kept, ex2(logit - m));

@@ -1,20 +1,20 @@
-// The runs of rows that hide each key where several texts lie one after another in a stream of tokens: what
-// cufa/masks/streams.py computes on the host, from lengths that lie on the GPU and are not looked at.
+// The runs of rows that hide each key if several texts are concatenated in a stream of tokens, from lengths on the GPU that the
+// host does not read. cufa/masks/streams.py computes the same on the host.
 //
-// Each warp goes through the lengths of a sequence, 32 at a time, and adds them up, until it is behind its own keys.
+// Each warp sums the lengths of a sequence, 32 at a time, until the sum passes its own keys.
 #include "primitives/primitives.cuh"
 
-constexpr int TEXT_WARPS = 4, WARP_KEYS = 256;  // of a thread block; of one sequence, 32 at a time
+constexpr int TEXT_WARPS = 4, WARP_KEYS = 256;  // warps of a thread block; keys of a warp
 constexpr i32 FROM_THE_START = i32(1u << 31), TO_THE_END = 0x7fffffff;
 
-// Which rows do not see a key. CAUSAL: those behind its text. BOTH_WAYS: those before it, too. QUESTION: likewise, but the
-// first text is seen to the end of the last.
+// The rows that do not see a key. CAUSAL: rows after its text. BOTH_WAYS: rows before and after its text. QUESTION: as CAUSAL,
+// but rows up to the end of the last text see the first text.
 enum TextForm { CAUSAL, BOTH_WAYS, QUESTION };
 
 using Lengths = const i32*;  // (sequences, texts)
 using Runs = i32*;           // (2 or 4, sequences, keys): lo, hi of each run
 
-// Sums of the numbers of all lanes up to each.
+// Inclusive prefix sums over the lanes of a warp.
 DEVICE i32 sums_to_here(i32 x) {
   const int lane = lane_id();
 #pragma unroll
@@ -42,16 +42,16 @@ KERNEL __launch_bounds__(TEXT_WARPS * 32)
       st_global(runs + 3 * run + place, start);
     }
   };
-  i32 first_end = 0;  // of the first text
+  i32 first_end = 0;  // end of the first text
   for (i64 first = 0; form == QUESTION && first < texts; first += 32) {
     first_end += i32(shfl(u32(sums_to_here(length_of(first + lane))), 31));
   }
-  i32 before = 0;  // tokens of the texts gone through
+  i32 before = 0;  // tokens of the texts summed so far
   for (i64 first = 0; first < texts && before < end_key; first += 32) {
     const i32 ends = before + sums_to_here(length_of(first + lane)), behind = i32(shfl(u32(ends), 31));
     for (i64 some = first_key; some < end_key && behind > first_key; some += 32) {
       const i64 key = some + lane;
-      // How many of these texts end before the key does: the next one is its own.
+      // Texts of these 32 that end at or before the key: the key belongs to the next text.
       int ended = 0;
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {
@@ -64,6 +64,6 @@ KERNEL __launch_bounds__(TEXT_WARPS * 32)
     }
     before = behind;
   }
-  // Past all texts nothing is seen.
+  // Keys after all texts are hidden from every row.
   for (i64 key = max(first_key, i64(before)) + lane; key < end_key; key += 32) store(key, before, FROM_THE_START);
 }
