@@ -259,7 +259,7 @@ PLANTED = {
     ),
     "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
     "runs that hide a warp's last rows are passed over": (
-        "shared/irregular_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
+        "forward/irregular_scores.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
     ),
     "an item left out": (ITEMS, "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
     "the next launch begins with the last item": (

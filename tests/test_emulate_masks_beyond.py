@@ -294,6 +294,7 @@ def test_hidden_keys_are_not_read():
 
 
 LOOKED_UP, HOPPER = "shared/irregular_mask.cuh", "backward/fa3_common/block.cuh"
+SCORES = "forward/irregular_scores.cuh"
 BY_KEYS = "backward/common/mask_by_keys.cuh"
 WIDE, LOADER = "backward/fa3_pair/kernel.cu", "backward/fa3_common/loader.cuh"
 
@@ -312,7 +313,7 @@ PLANTED = {
         LOOKED_UP, "end > x.least_lo);", "end - 1 > x.least_lo);", "fa2_forward", "last row"
     ),
     "a run ends a row late": (
-        LOOKED_UP, "if (past + 8 * r < length[e])", "if (past + 8 * r <= length[e])", "fa2_forward", "two runs, of both"
+        SCORES, "if (past + 8 * r < length[e])", "if (past + 8 * r <= length[e])", "fa2_forward", "two runs, of both"
     ),
     "a run ends a row late, by keys": (
         BY_KEYS, "- lo[run] >= length[run];", "- lo[run] > length[run];", "fa2_backward", "two runs, of both"
@@ -337,7 +338,7 @@ PLANTED = {
         LOOKED_UP, "numbers + batch * all", "numbers", "fa2_forward", "prefix of each"
     ),
     "kept keys are forgotten": (
-        LOOKED_UP, "min(mask.keep - key, end)", "0", "fa2_forward", "streaming"
+        SCORES, "min(mask.keep - key, end)", "0", "fa2_forward", "streaming"
     ),
     "kept keys are forgotten, by keys": (
         BY_KEYS, " || (Looked::SETS && j < mask.keep)", "", "fa2_backward", "streaming"

@@ -81,3 +81,11 @@ template <typename View>
 DEVICE TransposedView<View> transposed(View view) {
   return {view};
 }
+
+// Register h of the A operand from columns 16k ... 16k + 15 of a 16-row tile: row h % 2, columns h / 2. An accumulator already
+// has the layout of an A operand.
+template <typename Element, typename View>
+DEVICE u32 operand_pair(View P, int m_tile, int k, int h) {
+  const int r = 2 * m_tile + h % 2, n = 2 * k + h / 2;
+  return Element::pack(P.at(r, n, 0), P.at(r, n, 1));
+}

@@ -13,16 +13,6 @@ enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK
 // Irregular masks: the tiles that a block visits are no range. Each tile is tested.
 constexpr bool is_looked_up(MaskKind kind) { return kind >= MASK_SETS; }
 
-// What a range of tiles tests. Tiles are visited from the last to the first: the segments come in this order. Right-masked tiles
-// test the right edge, the end of the keys and, if there is one, the left edge: a narrow band may have both edges in one tile.
-// Left-masked tiles lie before the right edge of all their rows.
-enum Segment { RIGHT_MASKED, CLEAR, LEFT_MASKED };
-
-template <Segment SEGMENT>
-struct SegmentTag {
-  static constexpr Segment value = SEGMENT;
-};
-
 // Key tiles of one query block: first ... end-1 are computed, of these clear_first ... clear_end-1 without a mask. If no tile is
 // clear, both are `first`, and all tiles are right-masked.
 struct TileRange {
@@ -31,17 +21,6 @@ struct TileRange {
   DEVICE bool empty() const { return end <= first; }
   DEVICE bool is_clear(int j) const { return clear_first <= j && j < clear_end; }
 };
-
-// visit(j, segment) for tiles from `j` down to the first, in one loop per segment: the loop that does most of the work has no
-// masks. (`visit` is a reference: a copy of the closure compiles to longer machine code.)
-template <MaskKind KIND, typename Visit>
-DEVICE void walk_tiles(int& j, const TileRange& tiles, const Visit& visit) {
-  for (; j >= tiles.clear_end; --j) visit(j, SegmentTag<RIGHT_MASKED>{});
-  for (; j >= tiles.clear_first; --j) visit(j, SegmentTag<CLEAR>{});
-  if constexpr (KIND == MASK_BAND) {
-    for (; j >= tiles.first; --j) visit(j, SegmentTag<LEFT_MASKED>{});
-  }
-}
 
 // The band of one head (or sequence). `first` and `last` are read if KIND has that edge.
 template <MaskKind KIND>
@@ -83,29 +62,4 @@ struct Band {
 
  private:
   DEVICE int among_keys(i64 key) const { return key < 0 ? 0 : key > keys ? keys : int(key); }
-};
-
-// The columns of a tile that one row sees, counted from the lane's first column, with the tests of this segment. The 32-bit sums
-// may wrap: the compared values are right in every tile that some row of its query block sees. (If tiles are not skipped, rows
-// and keys must sum to less than 2^31.)
-template <MaskKind KIND, Segment SEGMENT>
-struct VisibleColumns {
-  int begin, end;
-
-  // `lane_column` is the lane's first column; its other columns lie at compile-time distances.
-  DEVICE VisibleColumns(const Band<KIND>& band, int row, int first_key, int lane_column) {
-    if constexpr (TESTS_BEGIN) begin = max(int(u32(row) + u32(band.first)), 0) - first_key - lane_column;
-    if constexpr (TESTS_END) {
-      const int hidden = KIND == MASK_FULL ? 0 : min(int(u32(row) + 1 + u32(band.last) - u32(band.keys)), 0);
-      end = hidden + (band.keys - first_key) - lane_column;
-    }
-  }
-
-  DEVICE bool operator()(int column) const {
-    return (!TESTS_BEGIN || column >= begin) && (!TESTS_END || column < end);
-  }
-
- private:
-  static constexpr bool TESTS_BEGIN = KIND == MASK_BAND && SEGMENT != CLEAR;
-  static constexpr bool TESTS_END = SEGMENT == RIGHT_MASKED;
 };

@@ -4,7 +4,7 @@
 #pragma once
 #include "shared/fragment_view.cuh"
 #include "mma/fragments.cuh"
-#include "shared/mask.cuh"
+#include "shared/segments.cuh"
 #include "shared/softmax.cuh"
 
 // Scores that the mask hides become -inf. `row` is the lane's first row.
@@ -46,12 +46,4 @@ DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) 
       s = softmax.exp(s, scale_log2, 2 * i + x / 2 % 2);
     }
   }
-}
-
-// Register h of the A operand from columns 16k ... 16k + 15 of a 16-row tile: row h % 2, columns h / 2. An accumulator already
-// has the layout of an A operand.
-template <typename Element, typename View>
-DEVICE u32 operand_pair(View P, int m_tile, int k, int h) {
-  const int r = 2 * m_tile + h % 2, n = 2 * k + h / 2;
-  return Element::pack(P.at(r, n, 0), P.at(r, n, 1));
 }

@@ -6,7 +6,7 @@
 #include "shared/named_barriers.cuh"
 #include "mma/product.cuh"
 #include "shared/alibi_sink.cuh"
-#include "shared/score.cuh"
+#include "shared/fragment_view.cuh"
 #include "shared/softcap.cuh"
 
 struct FromRegisters {

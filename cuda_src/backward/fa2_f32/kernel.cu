@@ -26,7 +26,6 @@
 #include "backward/common/schedule.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ BackwardParams p) {

@@ -33,6 +33,7 @@
 #include "forward/splits.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/alibi_sink.cuh"
+#include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 

@@ -23,6 +23,7 @@
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/schedule.cuh"
+#include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 

@@ -11,6 +11,7 @@
 #include "forward/fa3/fast_softcap.cuh"
 #include "forward/fa3/integer_maxima.cuh"
 #include "shared/alibi_sink.cuh"
+#include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 #include "wgmma/operands.cuh"

@@ -13,6 +13,7 @@
 #include "mma/copy.cuh"
 #include "mma/fragments.cuh"
 #include "shared/schedule.cuh"
+#include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
