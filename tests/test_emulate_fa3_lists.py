@@ -207,15 +207,15 @@ PLANTED = {
     "the list is read before it is written": (PRODUCER, "    list.wait_full();\n", "", MASKED),
     "an entry is overwritten while it is read": (
         PRODUCER,
-        "    list.wait_empty();\n    publish_entry(smem.list + 16 * list.stage, entry",
-        "    publish_entry(smem.list + 16 * list.stage, entry",
+        "    list.wait_empty();\n    write_shared(smem.list + 16 * list.stage, entry",
+        "    write_shared(smem.list + 16 * list.stage, entry",
         MASKED,
     ),
     "entries are not given back": (PRODUCER, "    list.release(lane);\n", "", MASKED),
     "entries are given back by one loader for both": (
         "forward/fa3/memory.cuh",
-        "mbarrier_init(list_empty + 8 * i, 2);",
-        "mbarrier_init(list_empty + 8 * i, 1);",
+        "list_ring().init(1, 2);",
+        "list_ring().init(1, 1);",
         MASKED,
     ),
     "an entry without an end": (
@@ -225,7 +225,7 @@ PLANTED = {
         MASKED,
     ),
     "records of items are too few": (
-        "wgmma/pipeline.cuh",
+        "forward/fa3/memory.cuh",
         "LISTED ? 4 + LIST_STAGES : 4",
         "LISTED ? 2 : 4",
         MASKED,
@@ -236,7 +236,7 @@ PLANTED = {
         "",
         MASKED,
     ),
-    "consumers are not told": (PRODUCER, "      publish_tile(smem.tile(K_ring.stage), entry);\n", "", MASKED),
+    "consumers are not told": (PRODUCER, "      write_shared(smem.tile(K_ring.stage), entry.tile);\n", "", MASKED),
     "consumers are told while they read": (PRODUCER, "      K_ring.wait_empty();\n", "", MASKED),
     "a tile's buffer is given back while lanes read": (
         CONSUMER,
@@ -267,7 +267,7 @@ PLANTED = {
     ),
     "runs of another item": (
         CONSUMER,
-        "read_looked_up_mask(p, record)",
+        "read_looked_up_mask(p, descriptor)",
         "read_looked_up_mask(p, smem.item(0))",
         "two runs of heads",
     ),
@@ -309,10 +309,10 @@ PLANTED = {
         RAGGED,
     ),
     "the first phase of the tail for all": (PRODUCER, "        tail_parity ^= 1;\n", "", RAGGED),
-    "keys of the sequence before": (PRODUCER, "first_key_of(record) + row", "row", RAGGED),
+    "keys of the sequence before": (PRODUCER, "first_key_of(descriptor) + row", "row", RAGGED),
     "rows of the sequence before": (
         PRODUCER,
-        "row += int(read_sequence(reader.record()).first_row());",
+        "row += int(read_sequence(reader.descriptor()).first_row());",
         "",
         RAGGED,
     ),
@@ -338,7 +338,7 @@ PLANTED = {
     "the order of another block": (
         ITEMS, "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
     ),
-    "the mask of another item": (CONSUMER, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
+    "the mask of another item": (CONSUMER, "read_mask(descriptor)", "read_mask(smem.item(0))", RAGGED),
 }  # fmt: skip
 
 

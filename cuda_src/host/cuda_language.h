@@ -17,6 +17,8 @@
 #define KERNEL extern "C" void
 #define DYN_SMEM(name) unsigned char* const name = cufa_host::shared_memory()
 
+extern "C" void* memcpy(void* to, const void* from, unsigned long bytes) noexcept;
+
 namespace cufa_host {
 
 struct Index3 {
@@ -48,6 +50,8 @@ struct Site {
 #define blockIdx (cufa_host::context->block_index)
 #define blockDim (cufa_host::context->block_size)
 #define gridDim (cufa_host::context->grid_size)
+
+extern "C" void* memcpy(void* to, const void* from, unsigned long bytes) noexcept;
 
 namespace cufa_host {
 // As -ftz=true, which kernels are compiled with, has it.

@@ -2,7 +2,6 @@
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma.cuh"
-#include "shared/schedule.cuh"
 #include "wgmma/operands.cuh"
 
 // A ring of buffers, each with a full and an empty mbarrier. The n-th tile takes buffer n % STAGES (the stage) in mbarrier phase
@@ -66,25 +65,4 @@ DEVICE void clear_rows(u32 tile, int first, int lane) {
   }
 }
 
-// The tiles of a query block need not lie side by side, or lengths are read on the device: what is to be visited is listed
-// (tile_list.cuh).
-constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
-
-// One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
-// registers while they are busy with it. After the last comes one with no query block.
-struct Item : WorkItem {
-  u32 index;  // its number, for the trace
-};
-DEVICE void publish_item(u32 record, const Item& item) {
-  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), item.index});
-}
-DEVICE Item read_item(u32 record) {
-  const vec4 x = ld_shared_vec4(record);
-  return {{int(x.x), int(x.y), int(x.z)}, x.w};
-}
-// The producer's item, the consumers' two (one being stored), and one between. Where tiles are listed, the lister may be ahead by
-// an item for each entry of the list.
-constexpr int LIST_STAGES = 4;
-constexpr int ITEM_RECORDS = LISTED ? 4 + LIST_STAGES : 4;
-constexpr int NO_MORE_ITEMS = -1;  // instead of a query block
-constexpr int ITEM_BYTES = LISTED ? 48 : 16;  // of a record
+constexpr int NO_MORE_ITEMS = -1;  // in place of the block of an item descriptor: the thread block has no more work items

@@ -2,7 +2,7 @@
 // softmax, storing O. In which order, and what it waits for, is the kernel's affair (forward/fa3/kernel.cu, whose lines of
 // Algorithms 1 and 2 are named here).
 #pragma once
-#include "shared/params.cuh"
+#include "forward/fa3/memory.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "wgmma/accumulator.cuh"
@@ -16,18 +16,12 @@
 #include "shared/softcap.cuh"
 #include "wgmma/operands.cuh"
 
-constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
-constexpr int GROUP_ROWS = 64;                 // query rows of one consumer warpgroup
-constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
-constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
 // O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
 // (With lengths O always does: the rows behind those of a sequence may be another's.)
 constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE;
-static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
-static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
 
 // Accumulators and operands of one thread.
 using Scores = float[Bc / 2];

@@ -32,7 +32,7 @@ struct ConsumerItems {
   OnlineSoftmax<2> softmax;
 
   u32 round = 0;
-  u32 record;             // of the item at hand
+  u32 descriptor;             // of the item at hand
   int row;                // this lane's first query row; its second is 8 further on
   int j;                  // the key tile whose scores are computed next
   TileRange tiles;        // that this consumer's rows see; LISTED: of a trace, what the item visits
@@ -49,8 +49,8 @@ struct ConsumerItems {
     const int buffer = Q_ring.stage * CONSUMERS + consumer;
     INSIDE(inside.enter(WAIT_ITEM);)
     mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.phase);
-    record = smem.item(round++);
-    const Item item = read_item(record);
+    descriptor = smem.item(round++);
+    const Item item = read_shared<Item>(descriptor);
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
     INSIDE(inside.item(item.index + gridDim.x * blockIdx.y); inside.enter(NOTHING);)
@@ -64,7 +64,7 @@ struct ConsumerItems {
       if constexpr (LENGTHS_KIND == DENSE) {
         alibi = Alibi(p, sequence_of(p, item.batch), item.head);
       } else {
-        alibi = Alibi(p, read_sequence(record), item.head);
+        alibi = Alibi(p, read_sequence(descriptor), item.head);
       }
     }
     return true;
@@ -122,7 +122,7 @@ struct ConsumerItems {
   DEVICE bool await_tile() {
     INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     K_ring.wait_full();
-    listed = read_tile(smem.tile(K_ring.stage));
+    listed = read_shared<ListedTile>(smem.tile(K_ring.stage));
     warp_sync();  // all lanes have read it before one of them gives the buffer back
     j = listed.tile;
     return listed.seen(consumer) || listed.last();
@@ -137,9 +137,9 @@ struct ConsumerItems {
     }
   }
 
-  // The item whose record is `done` leaves.
+  // The item whose descriptor is `done` leaves.
   DEVICE void store(u32 done) {
-    const Item item = read_item(done);
+    const Item item = read_shared<Item>(done);
     INSIDE(inside.enter(STORE, item.index);)
     if constexpr (SPLIT_KEYS) {
       softmax.reduce_sum();
@@ -213,7 +213,7 @@ struct ConsumerItems {
     }
   }
   DEVICE void give_back_queries(int buffer) const {
-    if constexpr (LISTED) warp_sync();  // all lanes have read the record that goes with it
+    if constexpr (LISTED) warp_sync();  // all lanes have read the descriptor that goes with it
     if (lane == 0) {
       if constexpr (STORE_FROM_SMEM) bulk_wait_read();
       mbarrier_arrive(smem.Q_empty + 8 * buffer);
@@ -247,9 +247,9 @@ struct ConsumerItems {
     const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
     if constexpr (is_looked_up(MASK_KIND)) {
       constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
-      hide_scores<1, ASK_FIRST>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
+      hide_scores<1, ASK_FIRST>(fragment_view(S_rmem), read_looked_up_mask(p, descriptor), row, j * Bc, column);
     } else {
-      hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
+      hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(descriptor), row, j * Bc, column);
     }
   }
 };

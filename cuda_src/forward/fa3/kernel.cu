@@ -10,7 +10,7 @@
 // producer in forward/fa3/producer.cuh, what both share in wgmma/pipeline.cuh.
 //
 // Departures, and why:
-// - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
+// - Persistent blocks. The producer works out which query block comes next and leaves a descriptor of it in shared memory. The
 //   order is fixed (PersistentItems), and who takes which too: no counter in memory. But where tiles are listed nobody knows
 //   how long items are, and blocks take the next when they are ready: dealt out beforehand, 24 uneven packed documents took
 //   1.2 times as long. Of a mask that the host knows, it says which items are the longest: these come first.
@@ -75,8 +75,7 @@
 // - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers.
 // - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
 // - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
-#include "shared/element.cuh"
-using Element = SixteenBit<BFLOAT16>;
+#include "forward/fa3/config.cuh"
 #include "shared/params.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"
@@ -91,11 +90,19 @@ using Element = SixteenBit<BFLOAT16>;
 #include "forward/fa3/memory.cuh"
 #include "wgmma/pipeline.cuh"
 
-constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : !LISTED ? 24 : CONSUMERS == 1 ? 64 : 40;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : !LISTED ? 240 : CONSUMERS == 1 ? 248 : 232;
-static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
-static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
+// Registers of each thread: of the producer, of a consumer. A lister needs more than a producer that knows its range of tiles.
+struct RegisterBudget {
+  int producer, consumer;
+};
+constexpr RegisterBudget BUDGETS[4][2] = {
+    // range      list
+    {{24, 240}, {64, 248}},  // 1 consumer
+    {{24, 240}, {40, 232}},  // 2 consumers
+    {{32, 160}, {32, 160}},
+    {{32, 112}, {32, 112}},
+};
+constexpr RegisterBudget REGISTERS = BUDGETS[CONSUMERS - 1][LISTED];
+static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer), "setmaxnreg of a consumer would wait forever");
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
 struct Consumer : ConsumerItems {
@@ -137,7 +144,7 @@ struct Consumer : ConsumerItems {
       }
       end_queries();
       issue_last_values();
-      const u32 done = record;
+      const u32 done = descriptor;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
       if constexpr (TRACE && LISTED) tally[0] = tally[1];
       // The next item's first scores run beside these last values and beside the store of O. Tiles that have to be passed over
@@ -344,7 +351,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if constexpr (SPLIT_KEYS) grid_release_next();  // the merge may become resident as blocks end
   Items items(p);
   if (warpgroup == 0) {
-    registers_release_to<PRODUCER_REGISTERS>();
+    registers_release_to<REGISTERS.producer>();
     if constexpr (LISTED) {
       if (thread == 0) {
         KeyLoader{p, &Q_map, &K_map, smem}.run();
@@ -357,7 +364,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
     }
   } else {
-    registers_raise_to<CONSUMER_REGISTERS>();
+    registers_raise_to<REGISTERS.consumer>();
     if (!SPLIT_KEYS && !LISTED && some_block_is_empty(p)) {  // query blocks that never enter the pipeline
       for (u32 index; items.next(index);) {
         const WorkItem work = items.item(p, index);

@@ -8,18 +8,13 @@
 #include "forward/fa3/producer.cuh"
 #include "forward/fa3/tile_list.cuh"
 
-// What the list has of a tile: besides, where it begins in the arrays, and how many of its keys are of the sequence.
-struct ListEntry : ListedTile {
-  int row, existing;
+// An entry of the list.
+struct alignas(16) ListEntry {
+  ListedTile tile;
+  int row;       // of the arrays, where the tile begins
+  int existing;  // keys of the sequence from there on
 };
-constexpr int END_OF_LIST = -1;  // instead of a tile
-DEVICE void publish_entry(u32 place, const ListEntry& x) {
-  st_shared_vec4(place, {u32(x.tile), x.marks, u32(x.row), u32(x.existing)});
-}
-DEVICE ListEntry read_entry(u32 place) {
-  const vec4 x = ld_shared_vec4(place);
-  return {{int(x.x), x.y}, int(x.z), int(x.w)};
-}
+constexpr int END_OF_LIST = -1;  // in place of a tile
 
 struct Lister {
   const AttentionParams& p;
@@ -34,9 +29,9 @@ struct Lister {
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence
       if (lane_id() == 0) {
-        // Seen by a consumer once its Q is there. The record that this overwrites is ITEM_RECORDS items old. Loaders are behind
+        // Seen by a consumer once its Q is there. The descriptor that this overwrites is ITEM_DESCRIPTORS items old. Loaders are behind
         // by no more items than the list has entries, and for what consumers are done with, see Producer::run().
-        publish_item(smem.item(round), {work, index});
+        write_shared(smem.item(round), Item{work, index});
         if constexpr (is_looked_up(MASK_KIND)) publish_looked_up_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
       }
@@ -45,34 +40,34 @@ struct Lister {
     }
     if (lane_id() == 0) {
       list.wait_empty();
-      publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
-      publish_entry(smem.list + 16 * list.stage, {{END_OF_LIST, 0}, 0, 0});
+      write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
+      write_shared(smem.list + 16 * list.stage, ListEntry{{END_OF_LIST, 0}, 0, 0});
       mbarrier_arrive(list.full_barrier());
     }
   }
 
   // An entry is complete when it is known whether another follows, as consumers have to know which tile is the last. (What is
   // known of a tile waits in the entry, not in registers.)
-  DEVICE void list_item(u32 record) {
-    TileList tiles(p, record);
+  DEVICE void list_item(u32 descriptor) {
+    TileList tiles(p, descriptor);
     ListedTile tile = tiles.next();
     if (!tile.exists()) tile = {0, NO_TILE_AT_ALL};
-    begin_entry({tile.tile, tile.marks | FIRST_TILE}, record);
+    begin_entry({tile.tile, tile.marks | FIRST_TILE}, descriptor);
     for (bool more = true; more;) {
       tile = tiles.next();
       more = tile.exists();
       end_entry(!more);
-      if (more) begin_entry(tile, record);
+      if (more) begin_entry(tile, descriptor);
     }
   }
-  DEVICE void begin_entry(const ListedTile& tile, u32 record) {
+  DEVICE void begin_entry(const ListedTile& tile, u32 descriptor) {
     if (lane_id() != 0) return;
     list.wait_empty();
-    publish_entry(smem.list + 16 * list.stage, entry(tile, record));
+    write_shared(smem.list + 16 * list.stage, entry(tile, descriptor));
   }
   DEVICE void end_entry(bool last) {
     if (lane_id() == 0) {
-      const u32 marks = smem.list + 16 * list.stage + 4;
+      const u32 marks = smem.list + 16 * list.stage + __builtin_offsetof(ListedTile, marks);
       if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);
       mbarrier_arrive(list.full_barrier());
     }
@@ -80,11 +75,11 @@ struct Lister {
   }
 
   // What stands for no tile lies behind the arrays, where the copy engine finds zeros.
-  DEVICE ListEntry entry(const ListedTile& tile, u32 record) const {
+  DEVICE ListEntry entry(const ListedTile& tile, u32 descriptor) const {
     const int row = tile.tile * Bc;
     if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};
     if constexpr (LENGTHS_KIND == DENSE) return {tile, row, p.seqlen_k - row};
-    return {tile, first_key_of(record) + row, read_mask(record).keys - row};
+    return {tile, first_key_of(descriptor) + row, read_mask(descriptor).keys - row};
   }
 };
 
@@ -99,16 +94,16 @@ struct ListReader {
   // False at the end of the list. What is read stays until done().
   DEVICE bool next(ListEntry& entry) {
     list.wait_full();
-    entry = read_entry(smem.list + 16 * list.stage);
-    if (entry.tile == END_OF_LIST) return false;
-    if (entry.first()) {
-      const Item item = read_item(smem.item(round++));
+    entry = read_shared<ListEntry>(smem.list + 16 * list.stage);
+    if (entry.tile.tile == END_OF_LIST) return false;
+    if (entry.tile.first()) {
+      const Item item = read_shared<Item>(smem.item(round++));
       kv_head = item.head / (p.heads / p.kv_heads);
       batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
     }
     return true;
   }
-  DEVICE u32 record() const { return smem.item(round - 1); }
+  DEVICE u32 descriptor() const { return smem.item(round - 1); }
   DEVICE void done(int lane) {
     list.release(lane);
     list.advance();
@@ -127,15 +122,15 @@ struct KeyLoader {
 
   DEVICE void run() {
     for (ListEntry entry; reader.next(entry); reader.done(0)) {
-      INSIDE(if (entry.first()) inside.item(read_item(reader.record()).index + gridDim.x * blockIdx.y);)
-      INSIDE(inside.enter(WAIT_SPACE, entry.tile);)
+      INSIDE(if (entry.tile.first()) inside.item(read_shared<Item>(reader.descriptor()).index + gridDim.x * blockIdx.y);)
+      INSIDE(inside.enter(WAIT_SPACE, entry.tile.tile);)
       K_ring.wait_empty();
-      INSIDE(inside.enter(COPY, entry.tile);)
-      publish_tile(smem.tile(K_ring.stage), entry);
+      INSIDE(inside.enter(COPY, entry.tile.tile);)
+      write_shared(smem.tile(K_ring.stage), entry.tile);
       load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * KV_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
                               reader.batch);
       K_ring.advance();
-      if (entry.first()) load_queries();
+      if (entry.tile.first()) load_queries();
     }
     INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {  // their next item is no item
@@ -146,9 +141,9 @@ struct KeyLoader {
   }
 
   DEVICE void load_queries() {
-    const Item item = read_item(reader.record());
+    const Item item = read_shared<Item>(reader.descriptor());
     int row = item.q_block * Br;
-    if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.record()).first_row());
+    if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.descriptor()).first_row());
     for (int w = 0; w < CONSUMERS; ++w) {
       INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
       wait_for_query_buffer(w);
@@ -182,9 +177,9 @@ struct ValueLoader {
       const u32 tile = smem.V + V_ring.stage * KV_TILE_BYTES;
       const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
       if (lane == 0) {
-        INSIDE(inside.enter(WAIT_SPACE, entry.tile);)
+        INSIDE(inside.enter(WAIT_SPACE, entry.tile.tile);)
         V_ring.wait_empty();
-        INSIDE(inside.enter(COPY, entry.tile);)
+        INSIDE(inside.enter(COPY, entry.tile.tile);)
         load_tile<Bc, HEAD_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
                                 reader.batch);
       }

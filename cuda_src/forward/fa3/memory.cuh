@@ -1,39 +1,118 @@
-// The shared memory that a producer and its consumers share (forward/fa3/kernel.cu): tiles, their barriers, items.
+// The tiles of fa3_forward, and where they lie in shared memory with their mbarriers and with the descriptors that the producer
+// leaves for consumers.
 #pragma once
-#include "forward/fa3/consumer.cuh"
+#include "forward/fa3/config.cuh"
+#include "shared/irregular_mask.cuh"
+#include "shared/schedule.cuh"
+#include "wgmma/operands.cuh"
 #include "wgmma/pipeline.cuh"
 
-// Shared memory: Q of every consumer, the K and V rings, a full and an empty barrier for each of their buffers, items; where
-// tiles are listed, which one is in each buffer of K, the list, and a barrier for what a loader has to finish.
-static_assert(Q_BYTES == Q_STAGES * CONSUMERS * Q_TILE_BYTES, "the next item's Q arrives while this one's is in use");
-static_assert(K_BYTES == NUM_STAGES * KV_TILE_BYTES && V_BYTES == K_BYTES, "rings of tiles");
-static_assert(Q_FULL_BYTES == 8 * Q_STAGES * CONSUMERS && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile, by stage");
-static_assert(K_FULL_BYTES == 8 * NUM_STAGES && K_EMPTY_BYTES == K_FULL_BYTES, "likewise");
-static_assert(V_FULL_BYTES == 8 * NUM_STAGES && V_EMPTY_BYTES == V_FULL_BYTES, "likewise");
-static_assert(ITEMS_BYTES == 48 * (4 + LIST_STAGES) && ITEMS_BYTES >= ITEM_BYTES * ITEM_RECORDS, "the most that there are");
-static_assert(TILES_BYTES == 8 * NUM_STAGES, "a tile each");
-static_assert(LIST_BYTES == 16 * LIST_STAGES && LIST_FULL_BYTES == 8 * LIST_STAGES, "entries and their barriers");
-static_assert(LIST_EMPTY_BYTES == LIST_FULL_BYTES && TAIL_FULL_BYTES == 8, "likewise");
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int GROUP_ROWS = 64;                 // query rows of one consumer warpgroup: the 64 rows of a wgmma
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+static_assert(Br == CONSUMERS * GROUP_ROWS, "BLOCK_Q: 64 query rows for each consumer warpgroup");
+static_assert(Bc % 16 == 0 && Bc <= 256, "BLOCK_KV: P V takes 16 keys per wgmma, S = Q K^T at most 256");
+static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
 
-// Addresses. Of Q there is a tile and a barrier of each kind by stage, then consumer.
+// The tiles of a query block come from a range, or from a list: if the mask is irregular, or if lengths are read on the device.
+constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
+static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split only where the tiles of a query block are a range");
+static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
+
+// ---- Item descriptors: what the producer leaves for consumers, who have no registers to compute it again.
+
+// One query block of one head. After the last item comes a descriptor with q_block NO_MORE_ITEMS.
+struct alignas(16) Item : WorkItem {
+  u32 index;  // its number, for the trace
+};
+// What LISTED descriptors hold besides, of the item's mask: the mask of its sequence (HeadMask), or one of these.
+struct alignas(16) SetsOfItem {
+  int prefix, keep, exempt;  // LookedUpMask
+};
+struct alignas(16) RunsOfItem {
+  char *runs, *extremes;  // MaskWorkspace
+};
+// With lengths: the item's sequence.
+struct alignas(16) SequenceOfItem {
+  int number, stored_rows, first_row, first_key;  // RaggedSequence
+};
+constexpr int MASK_AT = 16, SEQUENCE_AT = 32;  // bytes of a descriptor before these
+constexpr int ITEM_BYTES = LISTED ? 48 : 16;
+// Descriptors in use at once: the producer's, one between, and of the consumers one being stored and one being computed. The
+// lister may be ahead by one item for each entry of the list.
+constexpr int ITEM_DESCRIPTORS = LISTED ? 4 + LIST_STAGES : 4;
+
+// Structs of 8 or 16 bytes, to and from shared memory in one access.
+template <typename T>
+DEVICE void write_shared(u32 smem, const T& x) {
+  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "one access moves 8 or 16 bytes");
+  typename Choose<sizeof(T) == 16, vec4, vec2>::type bits;
+  memcpy(&bits, &x, sizeof(T));
+  if constexpr (sizeof(T) == 16) {
+    st_shared_vec4(smem, bits);
+  } else {
+    st_shared_vec2(smem, bits);
+  }
+}
+template <typename T>
+DEVICE T read_shared(u32 smem) {
+  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "one access moves 8 or 16 bytes");
+  T x;
+  if constexpr (sizeof(T) == 16) {
+    const vec4 bits = ld_shared_vec4(smem);
+    memcpy(&x, &bits, sizeof(T));
+  } else {
+    const vec2 bits = ld_shared_vec2(smem);
+    memcpy(&x, &bits, sizeof(T));
+  }
+  return x;
+}
+
+// ---- Shared memory
+
+constexpr int up_to_16(int bytes) { return (bytes + 15) / 16 * 16; }
+
 struct SharedMemory {
+  // Offsets of the buffers, in order. Q has a tile and two mbarriers by stage, then consumer.
+  static constexpr int Q_AT = 0;
+  static constexpr int K_AT = Q_AT + Q_STAGES * CONSUMERS * Q_TILE_BYTES;
+  static constexpr int V_AT = K_AT + NUM_STAGES * KV_TILE_BYTES;
+  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * KV_TILE_BYTES;
+  static constexpr int Q_EMPTY_AT = Q_FULL_AT + 8 * Q_STAGES * CONSUMERS;
+  static constexpr int K_FULL_AT = Q_EMPTY_AT + 8 * Q_STAGES * CONSUMERS;
+  static constexpr int K_EMPTY_AT = K_FULL_AT + 8 * NUM_STAGES;
+  static constexpr int V_FULL_AT = K_EMPTY_AT + 8 * NUM_STAGES;
+  static constexpr int V_EMPTY_AT = V_FULL_AT + 8 * NUM_STAGES;
+  static constexpr int ITEMS_AT = up_to_16(V_EMPTY_AT + 8 * NUM_STAGES);
+  static constexpr int TILES_AT = ITEMS_AT + 48 * (4 + LIST_STAGES);       // LISTED: which tile is in each buffer of K
+  static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);      // LISTED: the tiles to visit, and its mbarriers
+  static constexpr int LIST_FULL_AT = LIST_AT + 16 * LIST_STAGES;
+  static constexpr int LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
+  static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;     // with lengths: a V tile that is not yet padded with zeros
+  static constexpr int BYTES = TAIL_FULL_AT + 8;
+  static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
+  static_assert(ITEM_BYTES * ITEM_DESCRIPTORS <= TILES_AT - ITEMS_AT, "the descriptors must fit their buffer");
+
+  // Addresses.
   u32 Q, K, V, Q_full, Q_empty, K_full, K_empty, V_full, V_empty, items, tiles, list, list_full, list_empty, tail_full;
 
   DEVICE explicit SharedMemory(u32 start)
-      : Q(start + Q_OFFSET), K(start + K_OFFSET), V(start + V_OFFSET), Q_full(start + Q_FULL_OFFSET),
-        Q_empty(start + Q_EMPTY_OFFSET), K_full(start + K_FULL_OFFSET), K_empty(start + K_EMPTY_OFFSET),
-        V_full(start + V_FULL_OFFSET), V_empty(start + V_EMPTY_OFFSET), items(start + ITEMS_OFFSET),
-        tiles(start + TILES_OFFSET), list(start + LIST_OFFSET), list_full(start + LIST_FULL_OFFSET),
-        list_empty(start + LIST_EMPTY_OFFSET), tail_full(start + TAIL_FULL_OFFSET) {}
+      : Q(start + Q_AT), K(start + K_AT), V(start + V_AT), Q_full(start + Q_FULL_AT), Q_empty(start + Q_EMPTY_AT),
+        K_full(start + K_FULL_AT), K_empty(start + K_EMPTY_AT), V_full(start + V_FULL_AT), V_empty(start + V_EMPTY_AT),
+        items(start + ITEMS_AT), tiles(start + TILES_AT), list(start + LIST_AT), list_full(start + LIST_FULL_AT),
+        list_empty(start + LIST_EMPTY_AT), tail_full(start + TAIL_FULL_AT) {}
 
   DEVICE RingCursor<NUM_STAGES> K_ring() const { return {K_full, K_empty}; }
   DEVICE RingCursor<NUM_STAGES> V_ring() const { return {V_full, V_empty}; }
   DEVICE RingCursor<LIST_STAGES> list_ring() const { return {list_full, list_empty}; }
-  DEVICE u32 item(u32 round) const { return items + ITEM_BYTES * (round % ITEM_RECORDS); }
-  DEVICE u32 tile(int stage) const { return tiles + 8 * stage; }  // in this buffer of K
+  DEVICE u32 item(u32 round) const { return items + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
+  DEVICE u32 tile(int stage) const { return tiles + 8 * stage; }
 
-  // A buffer is full when the thread that asked TMA for it has arrived and its bytes have; empty when every warp that reads
-  // it has arrived.
+  // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when
+  // every warp that reads it has arrived.
   DEVICE void init_barriers() const {
     for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
       mbarrier_init(Q_full + 8 * i, 1);
@@ -46,12 +125,10 @@ struct SharedMemory {
       mbarrier_init(V_empty + 8 * i, 4 * CONSUMERS);
     }
     if constexpr (LISTED) {
-      for (int i = 0; i < LIST_STAGES; ++i) {
-        mbarrier_init(list_full + 8 * i, 1);
-        mbarrier_init(list_empty + 8 * i, 2);  // K's loader and V's
-      }
+      list_ring().init(1, 2);  // read by K's loader and V's
       mbarrier_init(tail_full, 1);
     }
     mbarrier_init_fence();
   }
 };
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3.py must ask for the bytes that the buffers take");

@@ -27,13 +27,13 @@ struct Producer {
       const WorkItem work = items.item(p, index);
       const TileRange tiles = tiles_of(p, work.q_block);
       if (tiles.empty()) continue;
-      // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
+      // Seen by a consumer once its Q is there. The descriptor that this overwrites is four items old: all consumers have
       // given back the Q of the last but one, and so have stored the item before that.
-      publish_item(smem.item(round++), {work, index});
+      write_shared(smem.item(round++), Item{work, index});
       INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
       load_item(work, tiles);
     }
-    publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+    write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
     INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);

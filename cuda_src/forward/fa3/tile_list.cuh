@@ -10,15 +10,13 @@
 #include "wgmma/pipeline.cuh"
 
 static_assert(CONSUMERS <= 4, "whose bits are one byte");
-static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "the planner splits what lies side by side");
-static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
 
 // Bits of a tile: two of each consumer, whether it sees something, and whether all.
 constexpr u32 SEEN = 1, CLEAR_TILE = 2, ALL_CLEAR = 0xff;
 constexpr u32 FIRST_TILE = 1u << 29, LAST_TILE = 1u << 30, NO_TILE_AT_ALL = 1u << 31;
 
 // The tile that a buffer of K holds.
-struct ListedTile {
+struct alignas(8) ListedTile {
   int tile;
   u32 marks;
 
@@ -32,11 +30,6 @@ struct ListedTile {
   // A block that sees no tile visits one all the same, of zeros and behind a mask, and the pipeline keeps its shape.
   DEVICE bool stands_for_none() const { return (marks & NO_TILE_AT_ALL) != 0; }
 };
-DEVICE void publish_tile(u32 place, const ListedTile& x) { st_shared_vec2(place, {u32(x.tile), x.marks}); }
-DEVICE ListedTile read_tile(u32 place) {
-  const vec2 x = ld_shared_vec2(place);
-  return {int(x.x), x.y};
-}
 
 // What rows top ... end-1 see of a tile of a band; keys that do not exist are seen by nobody.
 DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left) {
@@ -44,68 +37,57 @@ DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left)
   return {left < behind && right > begin && begin < behind, left >= mask.keys_begin(end - 1) && right <= mask.keys_end(top)};
 }
 
-// An item's record goes on with what is needed of its mask or sequence for each tile: to work it out anew would take registers.
+// The mask and the sequence of an item, in its descriptor.
 using Looked = LookedUpMask<MASK_KIND, AttentionParams>;
-DEVICE void st_shared_address(u32 smem, const char* x) {
-  const u64 address = reinterpret_cast<u64>(x);
-  st_shared_vec2(smem, {u32(address), u32(address >> 32)});
-}
-DEVICE char* ld_shared_address(u32 smem) {
-  const vec2 x = ld_shared_vec2(smem);
-  return reinterpret_cast<char*>(u64(x.y) << 32 | x.x);
-}
-DEVICE void publish_looked_up_mask(u32 record, const AttentionParams& p, const WorkItem& work) {
+DEVICE void publish_looked_up_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
   const Looked mask(p, work.batch, work.head / (p.heads / p.kv_heads));
   if constexpr (Looked::SETS) {
-    st_shared_vec4(record + 16, {u32(mask.prefix), u32(mask.keep), u32(mask.exempt), 0});
+    write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt});
   } else {
-    st_shared_address(record + 16, mask.workspace.run(mask.number, 0));
-    st_shared_address(record + 24, mask.workspace.extremes_of(mask.number, 0));
+    write_shared(item + MASK_AT, RunsOfItem{mask.workspace.run(mask.number, 0), mask.workspace.extremes_of(mask.number, 0)});
   }
 }
-DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 record) {
+DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 item) {
   using Workspace = MaskWorkspace<AttentionParams, Looked::RUNS>;
   if constexpr (Looked::SETS) {
-    const vec4 x = ld_shared_vec4(record + 16);
-    return {p, Workspace(p, nullptr, nullptr), int(x.x), int(x.y), int(x.z)};
+    const auto x = read_shared<SetsOfItem>(item + MASK_AT);
+    return {p, Workspace(p, nullptr, nullptr), x.prefix, x.keep, x.exempt};
   } else {
-    return {p, Workspace(p, ld_shared_address(record + 16), ld_shared_address(record + 24)), 0, 0, 0};
+    const auto x = read_shared<RunsOfItem>(item + MASK_AT);
+    return {p, Workspace(p, x.runs, x.extremes), 0, 0, 0};
   }
 }
 template <typename Sequence>
-DEVICE void publish_sequence(u32 record, const HeadMask& mask, const Sequence& x) {
-  st_shared_vec4(record + 16, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
-  st_shared_vec4(record + 32, {u32(x.number), u32(x.stored_rows()), u32(x.first_row()), u32(x.first_key())});
+DEVICE void publish_sequence(u32 item, const HeadMask& mask, const Sequence& x) {
+  write_shared(item + MASK_AT, mask);
+  write_shared(item + SEQUENCE_AT, SequenceOfItem{x.number, x.stored_rows(), int(x.first_row()), int(x.first_key())});
 }
-DEVICE HeadMask read_mask(u32 record) {
-  const vec4 x = ld_shared_vec4(record + 16);
-  return {int(x.x), int(x.y), int(x.z), int(x.w)};
+DEVICE HeadMask read_mask(u32 item) { return read_shared<HeadMask>(item + MASK_AT); }
+DEVICE RaggedSequence read_sequence(u32 item) {
+  const auto x = read_shared<SequenceOfItem>(item + SEQUENCE_AT);
+  const HeadMask mask = read_mask(item);
+  return {x.number, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
 }
-DEVICE RaggedSequence read_sequence(u32 record) {
-  const vec4 x = ld_shared_vec4(record + 32);
-  const vec2 own = ld_shared_vec2(record + 16);
-  return {int(x.x), int(own.x), int(own.y), int(x.y), 0, int(x.z), int(x.w)};
-}
-DEVICE int first_key_of(u32 record) { return int(ld_shared_u32(record + 44)); }
+DEVICE int first_key_of(u32 item) { return int(ld_shared_u32(item + SEQUENCE_AT + __builtin_offsetof(SequenceOfItem, first_key))); }
 
-// The tiles of one query block, from the last to the first, by all lanes of a warp. Which block that is stands in the record of
+// The tiles of one query block, from the last to the first, by all lanes of a warp. Which block that is stands in the descriptor of
 // the item, and is read there for each tile: registers of a producer are few.
 struct TileList {
   const AttentionParams& p;
-  u32 record;
+  u32 descriptor;
   TileWalk<true> walk;
 
-  DEVICE TileList(const AttentionParams& p_, u32 record_) : p(p_), record(record_), walk(last_tile(p_, record_)) {}
+  DEVICE TileList(const AttentionParams& p_, u32 record_) : p(p_), descriptor(record_), walk(last_tile(p_, record_)) {}
 
   DEVICE ListedTile next() {
     const WalkedTile walked = walk.next(0, [&](int tile) {
-      const int top = read_item(record).q_block * Br;
+      const int top = read_shared<Item>(descriptor).q_block * Br;
       return class_of(top, min(top + Br, rows()), tile);
     });
     if (!walked.exists()) return ListedTile::none();
     u32 marks = ALL_CLEAR;
     if (walked.masked()) {  // a lane for each consumer
-      const int top = read_item(record).q_block * Br + lane_id() * GROUP_ROWS, end = min(top + GROUP_ROWS, rows());
+      const int top = read_shared<Item>(descriptor).q_block * Br + lane_id() * GROUP_ROWS, end = min(top + GROUP_ROWS, rows());
       marks = 0;
       if (lane_id() < CONSUMERS && top < end) {
         const TileClass is = class_of(top, end, walked.tile());
@@ -119,21 +101,21 @@ struct TileList {
 
  private:
   // That may be visited; -1: none.
-  DEVICE static int last_tile(const AttentionParams& p, u32 record) {
+  DEVICE static int last_tile(const AttentionParams& p, u32 descriptor) {
     if constexpr (is_looked_up(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
-    return visited_tiles<Br, Bc>(read_mask(record), read_item(record).q_block).end - 1;
+    return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
   DEVICE int rows() const {
     if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_q;
-    return read_mask(record).rows;
+    return read_mask(descriptor).rows;
   }
   DEVICE TileClass class_of(int top, int end, int tile) const {
     if constexpr (is_looked_up(MASK_KIND)) {
       const int left = tile * Bc, right = left + Bc;
-      const TileClass is = read_looked_up_mask(p, record).classify(top, end, left, min(right, p.seqlen_k), tile);
+      const TileClass is = read_looked_up_mask(p, descriptor).classify(top, end, left, min(right, p.seqlen_k), tile);
       return {is.some, is.some && is.every && right <= p.seqlen_k};
     } else {
-      return class_in_band(read_mask(record), top, end, tile * Bc);
+      return class_in_band(read_mask(descriptor), top, end, tile * Bc);
     }
   }
 };
