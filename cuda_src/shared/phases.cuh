@@ -58,6 +58,9 @@ struct PhaseLog {
   DEVICE PhaseLog(TraceRecord*, bool, u32, u32) {}
   DEVICE void begin(u32, u32) {}
   DEVICE void enter(u32, u32 = 0) {}
+  DEVICE void item(u32) {}
+  DEVICE void in_flight(u32, u32) {}
+  DEVICE void landed(u32, u32) {}
   DEVICE void close() {}
 };
 #else

@@ -2,6 +2,7 @@
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma.cuh"
+#include "shared/phases.cuh"
 #include "wgmma/operands.cuh"
 
 // A ring of buffers, each with a full and an empty mbarrier. The n-th tile takes buffer n % STAGES (the stage) in mbarrier phase
@@ -42,10 +43,31 @@ struct RingCursor : Ring<STAGES> {
   DEVICE u32 full_barrier() const { return this->full + stage * 8; }
   DEVICE void wait_full() const { mbarrier_wait(this->full + stage * 8, phase); }
   DEVICE void wait_empty() const { mbarrier_wait(this->empty + stage * 8, phase ^ 1); }
+  // The waits, as an inside trace shows them.
+  DEVICE void wait_full(PhaseLog& log, u32 tile) const {
+    log.enter(WAIT_DATA, tile);
+    wait_full();
+  }
+  DEVICE void wait_empty(PhaseLog& log, u32 tile) const {
+    log.enter(WAIT_SPACE, tile);
+    wait_empty();
+    log.enter(COPY, tile);
+  }
   DEVICE void release(int lane) const {
     if (lane == 0) mbarrier_arrive(this->empty + stage * 8);
   }
 };
+
+// wgmma.commit_group and wgmma.wait_group, as an inside trace shows them. `products`: SCORES, VALUES, ... (shared/phases.cuh)
+DEVICE void wgmma_commit(PhaseLog& log, u32 products, u32 tile) {
+  wgmma_commit();
+  log.in_flight(products, tile);
+}
+template <int PENDING>
+DEVICE void wgmma_wait(PhaseLog& log, u32 tile) {
+  log.enter(WAIT_PRODUCTS, tile);
+  wgmma_wait<PENDING>();
+}
 
 // Asks TMA for a tile of ROWS rows from `row` on, as wgmma takes it.
 template <int ROWS, int COLUMNS>

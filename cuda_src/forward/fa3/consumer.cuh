@@ -59,19 +59,19 @@ DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
 }
 
 // Alg. 2, l. 9: S = Q K^T, in flight. Q from registers or from shared memory.
-DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 K_desc) {
+DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 K_desc, PhaseLog& inside, int tile) {
   if constexpr (Q_IN_REGISTERS) {
     wgmma_tiles_rs<Bc, K_STEPS, Element>(S_rmem, Q_rmem, K_desc);
   } else {
     wgmma_tiles_ss<Bc, K_STEPS, Element>(S_rmem, Q_desc, K_desc);
   }
-  wgmma_commit();
+  wgmma_commit(inside, SCORES, tile);
 }
 
 // Alg. 2, l. 10: O += P V, in flight.
-DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc) {
+DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc, PhaseLog& inside, int tile) {
   wgmma_accumulate_values<HEAD_DIM, Bc / 16, Element>(O_rmem, P_rmem, V_desc);
-  wgmma_commit();
+  wgmma_commit(inside, VALUES, tile);
 }
 
 // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.

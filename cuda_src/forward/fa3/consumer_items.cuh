@@ -42,18 +42,19 @@ struct ConsumerItems {
   TileTally tally[2];     // of a trace: of the item being stored, of the one at hand
   int O_buffer = -1;      // that the O at hand leaves from
   u64 start_ns[2] = {};   // of the item being stored, of the one at hand
-  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
+  mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
 
   // Waits for the next item and its Q. False when there is none.
   DEVICE bool begin_item() {
     const int buffer = Q_ring.stage * CONSUMERS + consumer;
-    INSIDE(inside.enter(WAIT_ITEM);)
+    inside.enter(WAIT_ITEM);
     mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.phase);
     descriptor = smem.item(round++);
     const Item item = read_shared<Item>(descriptor);
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
-    INSIDE(inside.item(item.index + gridDim.x * blockIdx.y); inside.enter(NOTHING);)
+    inside.item(item.index + gridDim.x * blockIdx.y);
+    inside.enter(NOTHING);
     if constexpr (Q_IN_REGISTERS) {
       load_queries(Q_rmem, smem.Q + buffer * Q_TILE_BYTES, warp, lane);
       if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
@@ -104,14 +105,12 @@ struct ConsumerItems {
   // Tiles that the block visits and this consumer does not need.
   DEVICE void pass_over(int count) {
     for (int i = 0; i < count; ++i) {
-      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-      K_ring.wait_full();
+      K_ring.wait_full(inside, NO_TILE);
       K_ring.release(lane);
       K_ring.advance();
       wait_turn();
       end_turn();
-      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-      V_ring.wait_full();
+      V_ring.wait_full(inside, NO_TILE);
       V_ring.release(lane);
       V_ring.advance();
     }
@@ -120,8 +119,7 @@ struct ConsumerItems {
   // LISTED: waits for the next tile of K and finds out which it is. False for one that this consumer's rows do not see; the
   // last is computed in any case.
   DEVICE bool await_tile() {
-    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-    K_ring.wait_full();
+    K_ring.wait_full(inside, NO_TILE);
     listed = read_shared<ListedTile>(smem.tile(K_ring.stage));
     warp_sync();  // all lanes have read it before one of them gives the buffer back
     j = listed.tile;
@@ -140,7 +138,7 @@ struct ConsumerItems {
   // The item whose descriptor is `done` leaves.
   DEVICE void store(u32 done) {
     const Item item = read_shared<Item>(done);
-    INSIDE(inside.enter(STORE, item.index);)
+    inside.enter(STORE, item.index);
     if constexpr (SPLIT_KEYS) {
       softmax.reduce_sum();
       leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), softmax, lane);
@@ -158,7 +156,7 @@ struct ConsumerItems {
     }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
-    INSIDE(inside.enter(NOTHING);)
+    inside.enter(NOTHING);
   }
 
   DEVICE void write_trace_of_list([[maybe_unused]] u32 done, const Item& item) {
@@ -170,9 +168,9 @@ struct ConsumerItems {
 
   // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
   DEVICE void wait_turn() const {
-    INSIDE(inside.enter(WAIT_TURN, j);)
+    inside.enter(WAIT_TURN, j);
     if constexpr (PING_PONG) bar_sync(TURN_BARRIER + consumer, 256);
-    INSIDE(inside.enter(ISSUE, j);)
+    inside.enter(ISSUE, j);
   }
   DEVICE void end_turn() const {
     if constexpr (PING_PONG) bar_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 256);
@@ -180,24 +178,23 @@ struct ConsumerItems {
 
   DEVICE void issue_next_scores() {
     const u64 K_tile = K_desc + descriptor_step(KV_TILE_BYTES) * K_ring.stage;
-    issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile);
-    INSIDE(inside.in_flight(SCORES, j);)
+    issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile, inside, j);
   }
   DEVICE void issue_next_values() {
-    issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage);
-    INSIDE(inside.in_flight(VALUES, j + 1);)
+    issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage, inside, j + 1);
   }
   DEVICE void release_scores() {
     wgmma_registers(S_rmem);
     if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
-    INSIDE(inside.landed(SCORES, j); inside.enter(SOFTMAX, j);)
+    inside.landed(SCORES, j);
+    inside.enter(SOFTMAX, j);
     K_ring.release(lane);
     K_ring.advance();
   }
   DEVICE void release_values() {
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
-    INSIDE(inside.landed(VALUES, NO_TILE);)
+    inside.landed(VALUES, NO_TILE);
     V_ring.release(lane);
     V_ring.advance();
   }

@@ -184,13 +184,12 @@ struct Consumer : ConsumerItems {
     if constexpr (STORE_FROM_SMEM) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
-    INSIDE(inside.close();)
+    inside.close();
   }
 
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
-    INSIDE(inside.enter(WAIT_DATA, j);)
-    K_ring.wait_full();
+    K_ring.wait_full(inside, j);
     wait_turn();
     wgmma_fence();
     issue_next_scores();
@@ -198,8 +197,7 @@ struct Consumer : ConsumerItems {
   }
 
   DEVICE void first_softmax() {
-    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
-    wgmma_wait<0>();
+    wgmma_wait<0>(inside, j);
     release_scores();
     softmax.reset();
     float alpha[2];
@@ -215,15 +213,14 @@ struct Consumer : ConsumerItems {
     }
     softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
     pack(P_rmem, S_rmem);
-    INSIDE(inside.enter(NOTHING);)
+    inside.enter(NOTHING);
   }
 
   // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
   // together; the softmax of j runs under the values.
   template <typename Tag>
   DEVICE void turn(Tag segment) {
-    INSIDE(inside.enter(WAIT_DATA, j);)
-    K_ring.wait_full();
+    K_ring.wait_full(inside, j);
     issue_products();
     end_turn_of(segment);
   }
@@ -233,12 +230,10 @@ struct Consumer : ConsumerItems {
     wgmma_registers(P_rmem);
     wgmma_fence();
     issue_next_scores();
-    INSIDE(inside.enter(WAIT_DATA, j + 1);)
-    V_ring.wait_full();
-    INSIDE(inside.enter(ISSUE, j + 1);)
+    V_ring.wait_full(inside, j + 1);
+    inside.enter(ISSUE, j + 1);
     issue_next_values();
     end_turn();
-    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
   }
   template <typename Tag>
   DEVICE void end_turn_of(Tag segment) {
@@ -248,7 +243,7 @@ struct Consumer : ConsumerItems {
     constexpr bool NEAR_0_FIRST = CAP_FOLDS && Tag::value == CLEAR && Bc <= 96;
     constexpr bool CAP_WAITS = SOFTCAP && !(HEAD_DIM > 128 && MASK_KIND == MASK_CAUSAL && Tag::value == CLEAR);
     constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || (LISTED && Tag::value != CLEAR);
-    wgmma_wait<VALUES_FIRST ? 0 : 1>();
+    wgmma_wait<VALUES_FIRST ? 0 : 1>(inside, j);
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
     float alpha[2];
@@ -273,10 +268,9 @@ struct Consumer : ConsumerItems {
     }
   }
   DEVICE void end_values() {
-    INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
-    wgmma_wait<0>();
+    wgmma_wait<0>(inside, j + 1);
     release_values();
-    INSIDE(inside.enter(SOFTMAX, j);)
+    inside.enter(SOFTMAX, j);
   }
 
   // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight. All
@@ -312,9 +306,8 @@ struct Consumer : ConsumerItems {
 
   // The last values of an item, in flight.
   DEVICE void issue_last_values() {
-    INSIDE(inside.enter(WAIT_DATA, j + 1);)
-    V_ring.wait_full();
-    INSIDE(inside.enter(ISSUE, j + 1);)
+    V_ring.wait_full(inside, j + 1);
+    inside.enter(ISSUE, j + 1);
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
@@ -323,8 +316,7 @@ struct Consumer : ConsumerItems {
 
   template <int PENDING>
   DEVICE void end_last_values() {
-    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
-    wgmma_wait<PENDING>();
+    wgmma_wait<PENDING>(inside, NO_TILE);
     release_values();
   }
 };

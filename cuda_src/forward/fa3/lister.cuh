@@ -118,26 +118,23 @@ struct KeyLoader {
   ListReader reader{p, smem};
   RingCursor<NUM_STAGES> K_ring = smem.K_ring();
   RingCursor<Q_STAGES> Q_ring{};
-  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
+  PhaseLog inside = PhaseLog(p.trace, true);
 
   DEVICE void run() {
     for (ListEntry entry; reader.next(entry); reader.done(0)) {
-      INSIDE(if (entry.tile.first()) inside.item(read_shared<Item>(reader.descriptor()).index + gridDim.x * blockIdx.y);)
-      INSIDE(inside.enter(WAIT_SPACE, entry.tile.tile);)
-      K_ring.wait_empty();
-      INSIDE(inside.enter(COPY, entry.tile.tile);)
+      if (TRACE_INSIDE && entry.tile.first()) inside.item(read_shared<Item>(reader.descriptor()).index + gridDim.x * blockIdx.y);
+      K_ring.wait_empty(inside, entry.tile.tile);
       write_shared(smem.tile(K_ring.stage), entry.tile);
       load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * KV_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
                               reader.batch);
       K_ring.advance();
       if (entry.tile.first()) load_queries();
     }
-    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {  // their next item is no item
       wait_for_query_buffer(w);
       mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
-    INSIDE(inside.close();)
+    inside.close();
   }
 
   DEVICE void load_queries() {
@@ -145,9 +142,7 @@ struct KeyLoader {
     int row = item.q_block * Br;
     if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.descriptor()).first_row());
     for (int w = 0; w < CONSUMERS; ++w) {
-      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
       wait_for_query_buffer(w);
-      INSIDE(inside.enter(COPY, NO_TILE);)
       load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
                                       row + w * GROUP_ROWS, item.head, reader.batch);
     }
@@ -170,16 +165,14 @@ struct ValueLoader {
   ListReader reader{p, smem};
   RingCursor<NUM_STAGES> V_ring = smem.V_ring();
   u32 tail_parity = 0;
-  INSIDE(PhaseLog inside = PhaseLog(p.trace, lane == 0);)
+  PhaseLog inside = PhaseLog(p.trace, lane == 0);
 
   DEVICE void run() {
     for (ListEntry entry; reader.next(entry); reader.done(lane)) {
       const u32 tile = smem.V + V_ring.stage * KV_TILE_BYTES;
       const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
       if (lane == 0) {
-        INSIDE(inside.enter(WAIT_SPACE, entry.tile.tile);)
-        V_ring.wait_empty();
-        INSIDE(inside.enter(COPY, entry.tile.tile);)
+        V_ring.wait_empty(inside, entry.tile.tile);
         load_tile<Bc, HEAD_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
                                 reader.batch);
       }
@@ -193,6 +186,6 @@ struct ValueLoader {
       if (has_tail && lane == 0) mbarrier_arrive(V_ring.full_barrier());
       V_ring.advance();
     }
-    INSIDE(inside.close();)
+    inside.close();
   }
 };

@@ -28,18 +28,16 @@ constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and th
 struct alignas(16) Item : WorkItem {
   u32 index;  // its number, for the trace
 };
-// What LISTED descriptors hold besides, of the item's mask: the mask of its sequence (HeadMask), or one of these.
+// What LISTED descriptors hold besides, of the item's mask: the mask of its sequence (HeadMask), or this.
 struct alignas(16) SetsOfItem {
-  int prefix, keep, exempt;  // LookedUpMask
-};
-struct alignas(16) RunsOfItem {
-  char *runs, *extremes;  // MaskWorkspace
+  int prefix, keep, exempt, unused;  // LookedUpMask
 };
 // With lengths: the item's sequence.
 struct alignas(16) SequenceOfItem {
   int number, stored_rows, first_row, first_key;  // RaggedSequence
 };
-constexpr int MASK_AT = 16, SEQUENCE_AT = 32;  // bytes of a descriptor before these
+constexpr int MASK_AT = 16, SEQUENCE_AT = 32;   // bytes of a descriptor before these
+constexpr int RUNS_AT = 16, EXTREMES_AT = 24;   // or two pointers instead: those of MaskWorkspace
 constexpr int ITEM_BYTES = LISTED ? 48 : 16;
 // Descriptors in use at once: the producer's, one between, and of the consumers one being stored and one being computed. The
 // lister may be ahead by one item for each entry of the list.
@@ -69,6 +67,15 @@ DEVICE T read_shared(u32 smem) {
     memcpy(&x, &bits, sizeof(T));
   }
   return x;
+}
+
+DEVICE void write_shared(u32 smem, char* x) {
+  const u64 address = reinterpret_cast<u64>(x);
+  st_shared_vec2(smem, {u32(address), u32(address >> 32)});
+}
+DEVICE char* read_shared_pointer(u32 smem) {
+  const vec2 x = ld_shared_vec2(smem);
+  return reinterpret_cast<char*>(u64(x.y) << 32 | x.x);
 }
 
 // ---- Shared memory

@@ -20,7 +20,7 @@ struct Producer {
   RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
   RingCursor<Q_STAGES> Q_ring{};
   u32 round = 0;
-  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
+  PhaseLog inside = PhaseLog(p.trace, true);
 
   DEVICE void run(Items& items) {
     for (u32 index; items.next(index);) {
@@ -30,26 +30,23 @@ struct Producer {
       // Seen by a consumer once its Q is there. The descriptor that this overwrites is four items old: all consumers have
       // given back the Q of the last but one, and so have stored the item before that.
       write_shared(smem.item(round++), Item{work, index});
-      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
+      inside.item(index + gridDim.x * blockIdx.y);
       load_item(work, tiles);
     }
     write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
-    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);
       mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
-    INSIDE(inside.close();)
+    inside.close();
   }
 
   // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch INSIDE(, inside));
+    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
     for (int w = 0; w < CONSUMERS; ++w) {
-      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
       wait_for_query_buffer(w);
-      INSIDE(inside.enter(COPY, NO_TILE);)
       const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
       if constexpr (PACKED_HEADS == 1) {
         load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
@@ -59,8 +56,8 @@ struct Producer {
     }
     Q_ring.advance();
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
-      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch INSIDE(, inside));
-      load(V_ring, smem.V, V_map, j, kv_head, work.batch INSIDE(, inside));
+      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
+      load(V_ring, smem.V, V_map, j, kv_head, work.batch);
     }
   }
 
@@ -68,10 +65,8 @@ struct Producer {
   DEVICE void wait_for_query_buffer(int consumer) const {
     mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.phase ^ 1);
   }
-  DEVICE static void load(RingCursor<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
-    INSIDE(inside.enter(WAIT_SPACE, j);)
-    ring.wait_empty();
-    INSIDE(inside.enter(COPY, j);)
+  DEVICE void load(RingCursor<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
+    ring.wait_empty(inside, j);
     load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
     ring.advance();
   }

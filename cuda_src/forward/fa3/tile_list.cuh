@@ -42,9 +42,10 @@ using Looked = LookedUpMask<MASK_KIND, AttentionParams>;
 DEVICE void publish_looked_up_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
   const Looked mask(p, work.batch, work.head / (p.heads / p.kv_heads));
   if constexpr (Looked::SETS) {
-    write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt});
+    write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
   } else {
-    write_shared(item + MASK_AT, RunsOfItem{mask.workspace.run(mask.number, 0), mask.workspace.extremes_of(mask.number, 0)});
+    write_shared(item + RUNS_AT, mask.workspace.run(mask.number, 0));
+    write_shared(item + EXTREMES_AT, mask.workspace.extremes_of(mask.number, 0));
   }
 }
 DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 item) {
@@ -53,8 +54,7 @@ DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 item) {
     const auto x = read_shared<SetsOfItem>(item + MASK_AT);
     return {p, Workspace(p, nullptr, nullptr), x.prefix, x.keep, x.exempt};
   } else {
-    const auto x = read_shared<RunsOfItem>(item + MASK_AT);
-    return {p, Workspace(p, x.runs, x.extremes), 0, 0, 0};
+    return {p, Workspace(p, read_shared_pointer(item + RUNS_AT), read_shared_pointer(item + EXTREMES_AT)), 0, 0, 0};
   }
 }
 template <typename Sequence>
