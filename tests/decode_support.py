@@ -16,6 +16,7 @@ from cufa.calls import calls
 from cufa.calls.decode_checks import DecodeCall
 from cufa.calls.mask_arguments import decode_mask
 from cufa.plan.operation import OPERATIONS
+from cufa.problem.options import Options
 from cufa.problem.problem import Problem
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -181,8 +182,8 @@ def call_of(case: Case, layout: str = "bhsd") -> DecodeCall:
     given = dict.fromkeys(names) | {n: x for n, x in options.items() if n in names}
     given |= zip(("q", "k_cache", "v_cache"), [arrays[0], *(x.copy() for x in arrays[1:])], strict=True)
     scores = {name: options.get(name) for name in ("softcap", "scale")}
-    of_problem = {"mask": decode_mask(options.get("window")), **scores}
-    return DecodeCall.read(given, {"out": None, "lse": None}, layout, options=of_problem, request={})
+    asked = Options(decode_mask(options.get("window")), layout=layout, **scores)
+    return DecodeCall.read(given, {"out": None, "lse": None}, asked)
 
 
 def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[Problem, dict[str, Any]]:

@@ -19,8 +19,9 @@ from cufa.kernels import KERNELS, TileConfig
 from cufa.plan.planner import Plan
 from cufa.problem import mask_memory
 from cufa.problem.mask import Mask
+from cufa.problem.options import Options
 from cufa.problem.problem import Problem
-from cufa.problem.scores import check_softcap, softcapped
+from cufa.problem.scores import softcapped
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -199,11 +200,7 @@ def make_problem(
     return arrays.make_problem(
         [x.shape for x in (q, k, v)],
         str(q.dtype),
-        mask=resolve_mask(causal, None, mask),
-        softcap=check_softcap(softcap),
-        scale=None,
-        layout="bhsd",
-        precision=None,
+        Options(resolve_mask(causal, None, mask), softcap),
     )
 
 

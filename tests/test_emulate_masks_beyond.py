@@ -23,6 +23,7 @@ from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
 from cufa.problem.mask import Band, Mask
+from cufa.problem.options import Options
 from cufa.problem.problem import BAND_KINDS, Problem
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
@@ -100,11 +101,7 @@ def run(
     problem = arrays.make_problem(
         [x.shape for x in (q, k, v)],
         dtype,
-        mask=resolve_mask(False, None, mask),
-        softcap=softcap,
-        scale=None,
-        layout="bhsd",
-        precision=precision if dtype == "float32" else None,
+        Options(resolve_mask(False, None, mask), softcap, None, precision if dtype == "float32" else None),
     )
     plan = make_plan(problem, DEVICE, spec.algorithm, config)
     assert plan.spec is spec
@@ -277,11 +274,7 @@ def test_hidden_keys_are_not_read():
     problem = arrays.make_problem(
         [x.shape for x in (q, k, v)],
         "float16",
-        mask=mask,
-        softcap=None,
-        scale=None,
-        layout="bhsd",
-        precision=None,
+        Options(mask),
     )
     given = forward_operands(q, k, v)
     clean = run_plan(make_plan(problem, DEVICE, "fa2"), given, CHECKED)
@@ -436,11 +429,7 @@ def test_what_is_refused_is_refused_in_words():
         problem = arrays.make_problem(
             [(1, 1, 64, 64)] * 3,
             "float16",
-            mask=mask,
-            softcap=None,
-            scale=None,
-            layout="bhsd",
-            precision=None,
+            Options(mask),
         )
         assert words in (KERNELS["fa2_forward"].refuses(problem) or "")
     problem = dataclasses.replace(problem, mask=columns(0, 64, 64, 1))

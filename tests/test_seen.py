@@ -18,6 +18,7 @@ from cufa.calls import array_memory, calls
 from cufa.calls import warm as seen
 from cufa.plan.operation import OPERATIONS, Operand
 from cufa.problem.mask import CAUSAL, FULL
+from cufa.problem.options import Options
 
 cp = pytest.importorskip("cupy")
 
@@ -227,7 +228,7 @@ def toy(monkeypatch, no_device):
         ]
         operation = changed(FORWARD, name="toy", operands=tuple(operands))
         monkeypatch.setitem(OPERATIONS, "toy", operation)
-        call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, "bhsd", {}, {}, **more), []
+        call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, Options(), **more), []
         made = call.allocate(None, lambda shape, dtype: array(1 << 49, shape, dtype))
         found, new = seen.SeenCall(launched.append, call, made), itertools.count(1)
         found._allocate = lambda shape, dtype: array(next(new) << 50, shape, dtype)

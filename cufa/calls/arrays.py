@@ -17,6 +17,7 @@ import numpy as np
 from ..kernels.params import MAX_SCALE
 from ..plan.operation import Operand
 from ..problem.mask import Mask
+from ..problem.options import Options
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 from .array_memory import Array, address, alignment, overlaps_itself, shares_memory
 
@@ -147,19 +148,14 @@ def resolve_precision(dtype: str, precision: str | None) -> str:
 def make_problem(
     shapes: Sequence[tuple[int, ...]],
     dtype: str,
-    *,
-    mask: Mask,
-    softcap: float | None,
-    scale: float | None,
-    layout: str,
-    precision: str | None,
-    alignment: int = 16,
+    options: Options,
 ) -> Problem:
     """Check the shapes of q, k and v and the options, and state the problem.
 
     Raises ValueError naming the argument.
     """
     q_shape, k_shape, v_shape = shapes
+    layout = options.layout
     check_layout(layout)
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
@@ -177,7 +173,7 @@ def make_problem(
         raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
     check_head_dim(head_dim)
     check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
-    check_mask(mask, batch, kv_heads, seqlen_k)
+    check_mask(options.mask, batch, kv_heads, seqlen_k)
     return Problem(
         batch,
         heads,
@@ -186,11 +182,11 @@ def make_problem(
         seqlen_k,
         head_dim,
         dtype,
-        mask=mask,
-        scale=check_scale(scale, head_dim),
-        softcap=softcap,
-        precision=resolve_precision(dtype, precision),
-        alignment=alignment,
+        mask=options.mask,
+        scale=check_scale(options.scale, head_dim),
+        softcap=options.softcap,
+        precision=resolve_precision(dtype, options.precision),
+        deterministic=options.deterministic,
     )
 
 

@@ -12,13 +12,13 @@ from ..masks.checks import check_flag
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.mask import Mask
+from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
     plan_shapes,
-    scores_of,
 )
 from .mask_arguments import check_causal, resolve_mask
 from .warm import find, typed
@@ -134,16 +134,14 @@ def flash_attention_backward(
         for x, value in zip(BACKWARD.operands, given, strict=False)
     }
     arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
-    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    few = further.read(few, named["q"])
+    mask = resolve_mask(causal, window, mask)
+    asked = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    optional = further.read(optional, named["q"])
     call = BackwardCall(
-        {name: named[name] for name in BACKWARD.inputs} | few,
-        {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in few else {}),
-        layout,
-        how,
-        {"algorithm": algorithm},
-        deterministic,
+        {name: named[name] for name in BACKWARD.inputs} | optional,
+        {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in optional else {}),
+        asked,
     )
     return calls.run(call, device, options)
 
@@ -152,14 +150,12 @@ def flash_attention_backward(
 class BackwardCall(DenseCall):
     name = "backward"
 
-    deterministic: bool = False
-
     def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
         given = self.inputs
         of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
         dtype = arrays.dtype_name(of_dtype, on_gpu)
         inputs, problem = self.problem(dtype)
-        problem = dataclasses.replace(problem, operation=self.name, deterministic=self.deterministic)
+        problem = dataclasses.replace(problem, operation=self.name)
         for name in ("out", "dout"):
             if given[name].shape != given["q"].shape:
                 raise ValueError(
@@ -167,7 +163,7 @@ class BackwardCall(DenseCall):
                 )
         for name in ("lse", "dlse"):
             if given[name] is not None:
-                _check_rows(name, given[name], problem, self.layout)
+                _check_rows(name, given[name], problem, self.options.layout)
         for name, x in of_dtype.items():
             arrays.check_last_axis(name, x)
             arrays.check_address(name, x)
@@ -221,9 +217,8 @@ def plan_backward(
 
     >>> print(cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
-    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
-    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    return plan_shapes(
-        q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
-    )
+    mask = resolve_mask(causal, window, mask)
+    deterministic = check_flag("deterministic", deterministic)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return plan_shapes(q, k, v, dtype, device, options, optional, "backward")

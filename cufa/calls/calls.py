@@ -15,6 +15,7 @@ from ..plan import tuning
 from ..plan.candidates import any_serves
 from ..plan.operation import OPERATIONS, Operand, Operation
 from ..plan.planner import Plan, make_plan
+from ..problem.options import Options
 from ..problem.problem import Problem
 from . import array_memory, arrays
 from . import optional_operands as further
@@ -33,11 +34,7 @@ class Call:
     results: dict[str, Any]
     """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
     one that the call allocates."""
-    layout: str
-    options: dict[str, Any]
-    """What else the problem is made of: mask, softcap, scale, ..."""
-    request: dict[str, Any]
-    """What is asked of the planner."""
+    options: Options
 
     @property
     def operation(self) -> Operation:
@@ -87,7 +84,7 @@ class Call:
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """All operands in launch order, axes in canonical order, over the same memory; None for results that are
         not asked for."""
-        axes = arrays.LAYOUTS[self.layout]
+        axes = arrays.LAYOUTS[self.options.layout]
         given = {**self.inputs, **results}
         found = {}
         for operand in self.operation.operands:
@@ -131,19 +128,6 @@ def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
     return {**results, "lse": None} if check_flag("return_lse", return_lse) else results
 
 
-def check_num_splits(num_splits: Any) -> int | None:
-    """As it is given to the planner. Raises TypeError or ValueError for what is no number of splits."""
-    if num_splits is None:
-        return None
-    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
-        raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
-    if num_splits < 1:
-        raise ValueError(
-            f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
-        )
-    return int(num_splits)
-
-
 def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
     """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.calls.warm.find` told this call
     apart by."""
@@ -174,7 +158,7 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
             f"mask, {problem.mask}, has its numbers on a GPU, or has lost them, but {call.first[0]} is computed on the "
             "CPU: pass mask.on_host(), or make it anew"
         )
-    plan = plan_for(problem, None, **call.request)
+    plan = plan_for(problem, None, call.options)
     results = call.allocate(problem, np.empty)
     if problem.empty and not problem.sink:
         call.fill_empty(results)
@@ -189,7 +173,7 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
     check_not_capturing(call.first[0])
     call, problem = call.check(on_gpu=True)
     # What cannot be planned is refused before anything is copied.
-    plan_for(problem, cuda_module().current_device(), **call.request)
+    plan_for(problem, cuda_module().current_device(), call.options)
     import cupy
 
     there = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
@@ -224,7 +208,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
                 further.fill_sink_alone(call.inputs, results, cupy)
             return results
         given = call.arrays(results)
-        plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
+        plan = plan_for(with_memory(problem, given), cuda.device(device_id), call.options)
         binding = cuda.Binding(cuda.prepare(plan, device_id), given)
         binding.launch(cuda.addresses(given))
     if key is not None:
@@ -249,12 +233,14 @@ def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
 
 
-def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
+def plan_for(problem: Problem, device: Device | None, options: Options) -> Plan:
     """The plan for this machine: with the kernels and tiles that were measured fastest on it, if any were."""
     if device is None:
-        return make_plan(problem, None, **request)
+        return make_plan(problem, None, options.algorithm, num_splits=options.num_splits)
     tiles, kernels = tuning.load(device.name), tuning.fastest_kernels(device.name)
-    return make_plan(problem, device, tuned=tiles, fastest=kernels, **request)
+    return make_plan(
+        problem, device, options.algorithm, tuned=tiles, num_splits=options.num_splits, fastest=kernels
+    )
 
 
 def check_not_capturing(name: str) -> None:

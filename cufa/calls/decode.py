@@ -11,7 +11,7 @@ from ..gpu.architectures import Device
 from ..plan.decode_operation import DECODE
 from ..plan.planner import Plan
 from ..problem.mask import Mask
-from ..problem.scores import check_softcap
+from ..problem.options import Options, check_num_splits
 from . import arrays, calls
 from . import optional_operands as further
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
@@ -159,7 +159,7 @@ def flash_decode(
     """
     if num_splits is not None and type(num_splits) is not int:
         # Before a call that was seen: to it 2.0 would be 2.
-        num_splits = calls.check_num_splits(num_splits)
+        num_splits = check_num_splits(num_splits)
     given: tuple[Any, ...] = (
         q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
     )  # fmt: skip
@@ -172,18 +172,10 @@ def flash_decode(
     seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
         return seen(given, addresses)
-    request: dict[str, Any] = {
-        "num_splits": calls.check_num_splits(num_splits),
-        "algorithm": _check_schedule(schedule),
-    }
-    how: dict[str, Any] = {
-        "mask": decode_mask(window, mask),
-        "softcap": check_softcap(softcap),
-        "scale": scale,
-    }
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
     results = calls.attention_results(out, return_lse)
     inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
-    call = DecodeCall.read(inputs, results, layout, options=how, request=request)
+    call = DecodeCall.read(inputs, results, asked)
     return calls.run(call, device, options)
 
 
@@ -218,15 +210,7 @@ def plan_decode(
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
-    request: dict[str, Any] = {
-        "num_splits": calls.check_num_splits(num_splits),
-        "algorithm": _check_schedule(schedule),
-    }
-    how: dict[str, Any] = {
-        "mask": decode_mask(window, mask),
-        "softcap": check_softcap(softcap),
-        "scale": scale,
-    }
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {
@@ -248,10 +232,10 @@ def plan_decode(
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
-        problem = further.planned(few, make_problem(shapes, *names, layout=layout, **how))
+        problem = further.planned(few, make_problem(shapes, *names, asked))
         if found is not None:
             check_gpu_serves(problem)
-        return calls.plan_for(problem, found, **request)
+        return calls.plan_for(problem, found, asked)
 
     found = calls.planning_device(device, served=True)
     try:
@@ -262,6 +246,9 @@ def plan_decode(
         return planned(None)  # as a call with NumPy arrays would do
 
 
-def _check_schedule(schedule: Any) -> str:
+def _options(
+    window: Any, mask: Any, softcap: Any, scale: Any, layout: Any, schedule: Any, num_splits: Any
+) -> Options:
     arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
-    return str(schedule)
+    found = decode_mask(window, mask)
+    return Options(found, softcap, scale, None, layout, str(schedule), num_splits)

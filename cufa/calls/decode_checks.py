@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..plan.operation import PER_HEAD
-from ..plan.planner import make_plan
 from ..problem.lengths import Cached
+from ..problem.options import Options
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
 from . import array_memory, arrays, calls
@@ -46,9 +46,7 @@ class DecodeCall(calls.Call):
     name = "decode"
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], results: dict[str, Any], layout: str, **kwargs: Any
-    ) -> DecodeCall:
+    def read(cls, given: Mapping[str, Any], results: dict[str, Any], options: Options) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
         few = {x.name: given[x.name] for x in PER_HEAD if given.get(x.name) is not None}
         inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
@@ -57,13 +55,13 @@ class DecodeCall(calls.Call):
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
-        return cls(inputs, results, layout, **kwargs)
+        return cls(inputs, results, options)
 
     def gpu_serves(self) -> bool:
         """Whether the call can be planned for the current GPU. The CPU path names what is wrong with a call."""
         try:
             _, problem = self.check(on_gpu=True)
-            make_plan(problem, calls.cuda_module().current_device(), **self.request)
+            calls.plan_for(problem, calls.cuda_module().current_device(), self.options)
         except (TypeError, ValueError):
             return False
         return True
@@ -75,7 +73,7 @@ class DecodeCall(calls.Call):
         q = self.inputs["q"]
         module = "cupy" if arrays.is_device_array(q) else "numpy"
         names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
-        problem = make_problem(shapes, *names, layout=self.layout, **self.options)
+        problem = make_problem(shapes, *names, self.options)
         if on_gpu:
             check_gpu_serves(problem)
         for name in _BIG:

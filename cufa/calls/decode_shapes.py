@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..problem.lengths import Cached
-from ..problem.mask import Mask
+from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays
 
@@ -27,13 +27,10 @@ def make_problem(
     shapes: Mapping[str, Shape | None],
     dtype: str,
     cache_dtype: str,
-    *,
-    mask: Mask,
-    softcap: float | None,
-    scale: float | None,
-    layout: str,
+    options: Options,
 ) -> Problem:
     """Check the shapes of a call's arrays (None for those left out), and state the problem."""
+    layout = options.layout
     arrays.check_layout(layout)
     table = shapes["block_table"]
     axes = arrays.AXES[layout] if table is None else PAGE_AXES[layout]
@@ -68,7 +65,7 @@ def make_problem(
     if table is not None:
         table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
-    arrays.check_mask(mask, batch, kv_heads, None)
+    arrays.check_mask(options.mask, batch, kv_heads, None)
     new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
     if max(capacity, new_tokens) > MAX_CAPACITY:
         what = "block_table" if table is not None and new_tokens < capacity else "k_cache"
@@ -91,9 +88,9 @@ def make_problem(
         seqlen_k=capacity,
         head_dim=head_dim,
         dtype=dtype,
-        mask=mask,
-        scale=arrays.check_scale(scale, head_dim),
-        softcap=softcap,
+        mask=options.mask,
+        scale=arrays.check_scale(options.scale, head_dim),
+        softcap=options.softcap,
         lengths=lengths,
         k_dtype=None if cache_dtype == dtype else cache_dtype,
         v_dtype=None if cache_dtype == dtype else cache_dtype,

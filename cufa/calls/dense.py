@@ -10,21 +10,11 @@ import numpy.typing as npt
 
 from ..plan.candidates import any_serves
 from ..plan.planner import Plan
-from ..problem.mask import FULL, Mask
+from ..problem.mask import FULL
+from ..problem.options import Options
 from ..problem.problem import Problem
-from ..problem.scores import check_softcap
 from . import arrays, calls
 from . import optional_operands as further
-
-
-def scores_of(mask: Mask, softcap: Any, scale: float | None, precision: str | None) -> dict[str, Any]:
-    """What a problem is made of beside its arrays, from the arguments of a call."""
-    return {
-        "mask": mask,
-        "softcap": check_softcap(softcap),
-        "scale": scale,
-        "precision": precision,
-    }
 
 
 class DenseCall(calls.Call):
@@ -33,7 +23,7 @@ class DenseCall(calls.Call):
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
         shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
-        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
+        problem = arrays.make_problem(shapes, dtype, self.options)
         return further.check(self.inputs, problem)
 
 
@@ -50,13 +40,13 @@ class PackedCall(calls.Call):
         if shapes["v"] != shapes["k"]:
             raise ValueError(f"v has shape {shapes['v']} but k has {shapes['k']}: they must be equal")
         # As one sequence, but for the mask.
-        options = {**self.options, "mask": FULL, "layout": "bshd"}
-        problem = arrays.make_problem([(1, *shape) for shape in shapes.values()], dtype, **options)
+        options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
+        problem = arrays.make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
         cu_q, cu_k, lengths = further.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
         problem = dataclasses.replace(
             problem,
-            mask=self.options["mask"],
+            mask=self.options.mask,
             batch=len(cu_q) - 1,
             seqlen_q=max(lengths.queries, default=0) if lengths.queries is not None else lengths.total_q,
             seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
@@ -81,14 +71,12 @@ def plan_shapes(
     v: Any,
     dtype: npt.DTypeLike | None,
     device: str | None,
-    options: dict[str, Any],
-    few: dict[str, Any],
-    request: dict[str, Any],
-    **fields: Any,
+    options: Options,
+    optional: dict[str, Any],
+    operation: str = "forward",
 ) -> Plan:
-    """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``options`` are those of
-    :func:`cufa.calls.arrays.make_problem`, ``few`` the operands of :mod:`cufa.calls.optional_operands`, ``request`` is
-    what is asked of the planner, ``fields`` are others of the problem."""
+    """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``optional`` are the
+    operands of :mod:`cufa.calls.optional_operands`."""
     k = q if k is None else k
     v = k if v is None else v
     shapes = [
@@ -103,9 +91,8 @@ def plan_shapes(
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
-    problem = dataclasses.replace(arrays.make_problem(shapes, name, **options), **fields)
-    few = {name: x for name, x in few.items() if x is not None}
-    problem = further.planned(few, problem)
+    problem = dataclasses.replace(arrays.make_problem(shapes, name, options), operation=operation)
+    problem = further.planned({name: x for name, x in optional.items() if x is not None}, problem)
     could_move = device is None and not arrays.is_device_array(q)
     target = calls.planning_device(device, any_serves(problem) if could_move else name != "float64")
-    return calls.plan_for(problem, target, **request)
+    return calls.plan_for(problem, target, options)

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.mask import Mask
+from ..problem.options import Options, check_num_splits
 from ..problem.problem import Problem
 from . import arrays, calls
 from . import optional_operands as further
 from .dense import (
     DenseCall,
     plan_shapes,
-    scores_of,
 )
 from .mask_arguments import check_causal, resolve_mask
 from .warm import find, typed
@@ -154,7 +154,7 @@ def flash_attention(
     if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k
     if num_splits is not None and type(num_splits) is not int:
-        num_splits = calls.check_num_splits(num_splits)  # before a call that was seen: to it 1.0 would be 1
+        num_splits = check_num_splits(num_splits)  # before a call that was seen: to it 1.0 would be 1
     options = (
         causal,
         scale,
@@ -172,12 +172,11 @@ def flash_attention(
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
-    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    inputs |= further.read(few, inputs["q"])
-    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    results = calls.attention_results(out, return_lse)
-    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
-    call = ForwardCall(inputs, results, layout, how, request)
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    inputs |= further.read(optional, inputs["q"])
+    mask = resolve_mask(causal, window, mask)
+    asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    call = ForwardCall(inputs, calls.attention_results(out, return_lse), asked)
     return calls.run(call, device, options)
 
 
@@ -227,7 +226,7 @@ def plan(
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
-    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, request)
+    mask = resolve_mask(causal, window, mask)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return plan_shapes(q, k, v, dtype, device, options, optional)

@@ -7,10 +7,11 @@ from typing import Any
 from ..masks.checks import check_flag
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.mask import Mask
+from ..problem.options import Options
 from . import arrays, calls
 from . import optional_operands as further
 from .backward import BackwardCall
-from .dense import PackedCall, scores_of
+from .dense import PackedCall
 from .forward import ForwardCall
 from .mask_arguments import check_causal, resolve_mask
 from .warm import find, typed
@@ -80,7 +81,7 @@ def flash_attention_varlen(
         kernels that take packed lengths are listed at :func:`flash_attention`.
     """
     causal = check_causal(causal)
-    few = {"alibi_slopes": alibi_slopes, "sink": sink}
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink}
     cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
@@ -90,10 +91,9 @@ def flash_attention_varlen(
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
-    inputs |= further.read({**few, **_both(cu_seqlens)}, inputs["q"])
-    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    results = calls.attention_results(out, return_lse)
-    call = PackedForward(inputs, results, "bshd", how, {"algorithm": algorithm})
+    inputs |= further.read({**optional, **_both(cu_seqlens)}, inputs["q"])
+    asked = Options(resolve_mask(causal, window, mask), softcap, scale, precision, "bshd", algorithm)
+    call = PackedForward(inputs, calls.attention_results(out, return_lse), asked)
     return calls.run(call, device, options)
 
 
@@ -147,7 +147,7 @@ def flash_attention_varlen_backward(
         As :func:`flash_attention_varlen`.
     """
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
-    few = {"alibi_slopes": alibi_slopes, "sink": sink}
+    optional = {"alibi_slopes": alibi_slopes, "sink": sink}
     cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes
@@ -163,11 +163,12 @@ def flash_attention_varlen_backward(
         for x, value in zip(BACKWARD.operands, given, strict=False)
     }
     arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
-    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    mask = resolve_mask(causal, window, mask)
+    asked = Options(mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic)
     inputs = {name: named[name] for name in BACKWARD.inputs}
-    inputs |= further.read({**few, **_both(cu_seqlens)}, named["q"])
+    inputs |= further.read({**optional, **_both(cu_seqlens)}, named["q"])
     results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
-    call = PackedBackward(inputs, results, "bshd", how, {"algorithm": algorithm}, deterministic)
+    call = PackedBackward(inputs, results, asked)
     return calls.run(call, device, options)
 
 

@@ -22,8 +22,7 @@ import numpy as np
 from ...calls import arrays
 from ...calls import optional_operands as further
 from ...calls.backward import BackwardCall
-from ...calls.calls import Call, check_num_splits, with_memory
-from ...calls.dense import scores_of
+from ...calls.calls import Call, with_memory
 from ...calls.forward import ForwardCall
 from ...calls.mask_arguments import resolve_mask
 from ...calls.varlen import PackedBackward, PackedForward
@@ -33,6 +32,7 @@ from ...masks.checks import check_flag
 from ...plan.operation import PER_HEAD_AND_LENGTHS
 from ...plan.planner import make_plan
 from ...problem.mask import Mask
+from ...problem.options import Options
 from .launch import EmulationError, Execution, Finding
 from .run import Emulation, run_plan
 
@@ -115,11 +115,10 @@ def emulate(
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"q": q, "k": k, "v": v})
     few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
-    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    results = {"out": None, "lse": None}
-    request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
     kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
-    call = kind({**inputs, **few}, results, layout, options, request)
+    mask = resolve_mask(causal, window, mask)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    call = kind({**inputs, **few}, {"out": None, "lse": None}, options)
     return _run(call, execution, config, arch, trace, inside)
 
 
@@ -165,11 +164,12 @@ def emulate_backward(
     inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
     inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
     few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
-    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     wanted = dict.fromkeys(("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink"))
     deterministic = check_flag("deterministic", deterministic)
     kind, layout = (PackedBackward, "bshd") if "cu_seqlens_q" in few else (BackwardCall, layout)
-    call = kind({**inputs, **few}, wanted, layout, options, {"algorithm": algorithm}, deterministic)
+    mask = resolve_mask(causal, window, mask)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    call = kind({**inputs, **few}, wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 
@@ -196,5 +196,12 @@ def _run(
     for x in results.values():
         x.fill(np.nan)
     given = call.arrays(results)
-    plan = make_plan(with_memory(problem, given), Device.typical(arch), config=config, **call.request)
+    asked = call.options
+    plan = make_plan(
+        with_memory(problem, given),
+        Device.typical(arch),
+        asked.algorithm,
+        config,
+        num_splits=asked.num_splits,
+    )
     return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)
