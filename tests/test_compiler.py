@@ -370,6 +370,7 @@ def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
 
 def _include_stamps(sources: Path) -> None:
     (sources / "shared/phases.cuh").write_text("#define INSIDE(...)\n")
+    (sources / "shared/phase_log.cuh").write_text("")
     kernel = sources / "kernels/k.cu"
     kernel.write_text('#include "shared/phases.cuh"\n' + kernel.read_text())
 

@@ -18,6 +18,8 @@ SOURCE_DIR = sources.SOURCE_DIR
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 _INSIDE_HEADER = "shared/phases.cuh"
+#: What the translation unit of an inside trace includes before the kernel.
+_LOG_HEADER = "shared/phase_log.cuh"
 _BRACKETS = functools.reduce(lambda deeper, _: rf"\((?:[^()]|{deeper})*\)", range(6), r"\([^()]*\)")
 
 #: What only inside traces have: the header's line, and INSIDE(...), with brackets in brackets.
@@ -47,7 +49,7 @@ def _sources(source: str, stamps: bool = False, folder: Path | None = None) -> d
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
             continue
         seen[name] = text = _text(os.path.join(root, name))
-        pending += _included(text)
+        pending += [*_included(text), *([_LOG_HEADER] if name == _INSIDE_HEADER else [])]
     return {name: seen[name] for name in sorted(seen)}
 
 
@@ -110,6 +112,8 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
     else:
         lines += [f'#line 1 "{config}"', configured(_text(str(SOURCE_DIR / config)), constants)]
         lines.append('#line 1 "cufa.cu"')
+    if constants.get(INSIDE):
+        lines.append(f'#include "{_LOG_HEADER}"')
     lines.append(f'#include "{source}"')
     return "\n".join(lines) + "\n"
 

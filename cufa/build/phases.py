@@ -15,11 +15,11 @@ import numpy.typing as npt
 from .compiler import SOURCE_DIR
 from ..kernels.params import TRACE_RECORD, numpy_struct
 
-_HEADER = "shared/phases.cuh"
+_HEADER, _LOG_HEADER = "shared/phases.cuh", "shared/phase_log.cuh"
 _TEXT = (SOURCE_DIR / _HEADER).read_text(encoding="utf-8")
 
-LOGS_HEAD = numpy_struct(_HEADER, "LogsHead")
-LOG_HEAD = numpy_struct(_HEADER, "LogHead")
+LOGS_HEAD = numpy_struct(_LOG_HEADER, "LogsHead")
+LOG_HEAD = numpy_struct(_LOG_HEADER, "LogHead")
 STAMP = np.dtype([("clock", np.uint32), ("code", np.uint32)])
 
 #: Phases by their number.
