@@ -304,12 +304,15 @@ FORWARD = [
 
 DECODING = [
     *_of(
-        "cuda_src/decode/schedule.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
+        "cuda_src/decode/sequence.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
         ("return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};",
          "return {old_keys, APPEND ? old_keys + p.new_tokens : old_keys};", "keys past the end of the cache"),
         ("max(p.tokens + p.left, APPEND ? p.new_tokens : 0)", "p.tokens + p.left", "new tokens that nobody sees are lost"),
         ("return min(max(entry, 0), p.num_pages - 1);", "return min(max(entry, 0), p.num_pages);", "a wild page is read"),
-        ("piece.last_tile = min(piece.first_tile + each, end);", "piece.last_tile = piece.first_tile + each;",
+    ),
+    *_of(
+        "cuda_src/decode/schedule.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
+        ("span.last_tile = min(span.first_tile + each, end);", "span.last_tile = span.first_tile + each;",
          "the last split reads past its sequence"),
     ),
     *_of(
@@ -319,18 +322,18 @@ DECODING = [
     ),
     *_of(
         "cuda_src/decode/merge.cuh", "emulate_decode emulate_decode_calls",
-        ("inverse *= ld_global<float>(p.v_scale + piece.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
+        ("inverse *= ld_global<float>(p.v_scale + span.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
          "every head has the scale of the first"),
         ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),
     ),
     *_of(
         "cuda_src/decode/merge.cuh", "emulate_decode_scores",
-        ("float inverse = row_factor(p, whole, 0, head);", "float inverse = row_factor(p, whole, 0, piece.kv_head);",
+        ("float inverse = row_factor(p, whole, 0, head);", "float inverse = row_factor(p, whole, 0, span.kv_head);",
          "heads that share keys share a sink"),
         ("  float inverse = row_factor(p, whole, 0, head);\n  if (vector == 0 && p.lse != nullptr) {\n    "
-         "st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n",
+         "st_global(p.lse + (i64(span.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n",
          "  if (vector == 0 && p.lse != nullptr) {\n    "
-         "st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n"
+         "st_global(p.lse + (i64(span.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n"
          "  float inverse = row_factor(p, whole, 0, head);\n", "lse is without the sink"),
         ("if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());",
          "if (SINK && vector == 0) sums.l += ex2(-sums.m);\n        "
@@ -339,14 +342,14 @@ DECODING = [
     ),
     *_of(
         "cuda_src/decode/tile.cuh", "emulate_decode_scores",
-        ("piece.kv_head * p.group_size + head);", "piece.kv_head * p.group_size);", "a group's rows have its first head's slope"),
-        ("p.alibi_slopes + i64(piece.batch) * p.alibi_stride +", "p.alibi_slopes +", "all sequences have the first one's slopes"),
+        ("span.kv_head * p.group_size + head);", "span.kv_head * p.group_size);", "a group's rows have its first head's slope"),
+        ("p.alibi_slopes + i64(span.batch) * p.alibi_stride +", "p.alibi_slopes +", "all sequences have the first one's slopes"),
         ("const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);",
          "const int head = min(packed, p.group_size - 1);", "tokens of one head have other heads' slopes"),
-        ("const int packed = piece.row_block * Br + first_row + r * 8 + lane / 4;",
+        ("const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;",
          "const int packed = first_row + r * 8 + lane / 4;", "later blocks of rows have the first one's heads and tokens"),
         ("float(place[r] - key - scores.lane_column(lane))", "float(place[r] - key)", "distances from the lane's first column"),
-        ("place[r] = piece.length.keys - p.tokens + token;", "place[r] = piece.length.old_keys - p.tokens + token;",
+        ("place[r] = span.length.keys - p.tokens + token;", "place[r] = span.length.old_keys - p.tokens + token;",
          "places are those before tokens were appended"),
     ),
     *_of(
@@ -354,7 +357,7 @@ DECODING = [
         ('"alibi_stride": stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
     ),
     *_of(
-        "cuda_src/decode/schedule.cuh", "emulate_decode_streaming",
+        "cuda_src/decode/sequence.cuh", "emulate_decode_streaming",
         ("return {0, all - (first - kept_tiles(p, keys))};", "return {0, all};", "tiles that nobody sees are counted"),
         ("return key < gap_start ? key : key + gap;", "return key + gap;", "kept keys are not those at the beginning"),
         ("(MASK == MASK_BAND || place + count > p.keep)", "MASK == MASK_BAND", "keys that nobody sees are not made zeros"),

@@ -123,19 +123,13 @@ def append(kernel: str, schedule: str | int) -> tuple[Emulation, object, dict[st
 
 
 KERNELS = pytest.mark.parametrize(
-    ("kernel", "stream"),
-    [
-        ("decode_split_tma", "decode/tma.cuh"),
-        ("decode_balanced_tma", "decode/tma.cuh"),
-        ("decode_split", "decode/stream.cuh"),
-        ("decode_balanced", "decode/stream.cuh"),
-    ],
+    "kernel", ["decode_split_tma", "decode_balanced_tma", "decode_split", "decode_balanced"]
 )
 
 
 @SCHEDULES
 @KERNELS
-def test_one_of_several_blocks_of_rows_stores_new_tokens(kernel, stream, schedule):
+def test_one_of_several_blocks_of_rows_stores_new_tokens(kernel, schedule):
     run, case, operands = append(kernel, schedule)
     assert run.findings == ()
     case.check(operands["out"], operands["lse"])
@@ -143,9 +137,9 @@ def test_one_of_several_blocks_of_rows_stores_new_tokens(kernel, stream, schedul
 
 @SCHEDULES
 @KERNELS
-def test_several_that_store_the_same_token_are_found(tmp_path, monkeypatch, kernel, stream, schedule):
+def test_several_that_store_the_same_token_are_found(tmp_path, monkeypatch, kernel, schedule):
     """Though all of them store the same bits."""
-    plant(tmp_path, monkeypatch, stream, "store_new = piece.row_block == 0;", "store_new = true;")
+    plant(tmp_path, monkeypatch, "decode/stream.cuh", "store_new = span.row_block == 0;", "store_new = true;")
     run, case, operands = append(kernel, schedule)
     case.check(operands["out"], operands["lse"])
     assert {f.kind for f in run.findings} == {"race"}

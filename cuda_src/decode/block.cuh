@@ -1,28 +1,19 @@
-// A thread block at work on pieces, one after another: what both schedules share.
+// The attention of one thread block over a span: what both schedules share.
 #pragma once
 #include "decode/merge.cuh"
 #include "mma/traced_waits.cuh"
 
-template <bool TMA>
-struct StreamOf {
-  using Type = AsyncKeyStream;
-};
-template <>
-struct StreamOf<true> {
-  using Type = TmaKeyStream;
-};
-
 struct DecodeBlock {
-  StreamOf<TMA_COPIES>::Type stream;
+  Choose<TMA_COPIES, TmaKeyStream, AsyncKeyStream>::type stream;
   u32 smem, ring_smem, Q_lane;
   int thread, lane, ring, first_row;
-  int stage = 0;  // buffer of the ring's oldest tile
+  int stage = 0;  // of the ring's oldest tile
   PhaseLog inside;
 
   DEVICE DecodeBlock(const DecodeParams& p, u32 smem_, int thread_)
       : smem(smem_), thread(thread_), inside(p.trace, thread_ % 32 == 0) {
-    const int warp = int(shfl(u32(thread) / 32, 0));  // the compiler sees that it is the same for all lanes
-    lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
+    const int warp = int(shfl(u32(thread) / 32, 0));  // so that the compiler knows it to be warp-uniform
+    lane = int(u32(thread) % 32);  // an unsigned remainder is cheaper
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
     ring_smem = smem + SharedMemory::KV + ring * RING_BYTES;
@@ -30,64 +21,65 @@ struct DecodeBlock {
     stream.init(smem + SharedMemory::BARRIERS + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
 
-  DEVICE void attend(const DecodeParams& p, const Piece& piece) {
+  DEVICE void attend(const DecodeParams& p, const Span& span) {
     TileAttention tile;
-    inside.begin(piece.record, COPY);
+    inside.begin(span.record, COPY);
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + SharedMemory::Q, thread);
       if constexpr (!TMA_COPIES) {
         zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + SharedMemory::KV, thread);
       }
     }
-    stream.start(p, piece, ring);
+    stream.start(p, span, ring);
     const int tiles = stream.remaining();
     int key = stream.key;
 #pragma unroll 1
     for (int i = 0; i < NUM_STAGES; ++i) {
       stream.copy_next(p, buffer(), stage);
       advance();
-      // The copy engine is told of all tiles first; cp.async groups are waited for in their order.
+      // By the copy engine, all tiles are requested before the queries; groups of cp.async complete in order, so Q goes first.
       if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
-        copy_queries(p, piece, smem + SharedMemory::Q, thread);
+        copy_queries(p, span, smem + SharedMemory::Q, thread);
         cp_async_commit();
       }
     }
-    // The queries have landed for all threads, and the mbarriers are initialised.
+    // Q has landed for all threads, and the mbarriers are initialised.
     await_copies<TMA_COPIES ? 0 : NUM_STAGES - 1>(inside, NO_TILE, WAIT_DATA);
-    tile.start(p, piece, Q_lane, first_row, lane);
+    tile.start(p, span, Q_lane, first_row, lane);
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {
       const int place = stream.places.of(key);
       inside.enter(WAIT_DATA, key / Bc);
       stream.await(p, buffer(), stage, place, ring);
       inside.enter(TILE, key / Bc);
-      tile.visit(p, buffer(), Q_lane, place, piece.length.keys, lane);
+      tile.visit(p, buffer(), Q_lane, place, span.length.keys, lane);
       key += Bc;
       stream.release();
-      meet([&] { ring_sync(ring); }, COPY);  // all warps of the ring have read the stage
+      meet<false>(COPY);  // all warps of the ring have read the stage
       stream.copy_next(p, buffer(), stage);
       advance();
     }
     inside.enter(MERGE);
     cp_async_wait<0>();
-    merge_warps(p, piece, tile, smem, thread);
+    merge_warps(p, span, tile, smem, thread);
   }
 
-  // The ring's oldest buffer.
+  // The stage of the ring's oldest tile.
   DEVICE u32 buffer() const { return ring_smem + stage * STAGE_BYTES; }
   DEVICE void advance() { stage = stage + 1 == NUM_STAGES ? 0 : stage + 1; }
 
-  // Between pieces: Q, the rings and what was merged in their place are free.
+  // Between spans: all threads have read Q, the rings and the merged O.
   DEVICE void release() {
     stream.release();
-    meet([] { block_sync(); }, NOTHING);
+    meet<true>(NOTHING);
   }
 
  private:
-  template <typename Barrier>
-  DEVICE void meet(Barrier barrier, u32 then) {
+  // A barrier of the block's threads, or of the ring's; then phase `then` of an inside trace begins.
+  template <bool ALL_RINGS>
+  DEVICE void meet(Phase then) {
     inside.enter(WAIT_TURN, NO_TILE);
-    barrier();
+    ALL_RINGS ? block_sync() : ring_sync(ring);
     inside.enter(then, NO_TILE);
   }
 };

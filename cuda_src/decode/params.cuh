@@ -4,37 +4,37 @@
 #include "primitives/tma.cuh"
 
 struct DecodeParams {
-  alignas(64) TensorMap k_map;  // of the caches, boxes of 16 rows; used when TMA_COPIES is on
+  alignas(64) TensorMap k_map;  // of the caches, boxes of 16 rows; read if TMA_COPIES
   alignas(64) TensorMap v_map;
   alignas(64) const void* q;  // (batch, heads, tokens, head_dim)
   void* k_cache;  // (batch, kv_heads, capacity, head_dim), or PAGED (num_pages, kv_heads, page_size, head_dim)
   void* v_cache;
-  const void* k_new;  // (batch, kv_heads, new_tokens, head_dim); read when APPEND is on
+  const void* k_new;  // (batch, kv_heads, new_tokens, head_dim); read if APPEND
   const void* v_new;
   void* o;                   // as q
-  float* lse;                // (batch, heads, tokens) contiguous, natural log; null when not wanted
-  const i32* cache_seqlens;  // (batch): keys valid before the call; read when RAGGED is on
-  const i32* block_table;    // (batch, max_pages); read when PAGED is on
-  const float* k_scale;      // (kv_heads); read when FP8_CACHE is on
+  float* lse;                // (batch, heads, tokens) contiguous, natural log; null: not wanted
+  const i32* cache_seqlens;  // (batch): keys valid before the call; read if RAGGED
+  const i32* block_table;    // (batch, max_pages); read if PAGED
+  const float* k_scale;      // (kv_heads); read if FP8_CACHE
   const float* v_scale;
   float* partial;      // see decode/merge.cuh
-  u32* counters;       // one per warp of an item, zero between launches
-  TraceRecord* trace;  // see write_piece_trace(); read only when TRACE is on
-  Strides q_stride, k_stride, v_stride, k_new_stride, v_new_stride, o_stride;  // batch: of the caches, page
+  u32* counters;       // one per warp of a work item, zero between launches
+  TraceRecord* trace;  // see write_span_trace(); read if TRACE
+  Strides q_stride, k_stride, v_stride, k_new_stride, v_new_stride, o_stride;  // batch: of the caches, from page to page if PAGED
   i64 table_stride;
   i32 batch, heads, kv_heads, tokens, capacity, page_size, num_pages, new_tokens;
   i32 group_size;    // heads / kv_heads
   i32 row_blocks;    // blocks of BLOCK_Q rows that the group_size * tokens rows of a key/value head take
   i32 num_splits;    // fixed: of a sequence; balanced: shares of all tiles
   float scale_log2;  // softmax scale * log2(e), positive
-  i32 split_tiles;   // fixed splits of a sequence as long as the cache: tiles of each,
-  i32 used_splits;   // and how many have any. Divisions are slow, and the first load would wait for them.
+  i32 split_tiles;   // fixed, not RAGGED: tiles of each split (the kernel's first load does not wait for a division)
+  i32 used_splits;   // fixed, not RAGGED: splits that have tiles
   i32 left;          // MASK_BAND, MASK_SETS: keys before its own that a token sees, at most the capacity
   float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
-  i32 min_shares;    // balanced, RAGGED: of num_splits shares, so many are used at the least
+  i32 min_shares;    // balanced, RAGGED: at least this many of num_splits shares are used
   const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
   const float* sink;          // SINK: (heads), natural log
   i32 alibi_stride;           // ALIBI: elements from sequence to sequence
-  i32 keep;                   // MASK_SETS: keys before this one the window hides from no later token,
-  i32 prefix;                 // and those before this one every token sees; at most `keep`
+  i32 keep;                   // MASK_SETS: the window hides keys before this one from no later token
+  i32 prefix;                 // MASK_SETS: every token sees keys before this one; at most `keep`
 };

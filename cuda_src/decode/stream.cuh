@@ -1,17 +1,16 @@
-// Keys and values on their way into shared memory: every warp (or ROW_WARPS of them, that share keys and differ in query
-// rows) has a ring of NUM_STAGES buffers of its own, so that no warp ever waits for another's loads. Here by cp.async;
-// decode_tma.cuh has Hopper's copy engine do it.
+// Keys and values on their way into shared memory, by cp.async (decode/tma.cuh: by the copy engine). Each warp, or ROW_WARPS
+// warps that share keys and differ in query rows, has a ring of NUM_STAGES stages of its own: no warp waits for another warp's
+// loads.
 //
-// The row of a position comes from the cache, through the block table when there is one, or, from the old length on,
-// from the new tokens, which are stored to the cache on the way. Entries of the block table are loaded one tile ahead of
-// the copies that need them. Rows past the length, and those before a window, are filled with zeros and nothing is read:
-// memory there may hold NaN, and pages that no token sees may have been given to another sequence.
+// A row comes from the cache, through the block table if PAGED. From the old length on it comes from the new tokens, which are
+// stored to the cache on the way. Entries of the block table are loaded one tile ahead of the copies that need them. Rows past
+// the length and before a window are zero-filled and not read: that memory may hold NaN or belong to another sequence.
 #pragma once
 #include "decode/memory.cuh"
 #include "decode/schedule.cuh"
 #include "shared/named_barriers.cuh"
 
-// Threads of one ring wait for each other.
+// A barrier of one ring's threads.
 DEVICE void ring_sync(int ring) {
   if constexpr (ROW_WARPS == 1) {
     warp_sync();
@@ -20,7 +19,7 @@ DEVICE void ring_sync(int ring) {
   }
 }
 
-// 16 bytes (or ALIGNMENT) from one place in global memory to another.
+// ALIGNMENT bytes from one place in global memory to another.
 DEVICE void move_unit(char* to, const char* from) {
   if constexpr (ALIGNMENT == 16) {
     st_global(to, ld_global<vec4>(from));
@@ -33,58 +32,63 @@ DEVICE void move_unit(char* to, const char* from) {
   }
 }
 
-// First key of a ring's first tile. A window may begin after the ring's keys of the tile that it begins in.
-DEVICE int first_ring_key(const DecodeParams& p, const Piece& piece, int ring) {
-  const int key = piece.first_tile * Bc + ring * RING_KEYS;
-  return MASK == MASK_BAND && key + RING_KEYS <= first_read(p, piece.length.keys) ? key + Bc : key;
-}
+// The span that a ring reads, tile after tile: what both ways of copying share.
+struct KeyStream {
+  int batch, kv_head;
+  const i32* table;  // PAGED: the sequence's row of the block table
+  Lengths length;
+  KeyPlaces places;
+  int key;           // first key of the next tile
+  int end;           // keys of the span end here
+  int thread;        // index in the ring
+  bool store_new;    // APPEND: this block stores the new tokens that it reads
 
-struct AsyncKeyStream {
+  DEVICE void start_span(const DecodeParams& p, const Span& span, int ring) {
+    batch = span.batch;
+    kv_head = span.kv_head;
+    length = span.length;
+    store_new = span.row_block == 0;
+    key = span.first_tile * Bc + ring * RING_KEYS;
+    // If the window begins after the ring's keys of the first tile, the ring begins one tile later.
+    if (MASK == MASK_BAND && key + RING_KEYS <= first_read(p, length.keys)) key += Bc;
+    places.set(p, length.keys);
+    end = places.end(span.last_tile, length.keys);
+    table = p.block_table + batch * p.table_stride;
+  }
+
+  // Tiles that this ring has yet to copy.
+  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
+
+  // The place where the keys end.
+  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
+
+  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
+    return static_cast<const char*>(tensor) +
+           KV_ITEM * (batch * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
+  }
+};
+
+struct AsyncKeyStream : KeyStream {
   static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies per row
   static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
   static constexpr int PASSES = (RING_KEYS + STEP - 1) / STEP;
 
-  const char* K;  // of this head: row 0 of the sequence, or of page 0
+  const char* K;  // of this head: row 0 of the sequence (PAGED: of page 0)
   const char* V;
-  const i32* table;
-  Lengths length;
-  i64 k_stride, v_stride;  // bytes from row to row
-  KeyPlaces places;
-  int key;                 // first of the next tile
-  int end;                 // no tile starts here or after
-  int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead
-  int thread;              // of the ring
-  int sequence, kv_head;   // for rows of k_new and v_new
-  bool store_new;          // this block stores the new tokens that it reads (APPEND)
+  i64 k_stride, v_stride;  // bytes, from row to row
+  int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead (PAGED)
 
   DEVICE void init(u32, int ring_thread) { thread = ring_thread; }
 
-  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring) {
-    const i64 batch = PAGED ? 0 : piece.batch;
-    K = static_cast<const char*>(p.k_cache) + KV_ITEM * (batch * p.k_stride.batch + piece.kv_head * p.k_stride.head);
-    V = static_cast<const char*>(p.v_cache) + KV_ITEM * (batch * p.v_stride.batch + piece.kv_head * p.v_stride.head);
+  DEVICE void start(const DecodeParams& p, const Span& span, int ring) {
+    const i64 first = PAGED ? 0 : span.batch;
+    K = static_cast<const char*>(p.k_cache) + KV_ITEM * (first * p.k_stride.batch + span.kv_head * p.k_stride.head);
+    V = static_cast<const char*>(p.v_cache) + KV_ITEM * (first * p.v_stride.batch + span.kv_head * p.v_stride.head);
     k_stride = p.k_stride.seq * KV_ITEM;
     v_stride = p.v_stride.seq * KV_ITEM;
-    length = piece.length;
-    if constexpr (APPEND) {
-      sequence = piece.batch;
-      kv_head = piece.kv_head;
-      store_new = piece.row_block == 0;
-    }
-    key = first_ring_key(p, piece, ring);
-    places.set(p, length.keys);
-    end = places.end(piece.last_tile, length.keys);
-    if constexpr (PAGED) {
-      table = p.block_table + piece.batch * p.table_stride;
-      load_page(p);
-    }
+    start_span(p, span, ring);
+    if constexpr (PAGED) load_page(p);
   }
-
-  // Tiles that this ring still has to copy.
-  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
-
-  // No key of a tile that is read lies there or after.
-  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
 
   DEVICE void load_page(const DecodeParams& p) {
     const int mine = places.of(key) + thread % RING_KEYS;
@@ -92,16 +96,16 @@ struct AsyncKeyStream {
     in_page = mine % p.page_size;
   }
 
-  // The oldest tile is there for all threads of the ring.
+  // The oldest tile has landed for all threads of the ring.
   DEVICE void await(const DecodeParams&, u32, int, int, int ring) {
     cp_async_wait<NUM_STAGES - 1>();
     ring_sync(ring);
   }
 
-  // This thread has read a buffer; once all of the ring have met, it may be filled again.
+  // This thread has read a stage. After the ring's barrier the stage may be refilled.
   DEVICE void release() {}
 
-  // The next tile on its way to a buffer; one group of copies whether there is a tile left or not.
+  // Begins the copies of the next tile. Commits one group even if no tile is left, so that await() can count groups.
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int) {
     if (key < end) {
       const int place = places.of(key);
@@ -116,10 +120,10 @@ struct AsyncKeyStream {
     cp_async_commit();
   }
 
-  // Every thread keeps its column and steps down the rows; all take part, because a row's page is in another lane.
+  // Each thread keeps its column and steps down the rows. All threads take part, because another lane holds a row's page.
   template <bool NEW_ROWS>
   DEVICE void copy_tile(const DecodeParams& p, u32 buffer, int place) {
-    constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // more than 1 for narrow units only
+    constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // above 1 only for narrow units
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
       const int first_row = COLUMNS == 1 ? thread / UNITS : 0;
@@ -127,7 +131,7 @@ struct AsyncKeyStream {
       const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
       const char* k = K + (place + first_row) * k_stride + unit * ALIGNMENT;
       const char* v = V + (place + first_row) * v_stride + unit * ALIGNMENT;
-      // Unrolled as far as the addresses of copies fit in registers: rows of 512 bytes leave few.
+      // Unrolled as far as addresses fit in registers: rows of 512 bytes leave few.
 #pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 && KV_ROW_BYTES < 512 ? PASSES : 2) : 1)
       for (int i = 0; i < PASSES; ++i) {
         const int row = first_row + i * STEP;
@@ -150,11 +154,11 @@ struct AsyncKeyStream {
     }
   }
 
-  // One unit of K and of V, at `k` and `v` in the cache, where new tokens are stored if it is `writable`.
+  // One unit of K and of V, at `k` and `v` in the cache. `writable`: new tokens are stored there.
   template <bool NEW_ROWS>
   DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
                         bool writable) {
-    const bool exists = position < end_place(), valid = exists && !some_unseen(p, position, 1, length.keys);
+    const bool exists = position < end_place(), valid = exists && !some_hidden(p, position, 1, length.keys);
     if constexpr (NEW_ROWS) {
       if (exists && position >= length.old_keys) {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;
@@ -169,10 +173,5 @@ struct AsyncKeyStream {
     }
     copy_unit_async<ALIGNMENT>(target, k, valid);
     copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
-  }
-
-  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
-    return static_cast<const char*>(tensor) +
-           KV_ITEM * (sequence * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
   }
 };

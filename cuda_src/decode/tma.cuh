@@ -1,33 +1,24 @@
-// The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys, whole rows or 128 bytes
-// of each, and an mbarrier a buffer says when all have landed.
+// The ring of decode/stream.cuh, filled by the copy engine (sm_90): one lane requests boxes of 16 keys (whole rows, or 128 bytes
+// of each), and one mbarrier per stage says when all bytes have landed.
 //
-// Pages are looked up a whole warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue
-// as the cache, which is microseconds long when that is as it should be.
+// Pages are looked up a warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue as the
+// cache.
 //
-// Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which
-// may be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a
-// head, one of them may be storing a token to the cache while another's box brings that row, old or new, and it is replaced
-// either way.
+// Boxes are whole groups of 16 keys. Rows past the length or before a window bring whatever the cache holds, which may be NaN:
+// they are replaced by zeros once landed. Rows of new tokens are replaced as well: another block of rows of the same head may be
+// storing one of them to the cache while the box is read.
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma_rows.cuh"
 #include "decode/stream.cuh"
 
-struct TmaKeyStream {
-  int batch, kv_head;
-  const i32* table;
-  Lengths length;
-  KeyPlaces places;
-  int key;                          // first of the next tile
-  int end;                          // no tile starts here or after
-  int index;                        // of the next tile in `pages`
-  int pages, next_pages;            // lane i: page of the ring's ith tile, and of the one 32 tiles later
-  int thread;                       // of the ring
-  bool store_new;                   // this block stores the new tokens that it reads (APPEND)
+struct TmaKeyStream : KeyStream {
+  int index;              // of the next tile in `pages`
+  int pages, next_pages;  // lane i: page of the ring's tile i, and of tile i + 32
   u32 barriers;
-  u32 phases = 0;  // of each buffer's barrier, one bit
+  u32 phases = 0;         // bit i: the mbarrier phase of stage i
 
-  // Once. The block must meet before another warp waits.
+  // Once. A barrier of the block must follow before another warp waits.
   DEVICE void init(u32 barriers_, int ring_thread) {
     barriers = barriers_;
     thread = ring_thread;
@@ -37,28 +28,16 @@ struct TmaKeyStream {
     }
   }
 
-  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring) {
-    batch = piece.batch;
-    kv_head = piece.kv_head;
-    length = piece.length;
-    if constexpr (APPEND) store_new = piece.row_block == 0;
-    key = first_ring_key(p, piece, ring);
-    places.set(p, length.keys);
-    end = places.end(piece.last_tile, length.keys);
+  DEVICE void start(const DecodeParams& p, const Span& span, int ring) {
+    start_span(p, span, ring);
     if constexpr (PAGED) {
-      table = p.block_table + batch * p.table_stride;
       index = 0;
       pages = page_of(p, places.of(key + thread % 32 * Bc));
       next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
     }
   }
 
-  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
-
-  // No key of a tile that is read lies there or after.
-  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
-
-  // Entry of the block table; those past the length are not read.
+  // An entry of the block table. Entries past the length are not read.
   DEVICE int page_of(const DecodeParams& p, int position) const {
     return position < end_place() ? int(ld_global<u32>(table + position / p.page_size)) : 0;
   }
@@ -95,23 +74,22 @@ struct TmaKeyStream {
     }
   }
 
-  // The tile of keys `first_key` ... is there for all threads of the ring.
+  // The tile that begins with key `first_key` has landed for all threads of the ring.
   DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
     mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
     phases ^= 1u << stage;
-    const bool unseen = some_unseen(p, first_key, RING_KEYS, length.keys);
-    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || unseen) {
+    const bool hidden = some_hidden(p, first_key, RING_KEYS, length.keys);
+    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || hidden) {
       finish_tile(p, buffer, first_key);
-      ring_sync(ring);  // zeros and new tokens are seen by all
+      ring_sync(ring);  // zeros and new tokens are visible to all threads of the ring
     }
   }
 
-  // ldmatrix and the copy engine see shared memory by different ways: what was read, or stored, comes before what is
-  // copied over it.
+  // Orders this thread's reads and stores (generic proxy) before the copies that overwrite the stage (async proxy).
   DEVICE void release() { async_proxy_fence(); }
 
-  // The last tile of a sequence, or the first of its window: zeros for the values past its end or that nobody sees, and the
-  // tokens that are not in the cache yet.
+  // The last tile of a sequence, or the first tile of its window: zeros for rows past the end or before the window, and the rows
+  // of new tokens.
   DEVICE void finish_tile(const DecodeParams& p, u32 buffer, int first_key) {
     constexpr int UNITS = KV_ROW_BYTES / 16;
 #pragma unroll 1
@@ -119,12 +97,12 @@ struct TmaKeyStream {
       const int row = i / UNITS, unit = i - row * UNITS, position = first_key + row;
       const u32 target = tile_address(buffer, row, unit);
       if (position >= end_place()) {
-        st_shared_vec4(target, vec4{0, 0, 0, 0});  // where not even a box was asked for
+        st_shared_vec4(target, vec4{0, 0, 0, 0});  // no box may have been requested for these rows
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       } else if (APPEND && position >= length.old_keys) {
         const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
         const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
-        const bool hidden = some_unseen(p, position, 1, length.keys);
+        const bool hidden = some_hidden(p, position, 1, length.keys);
         st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
         st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
         if (store_new) {
@@ -137,17 +115,13 @@ struct TmaKeyStream {
           st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
           st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
         }
-      } else if (some_unseen(p, position, 1, length.keys)) {
+      } else if (some_hidden(p, position, 1, length.keys)) {
         st_shared_vec4(target, vec4{0, 0, 0, 0});
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       }
     }
   }
 
-  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
-    return static_cast<const char*>(tensor) +
-           KV_ITEM * (batch * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
-  }
   DEVICE char* cache_row(void* tensor, const Strides& stride, int row_page, int row_in_page) const {
     return static_cast<char*>(tensor) +
            KV_ITEM * (row_page * stride.batch + kv_head * stride.head + row_in_page * stride.seq);
