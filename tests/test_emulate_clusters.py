@@ -200,7 +200,7 @@ NEEDED = {
     ),
     "the arrival": ("decode/cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
     "all bytes": (
-        "decode/cluster.cuh", "expect_tx(barrier, parts * (", "expect_tx(barrier, parts * (-16 + ",
+        "decode/cluster.cuh", "expect_tx(barrier, splits * (", "expect_tx(barrier, splits * (-16 + ",
         {"copy-not-awaited", "deadlock"},
     ),
 }  # fmt: skip

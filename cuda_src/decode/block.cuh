@@ -79,7 +79,11 @@ struct DecodeBlock {
   template <bool ALL_RINGS>
   DEVICE void meet(Phase then) {
     inside.enter(WAIT_TURN, NO_TILE);
-    ALL_RINGS ? block_sync() : ring_sync(ring);
+    if constexpr (ALL_RINGS) {
+      block_sync();
+    } else {
+      ring_sync(ring);
+    }
     inside.enter(then, NO_TILE);
   }
 };

@@ -1,7 +1,7 @@
 // Shared memory of a decode block, and where the tiles of a ring lie in it.
 #pragma once
 #include "decode/config.cuh"
-#include "mma/copy.cuh"
+#include "mma/copy_unit.cuh"
 #include "shared/parts.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;

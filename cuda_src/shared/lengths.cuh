@@ -68,34 +68,6 @@ DEVICE i64 diagonal_of(const Params& p, const Sequence& sequence) {
   return p.shift + i64(p.shift_by_length) * (sequence.keys() - sequence.rows());
 }
 
-// Packed rows (or keys) in blocks: the first block of sequence b is begin / BLOCK + b, which leaves room for all blocks of the
-// sequences before it, whatever the lengths. A sequence's blocks follow from where it begins, and the number of all blocks from
-// the sum of all lengths.
-template <int BLOCK>
-DEVICE u32 first_packed_block(int begin, int sequence) { return u32(begin) / BLOCK + u32(sequence); }
-template <int BLOCK>
-DEVICE u32 num_packed_blocks(int total, int batch) { return u32(total) / BLOCK + u32(batch) + 1; }
-
-struct PackedBlock {
-  int sequence, block;  // may lie past the sequence's end
-};
-
-// The last sequence whose first block is at most this one.
-template <int BLOCK>
-DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32 index) {
-  auto first = [&](int b) { return first_packed_block<BLOCK>(within(ld_global<i32>(cu_seqlens + b), total), b); };
-  int low = 0, high = batch;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (first(middle) <= index) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return {low, int(index - first(low))};
-}
-
 // Index of a head's first row in an array (batch, heads, seqlen_q), or (heads, total_q) if packed. `head` counts over the batch
 // of the arrays.
 template <typename Params, typename Sequence>

@@ -1,7 +1,7 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "shared/params.cuh"
-#include "shared/lengths.cuh"
+#include "shared/packed_blocks.cuh"
 #include "shared/irregular_mask.cuh"
 #include "shared/mask.cuh"
 

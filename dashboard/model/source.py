@@ -71,11 +71,11 @@ _ORDER = (
     ),
 )
 _SPLITS = (
-    Excerpt("One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the item"),
+    Excerpt("One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the work item"),
     Excerpt(
-        "The pieces of a share",
+        "The spans of a share",
         "decode/schedule.cuh",
-        "DEVICE bool next(const DecodeParams& p, Piece&",
+        "DEVICE bool next(const DecodeParams& p, Span&",
     ),
 )
 _REGISTERS = (

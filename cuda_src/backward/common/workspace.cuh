@@ -12,7 +12,7 @@
 #include "primitives/opaque.cuh"
 #include "primitives/reduction.cuh"
 #include "mma/fragments.cuh"
-#include "shared/lengths.cuh"
+#include "shared/packed_blocks.cuh"
 #include "shared/schedule.cuh"
 
 // Four neighbours can be added at once from sm_90 on. Else each of the four registers of a warp has 128 bytes to itself.
