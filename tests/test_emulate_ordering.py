@@ -142,7 +142,6 @@ FILES = {
     "decode/schedule.cuh": "balanced",
     "decode/stream.cuh": "balanced by cp.async",
     "decode/tma.cuh": "balanced",
-    "mma/traced_waits.cuh": "balanced by cp.async",
 }
 
 #: What orders nothing: by file and call, why.

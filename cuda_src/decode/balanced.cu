@@ -39,7 +39,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
       start_ns = global_timer();
     }
   }
-  block.inside.close();
 }
 
 // A thread per vector of four columns of a work item's rows.

@@ -1,7 +1,7 @@
 // The attention of one thread block over a span: what both schedules share.
 #pragma once
 #include "decode/merge.cuh"
-#include "mma/traced_waits.cuh"
+#include "shared/phases.cuh"
 
 struct DecodeBlock {
   Choose<TMA_COPIES, TmaKeyStream, AsyncKeyStream>::type stream;
@@ -20,6 +20,8 @@ struct DecodeBlock {
     Q_lane = smem + SharedMemory::Q + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
     stream.init(smem + SharedMemory::BARRIERS + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
+
+  DEVICE ~DecodeBlock() { inside.close(); }
 
   DEVICE void attend(const DecodeParams& p, const Span& span) {
     TileAttention tile;
@@ -43,8 +45,9 @@ struct DecodeBlock {
         cp_async_commit();
       }
     }
-    // Q has landed for all threads, and the mbarriers are initialised.
-    await_copies<TMA_COPIES ? 0 : NUM_STAGES - 1>(inside, NO_TILE, WAIT_DATA);
+    inside.enter(WAIT_DATA, NO_TILE);
+    cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
+    block_sync();  // Q has landed for all threads, and the mbarriers are initialised
     tile.start(p, span, Q_lane, first_row, lane);
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {

@@ -55,9 +55,9 @@ struct ClusterMerge {
 #pragma unroll 4
     for (int j = 0; j < splits; ++j) {
       const RowSums sums = RowSums::load(ml + j * 8);
+      const vec4 x = ld_shared_vec4(smem + SharedMemory::RECEIVED_O + (j * share + i) * 16);
       const float weight = ex2(sums.m - whole.m);
       whole.l += sums.l * weight;
-      const vec4 x = ld_shared_vec4(smem + SharedMemory::RECEIVED_O + (j * share + i) * 16);
       o[0] += u32_as_float(x.x) * weight;
       o[1] += u32_as_float(x.y) * weight;
       o[2] += u32_as_float(x.z) * weight;

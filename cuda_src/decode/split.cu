@@ -42,7 +42,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
     block.attend(p, span);
     if constexpr (FOLD_COMBINE) combine_if_last(p, span, thread);
     if constexpr (CLUSTER_MERGE) merge_cluster(p, span, smem_base, thread);
-    block.inside.close();
     if constexpr (TRACE) {
       block_sync();  // the trace record ends when the last warp has stored
       if (thread == 0) write_span_trace(p, span, start_ns);
