@@ -71,7 +71,9 @@ _ORDER = (
     ),
 )
 _SPLITS = (
-    Excerpt("One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the work item"),
+    Excerpt(
+        "One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the work item"
+    ),
     Excerpt(
         "The spans of a share",
         "decode/schedule.cuh",
