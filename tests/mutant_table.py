@@ -254,6 +254,9 @@ FORWARD = [
     *_of(
         "cuda_src/mma/copy.cuh", "emulate_kernels emulate_bugs",
         ("!CHECK_ROWS || row + i * STEP < valid_rows);", "true);", "rows past the end are read"),
+    ),
+    *_of(
+        "cuda_src/mma/copy_unit.cuh", "emulate_kernels emulate_bugs",
         ("return (units | 1) * 16;", "return units * 16;", "another pitch than the planner's"),
         ("for (int row = thread; row < ROWS; row += NUM_THREADS) {\n    st_shared_vec4",
          "for (int row = thread; row < ROWS - 1; row += NUM_THREADS) {\n    st_shared_vec4", "the padding of the last row"),
