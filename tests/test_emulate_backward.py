@@ -191,7 +191,7 @@ def test_query_tiles_of_any_band():
 @pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_key_blocks_are_taken_in_the_order_written_down(spec, mask, deterministic):
-    """``key_item`` of backward_schedule.cuh is ``key_order.key_blocks``: on one CPU thread blocks begin one by one."""
+    """``key_item`` of the kernels is ``key_order.key_blocks``: on one CPU thread blocks begin one by one."""
     case = make_case(2, 4, 2, 100, 600, near(spec, 64), spec.dtypes[-1], mask=mask)
     precision = "float32" if spec.dtypes == ("float32",) else None
     options = {"mode": "plain", "threads": 1, "deterministic": deterministic}

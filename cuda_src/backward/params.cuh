@@ -1,4 +1,4 @@
-// The argument of every backward kernel. cufa/build/params.py reads the struct from this text; a test compares every offset.
+// The argument of every backward kernel. cufa/kernels/params.py reads the struct from this text; a test compares every offset.
 #pragma once
 #include "shared/params.cuh"
 

@@ -16,7 +16,7 @@ constexpr int NUM_WARPS = 8;          // warps of a thread block
 constexpr int ROW_WARPS = 1;          // warps that share one ring and its keys, and split the rows; more than 1 if BLOCK_Q > 16
 constexpr int NUM_STAGES = 3;         // stages of each ring
 constexpr int BLOCKS_PER_SM = 1;      // resident thread blocks that registers must suffice for (__launch_bounds__)
-constexpr int SMEM_BYTES = 201792;    // dynamic shared memory of the launch: SharedMemory::BYTES (decode/memory.cuh)
+constexpr int SMEM_BYTES = 203200;    // dynamic shared memory of the launch: SharedMemory::BYTES (decode/memory.cuh)
 
 constexpr bool TMA_COPIES = true;     // the copy engine reads the cache (sm_90), else cp.async does
 constexpr bool WHOLE_ROWS = false;    // TMA_COPIES: a box holds whole rows, else 128 bytes of each row

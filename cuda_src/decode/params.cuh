@@ -1,4 +1,4 @@
-// The one argument of every decode kernel. cufa/build/params.py reads the structure from here: a test compares every offset.
+// The one argument of every decode kernel. cufa/kernels/params.py reads the structure from here: a test compares every offset.
 #pragma once
 #include "shared/params.cuh"
 #include "primitives/tma.cuh"

@@ -1,4 +1,4 @@
-// The argument of every forward kernel. cufa/build/params.py reads the structs from this text; a test compares every offset.
+// The argument of every forward kernel. cufa/kernels/params.py reads the structs from this text; a test compares every offset.
 #pragma once
 #include "primitives/primitives.cuh"
 

@@ -12,7 +12,7 @@ from .config import SplitConfig, TileConfig
 Config = TypeVar("Config", bound=SplitConfig)
 
 _COMBINE_THREADS = 256
-"""COMBINE_THREADS of forward_splits.cuh."""
+"""COMBINE_THREADS of cuda_src/forward/splits.cuh."""
 
 
 def slot_bytes(problem: Problem, config: TileConfig) -> int:

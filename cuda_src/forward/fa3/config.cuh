@@ -17,7 +17,7 @@ constexpr int Q_STAGES = 1;          // buffers of Q for each consumer; 2: the n
 constexpr bool Q_IN_REGISTERS = true;  // consumers keep Q in registers, so that its buffer is free early
 constexpr bool PING_PONG = true;     // consumers issue their products in fixed order, one after another
 constexpr bool STORE_BY_TMA = true;  // O leaves through the buffer that its Q came in, if that buffer is free by then
-constexpr int SMEM_BYTES = 230120;   // dynamic shared memory of the launch
+constexpr int SMEM_BYTES = 230056;   // dynamic shared memory of the launch
 
 constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
