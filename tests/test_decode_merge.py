@@ -13,7 +13,7 @@ from support import DTYPES, EPSILON, make_inputs
 
 import cufa
 from cufa import attention_reference
-from cufa.calls.merge import combine
+from cufa.run.cpu.combine import combine
 
 
 def parts_of(q, k, v, cuts, dtype=np.float64):

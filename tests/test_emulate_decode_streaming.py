@@ -109,7 +109,7 @@ def test_tiles_are_those_of_both_ends():
     [
         (masks.streaming(np.array([3, 5]), 9), "one number of first keys for all sequences"),
         (masks.prefix(np.array([3, 5])), "one number of first keys for all sequences"),
-        (masks.chunks(64), "serves masks that are bands"),
+        (masks.chunks(64), "serves band masks"),
     ],
 )
 def test_what_kernels_do_not_serve(mask, why):

@@ -17,6 +17,7 @@ from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import Band
 from cufa.problem.problem import Problem
+from cufa.problem.work import WORK
 from cufa.run.cpu import run as cpu
 from cufa.run.emulate.calls import Execution, run_plan
 
@@ -82,6 +83,7 @@ def test_the_mask_through_every_kernel(algorithm):
 @pytest.mark.parametrize("mask", [Band(), Band(right=0), MASK], ids=["full", "causal", "toy"])
 def test_the_operation_through_plan_cpu_path_and_executor(monkeypatch, mask):
     monkeypatch.setitem(OPERATIONS, MEAN.name, MEAN)
+    monkeypatch.setitem(WORK, MEAN.name, WORK["forward"])
     monkeypatch.setitem(cpu.RUNS, MEAN.name, run_on_cpu)
     monkeypatch.setitem(KERNELS, MEAN_KERNEL.name, MEAN_KERNEL)
     inputs = make_inputs(1, 4, 2, 190, 170, 64, "bfloat16")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,14 @@ import numpy as np
 
 from ..kernels.params import MAX_SCALE
 from ..plan.operation import Operand
+from ..problem.as_array import array_kind as _kind
+from ..problem.as_array import as_array as as_array
+from ..problem.as_array import check_not_masked as check_not_masked
+from ..problem.as_array import is_device_array as is_device_array
+from ..problem.checks import check_sizes as check_sizes
 from ..problem.mask import Mask
 from ..problem.options import Options
-from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
+from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
 from .array_memory import Array, address, alignment, overlaps_itself, shares_memory
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
@@ -26,60 +30,6 @@ AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, hea
 
 #: Elements that flash_attention takes; the last on a CPU only.
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-_DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
-
-
-def is_device_array(x: object) -> bool:
-    """True for a cupy.ndarray, without importing CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.ndarray)
-
-
-def as_array(name: str, x: Any) -> Array:
-    """``x`` as a NumPy or CuPy array over the same memory.
-
-    Raises TypeError when it is no array, or one whose mask would be ignored.
-    """
-    check_not_masked(name, x)
-    if isinstance(x, np.ndarray) or is_device_array(x):
-        return x
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        on_cpu = x.__dlpack_device__()[0] in _DLPACK_CPU
-        try:
-            return np.from_dlpack(x) if on_cpu else _import_cupy(name, x).from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            hint = "; NumPy has no bfloat16 of its own: view the bits as ml_dtypes.bfloat16" if on_cpu else ""
-            raise TypeError(f"{name}: {_kind(x)} could not be read through DLPack: {error}{hint}") from error
-    if hasattr(x, "__cuda_array_interface__"):
-        return _import_cupy(name, x).asarray(x)
-    raise TypeError(
-        f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
-        f"not {_kind(x)}; use numpy.asarray or cupy.asarray"
-    )
-
-
-def check_not_masked(name: str, x: Any) -> None:
-    """Raises TypeError for an array of NumPy's that has a mask, which would be ignored."""
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
-            "seen with window= or mask="
-        )
-
-
-def _import_cupy(name: str, x: Any) -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise TypeError(
-            f"{name}: {_kind(x)} lives on a GPU, which needs CuPy: pip install 'cufa[cuda13]'"
-        ) from error
-    return cupy
-
-
-def _kind(x: object) -> str:
-    return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
 def same_place(arrays: dict[str, Array]) -> None:
@@ -199,18 +149,6 @@ def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> N
 
 def check_layout(layout: str) -> None:
     check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
-
-
-def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-    """The shape in Python's integers: one that stands for an array, in plans, may hold anything."""
-    for n in shape:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")
-        if n < 0:
-            raise ValueError(f"{name} has shape {shape}: a size is at least 0")
-        if n > MAX_SIZE:
-            raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {MAX_SIZE:,}")
-    return tuple(int(n) for n in shape)
 
 
 def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..masks.checks import check_flag
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
+from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options
 from ..problem.problem import Problem

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..gpu.architectures import Device
-from ..masks.checks import check_flag
 from ..plan import tuning
 from ..plan.candidates import any_serves
 from ..plan.operation import OPERATIONS, Operand, Operation
 from ..plan.planner import Plan, make_plan
+from ..problem.checks import check_flag
 from ..problem.options import Options
 from ..problem.problem import Problem
 from . import array_memory, arrays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..masks.checks import check_flag, check_window, shown
+from ..problem.checks import check_flag, check_window, shown
 from ..problem.columns import Chunks
 from ..problem.mask import CAUSAL, FULL, Band, Mask
 

@@ -14,8 +14,8 @@ import functools
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..run.cpu.combine import combine
 from . import arrays
 
 _SERVED = ("float16", "bfloat16", "float32", "float64")
@@ -71,20 +71,6 @@ def merge_attention_states(
     merge = _merge_on_gpu if arrays.is_device_array(out_a) else _merge_on_cpu
     out, lse = merge(out_a, lse_a, out_b, lse_b)
     return out, lse.swapaxes(1, 2) if layout == "bshd" else lse
-
-
-def combine(out: npt.NDArray[Any], lse: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Merge along the first axis: out (parts, ..., head_dim), lse (parts, ...), in their own precision and in
-    order of the parts."""
-    with np.errstate(all="ignore"):
-        m = lse.max(axis=0)
-        m = np.where(m == -np.inf, 0, m)  # exp(-inf - 0) = 0, where exp(-inf + inf) would be NaN
-        w = np.exp(lse - m)
-        l = w.sum(axis=0)
-        w = w[..., None]
-        weighted = np.where(w == 0, 0, w * out)  # a part of no weight plays no part, whatever it holds
-        total = np.where(l == 0, 1, l)[..., None]
-        return weighted.sum(axis=0) / total, m + np.log(l)
 
 
 def _merge_on_cpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..masks.checks import check_flag
 from ..plan.dense import BACKWARD, FORWARD
+from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options
 from . import arrays, calls

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from ..gpu.architectures import Device
 from ..kernels import TileConfig, kernels_of
-from ..plan.operation import OPERATIONS
 from ..plan.planner import make_plan, serving_configs
 from ..problem.mask import Mask
 from ..problem.problem import Problem
+from ..problem.work import WORK
 from ..reference.dense import attention_reference, attention_reference_backward
 from ..run.emulate import blind_spots
 from ..run.emulate.build import CompilerError
@@ -135,7 +135,7 @@ def _execute(problem: Problem, **options: Any) -> tuple[Emulation, Results]:
     """A run on random inputs, and what its results should be, by name."""
     how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}
     q, k, v, dout = _inputs(problem)
-    if not OPERATIONS[problem.operation].by_keys:
+    if not WORK[problem.operation].by_keys:
         run = emulate(q, k, v, **how, **options)
         out, lse = attention_reference(q, k, v, **how, return_lse=True)
         return run, {"out": out, "lse": lse}

@@ -11,7 +11,7 @@ import click
 from ..calls.mask_arguments import decode_mask, resolve_mask
 from ..masks import causal as causal_mask
 from ..masks import window as window_mask
-from ..masks.checks import check_window
+from ..problem.checks import check_window
 from ..problem.mask import FULL, Band, Mask
 from ..problem.scores import check_softcap
 

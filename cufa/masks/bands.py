@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..problem.checks import check_count, check_counts, check_diagonal, check_window
 from ..problem.mask import CAUSAL, FULL, Band, Mask
-from .checks import check_count, check_counts, check_diagonal, check_window
 
 
 def full() -> Mask:

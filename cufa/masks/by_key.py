@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.arrays import as_array, is_device_array
+from ..problem.as_array import as_array, is_device_array
+from ..problem.checks import check_diagonal, check_flag, check_window, integers, module_of, shown
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
-from .checks import check_diagonal, check_flag, check_window, integers, module_of, shown
 
 _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
 

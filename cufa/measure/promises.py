@@ -195,6 +195,6 @@ def main(found: list[Promise]) -> int:
 
 
 if __name__ == "__main__":
-    from ..commands.common import find_device
+    from ..calls.calls import gpu_available
 
-    sys.exit(main(promises(on_gpu=find_device("auto") is not None)))
+    sys.exit(main(promises(on_gpu=gpu_available())))

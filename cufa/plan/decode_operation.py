@@ -101,25 +101,6 @@ class Decode(Operation):
             **softmax_scalars(p.scale, p.softcap),
         }
 
-    def io_bytes(self, problem: Problem) -> int:
-        """Keys and values that some query sees, q and o once each."""
-        queries = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim
-        return problem.kv_bytes() + queries * (problem.q_element.itemsize + problem.out_element.itemsize)
-
-    def describe(self, problem: Problem) -> str:
-        p = problem
-        tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
-        cache = f" in pages of {p.cache.page_size}" if p.cache.paged else ""
-        appended = f", {p.cache.new_tokens} appended" if p.cache.new_tokens else ""
-        dtype = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
-        upto = "up to " if p.lengths.ragged else ""
-        plain = p.mask == CAUSAL and p.softcap is None and not (p.alibi or p.sink)
-        scores = "" if plain else f", {p.scores_text}"
-        return (
-            f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"
-            f"{appended}, head_dim {p.head_dim}, {dtype}{scores}"
-        )
-
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
         """Every element with every kind of mask (several tokens see different keys), cap and cache, with what few calls
         have and without."""

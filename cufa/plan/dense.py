@@ -17,7 +17,7 @@ from ..kernels.params import Params, softmax_scalars
 from ..kernels.splits import query_items
 from ..problem.columns import Columns
 from ..problem.integers import Integers
-from ..problem.lengths import DENSE, Packed, Padded
+from ..problem.lengths import Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
 from ..problem.problem import MAX_SIZE, Problem, default_scale
 from ..schedule.key_order import head_groups, in_groups, in_small_groups
@@ -82,15 +82,6 @@ class DenseOperation(Operation):
             "alibi_stride": stride_of_sequences(arrays.get("alibi_slopes")),
         }
 
-    def describe(self, problem: Problem) -> str:
-        p = problem
-        dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
-        lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
-        return (
-            f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
-            f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
-        )
-
     def plan_lines(self, plan: Plan) -> list[str]:
         packed = plan.config.block_q // plan.config.head_rows
         counts = [
@@ -144,13 +135,6 @@ class Forward(DenseOperation):
         of_splits = {"heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
         return {**super().scalars(plan, arrays), **of_splits}
 
-    def io_bytes(self, problem: Problem) -> int:
-        """q, k, v read once, o written once."""
-        queries, keys = problem.tokens
-        of_queries = problem.heads * queries * (problem.q_element.itemsize + problem.out_element.itemsize)
-        of_keys = problem.kv_heads * keys * (problem.k_element.itemsize + problem.v_element.itemsize)
-        return (of_queries + of_keys) * problem.head_dim
-
     def num_records(self, plan: Plan) -> int:
         return query_items(plan.problem, plan.config) * plan.num_splits
 
@@ -173,7 +157,6 @@ class Backward(DenseOperation):
     optional_operands = (*PER_HEAD_AND_LENGTHS, Operand("dsink", result=True, like=lambda p: (p.heads,)))
     params = Params("backward/params.cuh", "BackwardParams")
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
-    by_keys = True
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         p, config = plan.problem, plan.config
@@ -187,19 +170,6 @@ class Backward(DenseOperation):
         groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
         strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
         return {**found, **groups, "strips_per_head": strips}
-
-    def flops(self, problem: Problem) -> int:
-        return 10 * problem.head_dim * problem.all_visible_scores
-
-    def io_bytes(self, problem: Problem) -> int:
-        """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
-        queries, keys = problem.tokens
-        of_query = problem.head_dim * 2 * (problem.q_element.itemsize + problem.out_element.itemsize) + 4
-        of_key = problem.head_dim * 2 * (problem.k_element.itemsize + problem.v_element.itemsize)
-        return problem.heads * queries * of_query + problem.kv_heads * keys * of_key
-
-    def describe(self, problem: Problem) -> str:
-        return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
         """With and without a fixed order of additions."""

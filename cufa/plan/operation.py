@@ -105,8 +105,6 @@ class Operation:
     """Keys of one item may be shared out over thread blocks (:class:`~cufa.kernels.base.Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
-    by_keys: bool = False
-    """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.schedule.schedule.Schedule`)."""
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         """Every number of the parameter structure."""
@@ -120,18 +118,6 @@ class Operation:
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
         """Of the kernels of an algorithm, the one whose name the CPU path goes by."""
-        raise NotImplementedError
-
-    def flops(self, problem: Problem) -> int:
-        """Useful floating-point operations."""
-        return 4 * problem.head_dim * problem.all_visible_scores
-
-    def io_bytes(self, problem: Problem) -> int:
-        """Compulsory device-memory traffic: every operand once."""
-        raise NotImplementedError
-
-    def describe(self, problem: Problem) -> str:
-        """The problem in one line."""
         raise NotImplementedError
 
     def plan_lines(self, plan: Plan) -> list[str]:

@@ -76,7 +76,7 @@ class Mask:
     def dense(self, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0) -> Bools:
         """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key. Raises TypeError or ValueError for
         what is no length."""
-        from ..masks.checks import check_count
+        from .checks import check_count
 
         seqlen_q, seqlen_k = check_count("seqlen_q", seqlen_q), check_count("seqlen_k", seqlen_k)
         return self.visible(np.arange(seqlen_q), np.arange(seqlen_k), seqlen_q, seqlen_k, batch, head)
@@ -205,7 +205,7 @@ class Mask:
     @staticmethod
     def from_json(record: dict[str, Any]) -> Mask:
         """What :meth:`as_json` has written. Raises ValueError naming the field, what came and what fits."""
-        from ..masks.records import read_mask
+        from .mask_records import read_mask
 
         return read_mask(record)
 

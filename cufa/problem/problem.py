@@ -13,6 +13,7 @@ from .lengths import DENSE, Cached, Lengths, Packed
 from .mask import FULL, Mask, reduced
 from .mask_family import Edges
 from .parts import Part, parts
+from .work import WORK
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
 HEAD_DIM_STEP = 8
@@ -269,16 +270,12 @@ class Problem:
     @property
     def flops(self) -> int:
         """Useful floating-point operations, as the operation counts them."""
-        from ..plan.operation import OPERATIONS
-
-        return OPERATIONS[self.operation].flops(self)
+        return WORK[self.operation].flops(self)
 
     @property
     def io_bytes(self) -> int:
         """Compulsory device-memory traffic: every operand once."""
-        from ..plan.operation import OPERATIONS
-
-        return OPERATIONS[self.operation].io_bytes(self)
+        return WORK[self.operation].io_bytes(self)
 
     # --- Records and text ---------------------------------------------------------------------------------
 
@@ -297,9 +294,7 @@ class Problem:
         )
 
     def __str__(self) -> str:
-        from ..plan.operation import OPERATIONS
-
-        return OPERATIONS[self.operation].describe(self)
+        return WORK[self.operation].describe(self)
 
     @property
     def heads_text(self) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..problem.mask_family import Mask
 from ..problem.problem import Problem
 from ..problem.tile_classes import TileClass, Tiles
+from ..problem.work import WORK
 
 
 class Tile(enum.IntEnum):
@@ -54,9 +55,7 @@ class Schedule:
 
     @classmethod
     def of(cls, problem: Problem, block_q: int, block_kv: int, skip_masked_tiles: bool) -> Schedule:
-        from ..plan.operation import OPERATIONS
-
-        by_keys = OPERATIONS[problem.operation].by_keys
+        by_keys = WORK[problem.operation].by_keys
         p = next((part.problem for part in problem.parts if not part.problem.empty), problem)
         return cls(p.seqlen_q, p.seqlen_k, block_q, block_kv, p.mask, skip_masked_tiles, by_keys)
 

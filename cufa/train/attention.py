@@ -15,7 +15,7 @@ from ..calls.arrays import check_head_dim, check_scale, resolve_precision
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.mask_arguments import resolve_mask
-from ..masks.checks import check_flag
+from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.scores import check_softcap
 

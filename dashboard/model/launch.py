@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, TileConfig, kernels_of
-from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem, default_scale
+from cufa.problem.work import WORK
 from cufa.schedule.order import WHOLE_HEAD, Order, simulate
 from cufa.schedule.schedule import Schedule
 
@@ -136,7 +136,7 @@ def thread_blocks(
     of the schedule."""
     found = spec.order(problem, schedule, device, config or spec.configs[0])
     assert found is not None, f"{spec.name} is none of algorithms()"
-    by_keys = OPERATIONS[problem.operation].by_keys
+    by_keys = WORK[problem.operation].by_keys
     batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)
     together = (config or spec.configs[0]).blocks_of_item
     items = (found.q_block, head, batch, found.tiles(schedule))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cufa.calls.merge import combine
 from cufa.kernels import TileConfig
 from cufa.masks import window
 from cufa.measure import traffic_steps
@@ -21,6 +20,7 @@ from cufa.reference.decode import decode_reference
 from cufa.reference.dense import attention_reference
 from cufa.run.cpu import decode as cpu_decode
 from cufa.run.cpu import forward as cpu
+from cufa.run.cpu.combine import combine
 from cufa.run.cpu.tiles import TileStep
 from cufa.schedule.decode import split_range, used_splits
 from cufa.schedule.schedule import Schedule

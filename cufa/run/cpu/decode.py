@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...calls.merge import combine
 from ...kernels import TileConfig
 from ...kernels.decode import row_blocks
 from ...plan.decode import ragged_shares
@@ -29,6 +28,7 @@ from ...problem.scores import distances, softcapped, with_sink
 from ...schedule.decode import balanced_shares, split_range, used_splits
 from .blas import single_threaded_blas
 from .cache import CacheTiles
+from .combine import combine
 from .forward import normalise, online_softmax
 from .tiles import Observer, TileStep, cut
 

@@ -28,9 +28,9 @@ from ...calls.mask_arguments import resolve_mask
 from ...calls.varlen import PackedBackward, PackedForward
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
-from ...masks.checks import check_flag
 from ...plan.operation import PER_HEAD_AND_LENGTHS
 from ...plan.planner import make_plan
+from ...problem.checks import check_flag
 from ...problem.mask import Mask
 from ...problem.options import Options
 from .launch import EmulationError, Execution, Finding

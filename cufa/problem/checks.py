@@ -1,16 +1,17 @@
-"""What may be wrong with the numbers of a mask, found where it is made."""
+"""Checks of single arguments: flags, counts, windows, diagonals, arrays of integers. Each error names the argument."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..calls import arrays
-from ..problem.integers import INT32, Integers
-from ..problem.mask import DIAGONALS
-from ..problem.problem import MAX_SIZE
+from .as_array import as_array, is_device_array
+from .integers import INT32, Integers
+from .mask import DIAGONALS
+from .problem import MAX_SIZE
 
 _INT32 = np.dtype(np.int32)
 
@@ -97,14 +98,14 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
                 f"{name} is {shown(value)} of rows that differ in length: fill them up with 0"
             ) from None
         value = value.astype(np.int32) if value.size == 0 else value
-    x = arrays.as_array(name, value)
+    x = as_array(name, value)
     if x.dtype.kind not in "iu":
         cure = f"; convert with {name}.astype('int32')" if x.dtype.kind in "fb" else ""
         raise TypeError(f"{name} is {x.dtype}: it takes integers{cure}")
     allowed = [text.count(",") + 1 - text.endswith((",)", "()")) for text in axes]
     if x.ndim not in allowed:
         raise ValueError(f"{name} has shape {x.shape}: it takes {' or '.join(axes)}")
-    if arrays.is_device_array(x):
+    if is_device_array(x):
         if x.dtype != _INT32:
             raise TypeError(
                 f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"
@@ -142,8 +143,20 @@ def shown(value: Any) -> str:
 
 def module_of(x: Any) -> Any:
     """numpy or cupy."""
-    if arrays.is_device_array(x):
+    if is_device_array(x):
         import cupy
 
         return cupy
     return np
+
+
+def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """The shape in Python's integers: one that stands for an array, in plans, may hold anything."""
+    for n in shape:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")
+        if n < 0:
+            raise ValueError(f"{name} has shape {shape}: a size is at least 0")
+        if n > MAX_SIZE:
+            raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {MAX_SIZE:,}")
+    return tuple(int(n) for n in shape)

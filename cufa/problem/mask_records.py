@@ -7,10 +7,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from ..calls.arrays import check_sizes
-from ..problem.integers import Integers
-from ..problem.mask import Band, Mask
-from .checks import check_count, check_diagonal, check_from_0, check_window, shown
+from .checks import check_count, check_diagonal, check_from_0, check_sizes, check_window, shown
+from .integers import Integers
+from .mask import Band, Mask
 
 
 def read_mask(record: Any) -> Mask:

@@ -1,0 +1,78 @@
+"""The work of a problem, and its one line of text, by operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .lengths import DENSE
+from .mask import CAUSAL
+
+if TYPE_CHECKING:
+    from .problem import Problem
+
+
+class ForwardWork:
+    by_keys = False
+    """Blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.schedule.schedule.Schedule`)."""
+
+    def flops(self, problem: Problem) -> int:
+        """Useful floating-point operations."""
+        return 4 * problem.head_dim * problem.all_visible_scores
+
+    def io_bytes(self, problem: Problem) -> int:
+        """q, k, v read once, o written once."""
+        queries, keys = problem.tokens
+        of_queries = problem.heads * queries * (problem.q_element.itemsize + problem.out_element.itemsize)
+        of_keys = problem.kv_heads * keys * (problem.k_element.itemsize + problem.v_element.itemsize)
+        return (of_queries + of_keys) * problem.head_dim
+
+    def describe(self, problem: Problem) -> str:
+        p = problem
+        dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
+        lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
+        return (
+            f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
+            f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
+        )
+
+
+class BackwardWork(ForwardWork):
+    by_keys = True
+
+    def flops(self, problem: Problem) -> int:
+        return 10 * problem.head_dim * problem.all_visible_scores
+
+    def io_bytes(self, problem: Problem) -> int:
+        """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
+        queries, keys = problem.tokens
+        of_query = problem.head_dim * 2 * (problem.q_element.itemsize + problem.out_element.itemsize) + 4
+        of_key = problem.head_dim * 2 * (problem.k_element.itemsize + problem.v_element.itemsize)
+        return problem.heads * queries * of_query + problem.kv_heads * keys * of_key
+
+    def describe(self, problem: Problem) -> str:
+        return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")
+
+
+class DecodeWork(ForwardWork):
+    def io_bytes(self, problem: Problem) -> int:
+        """Keys and values that some query sees, q and o once each."""
+        queries = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim
+        return problem.kv_bytes() + queries * (problem.q_element.itemsize + problem.out_element.itemsize)
+
+    def describe(self, problem: Problem) -> str:
+        p = problem
+        tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
+        cache = f" in pages of {p.cache.page_size}" if p.cache.paged else ""
+        appended = f", {p.cache.new_tokens} appended" if p.cache.new_tokens else ""
+        dtype = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
+        upto = "up to " if p.lengths.ragged else ""
+        plain = p.mask == CAUSAL and p.softcap is None and not (p.alibi or p.sink)
+        scores = "" if plain else f", {p.scores_text}"
+        return (
+            f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"
+            f"{appended}, head_dim {p.head_dim}, {dtype}{scores}"
+        )
+
+
+WORK = {"forward": ForwardWork(), "backward": BackwardWork(), "decode": DecodeWork()}
+"""By :attr:`cufa.problem.problem.Problem.operation`."""
