@@ -22,6 +22,7 @@ from cufa.run.emulate.calls import EmulationError, emulate_backward
 MAIN, PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
 DQ, STORE = "backward/fa2/dq.cuh", "backward/fa2/store.cuh"
 SCHEDULE, PASSES = "backward/common/schedule.cuh", "backward/common/passes.cuh"
+TICKETS = "backward/common/tickets.cuh"
 MASK, PRODUCT = "backward/common/mask_by_keys.cuh", "mma/product.cuh"
 
 #: Several tiles each way, ragged; two query heads share keys, and some rows see nothing.
@@ -100,17 +101,17 @@ BUGS = {
         SCHEDULE, "QueryTile{head + 1, tiles.first}", "QueryTile{head, tiles.first}"
     ),
     # The order of additions.
-    "turns of two heads counted together": bug(
-        SCHEDULE, "(first_head + tile.head)", "first_head", "deadlock", deterministic=True
+    "tickets of two heads counted together": bug(
+        TICKETS, "(first_head + tile.head)", "first_head", "deadlock", deterministic=True
     ),
-    "turn never passed on": bug(
+    "ticket never passed on": bug(
         MAIN,
         "        tickets.pass_on(current.previous(tiles).previous(tiles));\n",
         "",
         "deadlock",
         deterministic=True,
     ),
-    "turns not zeroed": bug(
+    "tickets not zeroed": bug(
         PASSES,
         "if (DETERMINISTIC && lane == 0",
         "if (false && lane == 0",

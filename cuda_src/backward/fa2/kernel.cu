@@ -23,7 +23,7 @@
 //   - dK and dV stay in registers over all query heads of a query group. If query groups leave SMs idle, the planner halves key
 //     blocks.
 //   - DETERMINISTIC: key blocks add to a tile of dQ by ticket, from right to left. The ticket is read one tile ahead, and another
-//     warp than the waiting one passes it on. Head batches run side by side (block_in_turn).
+//     warp than the waiting one passes it on. Head batches run side by side (batched_block).
 // Do not change: visit_query_tile() takes its operands as parameters, not as a struct (see there); one tile is in flight per
 // stage. Measurements and failed experiments: NOTES.md.
 #include "backward/fa2/config.cuh"
@@ -33,6 +33,7 @@
 #include "backward/fa2/tile_part.cuh"
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
+#include "backward/common/tickets.cuh"
 #include "mma/copy.cuh"
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
@@ -63,7 +64,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const i64 batch_head = i64(sequence.batch()) * p.heads;
   const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
   const u32 first_ticket = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
-  const DqTurns<Br, Bc> tickets{p, workspace, item.k_block, batch_head, &mask, first_ticket};
+  const DqTickets<Br, Bc> tickets{p, workspace, item.k_block, batch_head, &mask, first_ticket};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + SharedMemory::K, V_smem = smem_base + SharedMemory::V, Q_smem = smem_base + SharedMemory::Q;

@@ -24,6 +24,7 @@
 #include "backward/fa2_f32/shape.cuh"
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
+#include "backward/common/tickets.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/softcap.cuh"
@@ -334,7 +335,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       --remaining;
     }
     const BackwardWorkspace workspace(p);
-    const DqTurns<Br, Bc> tickets{p, workspace, key_block(), batch_head()};
+    const DqTickets<Br, Bc> tickets{p, workspace, key_block(), batch_head()};
     u32 count = 0;
     if (DETERMINISTIC && thread_id() == 0) count = tickets.count(tile);  // read long before it is needed
     const float dS_unit = visit_tile(tile, [&] {
