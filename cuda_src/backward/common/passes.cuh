@@ -1,4 +1,4 @@
-// The passes before and after the key blocks of a backward kernel: one warp per strip of 16 query rows.
+// The passes before and after the key blocks of a backward kernel: one warp per row strip (16 query rows).
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "mma/copy.cuh"
@@ -8,18 +8,18 @@ constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
 constexpr int ELEMENT_BYTES = Element::BYTES;
 
-// Number of this warp's strip among those of a pass.
+// The strip of this warp.
 DEVICE i64 strip_of_pass() { return i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32; }
 
-// A strip of query rows of one head.
+// A row strip of one head.
 struct StripItem {
-  i64 index;  // over all heads of the batch
-  i64 head;  // likewise; of packed sequences, over all of them
+  i64 index;  // among the strips of all heads of the batch
+  i64 head;  // over the batch; packed: over all sequences
   int strip;
   bool valid;
-  int number = 0, block = 0;  // of its sequence, and of the strip among those of a packed sequence
+  int number = 0, block = 0;  // its sequence, and the strip among the strips of a packed sequence
 
-  // One that exists, of sequences without LENGTHS: in numbers of 32 bits, which take fewer registers.
+  // A strip that exists, of dense arrays: 32-bit numbers take fewer registers.
   DEVICE StripItem(u32 index_, u32 of_head)
       : index(index_), head(index_ / of_head), strip(int(index_ % of_head)), valid(true) {}
   DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace, i64 index_) : index(index_) {
@@ -38,11 +38,11 @@ struct StripItem {
     }
   }
 
-  // Its first, of its sequence.
+  // Its first row in its sequence.
   DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? block : strip) * STRIP; }
 };
 
-// Where a head of a tensor begins.
+// The first byte of a head of a tensor.
 DEVICE const char* head_address(const void* tensor, const Strides& stride, int batch, int head) {
   return static_cast<const char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
 }
@@ -103,15 +103,15 @@ DEVICE float dot_word(u32 a, u32 b, float sum) {
   }
 }
 
-// Algorithm 2, l. 4, and what l. 3 says of dQ: zeros in dQ, and the numbers of each row. A row that sees no key has an LSE of
-// -inf; with 0 in its place its P is exp2(-inf - 0) = 0, and its delta must not be NaN, which 0 would not hide.
-// A row is read by so many lanes, 16 bytes each at a time, and so many rows at once.
+// Algorithm 2, l. 3-4: zeros in dQ, and lse and delta of each row. A row that sees no key has an LSE of -inf: it becomes 0, so
+// that its P is exp2(-inf - 0) = 0, and its delta becomes 0, because 0 * NaN is NaN. ROW_LANES lanes read a row, 16 bytes each,
+// ROWS_AT_ONCE rows at a time.
 constexpr int ROW_UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
 constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 
-// By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of the sequence, of dO
-// (0) or O (1); and number(which, at): of LSE (0) or its gradient (1), of one row per lane.
+// By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or O (1);
+// and number(which, at): the LSE (0) or its gradient (1) of one row per lane.
 template <int IN_FLIGHT, typename Source>
 DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source,
                           int lane) {
@@ -137,7 +137,7 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
       }
     }
   }
-  // A row's LSE, and what its gradient is, have a lane each.
+  // One lane per row loads its LSE and the gradient of its LSE.
   const u32 first_row = u32(item.row()), rows = item.valid ? u32(sequence.rows()) : 0, row = first_row + lane;
   const bool here = lane < STRIP && row < rows;
   const i64 at = row_numbers(p, sequence, item.head) + row;
@@ -196,7 +196,7 @@ struct StripInMemory {
   DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
 };
 
-// By the pass before.
+// The pass before.
 DEVICE void prepare_strip(const BackwardParams& p) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, strip_of_pass());
@@ -204,7 +204,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   prepare_strip<8>(p, workspace, item, StripInMemory(p, item), threadIdx.x % 32);
 }
 
-// A sink's gradient: what all strips of its head have for it, in an order that is always the same. One warp per head.
+// The gradient of a sink: the sum over all strips of its head, in a fixed order. One warp per head.
 DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspace) {
   const i64 head = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -230,8 +230,8 @@ DEVICE void pack_two(u32 (&words)[8], int t, float x, float y) {
   }
 }
 
-// dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
-// columns of two rows. By the pass behind, which begins with strip `first`.
+// The pass after, from strip `first` on: dQ row by row, scaled and rounded. Eight lanes share an accumulator: each reads 64
+// bytes, eight columns of two rows.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, first + strip_of_pass());
@@ -244,7 +244,7 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const float* source = workspace.strip(item.index);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
-    float d[4][4];  // of the four lanes 4g ... 4g + 3, as accumulator_place() says
+    float d[4][4];  // values of lanes 4g ... 4g + 3: see accumulator_place()
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const int place = WIDE_ADDITIONS ? (4 * g + x) * 4 : x * 32 + 4 * g;
@@ -256,7 +256,7 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const i64 row = item.row() + half * 8 + g;
-      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // else zeros
+      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // padding: zeros
       char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
       u32 words[8];
 #pragma unroll
