@@ -310,7 +310,7 @@ DECODING = [
         "cuda_src/decode/sequence.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
         ("return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};",
          "return {old_keys, APPEND ? old_keys + p.new_tokens : old_keys};", "keys past the end of the cache"),
-        ("max(p.tokens + p.left, APPEND ? p.new_tokens : 0)", "p.tokens + p.left", "new tokens that nobody sees are lost"),
+        ("return APPEND ? min(first, max(keys - p.new_tokens, 0)) : first;", "return first;", "new tokens that nobody sees are lost"),
         ("return min(max(entry, 0), p.num_pages - 1);", "return min(max(entry, 0), p.num_pages);", "a wild page is read"),
     ),
     *_of(

@@ -27,7 +27,7 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
 DEVICE Band<BAND_KIND> band_of(const DecodeParams& p, int keys) { return {keys, keys, -p.left, 0}; }
 
 // The first key that any query token sees: the left edge of the first token's window.
-DEVICE int first_visible(const DecodeParams& p, int keys) { return WINDOWED ? max(keys - p.tokens - p.left, 0) : 0; }
+DEVICE int first_visible(const DecodeParams& p, int keys) { return band_of(p, keys).keys_begin(keys - p.tokens); }
 
 // Whether the window hides some of the `count` keys from `place` on from all query tokens.
 DEVICE bool some_hidden(const DecodeParams& p, int place, int count, int keys) {
@@ -37,7 +37,8 @@ DEVICE bool some_hidden(const DecodeParams& p, int place, int count, int keys) {
 // The first key that is read. With APPEND, new tokens before the window are read too, because they must be stored.
 DEVICE int first_read(const DecodeParams& p, int keys) {
   if constexpr (!WINDOWED) return 0;
-  return max(keys - max(p.tokens + p.left, APPEND ? p.new_tokens : 0), 0);
+  const int first = first_visible(p, keys);
+  return APPEND ? min(first, max(keys - p.new_tokens, 0)) : first;
 }
 
 // The tiles of a sequence that are read, numbered from its first key on. A sequence without keys still has one tile: its zeros
