@@ -113,8 +113,8 @@ constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 // By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or O (1);
 // and number(which, at): the LSE (0) or its gradient (1) of one row per lane.
 template <int IN_FLIGHT, typename Source>
-DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source,
-                          int lane) {
+DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item,
+                          const Source& source, int lane) {
   constexpr float LOG2_E = 1.44269504088896341f;
   constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
   const int unit = lane % LANES;
@@ -175,7 +175,9 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
   if constexpr (SINK) {
     float of_sink = here && !blind ? ex2((ld_global<float>(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
     of_sink = warp_sum(of_sink);
-    if (lane == 0 && item.head < workspace.num_heads(p)) st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);
+    if (lane == 0 && item.head < workspace.num_heads(p)) {
+      st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);
+    }
   }
 }
 
