@@ -10,7 +10,7 @@ from support import EPSILON, make_inputs
 
 import cufa
 from cufa import masks
-from cufa.calls import optional_operands as further
+from cufa.calls import optional_operands
 
 ALGORITHMS = ("fa2", "fa2_noskip", "fa1", "naive")
 
@@ -294,8 +294,8 @@ def test_a_sink_where_there_are_no_keys(lengths):
     dlse = np.random.default_rng(0).standard_normal((2, 4, 9))
     given = {"sink": sink, "dlse": dlse, **{name: np.array(x) for name, x in lengths.items()}}
     lse, dsink = np.empty((2, 4, 9)), np.empty(4)
-    further.fill_sink_alone(given, {"lse": lse}, np)
-    further.fill_sink_alone(given, {"dsink": dsink}, np)
+    optional_operands.fill_sink_alone(given, {"lse": lse}, np)
+    optional_operands.fill_sink_alone(given, {"dsink": dsink}, np)
     np.testing.assert_array_equal(
         lse, cufa.attention_reference(q, k, k, sink=sink, return_lse=True, **lengths)[1]
     )

@@ -1,4 +1,4 @@
-"""Arrays at the door: what came in, whether it fits together, and what Problem it makes.
+"""Checks of a call's arrays: dtypes, shapes, places, memory; and the Problem that they state.
 
 No function here launches or allocates anything on a GPU; everything that is wrong with a call is
 found here, before any work is done.

@@ -14,8 +14,7 @@ from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import arrays, calls
-from . import optional_operands as further
+from . import arrays, calls, optional_operands
 from .dense import (
     DenseCall,
     plan_shapes,
@@ -137,7 +136,7 @@ def flash_attention_backward(
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    optional = further.read(optional, named["q"])
+    optional = optional_operands.read(optional, named["q"])
     call = BackwardCall(
         {name: named[name] for name in BACKWARD.inputs} | optional,
         {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in optional else {}),

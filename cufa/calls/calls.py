@@ -17,8 +17,7 @@ from ..plan.planner import Plan, make_plan
 from ..problem.checks import check_flag
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import array_memory, arrays
-from . import optional_operands as further
+from . import array_memory, arrays, optional_operands
 from .warm import SeenCall, find, remember
 
 
@@ -90,9 +89,9 @@ class Call:
         for operand in self.operation.operands:
             x = given.get(operand.name)
             found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
-        return found | self._further(given)
+        return found | self._optional(given)
 
-    def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The operands that few calls have, where there is one: None for the others of them."""
         found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
         return found if any(x is not None for x in found.values()) else {}
@@ -205,7 +204,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
         if problem.empty:
             call.fill_empty(results)
             if problem.sink:
-                further.fill_sink_alone(call.inputs, results, cupy)
+                optional_operands.fill_sink_alone(call.inputs, results, cupy)
             return results
         given = call.arrays(results)
         plan = plan_for(with_memory(problem, given), cuda.device(device_id), call.options)

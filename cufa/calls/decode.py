@@ -12,8 +12,7 @@ from ..plan.decode_operation import DECODE
 from ..plan.planner import Plan
 from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits
-from . import arrays, calls
-from . import optional_operands as further
+from . import arrays, calls, optional_operands
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
 from .decode_shapes import make_problem
 from .mask_arguments import decode_mask
@@ -232,7 +231,7 @@ def plan_decode(
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
-        problem = further.planned(few, make_problem(shapes, *names, asked))
+        problem = optional_operands.planned(few, make_problem(shapes, *names, asked))
         if found is not None:
             check_gpu_serves(problem)
         return calls.plan_for(problem, found, asked)

@@ -17,8 +17,7 @@ from ..problem.lengths import Cached
 from ..problem.options import Options
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
-from . import array_memory, arrays, calls
-from . import optional_operands as further
+from . import array_memory, arrays, calls, optional_operands
 from .decode_shapes import make_problem
 
 CACHES = ("k_cache", "v_cache")
@@ -51,7 +50,7 @@ class DecodeCall(calls.Call):
         few = {x.name: given[x.name] for x in PER_HEAD if given.get(x.name) is not None}
         inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
         q = inputs["q"]
-        inputs |= further.read(few, q)
+        inputs |= optional_operands.read(few, q)
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
@@ -89,7 +88,7 @@ class DecodeCall(calls.Call):
         )
         for name in ("k_scale", "v_scale"):
             inputs[name] = _scales(name, inputs[name], problem)
-        inputs, problem = further.check(inputs, problem)
+        inputs, problem = optional_operands.check(inputs, problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
         _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
         call = dataclasses.replace(self, inputs=inputs)

@@ -13,8 +13,7 @@ from ..plan.planner import Plan
 from ..problem.mask import FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import arrays, calls
-from . import optional_operands as further
+from . import arrays, calls, optional_operands
 
 
 class DenseCall(calls.Call):
@@ -24,7 +23,7 @@ class DenseCall(calls.Call):
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
         shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
         problem = arrays.make_problem(shapes, dtype, self.options)
-        return further.check(self.inputs, problem)
+        return optional_operands.check(self.inputs, problem)
 
 
 class PackedCall(calls.Call):
@@ -43,7 +42,7 @@ class PackedCall(calls.Call):
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = arrays.make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
-        cu_q, cu_k, lengths = further.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
+        cu_q, cu_k, lengths = optional_operands.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
         problem = dataclasses.replace(
             problem,
             mask=self.options.mask,
@@ -53,7 +52,7 @@ class PackedCall(calls.Call):
             lengths=lengths,
         )
         arrays.check_mask(problem.mask, problem.batch, problem.kv_heads, None)
-        return further.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
+        return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """With the axes of dense arrays: (1, heads, tokens, head_dim), and (1, heads, tokens) of numbers of queries."""
@@ -62,7 +61,7 @@ class PackedCall(calls.Call):
         for operand in self.operation.operands:
             x = given.get(operand.name)
             found[operand.name] = None if x is None else (x.swapaxes(0, 1) if operand.stride else x)[None]
-        return found | self._further(given)
+        return found | self._optional(given)
 
 
 def plan_shapes(
@@ -92,7 +91,7 @@ def plan_shapes(
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
     problem = dataclasses.replace(arrays.make_problem(shapes, name, options), operation=operation)
-    problem = further.planned({name: x for name, x in optional.items() if x is not None}, problem)
+    problem = optional_operands.planned({name: x for name, x in optional.items() if x is not None}, problem)
     could_move = device is None and not arrays.is_device_array(q)
     target = calls.planning_device(device, any_serves(problem) if could_move else name != "float64")
     return calls.plan_for(problem, target, options)

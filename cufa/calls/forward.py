@@ -13,8 +13,7 @@ from ..plan.planner import Plan
 from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits
 from ..problem.problem import Problem
-from . import arrays, calls
-from . import optional_operands as further
+from . import arrays, calls, optional_operands
 from .dense import (
     DenseCall,
     plan_shapes,
@@ -173,7 +172,7 @@ def flash_attention(
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    inputs |= further.read(optional, inputs["q"])
+    inputs |= optional_operands.read(optional, inputs["q"])
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
     call = ForwardCall(inputs, calls.attention_results(out, return_lse), asked)

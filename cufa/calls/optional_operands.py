@@ -1,5 +1,5 @@
-"""What few calls have beside queries, keys and values: slopes and sinks of heads, and lengths of sequences. They are
-small, may be on the host while the rest is on a GPU, and are looked at where they are on the host."""
+"""Optional operands: ALiBi slopes, sinks, sequence lengths. They are small, may be on the host while the rest is on a
+GPU, and are checked if they are on the host."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options
-from . import arrays, calls
-from . import optional_operands as further
+from . import arrays, calls, optional_operands
 from .backward import BackwardCall
 from .dense import PackedCall
 from .forward import ForwardCall
@@ -91,7 +90,7 @@ def flash_attention_varlen(
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
-    inputs |= further.read({**optional, **_both(cu_seqlens)}, inputs["q"])
+    inputs |= optional_operands.read({**optional, **_both(cu_seqlens)}, inputs["q"])
     asked = Options(resolve_mask(causal, window, mask), softcap, scale, precision, "bshd", algorithm)
     call = PackedForward(inputs, calls.attention_results(out, return_lse), asked)
     return calls.run(call, device, options)
@@ -166,7 +165,7 @@ def flash_attention_varlen_backward(
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic)
     inputs = {name: named[name] for name in BACKWARD.inputs}
-    inputs |= further.read({**optional, **_both(cu_seqlens)}, named["q"])
+    inputs |= optional_operands.read({**optional, **_both(cu_seqlens)}, named["q"])
     results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
     call = PackedBackward(inputs, results, asked)
     return calls.run(call, device, options)

@@ -39,7 +39,7 @@ def find(
     the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
 
     ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
-    that are allocated; the further ones only where there is one. How wide copies of strided operands can be follows
+    that are allocated; the optional ones only if one is given. How wide copies of strided operands can be follows
     from their addresses; others are read number by number.
     """
     ndarray = _ndarray

@@ -1,0 +1,1 @@
+"""What a GPU is: architectures, their limits, and how many blocks an SM holds."""

@@ -17,7 +17,7 @@ from .shared_memory import Buffer, constants, layout
 from .support import refusal
 
 Config = Any
-"""A config of the kernel's own class, which is that of its ``configs``."""
+"""A config of the kernel's own class: that of :attr:`Kernel.configs`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,12 @@ class Launch:
     shared_memory: int
     """Dynamic shared memory, bytes."""
     dependent: bool = False
-    """Its blocks may become resident while the launch before ends, and wait for it themselves (sm_90)."""
+    """Programmatic dependent launch: its blocks may become resident before the previous launch ends, and wait for
+    that launch themselves (sm_90)."""
     persistent: bool = False
-    """The blocks share out the work: the planner launches no more than the GPU runs at once."""
+    """Persistent blocks: the planner launches no more than the GPU runs at once."""
     cluster: int = 1
-    """Blocks along the first axis of the grid that run together and share their memory (sm_90)."""
+    """Blocks of a thread block cluster, along the first axis of the grid (sm_90)."""
 
     def __str__(self) -> str:
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
@@ -56,13 +57,13 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """What a tensor map brings or takes at once of one operand: rows of one head, and 128 bytes of each."""
+    """The box of a tensor map: how many rows of one head a copy moves, 128 bytes of each."""
 
     rows: int
     whole_rows: bool = False
-    """All bytes of each row: it is then an axis of 128-byte pieces."""
+    """A copy moves all bytes of each row, as an axis of 128-byte pieces."""
     promotion: int = 256
-    """Bytes that a request brings to the L2 cache at least; 0: what it asks for."""
+    """Fewest bytes that a request brings to the L2 cache; 0: only those requested."""
 
 
 class Kernel:
@@ -180,7 +181,7 @@ class Kernel:
     def fitting(
         self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
     ) -> tuple[TileConfig, ...]:
-        """Those of them that run there: architecture and head dim in range, shared memory within a block's limit."""
+        """The configs that run on the device: architecture, head dim and shared memory within limits."""
         if not self.runs_on(device.arch.capability):
             return ()
         limit = device.arch.shared_memory_per_block
@@ -191,8 +192,8 @@ class Kernel:
         return type(self.configs[0])
 
     def read_config(self, content: Mapping[str, Any]) -> TileConfig:
-        """One of this kernel's, from JSON; of its algorithm on a CPU, where all take plain tiles. Raises TypeError
-        for what is none."""
+        """A config of this kernel from JSON; plain tiles if the row is of a CPU. Raises TypeError for fields that the
+        class lacks."""
         return (self.config_class if content.get("num_warps") else TileConfig).from_json(content)
 
     def runs_on(self, capability: int) -> bool:

@@ -1,5 +1,5 @@
-"""Tile configs: what one build of a kernel is compiled for beyond the problem. Each family of kernels adds fields of
-its own in a subclass."""
+"""Tile configs: the compile-time choices of a build that the problem does not fix. Each family of kernels adds fields
+in a subclass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TileConfig:
 
     @property
     def blocks_of_item(self) -> int:
-        """Thread blocks that share a work item, side by side."""
+        """Thread blocks of a cluster that share one work item."""
         return 1
 
     @property
@@ -89,7 +89,7 @@ class SplitConfig(TileConfig):
     """Tiles of a forward kernel that can share out the keys of a query block over thread blocks."""
 
     split_keys: bool = False
-    """What each leaves is merged by a second launch."""
+    """Partial results are merged by a second launch."""
     packed_heads: int = 1
     """Query heads of one key/value head that share a tile, where keys are split."""
 
@@ -104,7 +104,7 @@ class SplitConfig(TileConfig):
 
 
 def _of_old_form(kind: type[TileConfig], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Every config had ``column_warps``, and a list of pairs held what further constants a kernel had."""
+    """Configs once all had ``column_warps``, and kept their kernel's own constants in a list of pairs."""
     fields = {name: value for name, value in content.items() if name != "switches"}
     names = {field.name for field in dataclasses.fields(kind)}
     if "column_warps" not in names and fields.get("column_warps") == 1:

@@ -1,5 +1,4 @@
-"""A kernel's dynamic shared memory as one list of buffers: where each lies is worked out here and nowhere else, and
-reaches the source as constants."""
+"""A kernel's dynamic shared memory as one list of buffers: the planner's source of its total size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys split over thread blocks: what decoding and the forward share of their launches and their workspace."""
+"""Keys split over thread blocks: launches and workspace that decoding and the forward share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def slot_bytes(problem: Problem, config: TileConfig) -> int:
 
 
 def query_items(problem: Problem, config: TileConfig) -> int:
-    """Query blocks of all heads, of heads that share a tile together."""
+    """Query blocks of all heads; heads that share a tile count once."""
     packed = config.block_q // config.head_rows
     return problem.query_blocks(config.head_rows) * (problem.heads // packed)
 
@@ -41,7 +41,7 @@ def with_merge(
 
 
 def forward_workspace(problem: Problem, config: SplitConfig, split: Split | None = None) -> int:
-    """A part for every split of every query block."""
+    """A partial result for every split of every query block."""
     if not config.split_keys:
         return 0
     return query_items(problem, config) * (split.count if split else 2) * slot_bytes(problem, config)

@@ -51,7 +51,7 @@ def _device(record: Json) -> Iterator[str]:
                 named = f", {regime}" if len(regimes) > 1 else ""
                 if any(cells):
                     yield f"| {words}, {kind}{named} | " + " | ".join(cells) + " |"
-    yield "\n" + "\n".join([*_claims(rows, regimes), *_further(record, rows)])
+    yield "\n" + "\n".join([*_claims(rows, regimes), *_optional(record, rows)])
 
 
 def _cell(rows: list[Recorded], ours: str, peer: str, regime: Regime, head_dim: int, kind: str) -> str:
@@ -80,7 +80,7 @@ def _claims(rows: list[Recorded], regimes: list[Regime]) -> Iterator[str]:
             yield f"{words}, geometric mean over these shapes: {found[lower]:.2f}× {lower}{beside}."
 
 
-def _further(record: Json, rows: list[Recorded]) -> Iterator[str]:
+def _optional(record: Json, rows: list[Recorded]) -> Iterator[str]:
     float32 = _range(rows, "float32", "fa2", "torch efficient", lambda p: p.precision == "float32")
     if float32:
         yield f"float32 with float32 accuracy: {float32} PyTorch's memory-efficient backend."

@@ -1,0 +1,1 @@
+"""What is computed: shapes, elements, masks, lengths, options, and the work that they make. Imports nothing of cufa."""

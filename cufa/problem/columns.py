@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask
-from .mask_family import Edges, rows_in, shift_of, together
+from .mask_family import Edges, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
 #: Beyond every row: a run from or up to here is open at that end.
@@ -81,7 +81,7 @@ class Columns(Mask):
     @property
     def spread(self) -> tuple[int, int]:
         _, batch, heads, _ = self.intervals.shape
-        return together(batch, self.band.spread[0]), heads
+        return broadcast_count(batch, self.band.spread[0]), heads
 
     def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
         length = self.intervals.shape[-1]

@@ -49,7 +49,7 @@ class Lengths:
         return -(-seqlen // block) * batch
 
     def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
-        """Queries and keys of all sequences together."""
+        """Sums over all sequences: (queries, keys)."""
         return batch * seqlen_q, batch * seqlen_k
 
     def as_json(self) -> dict[str, Any]:

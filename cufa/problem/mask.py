@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .integers import Integers
-from .mask_family import DIAGONALS, Edges, Mask, rows_in, shift_of, together
+from .mask_family import DIAGONALS, Edges, Mask, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints, TileRanges, Tiles
 
 __all__ = ["CAUSAL", "DIAGONALS", "FULL", "Band", "Mask", "TileRanges", "reduced"]
@@ -66,7 +66,7 @@ class Band(Mask):
 
     @property
     def spread(self) -> tuple[int, int]:
-        return together(*(x.shape[0] if isinstance(x, Integers) else 1 for x in self._sets)), 1
+        return broadcast_count(*(x.shape[0] if isinstance(x, Integers) else 1 for x in self._sets)), 1
 
     def at(self, batch: int, head: int) -> Band:
         if not any(isinstance(x, Integers) for x in self._sets):

@@ -30,7 +30,7 @@ Edges = tuple[int | None, int | None]
 
 DIAGONALS = ("bottom-right", "top-left")
 
-#: Most cells of a matrix of tiles that are looked at together.
+#: Most cells of a matrix of tiles in one NumPy expression.
 _CELLS = 1 << 20
 
 
@@ -210,8 +210,8 @@ class Mask:
         return read_mask(record)
 
 
-def together(*counts: int) -> int:
-    """Of how many sequences numbers are, where some are of one that all share. Of none, where some are of none."""
+def broadcast_count(*counts: int) -> int:
+    """Sequences (or heads) after broadcasting (1 broadcasts); 0 if any count is 0."""
     return max(counts) if min(counts) else 0
 
 

@@ -125,7 +125,7 @@ class Problem:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Queries and keys of all sequences together."""
+        """Sums over all sequences: (queries, keys)."""
         return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
 
     def query_blocks(self, block: int) -> int:

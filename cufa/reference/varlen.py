@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..calls import optional_operands as further
+from ..calls import optional_operands
 from ..calls.arrays import check_not_masked, check_rows
 from .dense import Array, attention_reference, attention_reference_backward
 
@@ -73,7 +73,7 @@ def _sequences(
     cu_q: npt.ArrayLike, cu_k: npt.ArrayLike, totals: tuple[int, int]
 ) -> list[tuple[int, slice, slice]]:
     """Number, queries and keys of each. Raises TypeError or ValueError, as :func:`cufa.flash_attention_varlen`."""
-    checked = further.packed(np.asarray(cu_q), np.asarray(cu_k), totals)
+    checked = optional_operands.packed(np.asarray(cu_q), np.asarray(cu_k), totals)
     q, k = (x.tolist() for x in checked[:2])
     return [(b, slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 

@@ -1,0 +1,1 @@
+"""Forward kernels, each in the file with the stem of its folder in cuda_src/forward."""

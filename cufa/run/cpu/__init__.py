@@ -1,0 +1,1 @@
+"""The CPU path: NumPy follows the kernels' schedules on larger tiles."""

@@ -1,0 +1,1 @@
+"""The CUDA backend: compiled modules, workspaces, tensor maps and launches through CuPy."""

@@ -251,7 +251,7 @@ class Binding:
 
 
 def addresses(given: Arrays) -> list[int]:
-    """Of all operands, which come in launch order, without the further ones where there is none; 0 for those that are
+    """Of all operands, which come in launch order, without the optional ones if all are None; 0 for those that are
     not there."""
     return [0 if x is None else int(x.data.ptr) for x in given.values()]
 

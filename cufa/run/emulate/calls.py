@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...calls import arrays
-from ...calls import optional_operands as further
+from ...calls import arrays, optional_operands
 from ...calls.backward import BackwardCall
 from ...calls.calls import Call, with_memory
 from ...calls.forward import ForwardCall
@@ -175,7 +174,7 @@ def emulate_backward(
 
 def _few(*given: Any) -> dict[str, Any]:
     names = (x.name for x in PER_HEAD_AND_LENGTHS)
-    return further.read(dict(zip(names, given, strict=True)), None)
+    return optional_operands.read(dict(zip(names, given, strict=True)), None)
 
 
 def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
