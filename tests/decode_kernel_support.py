@@ -95,8 +95,8 @@ def served(device: Device, kernel: str, head_dim: int) -> tuple[TileConfig, ...]
     return fitting
 
 
-def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
-    """One record per piece, saying what cufa.schedule.decode says."""
+def assert_spans(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
+    """One record per span, saying what cufa.schedule.decode says."""
     keys, problem, expected = plan.config.block_kv, plan.problem, []
     blocks = row_blocks(problem, plan.config)
 
@@ -107,13 +107,13 @@ def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
     assert plan.split is not None
     if plan.split.kind == "balanced":
         parts: dict[tuple[int, int], int] = {}
-        for piece in balanced_shares(
+        for span in balanced_shares(
             lengths, problem.kv_heads, plan.split.count, keys, blocks, ragged=ragged_shares(plan),
             min_shares=plan.split.least, reach=problem.kernel_reach,
         ):  # fmt: skip
-            item = piece.batch, piece.kv_head * blocks + piece.row_block
+            item = span.batch, span.kv_head * blocks + span.row_block
             part = parts[item] = parts.get(item, -1) + 1
-            expected.append((*item, part, *tiles(piece.first_key, piece.last_key), piece.share))
+            expected.append((*item, part, *tiles(span.first_key, span.last_key), span.share))
     else:
         for b, n in enumerate(lengths):
             for item in range(problem.kv_heads * blocks):

@@ -57,7 +57,7 @@ def test_splits_agree_to_rounding():
 
 
 def test_the_work_is_the_schedules():
-    """Fixed: split_range of each sequence. Balanced: the pieces. Whole heads may share a stack."""
+    """Fixed: split_range of each sequence. Balanced: the spans. Whole heads may share a stack."""
     case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=6, capacity=60)
     for num_splits in range(1, 40):
         plan, operands = planned(case, num_splits=num_splits)
@@ -80,7 +80,7 @@ def test_the_work_is_the_schedules():
             for w in cpu_decode.works(plan, lengths)
             for h in range(w.heads.start, w.heads.stop)
         ]
-        pieces = list(
+        spans = list(
             balanced_shares(
                 lengths,
                 6,
@@ -91,7 +91,7 @@ def test_the_work_is_the_schedules():
                 min_shares=plan.split.least,
             )
         )
-        assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in pieces]
+        assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in spans]
 
 
 def test_heads_share_a_stack_when_there_are_enough():

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 import pytest
-from decode_kernel_support import H200, assert_pieces, configs, operands_of, plan_of
+from decode_kernel_support import H200, assert_spans, configs, operands_of, plan_of
 from decode_support import make_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +53,7 @@ def test_the_kernel_finds_shares_of_two_sizes(kernel):
     assert Shares.of(tiles, plan.split.count, plan.split.least, ragged=True).two_sizes
     done = run_plan(plan, operands, Execution("plain"))
     case.check(operands["out"], operands["lse"])
-    assert_pieces(plan, case.lengths, done.records)
+    assert_spans(plan, case.lengths, done.records)
 
 
 def problem(batch: int, heads: int, kv_heads: int, capacity: int, ragged: bool = False) -> Problem:

@@ -1,5 +1,5 @@
 """Decode kernels executed on a CPU in checked mode: right against float64 with unused memory poisoned, no
-findings, pieces as scheduled, the same bits in every order. Every config and dtype is for the GPU's tests;
+findings, spans as scheduled, the same bits in every order. Every config and dtype is for the GPU's tests;
 here is one build of each branch."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
+from decode_kernel_support import assert_spans, configs, operands_of, plan_of, splits
 from decode_support import make_case
 
 from cufa.kernels.decode import TWO_STAGES, items
@@ -33,7 +33,7 @@ def run(case, kernel, num_splits, mode="checked", launches=1, config=None, merge
     done = run_plan(plan, operands, Execution(mode, **options), trace=True, launches=launches)
     assert not done.findings, "\n".join(map(str, done.findings))
     case.check(operands["out"], operands["lse"])
-    assert_pieces(plan, case.lengths, done.records)
+    assert_spans(plan, case.lengths, done.records)
     assert not merges or len(done.records) > items(plan.problem, plan.config)
     return plan, operands
 

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
+from decode_kernel_support import assert_spans, configs, operands_of, plan_of, splits
 from decode_scores_support import assert_right, numbers_of_heads
 from decode_support import make_case
 
@@ -52,7 +52,7 @@ def run(case, kernel, num_splits, config=None, **options):
     done = run_plan(plan, operands, Execution("checked", **options))
     assert not done.findings, "\n".join(map(str, done.findings))
     assert_right(case, operands["out"], operands["lse"])
-    assert_pieces(plan, case.lengths, done.records)
+    assert_spans(plan, case.lengths, done.records)
     return done, operands
 
 

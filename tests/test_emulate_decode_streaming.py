@@ -1,12 +1,12 @@
 """Decoding where a window does not hide the first keys (streaming), or all tokens see them (prefix), in the kernels,
-executed on a CPU in checked mode: right against float64 while every key that no token sees is NaN, pieces as scheduled,
+executed on a CPU in checked mode: right against float64 while every key that no token sees is NaN, spans as scheduled,
 and nothing read of the tiles between."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
+from decode_kernel_support import assert_spans, configs, operands_of, plan_of, splits
 from decode_scores_support import assert_right, hidden, numbers_of_heads
 from decode_support import make_case
 
@@ -45,7 +45,7 @@ def run(case, kernel, num_splits, config=None, mode="checked"):
     assert not done.findings, "\n".join(map(str, done.findings))
     assert_right(case, operands["out"], operands["lse"])
     if mode == "checked":
-        assert_pieces(plan, case.lengths, done.records)
+        assert_spans(plan, case.lengths, done.records)
     return done
 
 

@@ -1,5 +1,5 @@
 """Windows and softcap in the decode kernels, executed on a CPU in checked mode: right against brute force in
-float64 while every key that no token sees is NaN, in pages that the block table no longer names; pieces as
+float64 while every key that no token sees is NaN, in pages that the block table no longer names; spans as
 scheduled. The CPU path is held to the same."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from decode_kernel_support import (
     H200,
-    assert_pieces,
+    assert_spans,
     configs,
     operands_of,
     plan_of,
@@ -101,7 +101,7 @@ def run(case, kernel, left, num_splits, softcap=None, config=None, full=False, m
     assert not done.findings, "\n".join(map(str, done.findings))
     check(case, answer, operands["out"], operands["lse"])
     if mode == "checked":
-        assert_pieces(plan, case.lengths, done.records)
+        assert_spans(plan, case.lengths, done.records)
         for record in done.records:
             length = case.lengths[record["batch"]]
             first, count = tiles_to_read(length, plan.config.block_kv, plan.problem.reach)

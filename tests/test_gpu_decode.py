@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, operands_of, plan_of, served, splits
+from decode_kernel_support import assert_spans, operands_of, plan_of, served, splits
 from decode_support import make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -298,14 +298,14 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
 
 
 @KERNELS
-def test_pieces_are_those_of_the_schedule(cp, device, kernel):
+def test_spans_are_those_of_the_schedule(cp, device, kernel):
     from cufa.run.cuda import backend as cuda
 
     case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, 64)
     for num_splits in (1, 3, 40):
         plan = plan_of(case, kernel, num_splits, None, device)
-        assert_pieces(plan, case.lengths, cuda.trace(plan, operands_of(case, cp.asarray)))
+        assert_spans(plan, case.lengths, cuda.trace(plan, operands_of(case, cp.asarray)))
 
 
 @KERNELS

@@ -1,7 +1,5 @@
-"""Decoding at the door: everything that can be wrong with a call is found here, before anything runs.
-
-What stands on a GPU is not looked at: there, lengths and block tables are the kernels' business alone.
-"""
+"""Checks of decoding's arguments, before anything runs. Lengths and block tables on a GPU are not read: kernels clamp
+them."""
 
 from __future__ import annotations
 
@@ -39,14 +37,15 @@ def check_gpu_serves(problem: Problem) -> None:
 
 
 class DecodeCall(calls.Call):
-    """Inputs are arrays in one place, or None where left out; lengths, table and scales may be on the host while
-    the rest is on a GPU."""
+    """Inputs are arrays in one place, or None. Lengths, block table and scales may be on the host beside a GPU's
+    arrays."""
 
     name = "decode"
 
     @classmethod
     def read(cls, given: Mapping[str, Any], results: dict[str, Any], options: Options) -> DecodeCall:
-        """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
+        """The arguments as arrays. Raises TypeError or ValueError for an argument that is no array, or in another
+        place."""
         few = {x.name: given[x.name] for x in PER_HEAD if given.get(x.name) is not None}
         inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
         q = inputs["q"]
@@ -66,7 +65,7 @@ class DecodeCall(calls.Call):
         return True
 
     def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
-        """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
+        """The call with lengths, block table and scales as kernels read them, and its problem."""
         shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
         of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
         q = self.inputs["q"]
@@ -115,7 +114,7 @@ class DecodeCall(calls.Call):
 
 
 def _as_array(name: str, x: Any) -> Array:
-    """What came, as an array; None for what may be left out. Small ones may be plain numbers."""
+    """The argument as an array; None if it is optional and absent. Lengths, tables and scales may be plain numbers."""
     if x is None and name not in ("q", *CACHES):
         return None
     if name in _BIG:
@@ -130,7 +129,7 @@ def _as_array(name: str, x: Any) -> Array:
 
 
 def _may_move(x: Array, q: Array) -> bool:
-    """Small arrays on the host are copied to the GPU that the rest is on."""
+    """Whether a small host array is copied to the GPU of the other arrays."""
     return arrays.is_device_array(q) and isinstance(x, np.ndarray)
 
 

@@ -1,11 +1,11 @@
-"""Merging partial attention by its log-sum-exp: exact, in any order, for any number of parts.
+"""Merging partial attention by its log-sum-exp: exact, in any order, for any number of partial results.
 
 Over disjoint sets of keys A and B, with m = max(lse_A, lse_B) and w_X = exp(lse_X - m),
 
     out = (w_A out_A + w_B out_B) / (w_A + w_B),    lse = m + log(w_A + w_B)
 
-is attention over both: a part's exp(lse) is the sum that its out was divided by (Flash-Decoding, Dao et al.,
-2023; section 3.1 of the FlashAttention paper). A part that saw no key has lse -inf, so weight 0.
+is attention over both: exp(lse) of a partial result is the sum that its out was divided by (Flash-Decoding, Dao et al.,
+2023; section 3.1 of the FlashAttention paper). A partial result of no keys has lse -inf, so weight 0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def merge_attention_states(
     ``out = (w_a * out_a + w_b * out_b) / (w_a + w_b)``; ``lse = m + log(w_a + w_b)``. Exact but for rounding:
     computed in float32 (float64 when an input is), rounded once.
 
-    A ``sink`` is a score like those of keys and counts once: give it to one part alone; or to none, and merge it as a
-    part whose out is 0 and whose lse is the sink.
+    A ``sink`` is one more score and must count once: pass it to one of the two calls; or to neither, and merge a
+    partial result whose out is 0 and whose lse is the sink.
 
     Parameters
     ----------
@@ -49,9 +49,8 @@ def merge_attention_states(
     Returns
     -------
     out, lse
-        New arrays with shape and dtype of out_a and lse_a. Where lse is -inf in one part, the other comes
-        back as it was, whatever the first's out holds; in both, out is 0 and lse -inf. To merge more parts,
-        merge again.
+        New arrays with shape and dtype of out_a and lse_a. If one lse is -inf, the other partial result is returned
+        and the first one's out is ignored; if both are, out is 0 and lse -inf. To merge more, merge again.
 
     Raises
     ------

@@ -1,4 +1,5 @@
-"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with shares of all work."""
+"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with shares of all tiles. Measurements:
+cuda_src/decode/NOTES.md."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .splits import slot_bytes
 
-#: Blocks of a cluster on any GPU that has them.
+#: Blocks that a cluster of any GPU may have.
 MAX_CLUSTER = 8
 
 #: Keys that the copy engine brings at once.
@@ -23,17 +24,17 @@ class DecodeConfig(TileConfig):
     """Tiles of Flash-Decoding: ``block_q`` packed query rows, ``block_kv`` keys of all rings together."""
 
     row_warps: int
-    """Warps that share a ring of buffers and its keys, and split the rows."""
+    """Warps that share a ring and its keys, and split the rows."""
     fold_combine: bool
-    """The last warp to leave a part of an item merges them; else a second launch or a cluster does."""
+    """The last warp that stores its rows of a work item merges them; else a second launch or a cluster does."""
     cluster_merge: bool
-    """The splits of an item are one cluster, which merges them in its shared memory."""
+    """The splits of a work item are one cluster, which merges them in its shared memory."""
     tma_copies: bool
     """The cache is read by the copy engine."""
     whole_rows: bool
-    """In boxes of whole rows; else of 128 bytes of each."""
+    """Boxes hold whole rows; else 128 bytes of each row."""
     l2_promotion: int
-    """Of the boxes: see :class:`~cufa.kernels.base.Box`."""
+    """See :class:`~cufa.kernels.base.Box`."""
 
     @property
     def rings(self) -> int:
@@ -44,7 +45,7 @@ class DecodeConfig(TileConfig):
         return dataclasses.replace(self, fold_combine=False, cluster_merge=False)
 
     def merged_in_cluster(self) -> DecodeConfig:
-        """The same with the splits of an item as one cluster."""
+        """The same with the splits of a work item as one cluster."""
         return dataclasses.replace(self, fold_combine=False, cluster_merge=True)
 
 
@@ -54,13 +55,12 @@ def row_blocks(problem: Problem, config: TileConfig) -> int:
 
 
 def items(problem: Problem, config: TileConfig) -> int:
-    """What is split and merged: the rows of one key/value head of one sequence."""
+    """Work items: blocks of query rows of each key/value head of each sequence."""
     return problem.batch * problem.kv_heads * row_blocks(problem, config)
 
 
 def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tuple[Launch, ...]:
-    """A thread for each four columns of a row. Nothing where the last warp to leave a part merges them, or a
-    cluster does."""
+    """A thread for each four columns of a row; no launch if the last warp or a cluster merges."""
     if config.fold_combine or config.cluster_merge:
         return ()
     threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
@@ -94,18 +94,9 @@ def _decode_config(
 #: Caches up to this long are read by blocks of four warps, whose launch and merge cost less.
 _SHORT = 2048
 
-
-#: Eight warps with two stages, 131 KB on their way to each SM, not the 197 KB of three. They read faster where memory
-#: is slow: bfloat16 caches of head_dim 128, H100, 2026-11-25, in turns, cold L2, µs with three stages and with two
-#: (batch × heads × cached tokens; what is cut into splits and what into shares: cufa/plan/decode_splits.py).
-#:
-#:     64 × 32/8 × 8k     shares      715.5   709.1        1 × 64/8 × 512k    splits      712.5   703.9
-#:     64 × 32/8 × 4k     shares      367.9   364.4        8 × 32/8 × 32k     splits      369.0   362.9
-#:     32 × 32/8 × 4k     shares      194.1   193.2        8 × 64/8 × 16k     splits      190.7   191.0
-#:     16 × 32/8 × 8k     splits      190.4   188.3
-#:
-#: A stage is as large for any head_dim above 64, as boxes are of 128 bytes of a row: those are planned alike. Stages of
-#: narrow heads and of e4m3 are smaller, and those of taller tiles were not measured: they keep three.
+#: Eight warps with two stages keep 131 KB per SM in flight, three stages 197 KB: two are faster if memory is slow. A
+#: stage has the same size for all head dims from 72 to 128, because boxes hold 128 bytes of a row. Other stages keep
+#: three.
 TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
 
 
@@ -114,7 +105,7 @@ _TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
 
 
 def _by_async_copies() -> tuple[DecodeConfig, ...]:
-    """One warp per 16-row tile and a ring; where there are more rows, several warps share a ring."""
+    """One ring per warp of 16 rows; with more rows, several warps share a ring."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128),
@@ -129,11 +120,8 @@ def _by_async_copies() -> tuple[DecodeConfig, ...]:
 
 
 def _by_boxes() -> tuple[DecodeConfig, ...]:
-    """Likewise; 64 rows are half of a pair of warps' each, which halves what is read from shared memory.
-
-    Measured on an H200: asking for no more than the boxes themselves (promotion 0) reads at 98% of a plain
-    streaming read's rate, with 256 bytes promoted 92%, and cp.async at 94%; whole rows make no difference.
-    """
+    """As by cp.async, but with 64 rows each of two warps has half of them: half the reads of shared memory. Boxes have
+    no L2 promotion."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128, tma=True),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128, tma=True),
@@ -142,13 +130,13 @@ def _by_boxes() -> tuple[DecodeConfig, ...]:
         _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
-        TWO_STAGES,  # last: planned only where memory is slow
+        TWO_STAGES,  # last: planned only if memory is slow
     )
 
 
 def _configs(tma: bool, fp8: bool, balanced: bool) -> tuple[DecodeConfig, ...]:
-    """Fixed splits may be merged in clusters, which Hopper has. Over an e4m3 cache stages are half as large, and stay
-    three; shares of wide heads need more registers than a thread of tall tiles has, and have 4 warps."""
+    """Fixed splits may be merged in Hopper's clusters. Stages of an e4m3 cache are half as large: always three.
+    Shares of wide e4m3 heads need more registers than tall tiles leave a thread: they have 4 warps."""
     configs = _by_boxes() if tma else _by_async_copies()
     if fp8:
         configs = tuple(config for config in configs if config != TWO_STAGES)
@@ -217,7 +205,7 @@ class DecodeSplit(Kernel):
     def launches(
         self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """One block per split; what they leave is merged by a second kernel, unless folded in."""
+        """One block per split, and the launch that merges, if there is one."""
         num_splits = split.count if split else 2  # what is compiled does not depend on it
         grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
         cluster = num_splits if config.cluster_merge else 1
@@ -231,7 +219,7 @@ class DecodeSplit(Kernel):
         return items(problem, config) * num_splits * slot_bytes(problem, config)
 
     def counters(self, problem: Problem, config: DecodeConfig, workspace: int) -> int:
-        """One per warp of an item that comes in parts: which is the last to be there."""
+        """One per warp of a work item: the last warp that counts merges."""
         return items(problem, config) * config.num_warps if workspace else 0
 
     def boxes(self, config: DecodeConfig) -> dict[str, Box]:
@@ -242,13 +230,12 @@ class DecodeSplit(Kernel):
 
     def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
         """The first that holds all packed rows, else the first of the tallest. Four warps for short or ragged caches:
-        of several blocks per SM, one works while another begins or ends. Two stages if memory is slow.
-
-        With slow memory and more items than SMs, caches of 2,048 tokens are not short: 128 × 32/8 took 371.3 µs in
-        shares of four warps and 366.8 in splits of them, 366.7 and 358.9 with eight warps and two stages (measured as
-        for TWO_STAGES). Caches of up to 1,024 tokens were not measured so.
+        of several blocks per SM, one works while another begins or ends. Two stages if memory is slow; then, with
+        more work items than SMs, caches of 2,048 tokens are not short.
         """
-        fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say
+        fitting = tuple(
+            config for config in fitting if not config.cluster_merge
+        )  # the planner decides on clusters
         most = max(config.block_q for config in fitting)
         tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
         holding = [config for config in fitting if config.block_q == tall]
@@ -259,7 +246,7 @@ class DecodeSplit(Kernel):
         return TWO_STAGES if two_stages else holding[0]
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        """Beside those that all kernels have."""
+        """Choices of decoding alone."""
         return {
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,
@@ -281,7 +268,7 @@ class DecodeBalanced(DecodeSplit):
     def launches(
         self, problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """One block per share; parts of an item are merged by a second kernel, unless folded in."""
+        """One block per share, and the launch that merges, if there is one."""
         shares = Launch(
             "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
         )

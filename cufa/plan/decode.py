@@ -1,5 +1,5 @@
-"""Kernel, tiles and splits of a decode problem. The lengths stand on the device: only the capacity and whether
-lengths differ are known here."""
+"""Kernel, tiles and splits of a decode problem. Lengths are on the device: the plan knows only the capacity, and
+whether lengths differ."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from .decode_splits import Cut, choose_cut, longest
 from .operation import Choice, Request
 from .planner import Plan, fitting_configs
 
-#: A tile in NumPy: keys enough to amortise calls, and query rows enough that a tile of keys is read once (a
-#: second block of rows would convert it again).
+#: A tile in NumPy: enough keys to amortise calls, and enough query rows that a tile of keys is converted once.
 CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 
-#: Tiles of a split that are worth a merge on the CPU.
+#: Least tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
 
 _MAX_TILES = 2**31 - 1
 
 
 def choose(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:
-    """Fixed splits or shares of all tiles, how many, and where parts are merged."""
+    """Fixed splits or shares of all tiles, how many, and where partial results are merged."""
     reasons = [] if request.algorithm == "auto" else [f"schedule={request.algorithm!r} was asked for"]
     if request.num_splits is not None:
         reasons.append(f"num_splits={request.num_splits} was asked for")
@@ -48,7 +47,7 @@ def choose(problem: Problem, device: Device | None, serving: list[Kernel], reque
 
 
 def cpu_spec(named: list[Kernel]) -> Kernel:
-    """NumPy serves everything: there the kernel's name only says which schedule."""
+    """On the CPU the kernel's name only says which schedule: NumPy serves every problem."""
     return next((spec for spec in named if not spec.uses_copy_engine), named[0])
 
 
@@ -64,20 +63,20 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def ragged_shares(plan: Plan) -> bool:
-    """Balanced shares of two sizes, more than run at once (:class:`~cufa.schedule.decode.Shares`): SMs do
-    not read at one speed. Threads of a CPU do."""
+    """Whether shares have two sizes (:class:`~cufa.schedule.decode.Shares`), because SMs read at different speeds.
+    Threads of a CPU do not."""
     return plan.problem.lengths.ragged and plan.device is not None
 
 
 def num_records(plan: Plan) -> int:
-    """Pieces that a trace build has room for: a split of an item, or, balanced, share and item counted up."""
+    """Trace records: one per split of a work item; balanced, one per sum of share and work item."""
     assert plan.split is not None
     count = items(plan.problem, plan.config)
     return count * plan.split.count if plan.split.kind == "fixed" else count + plan.split.count
 
 
 def _check_tiles(problem: Problem, config: TileConfig) -> None:
-    """The kernels' 32-bit counters."""
+    """Tiles must fit the kernels' 32-bit counters."""
     tiles = longest(problem, config) * items(problem, config)
     if tiles > _MAX_TILES:
         raise ValueError(
@@ -90,7 +89,7 @@ def _check_tiles(problem: Problem, config: TileConfig) -> None:
 def _cut_for_gpu(
     problem: Problem, device: Device, serving: list[Kernel], request: Request
 ) -> tuple[TileConfig, Cut]:
-    """The tiles, which say where parts are merged, and the cut. Tiles that were asked for stay."""
+    """The tile config, which says where partial results are merged, and the cut. The caller's config stays."""
     schedule, num_splits = request.algorithm, request.num_splits
     if request.config is not None:
         config = request.config
@@ -108,7 +107,7 @@ def _cut_for_gpu(
 
 
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
-    """Pieces that are worth a merge in NumPy."""
+    """Splits or shares that are worth a merge in NumPy."""
     schedule, num_splits = request.algorithm, request.num_splits
     tiles, count = longest(problem, CPU_CONFIG), items(problem, CPU_CONFIG)
     if num_splits is not None:

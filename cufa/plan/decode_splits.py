@@ -1,7 +1,7 @@
-"""How a decode problem is cut for a GPU: fixed splits or shares, how many, and where parts are merged.
+"""How a decode problem is cut for a GPU: fixed splits or shares, how many, and where partial results are merged.
 
-Splits fill the GPU, and every one of them has to be merged. What is worth how much was measured on an H200,
-cold L2, 16-bit caches of head_dim 128, and for batches of more items than SMs on an H100 as well.
+More splits fill the GPU better, but each must be merged. Both were weighed on an H200 (cold L2, 16-bit caches of head
+dim 128), batches of more work items than SMs on an H100 as well: cuda_src/decode/NOTES.md.
 """
 
 from __future__ import annotations
@@ -15,40 +15,33 @@ from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from ..problem.problem import Problem
 from ..schedule.decode import WAVES, most_tiles, num_tiles, used_of
 
-#: Fixed splits are for batches that they cut into one wave as full as this.
+#: Fixed splits must fill one wave at least this far.
 FULL_WAVE = 0.9
 
-#: Items that fill waves as full as this, and have at most so many bytes of keys and values each, are read whole, one
-#: a block, where memory is slow: who is done takes the next item, while equal shares wait for the slowest SM. With two
-#: stages (bfloat16, head_dim 128, H100, 2026-11-25, in turns, cold L2), µs in shares, as whole items, and by cuDNN:
-#:
-#:     32 × 32/8 × 4k      256 items of 2 MiB in 1.94 waves    193.2   188.9   189.9
-#:     64 × 32/8 × 4k      512 items of 2 MiB in 3.88 waves    364.4   361.6   362.7
-#:     128 × 32/8 × 2k   1,024 items of 1 MiB in 7.76 waves    366.7   358.9   364.4
-#:
-#: All of them fill their waves to 97%. Items of 4 MiB stay in shares: 64 × 32/8 × 8k took 709.1, and 710.8 in four
-#: splits each (cuDNN 707.6).
+#: With slow memory, work items that fill their waves this far, and have at most this many bytes of keys and values
+#: each, are read one per block: a block that has finished is followed by the next work item, while equal shares wait
+#: for the slowest SM.
 _FULL_WAVES = 0.95
 _ITEM_BYTES = 2 << 20
 
-#: Bytes of keys and values that one block of 16 rows reads in the time by which one more part delays the
+#: Bytes of keys and values that one block of 16 rows reads in the time by which one more partial result delays the
 #: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
 _MERGE_BYTES = 20_000
 
-#: Bytes of a cache per block of a cluster, up to which half of the SMs, merging in clusters, end before all of
-#: them, merging through global memory.
+#: Bytes of a cache per block of a cluster up to which half of the SMs, merging in clusters, are faster than all SMs,
+#: merging through global memory.
 _CLUSTER_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Of one problem."""
+    """How one problem is cut."""
 
     schedule: str
     num_splits: int
     reasons: tuple[str, ...]
     in_cluster: bool = False
-    """The splits of an item are one thread block cluster."""
+    """The splits of a work item are one thread block cluster."""
 
 
 def choose_cut(
@@ -59,7 +52,7 @@ def choose_cut(
     num_splits: int | None = None,
     clusters: bool = False,
 ) -> Cut:
-    """``schedule`` and ``num_splits`` are what was asked for; ``clusters``: the kernel can merge in them."""
+    """``schedule`` and ``num_splits`` are the caller's; ``clusters``: the kernel can merge in clusters."""
     if num_splits is not None:
         schedule = "fixed" if schedule == "auto" else schedule
         fits = schedule == "fixed" and clusters and cluster_fits(problem, device, config, num_splits)
@@ -80,33 +73,33 @@ def choose_cut(
 
 
 def cluster_fits(problem: Problem, device: Device, config: TileConfig, splits: int) -> bool:
-    """All clusters of ``splits`` blocks run at once. Pairs always find room; larger ones have to lie within
-    one group of SMs (GPC), and groups differ from chip to chip: they get half of the GPU."""
+    """Whether all clusters of ``splits`` blocks are resident at once. Pairs always find room; a larger cluster must lie
+    within one GPC, and GPCs differ from chip to chip: larger clusters get half of the GPU."""
     blocks = resident(device, config)
     room = blocks if splits == 2 else blocks // 2
     return 2 <= splits <= MAX_CLUSTER and items(problem, config) * splits <= room
 
 
 def resident(device: Device, config: TileConfig) -> int:
-    """Blocks that the GPU runs at once."""
+    """Resident blocks of the whole GPU."""
     return device.num_sms * config.blocks_per_sm
 
 
 def longest(problem: Problem, config: TileConfig) -> int:
-    """Tiles that are read of a sequence as long as the cache; where lengths differ, of one whose window begins
-    and ends in the midst of a tile."""
+    """Tiles that are read of a sequence as long as the cache; if lengths differ, of one whose window begins and ends
+    within a tile."""
     count = most_tiles if problem.lengths.ragged else num_tiles
     on_gpu = config.num_warps > 0
     return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
 
 
 def _tiles(problem: Problem, config: TileConfig) -> int:
-    """Of all items, when all sequences are as long as the cache."""
+    """Tiles of all work items, if all sequences are as long as the cache."""
     return longest(problem, config) * items(problem, config)
 
 
 def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
-    """Where lengths differ, the kernel uses a wave of these at least (see ``schedule.Shares``)."""
+    """If lengths differ, the kernel uses at least one wave of these (:class:`cufa.schedule.decode.Shares`)."""
     waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
     shares = waves * min(resident(device, config), tiles)
     used = min(shares, tiles)
@@ -115,7 +108,7 @@ def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
 
 
 def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
-    """None where clusters would keep too much of the GPU idle for too long."""
+    """None if clusters would leave too much of the GPU idle."""
     tiles, rows = longest(problem, config), config.block_q // 16
     size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
     splits = used_of(tiles, min(size, tiles))
@@ -132,30 +125,30 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
 
 
 def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
-    """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
-    Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
+    """Splits of each sequence: at most one wave, about two tiles each, and the optimum of reading against merging:
+    each of n splits reads 1/n of a work item, and n are merged, so that the best n is a square root."""
     worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
     return max(1, min(_one_wave(problem, device, config), worth))
 
 
 def item_bytes(problem: Problem) -> int:
-    """Of keys and values of a full sequence that one block of rows reads."""
+    """Bytes of keys and values of a full sequence that one block of rows reads."""
     return problem.kv_bytes() // (problem.batch * problem.kv_heads)
 
 
 def merge_bytes(config: TileConfig) -> int:
-    """Bytes that a block of these rows reads in the time by which one more part delays the merge."""
+    """Bytes that a block reads in the time by which one more partial result delays the merge."""
     return _MERGE_BYTES * 16 // config.block_q
 
 
 def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
-    """Splits with which all blocks run at once."""
+    """Splits with which all blocks are resident at once."""
     tiles = longest(problem, config)
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
 
 
 def _whole_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """More items than run at once are faster read an item a block than in shares (see ``_FULL_WAVES``)."""
+    """Whether one block per work item is faster than shares (see ``_FULL_WAVES``)."""
     count, blocks = items(problem, config), resident(device, config)
     full = count / (-(-count // blocks) * blocks)
     short = item_bytes(problem) <= _ITEM_BYTES

@@ -1,10 +1,8 @@
-"""Who reads which keys: the one definition. cuda_src/decode/schedule.cuh is its device side.
+"""Which thread block reads which keys. Device side: cuda_src/decode/sequence.cuh and schedule.cuh.
 
-The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding)
-cut each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K,
-LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into shares, so that
-short sequences leave nobody idle. Either way the pieces of an item are merged in the order of their
-keys.
+Fixed splits (Flash-Decoding) cut each sequence into the same number of runs of whole tiles. The balanced schedule
+(stream-K, LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into shares, so that
+short sequences leave no SM idle. Partial results of a work item are merged in the order of their keys.
 """
 
 from __future__ import annotations
@@ -14,24 +12,22 @@ from collections.abc import Iterator, Sequence
 
 from ..problem.problem import Kept
 
-# Where queries see a window, only the end of a sequence is read: ``reach`` below says how many keys (None: all of
-# them; :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key on all the same,
-# and those that are read are cut into splits and shares. Where first keys are kept beside the window (:class:`Kept`),
-# tiles between the two are left out of the numbers: what stands behind them is numbered, and counted, as if it stood
-# where they stand.
+# Under a window only the end of a sequence is read: ``reach`` is the number of its keys (None: all keys;
+# :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key on, and the tiles that
+# are read are cut into splits or shares. If first keys are kept beside the window (:class:`Kept`), the tiles between
+# the kept keys and the window have no number.
 
 Reach = int | Kept | None
 
 
 def read_range(length: int, reach: Reach) -> tuple[int, int]:
-    """Keys (first, last + 1) that are read of a sequence of ``length`` keys, first ones that are kept aside."""
+    """Keys (first, last + 1) of the window of a sequence of ``length`` keys; kept keys are not counted."""
     window = reach.window if isinstance(reach, Kept) else reach
     return (0 if window is None else max(length - window, 0)), length
 
 
 def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int, int]:
-    """(number of the first tile, how many tiles) of a sequence. One without keys still has a tile: somebody
-    must write its zeros."""
+    """(number of the first tile, number of tiles). A sequence without keys has one tile: its zeros must be written."""
     first = read_range(length, reach)[0] // block_kv
     count = max(1, -(-length // block_kv)) - first
     if isinstance(reach, Kept):
@@ -40,13 +36,13 @@ def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int,
 
 
 def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
-    """Tiles of a sequence that are read."""
+    """Tiles that are read of a sequence."""
     return tiles_to_read(length, block_kv, reach)[1]
 
 
 def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
-    """The most that are read of any sequence of at most ``capacity`` keys: a window may begin and end in the
-    midst of a tile."""
+    """The most tiles that are read of any sequence of at most ``capacity`` keys: a window may begin and end within
+    a tile."""
     whole = num_tiles(capacity, block_kv)
     if isinstance(reach, Kept):
         return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))
@@ -67,17 +63,17 @@ def split_range(
 
 
 def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
-    """Splits that have something to merge: the first so many."""
+    """Splits that have tiles; they are the first ones."""
     return used_of(num_tiles(length, block_kv, reach), num_splits)
 
 
 def used_of(tiles: int, num_splits: int) -> int:
-    """Likewise, of a sequence of so many tiles."""
+    """Splits that have tiles, of a sequence of ``tiles`` tiles."""
     return -(-tiles // -(-tiles // num_splits))
 
 
 def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:
-    """What is read of tiles ``first`` … ``last`` - 1, as keys (first, last + 1)."""
+    """Keys (first, last + 1) that are read of tiles ``first`` … ``last`` - 1."""
     begin, end = read_range(length, reach)
     if isinstance(reach, Kept):
         left_out = num_tiles(length, block_kv) - num_tiles(length, block_kv, reach)
@@ -86,8 +82,8 @@ def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tu
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """What one share does of one item."""
+class Span:
+    """The keys of one work item that one share reads."""
 
     share: int
     batch: int
@@ -97,34 +93,34 @@ class Piece:
     last_key: int
     """One past the last."""
     starts: bool
-    """The piece begins where its item begins."""
+    """The span begins where its work item begins."""
     ends: bool
-    """The piece ends where its item ends."""
+    """The span ends where its work item ends."""
 
     @property
     def whole(self) -> bool:
-        """Nothing to merge: written straight to the output."""
+        """There is nothing to merge: the result is stored to the output."""
         return self.starts and self.ends
 
 
-#: Where lengths differ there are more shares than the GPU runs at once, for SMs do not read at one speed: who
-#: is done takes the next. The first half of the shares has 7 of 8 tiles: what is handed out last is small.
+#: If lengths differ, there are more shares than resident blocks, because SMs read at different speeds: a block that has
+#: finished is followed by the next share. The first half of the shares has 7 of 8 tiles: the last shares are short.
 _LAST_PART = 8
 
-#: Shares are fewer where the last ones would have less than about 8 tiles, but never less than the planner asks
-#: for at the least: one of WAVES of those that it wants.
+#: Fewer shares are used if the last ones would have less than about 8 tiles, but at least one WAVES-th of the shares
+#: that the planner asks for.
 _TILES_A_SHARE = 32
 WAVES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The line of all tiles, cut."""
+    """The tiles of all work items end to end, cut into shares."""
 
     total: int
     """Tiles."""
     used: int
-    """Shares that are not empty, the first so many."""
+    """Shares that have tiles; they are the first ones."""
     two_sizes: bool
 
     @classmethod
@@ -135,7 +131,7 @@ class Shares:
         return cls(total, used, ragged and used > 1 and used * _TILES_A_SHARE <= total)
 
     def start(self, share: int) -> int:
-        """First tile of a share; of the one past the last, the number of tiles."""
+        """First tile of a share; ``total`` for the share past the last one."""
         if not self.two_sizes:
             return share * self.total // self.used
         large, last_part = self.used // 2, self.total // _LAST_PART
@@ -155,12 +151,12 @@ def balanced_shares(
     ragged: bool,
     min_shares: int,
     reach: Reach = None,
-) -> Iterator[Piece]:
-    """The pieces of every share, in order. ``ragged``: lengths may differ, and there may be fewer shares, but
-    not fewer than ``min_shares`` (:class:`Shares`).
+) -> Iterator[Span]:
+    """The spans of every share, in order. ``ragged``: lengths may differ, and at least ``min_shares`` shares are
+    used (:class:`Shares`).
 
-    The line of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows
-    of a head do not fit one block), in them tiles of keys.
+    Order of the tiles: by sequence, then head, then block of query rows (more than one if the rows of a head do not
+    fit one block), then key.
     """
     tiles = [tiles_to_read(n, block_kv, reach) for n in lengths]
     total = sum(count for _, count in tiles) * kv_heads * row_blocks
@@ -180,5 +176,5 @@ def balanced_shares(
             last = min(count, inside + end - tile)
             kv_head, row_block = divmod(item, row_blocks)
             keys = _keys(lengths[batch], first + inside, first + last, block_kv, reach)
-            yield Piece(share, batch, kv_head, row_block, *keys, inside == 0, last == count)
+            yield Span(share, batch, kv_head, row_block, *keys, inside == 0, last == count)
             tile += last - inside

@@ -104,17 +104,17 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
 
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
-    """All tiles end to end in shares, one per thread block, which works through its pieces in turns."""
+    """All tiles end to end in shares, one per thread block, which works through its spans in turns."""
     keys = batch.config.block_kv
-    pieces = list(
+    spans = list(
         balanced_shares(
             batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks,
             ragged=batch.ragged, min_shares=batch.least, reach=batch.reach,
         )
     )  # fmt: skip
-    tiles = [max(1, _tiles(p.first_key, p.last_key, keys)) for p in pieces]
-    columns = ([KEYS] * len(pieces), [p.kv_head for p in pieces], [p.batch for p in pieces], tiles)
-    return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in pieces]))
+    tiles = [max(1, _tiles(p.first_key, p.last_key, keys)) for p in spans]
+    columns = ([KEYS] * len(spans), [p.kv_head for p in spans], [p.batch for p in spans], tiles)
+    return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in spans]))
 
 
 def _tiles(first: int, last: int, keys: int) -> int:
@@ -123,12 +123,12 @@ def _tiles(first: int, last: int, keys: int) -> int:
 
 
 def timeline(batch: Batch, blocks: Blocks) -> Timeline:
-    """List scheduling of thread blocks; one that has several pieces works through them in order."""
+    """List scheduling of thread blocks; one that has several spans works through them in order."""
     num_sms, per_sm = batch.device.num_sms, batch.config.blocks_per_sm
     if blocks.thread_block is None:
         return predict(blocks, num_sms, per_sm, batch.overhead)
     lengths = blocks.tiles + batch.overhead
-    share, first = np.unique(blocks.thread_block, return_index=True)  # pieces stand in order of shares
+    share, first = np.unique(blocks.thread_block, return_index=True)  # spans stand in order of shares
     ends = np.cumsum(lengths)
     before = ends[first] - lengths[first]
     spent = np.diff(before, append=ends[-1])

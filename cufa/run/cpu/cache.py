@@ -1,4 +1,4 @@
-"""Keys and values of a cache, contiguous or in pages, tile by tile in the dtype that is computed in."""
+"""Keys and values of a cache, contiguous or in pages, tile by tile in the compute dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CacheTiles:
         self._scratch = np.empty(0, dtype)
 
     def load(self, start: int, stop: int) -> Array:
-        """(heads, stop - start, head_dim). Reads no slot or page entry past ``stop`` into the tile."""
+        """(heads, stop - start, head_dim). Reads no slot and no entry of the block table past ``stop``."""
         if self._pages is None:
             return self._widened(self._cache[self._batch, self._heads, start:stop])
         size = self._cache.shape[2]
@@ -36,7 +36,7 @@ class CacheTiles:
         return self._widened(pages).reshape(heads, count * size, head_dim)[:, slots]
 
     def _widened(self, x: Array) -> Array:
-        """x in the compute dtype; itself when it is so already and BLAS can step over it."""
+        """x in the compute dtype; x itself if it has that dtype and strides that BLAS takes."""
         if (
             x.dtype == self._dtype
             and x.ndim == 3
@@ -52,14 +52,13 @@ class CacheTiles:
 
 
 _SHIFTS = {"float16": (13, 2.0**112, 65504.0), "uint8": (20, 2.0**120, 448.0)}
-"""Places by which the bits of float16 and e4m3 are moved to lie as those of float32 do, the factor that
-then puts the exponent right (subnormal numbers too), and the largest number: what comes out larger was inf
-or NaN."""
+"""float16 and e4m3 to float32: the shift that aligns the bits, the factor that corrects the exponent (of subnormal
+numbers too), and the largest finite number: a larger result was inf or NaN."""
 
 
 def widen(x: Array, wide: Array) -> None:
-    """Convert. By shifts and a product, float16 takes a fifth of the time of NumPy's own conversion and
-    e4m3 an eighth; that of bfloat16 is fast."""
+    """Convert. Shifts and a product take a fifth (float16) or an eighth (e4m3) of the time of NumPy's conversion,
+    which is fast for bfloat16."""
     if str(x.dtype) in _SHIFTS and wide.dtype == np.float32:
         shift, factor, largest = _SHIFTS[str(x.dtype)]
         bits = wide.view(np.int32)

@@ -1,9 +1,9 @@
 """Decoding in NumPy: the splits of :mod:`cufa.schedule.decode`, tile by tile, then their merge.
 
-A split is computed for a stack of key/value heads, Q (heads, rows, head_dim) with all query heads and
-tokens of a key/value head in its rows, so that a tile of keys and values is read and widened once. Nothing
-but the tile at hand is ever copied. Stacks and splits run side by side on threads; each result comes of the
-same operations in the same order however many threads there are.
+A split is computed for a stack of key/value heads: Q is (heads, rows, head_dim) with all query heads and tokens of a
+key/value head in its rows, so that a tile of keys and values is read and widened once. Only the current tile is copied.
+Stacks and splits run in parallel on threads; a result has the same operations in the same order for any number of
+threads.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Array = npt.NDArray[Any]
 _MIN_STACKS = 8
 """Heads share a stack only while this many stacks remain to run in parallel."""
 _STACK_ELEMENTS = 1 << 18
-"""Elements of a stack's tile of keys: with as many values, 2 MiB in float32."""
+"""Elements of a stack's tile of keys; with its values 2 MiB in float32."""
 _SERIAL_ELEMENTS = 1 << 20
-"""Keys and values too few to be worth starting threads for."""
+"""Fewer keys and values are not worth starting threads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Work:
 
     @property
     def item(self) -> tuple[int, int, int]:
-        """What the splits that are merged with each other have in common."""
+        """The work item; splits of the same one are merged."""
         return self.batch, self.heads.start, self.rows.start
 
 
 def run(
     plan: Plan, operands: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
 ) -> None:
-    """Execute a plan made for the CPU: append what is new to the caches, write ``operands["out"]`` and ``lse``.
+    """Execute a plan made for the CPU: append new tokens to the caches, write ``operands["out"]`` and ``lse``.
 
-    Lengths and block table are trusted: :mod:`cufa.calls.decode_checks` has seen them. ``observer`` is told of every
-    tile, from one thread. ``num_threads`` defaults to what NumPy's BLAS would use.
+    :mod:`cufa.calls.decode_checks` has checked lengths and block table. ``observer`` is called for every tile, from one
+    thread. ``num_threads`` defaults to what NumPy's BLAS would use.
     """
     problem = plan.problem
     if problem.cache.new_tokens:
@@ -90,7 +90,7 @@ def run(
 
 
 def valid_keys(plan: Plan, operands: Arrays) -> list[int]:
-    """Of each sequence, those that are appended included."""
+    """Keys of each sequence, appended ones included."""
     problem = plan.problem
     if operands["cache_seqlens"] is None:
         return [problem.seqlen_k] * problem.batch
@@ -138,22 +138,22 @@ def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     stack = _heads_of_stack(plan, len(lengths))
     whole: Work | None = None  # heads that are not cut wait here for their neighbours
     assert plan.split is not None
-    for piece in balanced_shares(
+    for span in balanced_shares(
         lengths, problem.kv_heads, plan.split.count, config.block_kv, row_blocks(problem, config),
         ragged=ragged_shares(plan), min_shares=plan.split.least, reach=problem.reach,
     ):  # fmt: skip
-        first_row = piece.row_block * config.block_q
+        first_row = span.row_block * config.block_q
         rows = slice(first_row, min(first_row + config.block_q, problem.rows))
-        h = piece.kv_head
-        work = Work(piece.batch, slice(h, h + 1), rows, piece.first_key, piece.last_key)
+        h = span.kv_head
+        work = Work(span.batch, slice(h, h + 1), rows, span.first_key, span.last_key)
         if whole is not None:
             same = dataclasses.replace(work, heads=whole.heads) == whole
-            if piece.whole and same and h == whole.heads.stop and h - whole.heads.start < stack:
+            if span.whole and same and h == whole.heads.stop and h - whole.heads.start < stack:
                 whole = dataclasses.replace(whole, heads=slice(whole.heads.start, h + 1))
                 continue
             yield whole
             whole = None
-        if piece.whole:
+        if span.whole:
             whole = work
         else:
             yield work
@@ -214,7 +214,7 @@ def _tell(
     before: tuple[Array, Array, Array],
     after: tuple[Array, Array, Array, Array, Array],
 ) -> None:
-    """Of one tile, head by head: S, m and l before it; P, m, l, alpha and O after it."""
+    """Calls the observer for each head of a tile: S, m and l before it; P, m, l, alpha and O after it."""
     place = work.rows.start // config.block_q, start // config.block_kv
     for n, head in enumerate(range(work.heads.start, work.heads.stop)):
         S, m, l = (x[n].copy() for x in before)
@@ -224,7 +224,7 @@ def _tell(
 
 
 def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
-    """scale · Q, times the keys' own scale, (heads, rows, head_dim): scaling Q costs less than scaling S."""
+    """scale · k_scale · Q, (heads, rows, head_dim): scaling Q costs less than scaling S."""
     problem = plan.problem
     grouped = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
     Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
@@ -234,7 +234,7 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
 
 
 def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.NDArray[np.bool_] | None:
-    """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None where it sees all of them."""
+    """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
     mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
     if isinstance(mask, Band):
         first, last = mask.edges(tokens, length)
@@ -244,7 +244,7 @@ def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.N
 
 
 def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Array:
-    """ALiBi's, (heads, rows, keys)."""
+    """ALiBi's penalty, (heads, rows, keys)."""
     problem, slopes = plan.problem, operands["alibi_slopes"]
     of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
     shift = problem.mask.shift(problem.seqlen_q, length)
@@ -254,7 +254,7 @@ def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, le
 
 
 def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
-    """Numbers of query heads as (heads, rows)."""
+    """One number per query head, expanded to (heads, rows)."""
     problem = plan.problem
     member = np.arange(work.rows.start, work.rows.stop) // problem.seqlen_q
     found: Array = of_heads.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
@@ -262,13 +262,12 @@ def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
 
 
 def _token(plan: Plan, work: Work) -> Array:
-    """Which of its sequence's query tokens each row is."""
+    """The query token of each row."""
     return np.arange(work.rows.start, work.rows.stop) % plan.problem.seqlen_q
 
 
 def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array:
-    """P V over the keys that a row sees: a value that it does not see plays no part even if it is inf or NaN,
-    but 0 · inf is NaN."""
+    """P V over the keys that a row sees. Hidden values are left out, because 0 · inf is NaN."""
     if hidden is None or np.isfinite(V).all():
         return P @ V
     rows = [P[:, r : r + 1, ~unseen] @ V[:, ~unseen] for r, unseen in enumerate(hidden)]
@@ -285,7 +284,7 @@ def _merged(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> None:
-    """Rows are unpacked into query heads and tokens. The sink joins all keys together, once."""
+    """Unpacks rows into query heads and tokens. The sink joins once, after the merge."""
     problem = plan.problem
     if problem.sink:
         O, lse = _with_sink(O, lse, _of_rows(plan, operands["sink"], work))
@@ -299,7 +298,7 @@ def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> No
 
 
 def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
-    """As a part that is merged: its own O is 0."""
+    """Merges the sink as a partial result whose O is 0."""
     with np.errstate(all="ignore"):
         m, l = with_sink(lse, np.ones_like(lse), sink)
         shift = np.where(np.isneginf(m), 0, m)

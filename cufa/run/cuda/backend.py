@@ -264,7 +264,7 @@ def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
 
 def trace(plan: Plan, given: Arrays) -> np.ndarray:
     """Run the trace build once: one :data:`~cufa.kernels.params.TRACE_RECORD` per work item, sorted by batch, head
-    and query block (decode: number of the piece). Arrays are CuPy's, by operand name. Synchronises."""
+    and query block (decode: number of the span). Arrays are CuPy's, by operand name. Synchronises."""
     device_id = given["q"].data.device_id
     binding = Binding(prepare(plan, device_id, trace=True), given)
     records = cupy.zeros(plan.operation.num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)

@@ -41,7 +41,7 @@ class Emulation:
     records: npt.NDArray[Any]
     """One :data:`~cufa.kernels.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
     block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
-    and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
+    and key/value head. Decode: per span, head being that of key/value head and block of rows, q_block the span's
     number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
