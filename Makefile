@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck size wheel mutants clean print-python
+.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence stamp readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck size wheel mutants clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,22 +79,25 @@ bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)
 
 bench-promises: $(DEV)  ## the bounds on time that the package is held to, on a machine that does nothing else
-	$(PY) -m cufa.measure.promises
+	$(PY) -m tests.evidence.promises
 
 gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
-	$(CUFA) evidence tests $(ARGS)
+	$(PY) -m tests.evidence tests $(ARGS)
 
 emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
 	$(PYTEST) tests/test_emulate_*.py $(ARGS)
 
-gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/ (ARGS=--renew: only what is stale)
-	$(CUFA) evidence $(ARGS)
+gpu-evidence: $(DEV)  ## GPU tests, and benchmarks that are missing or stale, into cufa/records/ (ARGS=--all: all of them)
+	$(PY) -m tests.evidence record $(ARGS)
 
 bench-pages: $(DEV)  ## how long the dashboard makes people wait, in a real Chromium; recorded under cufa/records/pages
 	$(PY) tests/bench_pages.py $(ARGS)
 
+stamp: $(DEV)  ## compile the builds of recorded measurements: which give the same machine code? (ARGS=--check: only tell)
+	$(PY) -m tests.evidence stamp $(ARGS)
+
 readme: $(BASE)  ## write the recorded tables into README.md
-	$(CUFA) evidence readme README.md
+	$(PY) -m tests.evidence readme README.md
 
 sanitize: $(DEV)  ## compute-sanitizer's tools over every kernel (needs a GPU and the CUDA toolkit)
 	$(PY) tests/sanitize.py $(ARGS)

@@ -33,11 +33,6 @@ _COMMANDS = {
         "See what each warp of a kernel waits for, multiplies and stores.",
     ),
     "dashboard": ("dashboard", "dashboard_command", "See where the time goes, in a browser on this machine."),
-    "evidence": (
-        "evidence",
-        "evidence_command",
-        "Record GPU tests and benchmarks, or show what was recorded.",
-    ),
 }
 
 

@@ -115,7 +115,7 @@ def own_evidence() -> list[Evidence]:
 
 
 def all_measurements(*, listed: bool = False) -> list[Measurement]:
-    """Own runs, then recorded evidence; what is damaged is left out, which the page says. ``listed``: this page
+    """Own runs, then recorded measurements; what is damaged is left out, which the page says. ``listed``: this page
     lists damaged runs itself."""
     looked = _looked_through()
     found = [m for _, rows in looked for m in rows]
@@ -129,5 +129,5 @@ def all_measurements(*, listed: bool = False) -> list[Measurement]:
     try:
         found += evidence.measurements()
     except ValueError as error:
-        st.error(f"Recorded evidence cannot be read: {error}", icon=":material/broken_image:")
+        st.error(f"Recorded measurements cannot be read: {error}", icon=":material/broken_image:")
     return found

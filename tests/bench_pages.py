@@ -28,7 +28,7 @@ from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, Visit, address_of, se
 from dashboard_page_support import PAGES
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from cufa.measure import records
+from cufa.measure import cards, machine
 from cufa.plan.tuning import write_json
 
 GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
@@ -147,7 +147,7 @@ def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
         print(f"{name:30} first {taken[0]:.2f} s, then {statistics.median(taken[1:] or taken):.2f} s")
     return {
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": records.environment(None)["device"],
+        "machine": machine.environment(None)["device"],
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
@@ -177,7 +177,7 @@ def main() -> int:
     found = measure(options.pages, options.visits, options.repeats)
     out = options.out
     if out is None and set(options.pages) == set(PAGES):
-        out = records.RECORDS_DIR / "pages" / "chromium.json"
+        out = cards.RECORDS_DIR / "pages" / "chromium.json"
     if out is not None:
         write_json(out, found)
     print(json.dumps({k: found[k] for k in ("machine", "cores", "load_before", "load_after")}), out or "")

@@ -149,7 +149,9 @@ _ONE_PROCESS = (
     "test_emulate_builds",
     "test_machine_code",
     "test_packaging",
-    "test_record",
+    "test_evidence",
+    "test_measured",
+    "test_recorder",
     "test_variants",
 )
 

@@ -21,7 +21,7 @@ from streamlit.testing.v1 import AppTest
 from cufa.build import listing, sass
 from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, gpu, listed
-from cufa.measure import inside, records, traces
+from cufa.measure import cards, inside, traces
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
 with contextlib.suppress(
@@ -58,7 +58,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
     monkeypatch.setenv("CUFA_CACHE_DIR", str(own_cache(tmp_path / "cache")))
     monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
+    monkeypatch.setattr(cards, "RECORDS_DIR", tmp_path / "records")
     monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
     monkeypatch.setattr(inside, "INSIDE_DIR", tmp_path / "records" / "inside")
     monkeypatch.setattr(gpu, "gpu_count", lambda: 0)

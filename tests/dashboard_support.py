@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from card_support import lines_of
 
 from cufa import masks
 from cufa.cache import cache_dir
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS
 from cufa.kernels.params import TRACE_RECORD
-from cufa.measure import records, traces
+from cufa.measure import measured, traces
 from cufa.measure.cases import READ, Case, Contender, Work
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.limits import Limits
@@ -80,8 +80,8 @@ def schedules() -> list[Schedule]:
 
 
 def write_evidence(directory: Path, *suites: str, with_loads: bool = True) -> Path:
-    """An evidence file with rows for every kernel of some suites, and of decoding in both regimes."""
-    file = directory / "made-up-gpu.json"
+    """A card's file with rows for every kernel of some suites, and of decoding in both regimes."""
+    file = directory / "made-up-gpu.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
     file.write_text(_evidence(suites or ("forward", "versions"), with_loads))
     return file
@@ -89,21 +89,20 @@ def write_evidence(directory: Path, *suites: str, with_loads: bool = True) -> Pa
 
 @functools.cache
 def _evidence(suites: tuple[str, ...], with_loads: bool) -> str:
-    found: dict[str, Any] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for name in dict.fromkeys([*suites, "decode"]):
         rows = [row for case in SUITES[name].cases(DEVICE) for row in case_records(case)]
         if with_loads and name in ("forward", "decode"):
             rows += [
                 row for case in SUITES[name].cases(DEVICE) for row in case_records(case, Regime.SUSTAINED)
             ]
-        found[name] = {"title": SUITES[name].title, "rows": rows, "skipped": []}
-    kernels = {name: {"digest": records.digest(spec)} for name, spec in KERNELS.items()}
-    record = {"schema": records.SCHEMA, "environment": ENVIRONMENT, "limits": dataclasses.asdict(LIMITS)}
-    return json.dumps({**record, "kernels": kernels, "suites": found})
+        found[name] = rows
+    lines = lines_of(found, ENVIRONMENT, dataclasses.asdict(LIMITS))
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str, Any]]:
-    """As :func:`cufa.measure.records.row_record` makes them, of contenders that run on the made-up GPU."""
+    """As :func:`cufa.measure.measured.row_json` makes them, of contenders that run on the made-up GPU."""
     rows = []
     for place, contender in enumerate(case.contenders):
         problem = case.problem_of(contender)
@@ -133,7 +132,7 @@ def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str,
             case.name, contender.label, problem, timing, error, plan, floor, bound, work, case.lengths,
             load=load, **derived,
         )  # fmt: skip
-        rows.append(records.row_record(row))
+        rows.append(measured.row_json(row))
     return rows
 
 
@@ -180,7 +179,7 @@ def make_trace(plan: Plan, **changes: Any) -> traces.Trace:
     """A trace of a plan; ``changes`` overwrite fields."""
     trace = traces.Trace(
         plan.spec.name,
-        records.digest(plan.spec),
+        measured.digest(plan.spec),
         plan.problem,
         plan.config,
         DEVICE.num_sms,

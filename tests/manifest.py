@@ -7,19 +7,15 @@ A step that only moves or renames code leaves every digest as it is. The file go
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 import json
 import os
-import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from elftools.elf.elffile import ELFFile
+from cufa.build.code_digest import code_digest
 
 MANIFEST = Path(__file__).with_name("manifest.json")
-_CODE = re.compile(r"\.text\.|\.nv\.constant[1-35-9]|\.rodata")
 
 
 def main() -> int:
@@ -70,12 +66,7 @@ def _digest(variant) -> str:
         report = static_compile.static_compile(variant.source, variant.constants, variant.arch)
     except static_compile.CompileError as error:
         return f"does not compile: {error.summary}"
-    digest = hashlib.sha256()
-    for section in ELFFile(io.BytesIO(report.cubin)).iter_sections():
-        if _CODE.match(section.name):
-            digest.update(section.name.encode() + section.data())
-    registers = [(e.name, e.registers, e.static_shared_bytes) for e in report.entries]
-    return hashlib.sha256(digest.digest() + repr(registers).encode()).hexdigest()[:16]
+    return code_digest(report)
 
 
 def _nvrtc() -> str:

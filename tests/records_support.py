@@ -1,4 +1,4 @@
-"""What tests of records share: rows measured on the CPU, rows made up, and a record of them."""
+"""What tests of measurements share: rows measured on the CPU, rows made up, and a card of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import copy
 import functools
 import json
 
+from card_support import lines_of
+
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.measure import records
+from cufa.measure import cards, measured
+from cufa.measure.cards import of_lines
 from cufa.measure.cases import READ, Case, Work, contenders, one_item_a_block
 from cufa.measure.limits import Limits
 from cufa.measure.regimes import Regime
@@ -20,12 +23,12 @@ from cufa.plan.planner import make_plan
 FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
 H200 = Device.typical("sm_90")
 #: What is shipped. Parsing it takes a tenth of a second, so it is done once per process; nobody changes it.
-SHIPPED = records.load_all()
+SHIPPED = cards.load_all()
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
 
 @functools.cache
-def versions_suite():
+def _versions():
     """Every version of the algorithm on two shapes, measured here, on the CPU."""
     rows = []
     for seqlen in (600, 1100):
@@ -34,42 +37,46 @@ def versions_suite():
         got, skipped = run_case(case, None, LIMITS, seconds=0.05)
         assert not skipped
         rows += got
-    return {"title": "versions", "rows": [records.row_record(row) for row in rows], "skipped": []}
+    return [measured.row_json(row) for row in rows]
 
 
-def made_up_record():
-    """Evidence as a GPU run would leave it, with rows from the CPU."""
-    kernels = {
-        name: {
-            "source": spec.source,
-            "digest": records.digest(spec),
-            "tests_passed": 5,
-            **({"compile_seconds": 3.0} if name in FORWARD else {}),
-        }
-        for name, spec in KERNELS.items()
+def versions_rows():
+    return copy.deepcopy(_versions())
+
+
+ENVIRONMENT = {
+    "device": "Test GPU",
+    "arch": "sm_90",
+    "recorded": "2026-01-02T03:04:05+00:00",
+    "nvrtc": "13.0",
+    "versions": {},
+}
+CEILINGS = {"copy_bytes": 4e12, "flops": {"float16": 6e14}, "exponentials": 4e12}
+
+
+def made_up_card(suites=None, environment=ENVIRONMENT, ceilings=CEILINGS, **tests):
+    """A card as a GPU run would leave it, with rows from the CPU, or with the rows given by suite."""
+    if suites is None:
+        rows = versions_rows()
+        # The CPU plans every algorithm under one kernel; a GPU has a row of each.
+        suites = {"versions": rows, "quick": [{**rows[0], "label": name, "kernel": name} for name in FORWARD]}
+    passed = {
+        "passed": 9,
+        "failed": 0,
+        "skipped": 1,
+        "failures": [],
+        "passed_by_kernel": dict.fromkeys(KERNELS, 5),
     }
-    # The CPU plans every algorithm under one kernel; a GPU record has a row of each.
-    rows = copy.deepcopy(versions_suite()["rows"])
-    extra = [{**rows[0], "label": name, "kernel": name} for name in FORWARD]
-    return {
-        "schema": records.SCHEMA,
-        "environment": {
-            "device": "Test GPU",
-            "arch": "sm_90",
-            "recorded": "2026-01-02T03:04:05+00:00",
-            "nvrtc": "13.0",
-            "versions": {},
+    others = [
+        {"what": "tests", **passed, **tests},
+        {
+            "what": "host",
+            "calls": [{"call": "f(x)", "p10_us": 1.0, "p50_us": 2.0, "p90_us": 3.0}],
+            "first_result": {"cold": 6.0, "warm": 1.5},
         },
-        "limits": {"copy_bytes": 4e12, "flops": {"float16": 6e14}, "exponentials": 4e12},
-        "kernels": kernels,
-        "tests": {"passed": 9, "failed": 0, "skipped": 1, "failures": []},
-        "suites": {
-            "versions": {**versions_suite(), "rows": rows},
-            "all": {"title": "all", "rows": extra, "skipped": []},
-        },
-        "first_result_seconds": {"cold": 6.0, "warm": 1.5},
-        "host_calls": [{"call": "f(x)", "p10_us": 1.0, "p50_us": 2.0, "p90_us": 3.0}],
-    }
+        *({"what": "compile", "kernel": name, "seconds": 3.0, "of": "tiles"} for name in FORWARD),
+    ]
+    return of_lines("test-gpu", lines_of(suites, environment, ceilings, *others))
 
 
 def as_json(record):
@@ -94,5 +101,5 @@ def measured_row(label, problem, seconds, plan=None, case="", load=None, lengths
     return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths, load=load)
 
 
-def section(rows, title="a suite"):
-    return {"title": title, "rows": [as_json(records.row_record(row)) for row in rows], "skipped": []}
+def rows_json(rows):
+    return [as_json(measured.row_json(row)) for row in rows]

@@ -8,13 +8,15 @@ import itertools
 
 import pytest
 from backward_support import make_case
-from records_support import as_json, made_up_record, measured_row
+from evidence import report
+from evidence.parts import PARTS, Part
+from records_support import made_up_card, measured_row, rows_json
 from sampling import of_today
 from test_emulate_backward import check
 
 from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 from cufa.gpu.architectures import Device
-from cufa.measure import evidence_parts, records, report, suites
+from cufa.measure import suites
 from cufa.measure.backward_cases import of_forward
 from cufa.measure.ladder import is_step, ladder, variations
 from cufa.plan.planner import make_plan
@@ -118,12 +120,12 @@ def test_the_suite_is_hoppers():
     cases = list(suite.cases(H200))
     assert {case.problem.head_dim for case in cases} == {64, 128, 256}
     assert {case.problem.mask_kind for case in cases} == {"full", "causal"}
-    assert evidence_parts.Part("backward-ladder") in evidence_parts.EVIDENCE
+    assert Part("backward-ladder") in PARTS
 
 
 @pytest.fixture
 def lines():
-    """The table of a record: each step takes half of the time of the one before, each variation a tenth more than the
+    """The table of a card: each step takes half of the time of the one before, each variation a tenth more than the
     last step, at d64 and d128."""
     rows = []
     for head_dim in (64, 128):
@@ -135,10 +137,7 @@ def lines():
             took = seconds if step else 1.1 * seconds
             ran = contender.plan(plan.problem, H200)
             rows.append(measured_row(contender.label, ran.problem, took, ran))
-    record = made_up_record()
-    rows = [as_json(records.row_record(row)) for row in rows]
-    record["suites"] = {"backward-ladder": {"title": "ladder", "rows": rows, "skipped": []}}
-    return report.markdown({"test-gpu": record}).splitlines()
+    return report.markdown({"x": made_up_card({"backward-ladder": rows_json(rows)})}).splitlines()
 
 
 def test_the_table_compares_each_step_with_the_one_before_and_variations_with_the_last(lines):

@@ -18,8 +18,6 @@ from cufa.measure.backward_cases import of_forward
 from cufa.measure.cases import one_item_a_block
 from cufa.measure.ladder import ladder
 from cufa.measure.limits import Limits
-from cufa.measure.recorded import rows_of
-from cufa.measure.renewal import device_of
 from cufa.plan.planner import make_plan
 from cufa.schedule.order import ITEM_COST
 
@@ -196,9 +194,9 @@ class TestPredictions:
     @pytest.mark.parametrize("name", SHIPPED)
     def test_recorded_times_are_predicted(self, name):
         """Nothing in the prediction was fitted to them."""
-        record = SHIPPED[name]
-        limits = Limits(**record["limits"])
-        found = predictions.errors(rows_of(record), device_of(record), limits)
+        card = SHIPPED[name]
+        limits = card.limits
+        found = predictions.errors(card.rows, card.device, limits)
         assert found.keys() >= {"fa3_forward"}
         assert found.keys() >= {"fa2_forward", "fa2_noskip", "fa2_backward"} or not limits.mma_flops
         for kernel, error in found.items():
@@ -214,7 +212,7 @@ class TestPredictions:
         assert predictions.left_out(make_plan(suites.make(4, 8, 4096, 256, "bfloat16", False), unknown)) == ""
 
     def test_a_row_without_a_derivation_is_not_predicted(self):
-        rows = rows_of(next(iter(SHIPPED.values())))
+        rows = next(iter(SHIPPED.values())).rows
         told = {predictions.predicted(row, H200, LIMITS) for row in rows if "config" not in row.json}
         assert told == {None}
         assert predictions.in_words({}) == ""

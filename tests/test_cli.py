@@ -182,7 +182,7 @@ def test_bench_default_suite_prints_a_table_a_problem(run):
 @needs_no_gpu
 @pytest.mark.parametrize(
     "command",
-    [("bench", "--device", "cuda"), ("tune", "backward"), ("evidence",), ("demo", "--device", "cuda")],
+    [("bench", "--device", "cuda"), ("tune", "backward"), ("demo", "--device", "cuda")],
 )
 def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
     result = run(*command)

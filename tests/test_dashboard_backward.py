@@ -30,7 +30,7 @@ from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.many import machine_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
-from cufa.measure import records, traces
+from cufa.measure import cards, traces
 from cufa.measure.backward_cases import of_forward
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
@@ -204,14 +204,14 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 # --- Other pages --------------------------------------------------------------------------------------------
 
 
-SHIPPED = records.RECORDS_DIR, traces.TRACES_DIR
+SHIPPED = cards.RECORDS_DIR, traces.TRACES_DIR
 RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
 
 
 @pytest.fixture
 def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the records of the package, which other tests leave aside."""
-    monkeypatch.setattr(records, "RECORDS_DIR", SHIPPED[0])
+    monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED[0])
     monkeypatch.setattr(traces, "TRACES_DIR", SHIPPED[1])
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import edit
 from dashboard_measured_support import measured, measured_once, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_support import DEVICE, write_evidence
@@ -19,7 +21,7 @@ from cufa.dashboard.model import published
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.store import Store
-from cufa.measure import records
+from cufa.measure import cards
 
 
 def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
@@ -36,7 +38,7 @@ def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
 
 def test_what_ships_opens_with_the_curve_that_most_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """And few queries over many keys are curves of their own, a number of queries each."""
-    monkeypatch.setattr(records, "RECORDS_DIR", Path(records.__file__).parents[1] / "records")
+    monkeypatch.setattr(cards, "RECORDS_DIR", Path(cards.__file__).parents[1] / "records")
     shapes = open_page("compare").selectbox(key="compare.shapes")
     assert shapes.value == "Forward: head dim 128, 16 heads, bfloat16, causal"
     assert "Forward: head dim 128, 32/8 heads, 16 queries, bfloat16, causal" in shapes.options
@@ -115,10 +117,7 @@ def test_only_float32_is_set_against_a_published_float32(
     monkeypatch.setenv("CUFA_RUNS_DIR", str(elsewhere / "none"))
     file = write_evidence(elsewhere / "records", "forward", "versions")
     assert "In float32 at 4,096 keys: " in words(open_page("compare"))
-    record = json.loads(file.read_text())
-    rows = record["suites"]["versions"]["rows"]
-    record["suites"]["versions"]["rows"] = [x for x in rows if x.get("kernel") != "fa1_forward_f32"]
-    file.write_text(json.dumps(record))
+    edit(file, lambda line: None if line.get("kernel") == "fa1_forward_f32" else line)
     said = words(open_page("compare"))
     assert "Only float16 is timed on Made-up GPU; the published table is float32 on an A10G" in said
     assert "× from FA1 to FA2 on" not in said
@@ -127,9 +126,13 @@ def test_only_float32_is_set_against_a_published_float32(
 def test_known_results_are_those_of_the_chosen_machine(elsewhere: Path) -> None:
     """Though another one was measured later."""
     file = write_evidence(elsewhere / "records", "forward", "versions")
-    record = json.loads(file.read_text())
-    record["environment"] |= {"device": "Another GPU", "recorded": "2026-02-02T03:04:05+00:00"}
-    file.with_name("another.json").write_text(json.dumps(record))
+    another = Path(shutil.copy(file, file.with_name("another.jsonl")))
+    later = {"device": "Another GPU", "recorded": "2026-02-02T03:04:05+00:00"}
+    edit(another, lambda line: {**line, **({} if line.get("what") == "problem" else later)})
+    edit(
+        another,
+        lambda line: {n: x for n, x in line.items() if n != "device" or line.get("what") == "session"},
+    )
     for name in ("Made-up GPU", "Another GPU"):
         said = words(open_page("compare", machine=f"recorded:{name}"))
         assert f"× from FA1 to FA2 on {name}" in said

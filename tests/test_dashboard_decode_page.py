@@ -6,12 +6,14 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import edit, edit_rows, lines_of, write_lines
 from dashboard_page_support import (  # noqa: F401 - fixtures among them
     PAGES,
     Open,
@@ -23,7 +25,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
     without_compiler,
     words,
 )
-from dashboard_support import DEVICE, case_records, write_evidence
+from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard.model import devices, gpu
@@ -31,12 +33,13 @@ from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.gpu.architectures import Device
-from cufa.measure import records
+from cufa.measure import cards
+from cufa.measure.cards import read_lines
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.suites import SUITES
 from cufa.plan.planner import make_plan
 
-RECORDED = records.RECORDS_DIR
+RECORDED = cards.RECORDS_DIR
 
 
 def test_decode_follows_the_planner() -> None:
@@ -88,20 +91,15 @@ def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -
     link = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "cached": p.seqlen_k, "card": "90"}
     link = {name: str(value) for name, value in link.items()}
     file = write_evidence(elsewhere / "records", "splits", with_loads=False)
-    record = json.loads(file.read_text())
-    record["environment"]["device"] = "NVIDIA H200"
-    rows = record["suites"]["splits"]["rows"]
-    for row in rows:
-        row["p50_ns"] *= 2
-    h200 = file.with_name("nvidia-h200.json")
-    h200.write_text(json.dumps(record))
+    h200 = Path(shutil.copy(file, file.with_name("nvidia-h200.jsonl")))
+    edit(h200, lambda line: {**line, "device": "NVIDIA H200"} if line.get("what") == "session" else line)
+    edit_rows(h200, lambda row: row.update(p50_ns=2 * row["p50_ns"]))
+    rows = [row for row in read_lines(h200) if row.get("suite") == "splits"]
     app = open_page("decode", **link)
     asked = [row for row in rows if row["case"] == case.name and row.get("split", {}).get("kind") == "fixed"]
     assert drawn_as_measured(app) == {x["split"]["count"]: x["p50_ns"] / 1e3 for x in reversed(asked)}
     assert re.search(r"This very problem: .*NVIDIA H200, 2026-01-02", words(app))
-    for section in record["suites"].values():
-        section["rows"] = [row for row in section["rows"] if row["problem"] != asked[0]["problem"]]
-    h200.write_text(json.dumps(record))
+    edit(h200, lambda line: None if line.get("problem") == asked[0]["problem"] else line)
     app = open_page("decode", **link)
     assert drawn_as_measured(app) == {}
     assert re.search(r"This very problem: .*Made-up GPU, 2026-01-02", words(app))
@@ -121,7 +119,7 @@ def drawn_as_measured(app: AppTest) -> dict[int, float]:
 
 def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the evidence that comes with cufa."""
-    monkeypatch.setattr(records, "RECORDS_DIR", RECORDED)
+    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDED)
     said = words(open_page("decode", batch="64"))
     least = re.search(r"at least ([0-9.]+) µs", said)
     seen = re.search(r"This very problem: ([0-9.]+) µs", said)
@@ -170,9 +168,9 @@ def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, monkeypatch: pytes
     assert Job.from_json(json.loads(json.dumps(asked[0].to_json()))) == asked[0]
     assert "against" not in words(app)
     file = write_evidence(elsewhere / "records", "versions")
-    record = json.loads(file.read_text())
-    record["suites"]["decode"]["rows"] += case_records(case)
-    file.write_text(json.dumps(record))
+    lines = lines_of({"decode": case_records(case)}, ENVIRONMENT)
+    numbered = ({**x, **{n: x[n] + 1000 for n in ("id", "problem") if n in x}} for x in lines)
+    write_lines(file, [*read_lines(file), *numbered])
     said = words(open_page("decode", **link))
     assert re.search(r"Shares are 1\.05× faster than .*: .*, 91% against 87% of a plain read", said)
     other = open_page("decode", **link, tiles=other_tiles(app))

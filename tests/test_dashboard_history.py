@@ -58,7 +58,7 @@ def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
 def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     app = open_page("history", **{"from": "recorded"})
-    assert set(app.dataframe[0].value["from"]) == {"recorded evidence"}
+    assert set(app.dataframe[0].value["from"]) == {"recorded"}
     app = open_page("history", kernels="fa2")
     assert {k.split()[0] for k in app.dataframe[0].value["kernel"]} == {"fa2"}
     app = open_page("history", op="decode", regime="sustained")

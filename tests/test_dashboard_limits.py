@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import write_lines
 from dashboard_page_support import (  # noqa: F401 - fixtures among them
     PAGES,
     Open,
@@ -26,7 +27,8 @@ from dashboard_support import DEVICE, write_evidence
 
 from cufa.build.static_compile import MissingCompilerError
 from cufa.dashboard.model import builder, devices, gpu
-from cufa.measure import memory_rates, records
+from cufa.measure import cards, memory_rates
+from cufa.measure.cards import read_lines
 
 
 def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
@@ -111,10 +113,10 @@ def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> 
 def test_the_roofline_begins_with_this_machines_card_or_where_most_was_measured(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = json.loads(write_evidence(elsewhere / "records").read_text())
-    record["environment"]["device"] = "Another GPU"
-    del record["suites"]["versions"]
-    (elsewhere / "records" / "a-file-that-sorts-first.json").write_text(json.dumps(record))
+    lines = read_lines(write_evidence(elsewhere / "records"))
+    lines[0]["device"] = "Another GPU"
+    fewer = [line for line in lines if line.get("suite") != "versions"]
+    write_lines(elsewhere / "records" / "a-file-that-sorts-first.jsonl", fewer)
     assert parameters(open_page("roofline"))["machine"] == "made-up-gpu"
     monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: dataclasses.replace(DEVICE, name="Another GPU"))
@@ -158,7 +160,7 @@ def test_the_limits_of_a_build_are_a_table() -> None:
 def test_recorded_ceilings_of_caches_are_possible() -> None:
     """Faster than device memory, and no faster than an SM takes it: 64 bytes a clock from L2, 128 of its own."""
     shipped = (
-        Path(records.__file__).parents[1] / "records" / memory_rates.FOLDER
+        Path(cards.__file__).parents[1] / "records" / memory_rates.FOLDER
     )  # not those of this test's folder
     files = sorted(shipped.glob("*.json"))
     assert files

@@ -18,7 +18,6 @@ from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
-from cufa.measure import records
 from cufa.measure.cases import READ, Case, Work, contenders
 from cufa.measure.limits import Limits
 from cufa.measure.power import Power
@@ -111,7 +110,9 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measuring, "_limits", lambda device: limits)
     monkeypatch.setattr(measuring, "_free", lambda device: None)
     monkeypatch.setattr(measuring, "_prepare", lambda case, device, tell: {})
-    monkeypatch.setattr(records, "environment", lambda device: {"device": "Made-up GPU", "arch": "sm_90"})
+    monkeypatch.setattr(
+        "cufa.measure.measured.environment", lambda device: {"device": "Made-up GPU", "arch": "sm_90"}
+    )
     run_id = fresh.submit(Job("suite decode", "cuda:0", cases, 0.5, Regime.SUSTAINED))
     serve.Worker(fresh, fresh.read(run_id)).run()
     run = Store(fresh.root).read(run_id)

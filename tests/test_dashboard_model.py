@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
@@ -12,12 +11,13 @@ import pytest
 
 pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
 
-from dashboard_support import decode_plan, schedules, write_evidence
+from card_support import Json, edit, edit_rows, write_lines
+from dashboard_support import ENVIRONMENT, decode_plan, schedules, write_evidence
 
 from cufa import masks
 from cufa.dashboard.model import evidence, softmax_steps, split_time, splits, work
 from cufa.gpu.architectures import Device
-from cufa.measure import decode_cases
+from cufa.measure import cards, decode_cases
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask
@@ -175,30 +175,28 @@ def test_recorded_speedups_by_length(tmp_path) -> None:
         assert all(v == pytest.approx(1.5, rel=1e-3) for v in values.values())
 
 
-def test_a_record_that_is_older_than_a_kernel_says_so_beside_its_figures(tmp_path) -> None:
-    """And rows that were measured later than the rest of a record are of that day."""
+def test_rows_that_are_older_than_a_kernel_say_so_beside_their_figures(tmp_path) -> None:
+    """And rows that were measured later than others are of that day."""
     file = write_evidence(tmp_path, "versions")
-    record = json.loads(file.read_text())
-    section, kernel = record["suites"]["versions"], "fa2_forward"
-    record["kernels"][kernel]["digest"] = "0" * 64
-    for row in section["rows"]:
-        if row.get("kernel") == kernel:
-            row["digest"] = "0" * 64
-    section["measured"] = {"in turns": {"seconds": 1.0, "recorded": "2026-01-09T00:00:00+00:00"}}
-    file.write_text(json.dumps(record))
+    kernel, later = "fa2_forward", "2026-01-09T00:00:00+00:00"
+
+    def change(line: Json) -> Json:
+        digest = {"digest": "0" * 64} if line.get("kernel") == kernel else {}
+        return {**line, **digest, **({"recorded": later} if line.get("suite") == "versions" else {})}
+
+    edit(file, change)
+    write_lines(file, [{"what": "session", **ENVIRONMENT, "recorded": later}, *cards.read_lines(file)])
     (found,) = evidence.load(tmp_path)
-    assert found.where == "Made-up GPU, 2026-01-02 (changed since: fa2_forward)"
-    places = {m.kernel: m.where for m in found.rows}
+    assert found.where == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
+    places = {m.kernel: m.where for m in found.rows if m.suite == "versions"}
     assert places[kernel] == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
     assert places["fa2_noskip"] == "Made-up GPU, 2026-01-09"
 
 
 def test_damaged_evidence_says_which_file(tmp_path) -> None:
     file = write_evidence(tmp_path, "versions")
-    content = json.loads(file.read_text())
-    del content["suites"]["versions"]["rows"][0]["p50_ns"]
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"made-up-gpu\.json lacks 'p50_ns'"):
+    edit_rows(file, lambda row: row.pop("p50_ns"))
+    with pytest.raises(ValueError, match=r"made-up-gpu\.jsonl is damaged: KeyError\('p50_ns'\)"):
         evidence.load(tmp_path)
 
 

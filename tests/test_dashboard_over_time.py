@@ -3,34 +3,35 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import write_lines
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401 - fixtures among them
-from dashboard_support import write_evidence
+from dashboard_support import ENVIRONMENT, write_evidence
 
 from cufa.dashboard.model import evidence
-from cufa.measure import past, records
+from cufa.measure import cards
 from cufa.measure.power import REASONS, Sample, summarise
 
-SHIPPED = records.RECORDS_DIR
+SHIPPED = cards.RECORDS_DIR
 
 
-def write_another_day(file: Path, factor: float) -> None:
-    """The same evidence a month later, of another version, slower or faster."""
-    record = json.loads(file.read_text())
-    record["environment"] |= {"recorded": "2026-02-02T03:04:05+00:00", "commit": "0123456789abcdef"}
-    for suite in record["suites"].values():
-        for row in suite["rows"]:
-            for name in ("p10_ns", "p50_ns", "p90_ns"):
-                row[name] = round(row[name] * factor)
-            row["samples_ns"] = [round(n * factor) for n in row["samples_ns"]]
-    file.with_name("later.json").write_text(json.dumps(record))
+LATER = "2026-02-02T03:04:05+00:00"
+
+
+def write_another_day(file: Path, factor: float, day: str = LATER, commit: str = "0123456789abcdef") -> None:
+    """The same rows at the end of the file, of another day and version, slower or faster."""
+    again = [{"what": "session", **ENVIRONMENT, "recorded": day, "commit": commit}]
+    for row in cards.read_lines(file):
+        if "what" not in row and row["recorded"] == ENVIRONMENT["recorded"]:
+            times = {name: round(row[name] * factor) for name in ("p10_ns", "p50_ns", "p90_ns")}
+            samples = [round(n * factor) for n in row["samples_ns"]]
+            again.append({**row, **times, "samples_ns": samples, "recorded": day})
+    write_lines(file, [*cards.read_lines(file), *again])
 
 
 def test_one_kernel_over_time(elsewhere: Path) -> None:
@@ -46,62 +47,47 @@ def test_one_kernel_over_time(elsewhere: Path) -> None:
     figure = next(e.proto for e in app.get("plotly_chart") if e.proto.alt.startswith("By date: "))
     assert "version 0123456789" in figure.alt
     assert app.selectbox(key="history.series").value in figure.alt
-    write_another_day(file, 1.0)
+    file.unlink()
+    write_another_day(write_evidence(elsewhere / "records"), 1.0)
     assert "first and last show no difference" in words(open_page("history"))
 
 
-def test_earlier_evidence_is_the_beginning_of_the_line(elsewhere: Path) -> None:
-    """Its percentiles are those of all samples; what is filtered out has no past; a damaged file is told."""
+def test_earlier_rows_are_the_beginning_of_the_line(elsewhere: Path) -> None:
+    """A damaged file is told."""
     file = write_evidence(elsewhere / "records")
-    now = json.loads(file.read_text())
-    before = past.compact(now)
-    before["environment"] = {
-        **now["environment"],
-        "recorded": "2025-12-02T03:04:05+00:00",
-        "commit": "fedcba9876543210",
-    }
-    ours = [row for name in before["suites"] for row in now["suites"][name]["rows"] if "kernel" in row]
-    kept = [row for suite in before["suites"].values() for row in suite["rows"]]
-    assert len(kept) == len(ours) > 2
-    for row, whole in zip(kept, ours, strict=True):
-        for q in (10, 50, 90):
-            assert round(np.percentile(row["samples_ns"], q)) == round(np.percentile(whole["samples_ns"], q))
-    folder = elsewhere / "records" / past.FOLDER
-    folder.mkdir()
-    (folder / file.name).write_text(json.dumps({"records": [before]}))
+    write_another_day(file, 2.0, "2025-12-02T03:04:05+00:00", "fedcba9876543210")
     app = open_page("history")
     assert "Measured 2 times on Made-up GPU, 2025-12-02 to 2026-01-02" in words(app)
     figure = next(e.proto for e in app.get("plotly_chart") if e.proto.alt.startswith("By date: "))
     assert "version fedcba9876" in figure.alt
-    (folder / file.name).write_text('{"records": [{}]}')
-    assert "Earlier evidence cannot be read" in "".join(w.value for w in open_page("history").warning)
+    assert len(evidence.past()) == len(evidence.measurements())
+    file.write_text(file.read_text() + "{}")
+    assert "cannot be read" in words(open_page("history"))
 
 
 def test_the_past_that_ships_is_of_what_is_recorded_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "RECORDS_DIR", SHIPPED)
+    monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED)
     recorded = {(m.machine, m.label, m.problem, m.regime) for m in evidence.measurements()}
     shipped = evidence.past()
     assert shipped
-    again = sum((m.machine, m.label, m.problem, m.regime) in recorded for m in shipped)
-    assert again > len(shipped) / 2
-    assert all(len(m.timing.samples) == 11 for m in shipped)
+    assert all((m.machine, m.label, m.problem, m.regime) in recorded for m in shipped)
+    assert [m.recorded for m in shipped if m.machine == "NVIDIA H200"] == sorted(
+        m.recorded for m in shipped if m.machine == "NVIDIA H200"
+    )
 
 
-def test_a_problem_of_two_suites_of_one_record_is_one_point(elsewhere: Path) -> None:
+def test_a_problem_of_two_suites_is_one_point(elsewhere: Path) -> None:
     file = write_evidence(elsewhere / "records")
-    record = json.loads(file.read_text())
-    record["suites"]["awkward"] = record["suites"]["forward"]
-    file.write_text(json.dumps(record))
+    lines = cards.read_lines(file)
+    write_lines(file, [*lines, *({**x, "suite": "awkward"} for x in lines if x.get("suite") == "forward")])
     assert "Measured once on Made-up GPU, on 2026-01-02" in words(open_page("history"))
 
 
-def test_a_later_day_has_its_own_version(elsewhere: Path) -> None:
+def test_a_later_day_is_the_measurement_and_has_its_own_version(elsewhere: Path) -> None:
     file = write_evidence(elsewhere / "records")
     write_another_day(file, 1.0)
-    found = [m for m in evidence.measurements() if m.label == "fa2"]
-    versions = {m.commit for m in found if m.problem == found[0].problem}
-    assert len(versions) == 2
-    assert "0123456789abcdef" in versions
+    assert {m.commit for m in evidence.measurements()} == {"0123456789abcdef"}
+    assert "0123456789abcdef" not in {m.commit for m in evidence.past()}
 
 
 def test_throttling_is_the_share_of_samples() -> None:

@@ -20,7 +20,6 @@ from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.locks import hold, is_locked
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
-from cufa.measure import records
 
 # --- Folders that cannot be written ----------------------------------------------------------------------
 
@@ -66,7 +65,7 @@ def test_a_full_disk_mid_run_is_said_in_the_reserved_place(
 ) -> None:
     run_id = fresh.submit(small(64, "naive", "fa2"))
     size = (fresh.folder(run_id) / "outcome.json").stat().st_size
-    monkeypatch.setattr(records, "save", no_space)
+    monkeypatch.setattr(serve, "write_json", no_space)
     monkeypatch.setattr("cufa.dashboard.worker.store.write_json", no_space)
     assert serve.Worker(fresh, fresh.read(run_id)).run() is False
     run = Store(fresh.root).read(run_id)

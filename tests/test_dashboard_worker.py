@@ -22,7 +22,7 @@ from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
 from cufa.kernels import KERNELS, TileConfig, kernels_of
-from cufa.measure import records
+from cufa.measure import machine, measured
 from cufa.measure.cases import Case, Contender, contenders
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.regimes import Regime
@@ -125,8 +125,8 @@ def test_a_run_measures_and_is_recorded_as_the_benchmark_records(store: Store) -
         assert row["p50_ns"] == pytest.approx(np.median(row["samples_ns"]), abs=1)
         assert row["max_error"] < 1e-5
         assert "because" in row["plan"]
-    assert run.record["schema"] == records.SCHEMA
-    assert run.record["environment"]["device"] == records.environment(None)["device"]
+    assert run.record["schema"] == measured.SCHEMA
+    assert run.record["environment"]["device"] == machine.environment(None)["device"]
     saved = json.loads((store.folder(run_id) / "record.json").read_text())
     assert saved["rows"] == run.rows
     assert Store(store.root).read(run_id) == run  # a second application reads the same

@@ -1,61 +1,89 @@
-"""Kernels are what their evidence was recorded for: a changed kernel must be measured again on a GPU."""
+"""Measurements are of the machine code that runs: a changed kernel is shown as stale until it is measured again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from records_support import SHIPPED
+from evidence import code, recorder, report
+from evidence.parts import PARTS
+from records_support import H200, SHIPPED
+from sampling import of_today
 
-from cufa.kernels import KERNELS
-from cufa.measure import evidence, records, report
-from cufa.measure.recorded import rows_of
+from cufa.build.static_compile import MissingCompilerError, nvrtc_version
+from cufa.kernels import KERNELS, kernels_of
+from cufa.measure import cards
+from cufa.measure.regimes import Regime
 
 README = Path(__file__).parents[1] / "README.md"
 
-HOW = "run `cufa evidence --renew` on a machine with the GPU of a record, and commit cufa/records/"
+HOW = (
+    "run `python -m tests.evidence record` on a machine with the GPU, then `stamp`, and commit cufa/records/"
+)
+SAMPLE = 8
+"""Builds that a day compiles; `python -m tests.evidence stamp --check` compiles all."""
 
 
-def test_every_kernel_is_fresh_in_one_record():
-    """A second card's record may be older: every table of it says which kernels have changed since."""
-    assert SHIPPED, f"cufa/records is empty: {HOW}"
-    stale = records.unproven_kernels(SHIPPED.values())
-    assert not stale, f"changed since they were recorded, or never recorded: {stale}; {HOW}"
+def test_every_kernel_is_current_on_one_card():
+    """Rows of a second card may be older: every table of it says which kernels have changed since."""
+    assert SHIPPED, f"cufa/records has no card: {HOW}"
+    timed = {row.json["kernel"] for card in SHIPPED.values() for row in card.rows if row.is_ours}
+    stale = [name for name in timed if all(name in card.stale for card in SHIPPED.values())]
+    assert not stale, f"changed since measured, on every card: {stale}; {HOW}"
+    assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_kernel_was_tested_and_timed(name):
-    record = SHIPPED[name]
-    assert not record["tests"]["failures"]
-    assert not evidence.problems_with(record)
+    assert not recorder.problems_with(SHIPPED[name])
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_rows_are_of_the_sources_that_their_record_names(name):
-    """Or of those that are, where their machine code is still the same."""
-    record = SHIPPED[name]
-    for row in rows_of(record):
-        if row.is_ours:
-            kernel = row.json["kernel"]
-            named = record["kernels"][kernel]["digest"], records.digest(KERNELS[kernel])
-            assert row.json["digest"] in named, row.label
+def test_the_list_of_current_machine_code_is_right():
+    """For a sample that changes daily: a build gives the code of its rows if, and only if, the list says so."""
+    pytest.importorskip("elftools")
+    try:
+        version = nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    kept = code.pinned_nvrtc()
+    if version != kept:
+        pytest.skip(f"digests are of NVRTC {kept}, this is {version}")
+    sample = of_today(sorted(code.distinct()), "machine code", fixed=0, dated=SAMPLE)
+    assert not code.wrong(sample), "run `python -m tests.evidence stamp`, and `make readme`"
 
 
-def test_readme_shows_the_records():
+def test_a_build_that_gives_other_code_is_found(monkeypatch):
+    first = sorted(cards.current_code())[0]
+    monkeypatch.setattr(code, "digest_of", lambda build: "another")
+    assert code.wrong([first]) == [first]
+    monkeypatch.setattr(cards, "current_code", lambda: frozenset())
+    assert code.wrong([first]) == []
+
+
+def test_tiles_that_a_kernel_does_not_have_are_no_build():
+    row = next(row for row in next(iter(SHIPPED.values())).rows if row.is_ours)
+    config = {**row.json["config"], "no_such_field": 1}
+    assert code.build_of(row.json["kernel"], row.problem, row.json["config"], "sm_90") is not None
+    assert code.build_of(row.json["kernel"], row.problem, config, "sm_90") is None
+    assert code.build_of("fa0_forward", row.problem, row.json["config"], "sm_90") is None
+    assert code.digest_of(None) == ""
+
+
+def test_readme_shows_the_measurements():
     text = README.read_text(encoding="utf-8")
     assert report.update(text, SHIPPED) == text, "run `make readme`"
     assert report.page(SHIPPED) == report.PAGE.read_text(encoding="utf-8"), "run `make readme`"
 
 
-def test_results_of_tests_are_kept_with_the_kernels_that_they_were_found_for():
-    """Tests may run after the benchmark in a process of their own; a kernel that changed meanwhile is told."""
-    passes = dict.fromkeys(KERNELS, 7)
-    kernels = {name: {"digest": records.digest(spec)} for name, spec in KERNELS.items()}
-    record = {"tests": None, "kernels": kernels}
-    tests = {"passed": 1, "failed": 0, "passed_by_kernel": passes}
-    evidence.add_tests(record, tests)
-    assert record["tests"] is tests
-    assert all(kernel["tests_passed"] == 7 for kernel in record["kernels"].values())
-    record["kernels"]["naive"]["digest"] = "another"
-    with pytest.raises(ValueError, match="naive changed since the record was made"):
-        evidence.add_tests(record, tests)
+class TestParts:
+    def test_every_kernel_that_a_call_may_name_is_timed(self):
+        timed = set()
+        for part in PARTS:
+            for case in part.cases(H200):
+                timed |= {c.plan(case.problem, H200).spec.name for c in case.contenders if c.is_ours}
+        assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
+        assert timed <= KERNELS.keys()
+
+    def test_the_published_shapes_are_measured_in_both_regimes(self):
+        for section in ("forward", "decode", "backward"):
+            assert {part.regime for part in PARTS if part.kept_in == section} == set(Regime)

@@ -45,7 +45,7 @@ def test_wheel_holds_types_license_records_and_the_text_to_train_on(wheel):
     assert "cufa/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "cufa/train/alice.txt" in names
-    for record in (ROOT / "cufa" / "records").glob("*.json"):
+    for record in (ROOT / "cufa" / "records").glob("*.jsonl"):
         assert f"cufa/records/{record.name}" in names
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backward_support import assert_gradients, make_case
+from evidence import promises
+from evidence.promises import Promise
 from support import make_inputs
 
 from cufa import attention_reference
-from cufa.measure import promises
-from cufa.measure.promises import Promise
 
 
 @pytest.mark.parametrize(("measured", "status"), [(1.9, 0), (2.0, 0), (2.1, 1)])

@@ -7,10 +7,8 @@ import dataclasses
 import pytest
 
 from cufa.gpu.architectures import Device
-from cufa.kernels import kernels_of
-from cufa.measure import evidence_parts, suites
+from cufa.measure import suites
 from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
-from cufa.measure.regimes import Regime
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Packed
@@ -79,18 +77,6 @@ class TestSuites:
         cases = list(suites.SUITES["ladder"].cases(Device.typical("sm_90")))
         assert {case.problem.head_dim for case in cases} == {64, 128, 256}
         assert all(len(case.contenders) >= 3 for case in cases)
-
-    def test_evidence_times_every_kernel_that_a_call_may_name(self):
-        device = Device.typical("sm_90")
-        timed = set()
-        for part in evidence_parts.EVIDENCE:
-            for case in part.cases(device):
-                timed |= {c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours}
-        assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
-
-    def test_evidence_has_both_regimes_of_the_published_shapes(self):
-        for section in ("forward", "decode", "backward"):
-            assert {part.regime for part in evidence_parts.EVIDENCE if part.kept_in == section} == set(Regime)
 
     def test_every_operation_has_a_suite(self):
         for name in OPERATIONS:

@@ -7,17 +7,19 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from evidence import fastest
 from records_support import (
     H200,
     LIMITS,
+    made_up_card,
     measured_row,
-    section,
+    rows_json,
 )
 
 from cufa.commands import tune as command
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.measure import fastest, records
+from cufa.measure import cards, measured
 from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
@@ -30,22 +32,22 @@ from cufa.problem.mask import CAUSAL, Band
 
 
 class TestFastest:
-    def record(self, problem, times):
+    def card(self, problem, times):
         rows = [
             measured_row(name, problem, seconds, make_plan(problem, H200, name))
             for name, seconds in times.items()
         ]
-        return {"environment": {"arch": "sm_90", "device": "X"}, "suites": {"forward": section(rows)}}
+        return made_up_card({"forward": rows_json(rows)})
 
     def test_what_was_measured_to_be_fastest_is_taken(self):
         problem = make(1, 8, 1024, 64, "bfloat16", Band(100, 0))
-        found = fastest.fastest(self.record(problem, {"fa3": 2e-3, "fa2": 1e-3, "fa1": 5e-3}))
+        found = fastest.fastest(self.card(problem, {"fa3": 2e-3, "fa2": 1e-3, "fa1": 5e-3}))
         assert set(found.values()) == {"fa2_forward"}
         assert make_plan(problem, H200, fastest=found).spec.name == "fa2_forward"
 
     def test_a_race_without_the_first_choice_decides_nothing(self):
         problem = make(1, 8, 1024, 64, "bfloat16", CAUSAL)
-        assert fastest.fastest(self.record(problem, {"fa2": 1e-3, "fa1": 5e-3})) == {}
+        assert fastest.fastest(self.card(problem, {"fa2": 1e-3, "fa1": 5e-3})) == {}
 
     def test_kernels_that_there_are_no_more_and_entries_that_are_no_names_are_left_out(
         self, tmp_path, monkeypatch
@@ -56,10 +58,10 @@ class TestFastest:
         tuning.recorded_path("NVIDIA Y").write_text(json.dumps(entries))
         assert tuning.fastest_kernels("NVIDIA Y") == {"kept": "fa2_forward"}
 
-    def test_the_shipped_files_are_of_the_records(self):
-        for record in records.load_all().values():
-            kept = dict(tuning.fastest_kernels(record["environment"]["device"]))
-            assert kept == fastest.fastest(record), "run `cufa evidence fastest`"
+    def test_the_shipped_files_are_of_the_measurements(self):
+        for card in cards.load_all().values():
+            kept = dict(tuning.fastest_kernels(card.environment["device"]))
+            assert kept == fastest.fastest(card), "run `python -m tests.evidence fastest`"
 
 
 #: A field that configs do not have, fields that are missing, a kernel that there is not, no config, none that could
@@ -137,7 +139,7 @@ class TestTuning:
         other = next(c for c in fitting_configs(plan.spec, problem.head_dim, device) if c != plan.config)
         evidence = {
             "planned": dataclasses.asdict(plan.config), "over_planned": 1.0432, "regime": "in turns",
-            "device": "NVIDIA H200", "recorded": "2026-01-02T03:04:05+00:00", "digest": records.digest(plan.spec),
+            "device": "NVIDIA H200", "recorded": "2026-01-02T03:04:05+00:00", "digest": measured.digest(plan.spec),
         }  # fmt: skip
         return plan, other, {**evidence, **changes}
 

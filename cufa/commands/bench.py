@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..gpu.architectures import Device
-from ..measure import peers, records
+from ..measure import measured, peers
 from ..measure.cases import Case, Contender
 from ..measure.limits import measure_limits
 from ..measure.regimes import Regime
@@ -108,7 +108,7 @@ def bench_command(
             skipped += missed
             bar.advance(task)
     if as_json:
-        print_json(records.run_record(rows, skipped, target, limits))
+        print_json(measured.run_json(rows, skipped, target, limits))
     else:
         print_rows(rows)
         print_needs(rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..measure import records
+from ..measure import measured
 from ..measure.cases import Case, contenders
 from ..measure.limits import measure_limits
 from ..measure.peers import PEERS
@@ -80,7 +80,7 @@ def compare_command(
     plans = [row.plan for row in rows if row.plan and not row.plan.split]
     predicted = predicted_speedup(*plans) if len(plans) == 2 else None
     if as_json:
-        document = records.run_record(rows, (), target, limits)
+        document = measured.run_json(rows, (), target, limits)
         document["speedup"] = {
             "of": b,
             "over": a,

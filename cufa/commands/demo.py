@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ..gpu.architectures import Device
-from ..measure import records
+from ..measure import measured
 from ..measure.cases import Case, contenders
 from ..measure.inputs import Inputs
 from ..measure.limits import measure_limits
@@ -83,7 +83,7 @@ def demo_command(
         memory = {row.label: _extra_memory(row, target) for row in rows}
     right = all((row.error or 0.0) <= _TOLERANCE[problem.dtype] for row in rows) and not skipped
     if as_json:
-        document = records.run_record(rows, skipped, target, limits)
+        document = measured.run_json(rows, skipped, target, limits)
         document["extra_memory_bytes"] = memory
         print_json(document)
     else:

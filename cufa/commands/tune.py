@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..gpu.architectures import Device
-from ..measure import records
+from ..measure import measured
 from ..measure.cases import Case, Contender
 from ..measure.limits import Limits, measure_limits
 from ..measure.regimes import Regime
@@ -97,7 +97,7 @@ def tune_command(
             best, over_planned = planned, 1.0
     file = None if dry_run else _keep(device, problem, planned, best, over_planned)
     if as_json:
-        document = records.run_record(rows, skipped, device, limits)
+        document = measured.run_json(rows, skipped, device, limits)
         assert best.plan is not None
         document["winner"] = {
             "key": tuning_key(plan.spec, problem),
@@ -148,7 +148,7 @@ def _keep(device: Device, problem: Problem, planned: Row, best: Row, over_planne
         "problem": str(problem),
         "device": device.name,
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "digest": records.digest(spec),
+        "digest": measured.digest(spec),
     }
     try:
         return tuning.save(device.name, tuning_key(spec, problem), best.plan.config, evidence)

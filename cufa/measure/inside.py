@@ -1,27 +1,16 @@
 """Inside traces: what each warp of one SM's blocks did when, recorded on a GPU or executed on a CPU.
 
-A record is an .npz of logs (:mod:`cufa.build.phases`) and a JSON description. Those under ``cufa/records/inside`` are
-evidence, shipped with the package and shown on machines without a GPU. Where there is one,
-
-    python -m cufa.measure.inside DIRECTORY
-
-records the evidence set. On a CPU the clock counts what the executor has executed: such a trace says what came before
-what, never how long it took, and is not kept.
+A trace file is an .npz of logs (:mod:`cufa.build.phases`) and a JSON description. Those under ``cufa/records/inside``
+ship with the package and are shown on machines without a GPU. On a CPU the clock counts what the executor has executed:
+such a trace shows order, not time, and is not kept.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import functools
-import json
-import os
 import re
-import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +19,16 @@ import numpy.typing as npt
 
 from ..build.compiler import keeps_logs
 from ..build.phases import LOG_HEAD, PHASES, STAMP, Logs, intervals, mistakes
-from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig
 from ..kernels.params import TRACE_RECORD
-from ..plan.planner import Plan, make_plan
-from ..problem.mask import CAUSAL, FULL
+from ..plan.planner import Plan
 from ..problem.problem import Problem
-from . import records, timing
-from .backward_cases import of_forward
-from .decode_cases import make_decode
+from . import measured, npz, timing
+from .cards import RECORDS_DIR
 from .inputs import Inputs, given_to
-from .suites import make
+from .machine import environment
 
-INSIDE_DIR = records.RECORDS_DIR / "inside"
+INSIDE_DIR = RECORDS_DIR / "inside"
 _RUNS = 5
 _TIMED = 0.2
 """Seconds of timing, with and without stamps together."""
@@ -62,11 +48,13 @@ class InsideTrace:
     """ "cycles" of a GPU's SM, or "executed": how much a CPU had executed, which is order and not time."""
     phases: tuple[str, ...]
     """What the numbers in the stamps mean."""
-    environment: records.Json
-    """As :func:`cufa.measure.records.environment`; of a CPU empty."""
+    environment: dict[str, Any]
+    """As :func:`cufa.measure.machine.environment`; of a CPU empty."""
     slowdown: float | None
     """Time of a run that stamps over that of the build without stamps, timed in turns; None: not on a GPU."""
     logs: Logs = dataclasses.field(repr=False)
+    code: str | None = None
+    """Digest of the traced build's machine code, "" where it is not known; None: traced on this machine."""
 
     @property
     def is_time(self) -> bool:
@@ -74,8 +62,8 @@ class InsideTrace:
 
     @property
     def is_current(self) -> bool:
-        """Whether the kernel's sources are still those that ran."""
-        return self.kernel in KERNELS and self.digest == records.digest(KERNELS[self.kernel])
+        """Whether the build that ran still gives the same machine code."""
+        return measured.is_current(self.kernel, self.digest, {} if self.code is None else {"code": self.code})
 
     @property
     def unit(self) -> str:
@@ -119,7 +107,7 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
     plain = functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))
     times = timing.measure({"stamping": stamping.launch, "plain": plain}, on_gpu=True, seconds=_TIMED)
     slowdown = timing.speedup(times["stamping"], times["plain"]).value
-    return _of(plan, "cycles", records.environment(plan.device), shortest, slowdown)
+    return _of(plan, "cycles", environment(plan.device), shortest, slowdown)
 
 
 def execute(plan: Plan) -> InsideTrace:
@@ -144,17 +132,15 @@ def _check_kept(plan: Plan) -> None:
 
 
 def _of(
-    plan: Plan, clock: str, environment: records.Json, logs: Logs, slowdown: float | None = None
+    plan: Plan, clock: str, where: dict[str, Any], logs: Logs, slowdown: float | None = None
 ) -> InsideTrace:
     spec = plan.spec
-    digest = records.digest(spec)
-    return InsideTrace(
-        spec.name, digest, plan.problem, plan.config, clock, PHASES, environment, slowdown, logs
-    )
+    digest = measured.digest(spec)
+    return InsideTrace(spec.name, digest, plan.problem, plan.config, clock, PHASES, where, slowdown, logs)
 
 
 def save(trace: InsideTrace, directory: Path) -> Path:
-    """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU, which is no evidence."""
+    """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU."""
     if not trace.is_time:
         raise ValueError("executed on a CPU: its clock counts what was executed, and nothing of it is kept")
     described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "logs"}
@@ -171,41 +157,25 @@ def save(trace: InsideTrace, directory: Path) -> Path:
         "clock": np.concatenate([np.zeros(0, np.uint32), *clocks]),
         "code": stamps["code"],
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / f"{trace.name}.npz"
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".", suffix=".npz", delete=False) as scratch:
-        try:
-            np.savez_compressed(
-                scratch, description=np.array(json.dumps({"schema": records.SCHEMA, **described})), **arrays
-            )
-        except BaseException:
-            os.unlink(scratch.name)
-            raise
-    os.chmod(scratch.name, 0o644)
-    os.replace(scratch.name, file)
-    return file
+    return npz.save(directory / f"{trace.name}.npz", described, arrays)
 
 
 def load(file: Path) -> InsideTrace:
     """Raises ValueError for a file that is no inside trace of this version."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            described = json.loads(str(stored["description"]))
-            if (schema := described.pop("schema")) != records.SCHEMA:
-                raise ValueError(f"it has schema {schema!r}")
-            heads = _struct(stored, "head_", LOG_HEAD)
-            items = _struct(stored, "item_", TRACE_RECORD)
-            ends = np.cumsum(stored["kept"])[:-1]
-            clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
-            stamps = []
-            for first, clock, code in zip(stored["first"], clocks, codes, strict=True):
-                log = np.zeros(len(code), STAMP)
-                log["clock"] = np.cumsum(clock, dtype=np.uint32) + first
-                log["code"] = code
-                stamps.append(log)
+        described, stored = npz.load(file)
+        described.pop("schema", None)
+        heads, items = _struct(stored, "head_", LOG_HEAD), _struct(stored, "item_", TRACE_RECORD)
+        ends = np.cumsum(stored["kept"])[:-1]
+        clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
+        stamps = []
+        for first, clock, code in zip(stored["first"], clocks, codes, strict=True):
+            log = np.zeros(len(code), STAMP)
+            log["clock"] = np.cumsum(clock, dtype=np.uint32) + first
+            log["code"] = code
+            stamps.append(log)
         logs = Logs(heads, tuple(stamps), items, described.pop("refused"))
         described["problem"] = Problem.from_json(described["problem"])
-        described.setdefault("slowdown", None)  # it was not always measured
         described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
         described["phases"] = tuple(described["phases"])
         if described["phases"] != PHASES:
@@ -226,33 +196,3 @@ def _struct(stored: Any, prefix: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def load_all(directory: Path = INSIDE_DIR) -> dict[str, InsideTrace]:
     """Every inside trace of a directory by file name. Raises ValueError for a damaged one."""
     return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
-
-
-def evidence_plans(device: Device) -> Iterator[Plan]:
-    """What is recorded as evidence: each kernel with logs at head dims 64 and 128, full and causal, and decoding."""
-    for head_dim in (64, 128):
-        for mask in (FULL, CAUSAL):
-            problem = make(2, 32, 2048, head_dim, "bfloat16", mask)
-            for algorithm in ("fa2", "fa3"):
-                for p in (problem, of_forward(problem)):
-                    with contextlib.suppress(ValueError):  # not every GPU runs every kernel
-                        yield make_plan(p, device, algorithm)
-    yield make_plan(make_decode(1, 32, 8, 32768), device)
-
-
-def main() -> None:
-    """Record inside traces on the current GPU; prints the files written, one per line."""
-    parser = argparse.ArgumentParser(prog="python -m cufa.measure.inside", description=main.__doc__)
-    parser.add_argument("directory", type=Path)
-    arguments = parser.parse_args()
-
-    from ..run.cuda import backend as cuda
-
-    if cuda.device_count() == 0:
-        sys.exit("CuPy sees no NVIDIA GPU: an inside trace is recorded where the kernel runs")
-    for plan in evidence_plans(cuda.current_device()):
-        print(save(record(plan), arguments.directory), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import numpy as np
 from ..build.compiler import cupy_options, translation_unit
 from ..gpu.architectures import Device
 from ..plan.tuning import write_json
-from . import records
+from . import cards, machine
 from .timing import measure
 
 FOLDER = "memory"
@@ -59,7 +59,7 @@ def measure_rates(device: Device) -> MemoryRates:
 
     from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
     from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), _UNROLL * shared_bytes)
-    where = records.environment(device)
+    where = machine.environment(device)
     return MemoryRates(
         where["device"],
         where["recorded"],
@@ -70,7 +70,7 @@ def measure_rates(device: Device) -> MemoryRates:
 
 def load(device: str) -> MemoryRates | None:
     """What is recorded of a GPU, by its name; None where nothing is. Raises ValueError for a damaged file."""
-    file = records.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
+    file = cards.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
     if not file.is_file():
         return None
     try:
@@ -80,7 +80,7 @@ def load(device: str) -> MemoryRates | None:
 
 
 def record(found: MemoryRates) -> None:
-    folder = records.RECORDS_DIR / FOLDER
+    folder = cards.RECORDS_DIR / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{_slug(found.device)}.json", dataclasses.asdict(found))
 

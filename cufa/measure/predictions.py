@@ -12,7 +12,7 @@ from ..kernels import KERNELS
 from ..plan.planner import Plan, make_plan
 from . import additions, bounds, tile_work
 from .limits import Limits
-from .recorded import Recorded
+from .measured import Measured
 from .regimes import Regime
 
 
@@ -25,7 +25,7 @@ class Error:
     count: int
 
 
-def plan_of(row: Recorded, device: Device) -> Plan | None:
+def plan_of(row: Measured, device: Device) -> Plan | None:
     """How the row was run; None of split keys, on a CPU, and where its kernel has no such tiles any more."""
     spec = KERNELS.get(row.json.get("kernel", ""))
     if spec is None or row.json.get("split") or not row.json["config"]["num_warps"]:  # 0 on a CPU
@@ -38,13 +38,13 @@ def plan_of(row: Recorded, device: Device) -> Plan | None:
         return None
 
 
-def predicted(row: Recorded, device: Device, limits: Limits) -> float | None:
+def predicted(row: Measured, device: Device, limits: Limits) -> float | None:
     """Seconds that the row's tiles would take by today's derivation; None where there is none."""
     plan = plan_of(row, device)
     return bounds.predict(plan, limits) if plan is not None and bounds.covers(plan, limits) else None
 
 
-def with_needs(row: Recorded, device: Device, limits: Limits) -> Recorded:
+def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
     """The row with what each resource needs, by today's derivation, where that was not recorded with it."""
     plan = None if "needs_ns" in row.json else plan_of(row, device)
     if plan is None or not bounds.covers(plan, limits):
@@ -54,7 +54,7 @@ def with_needs(row: Recorded, device: Device, limits: Limits) -> Recorded:
     return dataclasses.replace(row, json={**row.json, **derived})
 
 
-def errors(rows: Iterable[Recorded], device: Device, limits: Limits) -> dict[str, Error]:
+def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str, Error]:
     """By kernel, over every time that was taken in turns."""
     off: dict[str, list[float]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Named sets of cases: what `cufa bench --suite` and the recorded evidence run."""
+"""Named sets of cases: what `cufa bench --suite` and the recording tool run."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,19 +34,49 @@ _MAX_FLUSHES = 16
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantiles:
+    """What is kept of samples, in seconds."""
+
+    count: int
+    p10: float
+    p50: float
+    p90: float
+    low: float
+    """With ``high`` the 95% interval of the median."""
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Timing:
-    """Samples of one contender, in seconds, in the order they were taken."""
+    """Samples of one contender, in seconds, in the order they were taken; or their quantiles only."""
 
     samples: tuple[float, ...]
+    """Empty where only the quantiles were kept."""
     regime: Regime = Regime.IN_TURNS
+    kept: Quantiles | None = None
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], regime: Regime) -> Timing:
+        """Of a measurement row as JSON."""
+        if "samples_ns" in row:
+            return cls(tuple(np.array(row["samples_ns"]) * 1e-9), regime)
+        times = (1e-9 * row[name] for name in ("p10_ns", "p50_ns", "p90_ns", "low_ns", "high_ns"))
+        return cls((), regime, Quantiles(int(row["n"]), *times))
+
+    @property
+    def count(self) -> int:
+        """Samples taken."""
+        return self.kept.count if self.kept else len(self.samples)
 
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.samples, q))
 
     @functools.cached_property
-    def _known(self) -> list[float]:
+    def _known(self) -> tuple[float, ...]:
         """All three at once: pages ask for those of a thousand rows, and a call of NumPy takes longer than its work."""
-        return [float(value) for value in np.percentile(self.samples, (10, 50, 90))]
+        if self.kept:
+            return self.kept.p10, self.kept.p50, self.kept.p90
+        return tuple(float(value) for value in np.percentile(self.samples, (10, 50, 90)))
 
     @property
     def p10(self) -> float:
@@ -58,6 +89,16 @@ class Timing:
     @property
     def p90(self) -> float:
         return self._known[2]
+
+    @functools.cached_property
+    def median_interval(self) -> tuple[float, float]:
+        """95% confidence interval of the median, by a percentile bootstrap."""
+        if self.kept:
+            return self.kept.low, self.kept.high
+        x, rng = np.array(self.samples), np.random.default_rng(0)
+        medians = np.median(x[rng.integers(len(x), size=(RESAMPLES, len(x)))], axis=1)
+        low, high = np.percentile(medians, [2.5, 97.5])
+        return float(low), float(high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +117,7 @@ RESAMPLES = 1000
 """Of a bootstrap."""
 
 
-@functools.lru_cache(1024)  # tables and pages name the same rows again and again
+@functools.lru_cache(4096)  # tables and pages name the same rows again and again
 def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
@@ -87,6 +128,8 @@ def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 
     """
     if slow.regime is not fast.regime:
         raise ValueError(f"a time measured {slow.regime} is not compared with one measured {fast.regime}")
+    if not (slow.samples and fast.samples):
+        return _from_intervals(slow, fast)
     a, b = np.array(slow.samples), np.array(fast.samples)
     rng = np.random.default_rng(seed)
     pick_a = rng.integers(len(a), size=(resamples, len(a)))
@@ -95,6 +138,15 @@ def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 
     ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))
+
+
+def _from_intervals(slow: Timing, fast: Timing) -> Ratio:
+    """Of two independent medians: relative half widths add as squares."""
+    (slow_low, slow_high), (fast_low, fast_high) = slow.median_interval, fast.median_interval
+    value = slow.p50 / fast.p50
+    down = math.hypot(math.log(slow.p50 / slow_low), math.log(fast_high / fast.p50))
+    up = math.hypot(math.log(slow_high / slow.p50), math.log(fast.p50 / fast_low))
+    return Ratio(value, value * math.exp(-down), value * math.exp(up))
 
 
 def measure(

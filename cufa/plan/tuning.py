@@ -2,7 +2,7 @@
 
 Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder, over one that ships with the
 package (:func:`load`). Kernels come from the recorded benchmarks that ship with the package
-(:func:`fastest_kernels`), one small file per GPU model, written with the evidence. A missing,
+(:func:`fastest_kernels`), one small file per GPU model. A missing,
 damaged or outdated entry is never an error, only unmeasured.
 """
 

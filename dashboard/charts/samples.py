@@ -28,7 +28,7 @@ def unit_for(seconds: float) -> tuple[float, str]:
 def samples_figure(
     lanes: Sequence[tuple[str, Timing]], palette: Palette, *, zoomed: bool = False
 ) -> go.Figure:
-    """One lane a contender, the first on top. Each dot is one call.
+    """One lane a contender, the first on top. Each dot is one call; recorded measurements keep none of their calls.
 
     ``zoomed`` leaves out the way to zero, and outliers (:func:`beyond`).
     """
@@ -52,7 +52,7 @@ def samples_figure(
         figure.add_shape(
             type="line", x0=p50, x1=p50, y0=y - 0.42, y1=y + 0.42, line={"color": palette.text, "width": 2}
         )
-        order = np.linspace(_LANE, -_LANE, len(x)) if len(x) > 1 else np.zeros(1)
+        order = np.linspace(_LANE, -_LANE, len(x)) if len(x) > 1 else np.zeros(len(x))
         figure.add_trace(
             go.Scatter(
                 x=x,
@@ -89,7 +89,7 @@ def samples_figure(
 
 def _window(lanes: Sequence[tuple[str, Timing]]) -> tuple[float, float]:
     """What a zoomed figure shows: from the fastest call to a little over every p90."""
-    low = min(min(t.samples) for _, t in lanes)
+    low = min(min(t.samples, default=t.p10) for _, t in lanes)
     return low, low + 1.15 * (max(t.p90 for _, t in lanes) - low) + 1e-9
 
 
@@ -102,7 +102,8 @@ def describe(lanes: Sequence[tuple[str, Timing]]) -> str:
     """For people who do not see the figure."""
     parts = [
         f"{name}: median {seconds_text(t.p50)}, 80% between {seconds_text(t.p10)} and "
-        f"{seconds_text(t.p90)}, {len(t.samples)} calls"
+        f"{seconds_text(t.p90)}, {t.count} calls"
         for name, t in lanes
     ]
-    return "Times of every call, one lane a kernel. " + "; ".join(parts) + "."
+    shown = "Times of every call" if any(t.samples for _, t in lanes) else "Median and p10 to p90"
+    return f"{shown}, one lane a kernel. " + "; ".join(parts) + "."

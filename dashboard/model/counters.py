@@ -47,7 +47,7 @@ class Kept:
 
     trace: traces.Trace
     origin: str
-    """"run" (taken by this dashboard) or "recorded" (shipped evidence)."""
+    """"run" (taken by this dashboard) or "recorded" (shipped with the package)."""
 
     @property
     def card(self) -> str:

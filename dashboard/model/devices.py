@@ -12,14 +12,14 @@ import re
 from cufa.dashboard.model import gpu as driver_of_gpus
 from cufa.dashboard.worker.jobs import CPU
 from cufa.gpu.architectures import Device, find_architecture
-from cufa.measure import peers, records
+from cufa.measure import machine, peers
 
 _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 
 
 @functools.cache
 def cpu_name() -> str:
-    return str(records.environment(None)["device"])
+    return str(machine.environment(None)["device"])
 
 
 def run_devices() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Recorded evidence as the figures want it."""
+"""Recorded measurements as the figures want it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cufa.dashboard.model.many import fastest_read, weight
-from cufa.dashboard.model.measured_rows import of_rows
+from cufa.dashboard.model.measured_rows import of_card
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.run import Run
-from cufa.measure import past as earlier
-from cufa.measure import records
+from cufa.measure import cards
 from cufa.measure.limits import Limits
 from cufa.problem.mask import FULL, Mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What was measured on one machine on one day. A file that is read once is one object, itself a key of caches."""
+    """What was measured on one machine. A file that is read once is one object, itself a key of caches."""
 
     name: str
     device: str
     arch: str
     """"sm_90" and the like; empty for a CPU."""
     recorded: str
-    """Date and time, ISO 8601."""
+    """Date and time of the newest row, ISO 8601."""
     limits: Limits | None
     rows: tuple[Measurement, ...]
     read_bytes: float
     """Bytes per second of the fastest reading recorded there; 0: none was."""
     stale: tuple[str, ...]
-    """Kernels whose sources have changed since."""
+    """Kernels whose machine code has changed since."""
     num_sms: int = 0
     """0: not kept, or a CPU."""
 
@@ -44,31 +43,18 @@ class Evidence:
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
-    """All recorded evidence, that with the most measurements of today's kernels first; empty when none is there.
-    Raises ValueError for a damaged file."""
-    return list(_load(*_state_of(directory or records.RECORDS_DIR)))
+    """Every card, the one with the most measurements of today's kernels first; empty when there is none. Raises
+    ValueError for a damaged file."""
+    return [found for found, _ in _load(*_state_of(directory or cards.RECORDS_DIR))]
 
 
 def past() -> list[Measurement]:
-    """What earlier evidence of the same GPUs had, the oldest first. Raises ValueError for a damaged file."""
-    return list(_past(*_state_of(records.RECORDS_DIR / earlier.FOLDER)))
-
-
-@functools.lru_cache(4)
-def _past(directory: Path, state: tuple[tuple[str, int, int], ...]) -> tuple[Measurement, ...]:
-    found: list[Measurement] = []
-    for name, _, _ in state:
-        stem = name.removesuffix(".json")
-        for record in earlier.load(stem, directory.parent):
-            try:
-                found += of_rows(record, "recorded", f"{stem}@{record['environment']['recorded']}")
-            except (KeyError, TypeError, IndexError) as error:
-                raise ValueError(f"{earlier.FOLDER}/{name} lacks {error}") from error
-    return tuple(found)
+    """Earlier sessions of the same cases on the same cards, the oldest first. Raises ValueError for a damaged file."""
+    return [m for _, earlier in _load(*_state_of(cards.RECORDS_DIR)) for m in earlier]
 
 
 def measurements(directory: Path | None = None) -> list[Measurement]:
-    """All rows of all recorded evidence. Raises ValueError when a file is damaged."""
+    """All rows of all cards. Raises ValueError when a file is damaged."""
     return [m for found in load(directory) for m in found.rows]
 
 
@@ -76,40 +62,41 @@ State = tuple[Path, tuple[tuple[str, int, int], ...]]
 
 
 def _state_of(directory: Path) -> State:
-    """A folder and its records as they are now: what has been read of them holds until this changes."""
-    stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.json"))]
+    """A folder and its files as they are now: what has been read of them holds until this changes."""
+    stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.jsonl"))]
     return directory, tuple((name, found.st_mtime_ns, found.st_size) for name, found in stats)
 
 
-@functools.lru_cache(4)  # every rerun of a page asks, and reading takes 30 ms
-def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
-    found = (_evidence(name, record) for name, record in records.load_all(directory).items())
-    return tuple(sorted(found, key=lambda e: weight(e.rows), reverse=True))
+@functools.lru_cache(4)  # every rerun of a page asks
+def _load(directory: Path, _: object) -> tuple[tuple[Evidence, tuple[Measurement, ...]], ...]:
+    found = (_evidence(card) for card in cards.load_all(directory).values())
+    return tuple(sorted(found, key=lambda pair: weight(pair[0].rows), reverse=True))
 
 
-def _evidence(name: str, record: records.Json) -> Evidence:
+def _evidence(card: cards.Card) -> tuple[Evidence, tuple[Measurement, ...]]:
+    """A card, and its past."""
     try:
-        found, environment = record.get("limits"), record["environment"]
-        limits = Limits(**found) if found else None
-        rows = of_rows(record, "recorded", name)
+        limits, environment = card.limits, card.environment
+        rows = of_card(card)
         reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
-        return Evidence(
-            name,
+        found = Evidence(
+            card.name,
             environment["device"],
             environment.get("arch", ""),
             environment["recorded"],
             limits,
             tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
             reading,
-            tuple(records.stale_kernels(record)),
+            tuple(card.stale),
             environment.get("num_sms", 0),
         )
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{name}.json lacks {error}") from error
+        return found, tuple(of_card(card, past=True))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(f"{card.name}.jsonl is damaged: {error!r}") from error
 
 
 def of_run(run: Run, rows: Sequence[Measurement]) -> Evidence | None:
-    """A run made here and its rows, like evidence: with the ceilings that it measured itself; None where it has
+    """A run made here and its rows, like a card: with the ceilings that it measured itself; None where it has
     none."""
     limits = run.record.get("limits")
     if not limits or not rows:

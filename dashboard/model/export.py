@@ -14,7 +14,7 @@ from cufa.dashboard.charts import compare, samples
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.model.measurements import COLUMNS, Measurement
 from cufa.dashboard.theme import LIGHT
-from cufa.measure.records import FLOP_CONVENTION
+from cufa.measure.measured import FLOP_CONVENTION
 from cufa.measure.timing import as_nanoseconds
 
 _MOST_FIGURES = 24
@@ -30,11 +30,13 @@ def csv_text(rows: Sequence[Measurement]) -> str:
 
 
 def json_lines(rows: Sequence[Measurement]) -> str:
-    """One object per measurement, with every sample."""
-    return "".join(
-        json.dumps({**m.as_dict(), "samples_ns": as_nanoseconds(m.timing)}, ensure_ascii=False) + "\n"
-        for m in rows
-    )
+    """One object per measurement, with every sample of a run."""
+
+    def line(m: Measurement) -> str:
+        samples = {"samples_ns": as_nanoseconds(m.timing)} if m.timing.samples else {}
+        return json.dumps({**m.as_dict(), **samples}, ensure_ascii=False) + "\n"
+
+    return "".join(map(line, rows))
 
 
 _STYLE = """
@@ -104,7 +106,7 @@ def _table(rows: Sequence[Measurement]) -> Iterator[str]:
         times = (seconds_text(t) for t in (m.timing.p50, m.timing.p10, m.timing.p90))
         error = "not a number" if m.error is None else f"{m.error:.1e}"
         cells = [
-            m.label, m.tiles, *times, str(len(m.timing.samples)), m.speed, f"{m.gbytes:.3g}",
+            m.label, m.tiles, *times, str(m.timing.count), m.speed, f"{m.gbytes:.3g}",
             f"{m.of_ceiling:.0%} ({m.ceiling})", error,
         ]  # fmt: skip
         cells += [m.load_text] * (len(header) - len(cells))

@@ -1,10 +1,11 @@
-"""Rows of evidence and of runs, as measurements, and what damage in them is called."""
+"""Rows of cards and of runs, as measurements, and what damage in them is called."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cufa.dashboard.model.many import time_of
@@ -12,33 +13,44 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.reading import DAMAGE
 from cufa.dashboard.worker.run import Run
-from cufa.measure import renewal
+from cufa.measure.cards import Card
 from cufa.measure.cases import READ
-from cufa.measure.recorded import rows_of
+from cufa.measure.measured import Measured, rows_of
 
 
-def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: str = "") -> list[Measurement]:
-    """The rows of evidence, or of a run of this ``title`` and time. Raises KeyError, TypeError or ValueError when
-    the record is damaged. What is read is what later figures need, so that damage shows here."""
-    is_gpu = "arch" in record["environment"]
-    counted: dict[str, int] = {}
+def of_card(card: Card, past: bool = False) -> list[Measurement]:
+    """The rows of a card, or their past. Raises KeyError, TypeError or ValueError for a damaged row."""
+
+    def about(row: Measured) -> tuple[str, str, Json]:
+        return card.name + (f"@{row.recorded}" if past else ""), row.suite, card.sessions[row.recorded]
+
+    return _of_rows(card.past if past else card.rows, "recorded", about)
+
+
+def _of_rows(
+    rows: Iterable[Measured], origin: str, about: Callable[[Measured], tuple[str, str, Json]], when: str = ""
+) -> list[Measurement]:
+    """``about``: source, title and environment of a row. What is read is what later figures need, so that damage shows
+    here."""
+    counted: dict[tuple[str, str], int] = {}
     found = []
-    for _, group in itertools.groupby(rows_of(record), key=lambda row: row.group):
-        rows = list(group)
-        environment = renewal.environment_of(record, rows[0].suite, rows[0].regime)
-        read = next((row for row in rows if row.label == READ), None)
-        for row in rows:
-            number = counted[row.suite] = counted.get(row.suite, -1) + 1
+    for _, group in itertools.groupby(rows, key=lambda row: (row.recorded, row.group)):
+        contenders = list(group)
+        read = next((row for row in contenders if row.label == READ), None)
+        for row in contenders:
+            source, title, environment = about(row)
+            number = counted[source, row.suite] = counted.get((source, row.suite), -1) + 1
             if row is read:
                 continue
+            is_gpu = "arch" in environment
             m = Measurement(
                 ".".join(filter(None, (source, row.suite, str(number)))),
                 origin,
                 source,
-                row.suite or title,
+                title,
                 environment["device"],
                 is_gpu,
-                recorded or environment["recorded"],
+                when or environment["recorded"],
                 row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has none
                 row,
                 read.p50_ns / row.p50_ns if read is not None else None,
@@ -51,8 +63,8 @@ def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: s
 
 
 def _read(m: Measurement) -> tuple[Any, ...]:
-    first = m.row.json["samples_ns"][0]
-    return m.key, m.seconds, m.tflops, m.gbytes, m.of_ceiling, m.ceiling, m.error, first, time_of(m.recorded)
+    rates = m.tflops, m.gbytes, m.of_ceiling, m.ceiling
+    return m.key, m.seconds, *rates, m.error, m.timing.p90, m.timing.count, time_of(m.recorded)
 
 
 def of_run(run: Run) -> list[Measurement]:
@@ -79,7 +91,6 @@ def checked(run: Run) -> Run:
 def _of_run(run: Run) -> list[Measurement]:
     if not run.rows:
         return []
-    return [
-        dataclasses.replace(m, is_gpu=run.job.device != CPU)
-        for m in of_rows(run.record, "run", run.id, run.job.title, run.submitted.isoformat())
-    ]
+    about = run.id, run.job.title, run.record["environment"]
+    found = _of_rows(rows_of(run.record), "run", lambda row: about, run.submitted.isoformat())
+    return [dataclasses.replace(m, is_gpu=run.job.device != CPU) for m in found]

@@ -1,5 +1,5 @@
-"""One thing that was measured, by a run on this machine or in recorded evidence, and what pages say of it. Of many
-there is :mod:`cufa.dashboard.model.many`.
+"""One measurement, of a run on this machine or recorded on another one, and what pages say of it.
+:mod:`cufa.dashboard.model.many` is about many of them.
 
 Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.dashboard.model.measured_rows`.
 """
@@ -12,8 +12,7 @@ from cufa.commands.common import rate_text
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.worker.jobs import Json
 from cufa.kernels import KERNELS, Split
-from cufa.measure import renewal
-from cufa.measure.recorded import Recorded
+from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS, Operation
@@ -44,16 +43,16 @@ class Measurement:
     id: str
     """Stable, and short enough for a link."""
     origin: str
-    """"run" (made by this dashboard) or "recorded" (shipped evidence)."""
+    """"run" (made by this dashboard) or "recorded" (shipped with the package)."""
     source: str
-    """Run or evidence file that it belongs to."""
+    """Run or card that it belongs to."""
     suite: str
     machine: str
     is_gpu: bool
     recorded: str
     """Date and time, ISO 8601, UTC."""
     label: str
-    row: Recorded
+    row: Measured
     of_read: float | None = None
     """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
     commit: str = ""
@@ -235,9 +234,7 @@ class Measurement:
     @property
     def is_stale(self) -> bool:
         """A GPU's kernel has changed since."""
-        if self.kernel is None or not self.is_gpu:
-            return False
-        return self.kernel not in KERNELS or self.row.json.get("digest") != renewal.digest_of(self.kernel)
+        return self.is_gpu and self.row.is_stale
 
     @property
     def mask(self) -> str:
@@ -267,7 +264,7 @@ class Measurement:
         values = (
             self.id, self.origin, self.machine, self.recorded, self.suite, self.row.case, p.operation, self.label,
             p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, lengths, p.head_dim, p.dtype, p.k_element.name,
-            p.precision, str(p.mask), p.softcap, str(self.regime), t.p50, t.p10, t.p90, len(t.samples), self.tflops,
+            p.precision, str(p.mask), p.softcap, str(self.regime), t.p50, t.p10, t.p90, t.count, self.tflops,
             self.gbytes, self.of_ceiling, self.ceiling, self.of_read, self.error, self.tiles, split,
             load.get("joules"), load.get("tflop_per_joule"), load.get("watts"), load.get("clock_mhz"),
         )  # fmt: skip

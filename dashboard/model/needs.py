@@ -11,7 +11,7 @@ from cufa.gpu.architectures import Device
 from cufa.kernels.backward.fa3_config import Fa3BackwardConfig
 from cufa.measure import backward_parts, predictions
 from cufa.measure.backward_parts import Part
-from cufa.measure.recorded import Recorded
+from cufa.measure.measured import Measured
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
@@ -20,7 +20,7 @@ def with_needs(m: Measurement, found: Evidence) -> Measurement:
 
 
 @functools.lru_cache(64)
-def _derived(found: Evidence, suite: str) -> dict[str, Recorded]:
+def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
     """Rows of one suite by the measurement: some milliseconds each."""
     device = _device(found)
     if device is None or found.limits is None:

@@ -6,7 +6,7 @@ from cufa.dashboard.views import compare_known, compare_view, run_live
 
 palette = page.begin(
     "Compare",
-    "Kernels against sequence length, from runs on this machine and from recorded evidence; then results "
+    "Kernels against sequence length, from runs on this machine and from recorded measurements; then results "
     "that people know, beside the same measured here.",
 )
 controls = Controls("compare")

@@ -1,4 +1,4 @@
-"""History: runs and recorded evidence, the difference between two, and downloads."""
+"""History: runs and recorded measurements, the difference between two, and downloads."""
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls

@@ -95,7 +95,7 @@ def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palet
     for fast in (m for m in rows if m.label == "fa2"):
         slow = next((m for m in rows if m.label == "fa1" and m.problem == fast.problem), None)
         if slow is not None:
-            ratio = speedup(slow.timing, fast.timing)
+            ratio = speedup(slow, fast)
             text = (
                 f"{seconds_text(slow.timing.p50)} → {seconds_text(fast.timing.p50)}: {ratio}<br>"
                 f"{fast.problem.dtype}, {fast.regime}, {fast.where}"

@@ -193,7 +193,7 @@ def speedups(rows: Sequence[Measurement], shown: Sequence[str], base: str) -> di
     for (label, *same), m in by_key.items():
         slow = by_key.get((base, *same))
         if label in shown and slow is not None:
-            ratio = speedup(slow.timing, m.timing)
+            ratio = speedup(slow, m)
             text = f"{m.case}<br>{ratio} over {base}, {m.regime}<br>{m.where}"
             point = Point(m.problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
             series.setdefault(m.label, []).append(point)
@@ -218,5 +218,7 @@ def _tag(m: Measurement) -> str:
 def _where_from(rows: Sequence[Measurement]) -> str:
     dates = sorted({m.recorded[:10] for m in rows})
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    kind = "Recorded evidence" if rows[0].origin == "recorded" else "The newest run of each kernel and shape"
+    kind = (
+        "Recorded measurements" if rows[0].origin == "recorded" else "The newest run of each kernel and shape"
+    )
     return f"{kind}, {span}."

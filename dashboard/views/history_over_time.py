@@ -19,7 +19,7 @@ _MOST_OFFERED = 200
 
 
 def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
-    """Every time of what was chosen, that of earlier evidence too, a line per machine; what was measured most often
+    """Every time of what was chosen, earlier sessions too, a line per machine; what was measured most often
     first, and of those what is ours."""
     st.header("One kernel over time", anchor=False)
     rows = [*_earlier(rows), *rows]
@@ -47,12 +47,12 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
 
 
 def _earlier(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Of earlier evidence what is still recorded: a filter that leaves rows out leaves out their past."""
+    """Earlier sessions of the rows shown: a filter that leaves rows out leaves out their past."""
     wanted = {_key(m) for m in rows if m.origin == "recorded"}
     try:
         return [m for m in evidence.past() if _key(m) in wanted]
     except ValueError as error:
-        st.warning(f"Earlier evidence cannot be read: {error}", icon=":material/broken_image:")
+        st.warning(f"Earlier measurements cannot be read: {error}", icon=":material/broken_image:")
         return []
 
 
@@ -68,7 +68,7 @@ def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
     if len(found) == 1:
         return f"Measured once on {machine}, on {found[0].recorded[:10]}: {seconds_text(found[0].seconds)}."
     first, last = found[0], found[-1]
-    ratio = speedup(first.timing, last.timing)
+    ratio = speedup(first, last)
     change = f"the last is {ratio} faster than the first"
     if ratio.low <= 1 <= ratio.high:
         change = "first and last show no difference"

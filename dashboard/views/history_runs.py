@@ -32,7 +32,7 @@ def _show_listed(runs: Sequence[Run], what: str) -> None:
 
 
 def show_kept(runs: Sequence[Run]) -> None:
-    """Which runs are on disk, and a way to be rid of them. Recorded evidence is no run."""
+    """Which runs are on disk, and a way to be rid of them. Recorded measurements are no run."""
     over = {run.id: run for run in runs if run.status.is_over}
     if not over:
         return

@@ -20,7 +20,7 @@ from cufa.dashboard.views import links
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.measure.timing import RESAMPLES, Ratio
 
-_ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
+_ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded"}
 _ALL = "all"
 _MOST_PAIRS = 24
 _TABLE = "history.table"
@@ -147,7 +147,7 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         )
         page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
         return
-    ratio = speedup(a.timing, b.timing)
+    ratio = speedup(a, b)
     name_a, name_b = (a.label, b.label) if a.label != b.label else ("A", "B")
     text, tone = charts.in_words(ratio, name_a, name_b)
     page.verdict(text, tone)
@@ -234,7 +234,7 @@ def _nothing_shared(a: Sequence[Measurement], b: Sequence[Measurement], others_d
 def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
     """Ratios of what both have, the largest differences first."""
     theirs = {m.key: m for m in b}
-    pairs = [(_pair_words(m), speedup(m.timing, theirs[m.key].timing)) for m in a if m.key in theirs]
+    pairs = [(_pair_words(m), speedup(m, theirs[m.key])) for m in a if m.key in theirs]
     return sorted(pairs, key=lambda pair: -max(pair[1].value, 1 / pair[1].value))
 
 
@@ -259,18 +259,25 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
     )
     page.figure(charts.ratio_figure(pairs, palette), "history.ratio", alt)
     st.caption(
-        f"Ratio of medians with its 95% interval (percentile bootstrap over the samples, {RESAMPLES:,} resamples). "
+        f"Ratio of medians with its 95% interval (percentile bootstrap, {RESAMPLES:,} resamples; for recorded "
+        "measurements of different days, from the interval of each median). "
         "Times of different regimes are never compared."
     )
 
 
 def show_downloads(rows: Sequence[Measurement]) -> None:
-    """What the table shows, with every sample."""
+    """What the table shows, with every sample of a run."""
     page.header("Take it away")
     columns = st.columns(3)
     offers = (
         ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),
-        ("JSON Lines, every sample", "cufa.jsonl", "application/x-ndjson", export.json_lines, "data_object"),
+        (
+            "JSON Lines, every sample of a run",
+            "cufa.jsonl",
+            "application/x-ndjson",
+            export.json_lines,
+            "data_object",
+        ),
         ("HTML report", "cufa-report.html", "text/html", export.html_report, "description"),
     )
     for column, (label, name, mime, make, icon) in zip(columns, offers, strict=True):

@@ -136,7 +136,7 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
     try:
         found = evidence.load()
     except ValueError as error:
-        return {}, [f"**Recorded evidence cannot be read:** {error}"]
+        return {}, [f"**Recorded measurements cannot be read:** {error}"]
     of_card = tilings.of_card(view.device, found)
     found = [of_card] if of_card is not None else found
     series: dict[str, dict[int, float]] = {}
@@ -153,7 +153,7 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
                 notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all that changed, {shape}: {gains}.")
     if not series:
         notes.append(
-            f"**Measured:** no evidence with and without skipping under {mask} is recorded in this version yet."
+            f"**Measured:** no measurement with and without skipping under {mask} is recorded in this version yet."
         )
     return series, notes
 

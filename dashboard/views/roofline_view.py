@@ -26,7 +26,7 @@ _OWN = ", run here"
 
 
 def show(controls: Controls, palette: Palette) -> None:
-    """The whole page; where there is no evidence, what would make some."""
+    """The whole page; without measurements, how to make some."""
     found = _load()
     asked = _asked(controls)
     if not found:
@@ -130,12 +130,12 @@ def _load() -> list[Evidence]:
     try:
         found = [e for e in evidence.load() if e.limits is not None and e.rows]
     except ValueError as error:
-        page.verdict("The recorded evidence cannot be read.", "alarm")
+        page.verdict("The recorded measurements cannot be read.", "alarm")
         st.error(str(error), icon=":material/broken_image:")
         return engine.own_evidence()
     found += engine.own_evidence()
     if not found:
-        page.verdict("No GPU evidence is recorded in this version yet.", "warn")
+        page.verdict("No GPU measurement is recorded in this version yet.", "warn")
         st.markdown(
             "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
             "checkout:\n\n```\nmake gpu-evidence\n```\n\n"

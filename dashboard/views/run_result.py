@@ -105,7 +105,7 @@ def verdict(found: Sequence[Measurement]) -> str:
     if len(found) == 1:
         return f"{fastest.label} takes {seconds_text(fastest.timing.p50)}: {rate}{limit}."
     slowest = max(found, key=lambda m: m.timing.p50)
-    ratio = speedup(slowest.timing, fastest.timing)
+    ratio = speedup(slowest, fastest)
     if ratio.low <= 1:
         return f"These samples show no difference between {fastest.label} and {slowest.label}: {rate}{limit}."
     return f"{fastest.label} is {ratio} faster than {slowest.label}: {rate}{limit}."
@@ -138,7 +138,7 @@ def show_table(found: Sequence[Measurement]) -> None:
             "p50": seconds_text(m.timing.p50),
             "p10": seconds_text(m.timing.p10),
             "p90": seconds_text(m.timing.p90),
-            "calls": len(m.timing.samples),
+            "calls": m.timing.count,
             "regime": str(m.regime),
             "speed": m.speed,
             "GB/s": f"{m.gbytes:.3g}",

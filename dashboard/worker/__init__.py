@@ -1,8 +1,8 @@
 """The run engine: one worker process a device, and a folder a run that everyone else reads.
 
 ``jobs`` is what can be asked for, ``store`` the folders, ``reading`` what one of them holds, ``run`` what comes of
-that, ``v1`` what version 0.1 left on disks, ``serve`` the worker's process, ``measuring`` what it does with one job,
-``client`` what the application calls. All timing is :mod:`cufa.measure`'s. Nothing here imports Streamlit.
+that, ``serve`` the worker's process, ``measuring`` what it does with one job, ``client`` what the application calls.
+All timing is :mod:`cufa.measure`'s. Nothing here imports Streamlit.
 
 The folder of a run is the only thing that application and worker share, so a reloaded page, a second browser
 and a restarted application all see the same runs:

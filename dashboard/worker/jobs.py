@@ -7,7 +7,6 @@ import math
 import re
 from typing import Any
 
-from cufa.dashboard.worker import v1
 from cufa.kernels import read_config
 from cufa.measure.cases import Case, Contender
 from cufa.measure.regimes import Regime
@@ -64,10 +63,8 @@ class Job:
     def from_json(cls, content: Json) -> Job:
         """Raises KeyError, TypeError or ValueError when the content is no job that this version reads."""
         schema = content.get("schema", 1)
-        if schema == 1:
-            content = v1.job(content)
-        elif schema != SCHEMA:
-            raise ValueError(f"it has schema {schema!r}; this version reads 1 to {SCHEMA}")
+        if schema != SCHEMA:
+            raise ValueError(f"it has schema {schema!r}; this version reads schema {SCHEMA}")
         cases = tuple(_case(case) for case in content["cases"])
         regime = Regime(content["regime"])
         return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]), regime)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index
 from cufa.dashboard.worker.memory import shortfall
 from cufa.gpu.architectures import Device
-from cufa.measure import records
+from cufa.measure import measured
 from cufa.measure.cases import Case
 from cufa.measure.limits import Limits, measure_limits
 from cufa.measure.runner import Row, run_case
@@ -51,7 +51,7 @@ def measure(job: Job, tell: Tell) -> Result:
     device = _device(job.device)
     tell({"event": "phase", "text": "measuring this machine's ceilings"})
     limits = _limits(device)
-    record = records.run_record((), (), device, limits)
+    record = measured.run_json((), (), device, limits)
     tell({"event": "about", "record": record})
     failures: list[Json] = []
     for number, case in enumerate(job.cases):
@@ -88,7 +88,7 @@ def _measure(
     rows, skipped = run_case(
         case, device, limits, regime=job.regime, seconds=job.seconds, seed=number, watch=_watch(tell)
     )
-    return [_row_record(row, prepared) for row in rows], [records.skipped_record(x) for x in skipped]
+    return [_row_record(row, prepared) for row in rows], [measured.skipped_json(x) for x in skipped]
 
 
 def _watch(tell: Tell) -> Watch:
@@ -110,7 +110,7 @@ def _watch(tell: Tell) -> Watch:
 
 def _row_record(row: Row, seconds: dict[str, float]) -> Json:
     """As in any record, and the plan in words, and how long its kernel took to get ready."""
-    record = records.row_record(row)
+    record = measured.row_json(row)
     if row.plan is not None:
         record |= {"plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
     return record

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cufa.dashboard.worker import v1
 from cufa.dashboard.worker.jobs import Job, Json
 from cufa.dashboard.worker.locks import is_locked
 from cufa.dashboard.worker.run import Run, Status, submitted
 from cufa.measure.limits import Limits
-from cufa.measure.records import SCHEMA, upgrade
+from cufa.measure.measured import SCHEMA
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading something that no version of cufa wrote may raise."""
@@ -131,8 +130,10 @@ def _record(folder: Path, events: list[Json]) -> Json:
         content = _object(folder / "record.json")
     except (FileNotFoundError, ValueError):
         content = _from_events(events)
-    # What an older version measured; a record that names no schema is damaged, and whoever reads its rows says so.
-    return upgrade(content) if content.get("schema", SCHEMA) != SCHEMA else content
+    # A record without a schema is damaged: whoever reads its rows says so.
+    if (schema := content.get("schema", SCHEMA)) != SCHEMA:
+        raise ValueError(f"it has schema {schema!r}; this version reads schema {SCHEMA}")
+    return content
 
 
 #: Where a record keeps what an event of a kind tells.
@@ -147,7 +148,7 @@ def _from_events(events: list[Json]) -> Json:
             record |= _as_object(event["record"])
         elif kind in _SECTIONS:
             record[_SECTIONS[kind]].append(event["record"])
-    return v1.told(record, events) if record.get("schema") == 1 else record
+    return record
 
 
 #: What pages say of what was not measured, and why.

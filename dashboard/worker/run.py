@@ -44,7 +44,7 @@ class Run:
     live: dict[str, list[int]] = field(default_factory=dict)
     """Samples so far of the case that runs now, nanoseconds by contender."""
     record: Json = field(default_factory=dict)
-    """As of :func:`cufa.measure.records.run_record`; of an unfinished run, the rows measured so far."""
+    """As of :func:`cufa.measure.measured.run_json`; of an unfinished run, the rows measured so far."""
     is_settled: bool = False
     """Its end is written: nothing of it changes any more."""
 

@@ -27,7 +27,7 @@ from cufa.dashboard.worker.jobs import Json
 from cufa.dashboard.worker.locks import hold
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
-from cufa.measure import records
+from cufa.plan.tuning import write_json
 
 IDLE_SECONDS = 120.0
 _POLL_SECONDS = 0.15
@@ -119,7 +119,7 @@ class Worker:
                 self._interruptible = True
                 result = measuring.measure(self._run.job, tell)
                 self._interruptible = False
-            records.save(result.record, self._folder / "record.json")
+            write_json(self._folder / "record.json", result.record)
         except Cancelled:
             store.finish(run_id, Status.CANCELLED, "Cancelled while it ran.")
             return False

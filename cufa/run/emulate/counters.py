@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from ...build.compiler import source_digest
 from ...kernels import Kernel, kernels_of
-from ...measure import records_v1
-from ...measure.records import RECORDS_DIR
+from ...measure.cards import RECORDS_DIR
 from ...plan.operation import OPERATIONS
 from ...plan.tuning import write_json
 from ...problem.mask import Mask
@@ -98,23 +97,7 @@ def load() -> dict[str, Any]:
     """What :func:`record` wrote. Raises FileNotFoundError when the package was built without it."""
     document = json.loads(PATH.read_text(encoding="utf-8"))
     assert isinstance(document, dict)
-    for kernel in document["kernels"].values():
-        kernel["runs"] = [_current(run) for run in kernel["runs"]]
     return document
-
-
-def _current(run: dict[str, Any]) -> dict[str, Any]:
-    """A run as it is written now: older files have no mask object, and other names of counters."""
-    if "mask" in run["problem"]:
-        return run
-    names = {old: new for new, old in records_v1.TRACE_FIELDS.items()}
-
-    def renamed(counts: dict[str, Any]) -> dict[str, Any]:
-        return {names.get(name, name): value for name, value in counts.items()}
-
-    blocks = {entry: renamed(counts) for entry, counts in run["per_block"].items()}
-    problem = records_v1.problem(run["problem"])
-    return {**run, "problem": problem, "totals": renamed(run["totals"]), "per_block": blocks}
 
 
 def stale() -> list[str]:

@@ -1,0 +1,184 @@
+"""Measurements that ship with the package: one file of JSON lines for each GPU model, ``cufa/records/<card>.jsonl``.
+
+A line without ``what`` is a measurement row. The contenders of one case form a group (:attr:`Measured.group`); the
+newest session of a group is the measurement, older sessions are its past. Beside the fields of
+:func:`cufa.measure.measured.row_json`, without samples and rates, a row has
+
+========================  ============================================================================================
+``problem``               number of the line ``problem`` that has the problem
+``suite``                 suite of cases that the row belongs to
+``card``                  name of the GPU
+``recorded``, ``commit``  session: date and time (UTC), and the checkout that was measured
+``digest``                digest of the kernel's sources: information only
+``code``                  digest of the kernel's machine code under the pinned NVRTC; null: not known
+``n``                     samples
+``low_ns``, ``high_ns``   95% interval of the median
+``over``                  {label: [low, high]}: 95% interval of that contender's median over this one's, same rounds
+========================  ============================================================================================
+
+Other lines: ``problem`` (with its ``id``, before its rows), ``session`` (environment), ``ceilings`` (:class:`Limits`),
+``tests`` (GPU tests), ``host`` (host time of calls), ``compile`` (seconds of one cold compile of a kernel). The newest
+line of each kind counts.
+``machine_code.json`` lists the digests of rows and traces whose builds still give the same machine code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..gpu.architectures import Device
+from ..problem.problem import Problem
+from .limits import Limits
+from .measured import Json, Measured
+from .timing import speedup
+
+RECORDS_DIR = Path(__file__).parent.parent / "records"
+CURRENT = RECORDS_DIR / "machine_code.json"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Card:
+    """What was measured on one GPU model."""
+
+    name: str
+    """Of its file, e.g. ``nvidia-h200``."""
+    rows: tuple[Measured, ...]
+    """The newest of each group, in the order of the file."""
+    past: tuple[Measured, ...]
+    """Older rows of the same groups, the oldest first."""
+    sessions: dict[str, Json]
+    """Environment by date and time."""
+    limits: Limits | None = None
+    others: dict[str, Json] = dataclasses.field(default_factory=dict)
+    """Newest lines of the kinds ceilings, tests, host, and "compile KERNEL"."""
+
+    @functools.cached_property
+    def environment(self) -> Json:
+        """Of the session that measured the newest row."""
+        return self.sessions[max(row.recorded for row in self.rows)]
+
+    @property
+    def device(self) -> Device:
+        """The card, as plans are made for it."""
+        typical = Device.typical(self.environment["arch"])
+        return Device(
+            self.environment["device"], typical.arch, self.environment.get("num_sms", typical.num_sms)
+        )
+
+    @property
+    def stale(self) -> list[str]:
+        """Kernels with rows whose machine code is not today's."""
+        return list(dict.fromkeys(row.json["kernel"] for row in self.rows if row.is_stale))
+
+    @property
+    def changed(self) -> str:
+        """One sentence on kernels whose machine code has changed; "" where there is none."""
+        return f"Changed since measured: {', '.join(self.stale)}." if self.stale else ""
+
+    def of_suite(self, suite: str) -> list[Measured]:
+        return [row for row in self.rows if row.suite == suite]
+
+
+def path_of(device_name: str, directory: Path | None = None) -> Path:
+    """The file of one GPU model."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return (directory or RECORDS_DIR) / f"{slug}.jsonl"
+
+
+def load_all(directory: Path | None = None) -> dict[str, Card]:
+    """Every card by the name of its file. Raises ValueError for a damaged file."""
+    return {file.stem: load(file) for file in sorted((directory or RECORDS_DIR).glob("*.jsonl"))}
+
+
+def load(file: Path) -> Card:
+    """Raises ValueError for a damaged file."""
+    try:
+        return of_lines(file.stem, read_lines(file))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{file.name} is damaged: {error!r}"[:400]) from error
+
+
+def read_lines(file: Path) -> list[Json]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def of_lines(name: str, lines: Iterable[Json]) -> Card:
+    """Raises KeyError or TypeError for damaged lines."""
+    groups: dict[Any, list[Measured]] = {}
+    sessions, others, problems = dict[str, Json](), dict[str, Json](), dict[int, Problem]()
+    for line in lines:
+        what = line.get("what")
+        if what is None:
+            row = Measured(line, problems[line["problem"]])
+            groups.setdefault(row.group, []).append(row)
+        elif what == "problem":
+            problems[line["id"]] = Problem.from_json(
+                {k: x for k, x in line.items() if k not in ("what", "id")}
+            )
+        elif what == "session":
+            sessions[line["recorded"]] = {key: x for key, x in line.items() if key != "what"}
+        else:
+            key = f"{what} {line['kernel']}" if what == "compile" else what
+            if key not in others or others[key]["recorded"] <= line["recorded"]:
+                others[key] = line
+    newest, past = [], []
+    for rows in groups.values():
+        last = max(row.recorded for row in rows)
+        newest += [row for row in rows if row.recorded == last]
+        past += [row for row in rows if row.recorded != last]
+    past.sort(key=lambda row: row.recorded)
+    ceilings = others.get("ceilings")
+    limits = (
+        Limits(**{k: x for k, x in ceilings.items() if k not in ("what", "recorded")}) if ceilings else None
+    )
+    return Card(name, tuple(newest), tuple(past), sessions, limits, others)
+
+
+def widest_first(found: dict[str, Card]) -> list[Card]:
+    """Cards in the order in which pages show them: the one that copies most bytes per second first."""
+    return sorted(found.values(), key=lambda card: -(card.limits.copy_bytes if card.limits else 0.0))
+
+
+_LEFT_OUT = ("samples_ns", "tflops", "gbytes_per_s")
+"""Rates follow from work and time."""
+
+
+def without_samples(group: list[Json]) -> Iterator[Json]:
+    """The rows of one case, all its contenders, as they are kept: intervals in place of samples."""
+    rows = [Measured(row) for row in group]
+    for row in rows:
+        low, high = row.timing.median_interval
+        kept = {name: value for name, value in row.json.items() if name not in _LEFT_OUT}
+        if row.json["max_error"] is not None:
+            kept["max_error"] = float(f"{row.json['max_error']:.4g}")
+        kept |= {"n": row.timing.count, "low_ns": round(low * 1e9), "high_ns": round(high * 1e9)}
+        over = {}
+        for other in rows:
+            if _keeps(row, other, rows):
+                ratio = speedup(other.timing, row.timing)
+                over[other.label] = [float(f"{x:.7g}") for x in (ratio.low, ratio.high)]
+        yield kept | ({"over": over} if over else {})
+
+
+def _keeps(row: Measured, other: Measured, rows: list[Measured]) -> bool:
+    """Whether ``row`` keeps the interval of the pair: the row of our kernel does, else the later row."""
+    if row is other:
+        return False
+    if row.is_ours != other.is_ours:
+        return row.is_ours
+    return rows.index(other) < rows.index(row)
+
+
+@functools.cache
+def current_code() -> frozenset[str]:
+    """Digests of machine code that today's sources still give for the builds of rows and traces."""
+    try:
+        return frozenset(json.loads(CURRENT.read_text(encoding="utf-8"))["current"])
+    except FileNotFoundError:
+        return frozenset()

@@ -1,0 +1,272 @@
+"""Measurement rows: one contender on one case, as JSON, and read back.
+
+A run (`cufa bench --json`, the dashboard) keeps every sample of a row. The rows that ship with the package
+(:mod:`cufa.measure.cards`) have ``n``, ``low_ns``, ``high_ns`` and ``over`` in place of the samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..build.compiler import source_digest
+from ..gpu.architectures import Device
+from ..kernels import KERNELS, Kernel
+from ..plan.planner import Plan
+from ..problem.problem import Problem
+from . import timing
+from .cases import READ
+from .limits import Limits
+from .machine import environment
+from .regimes import Regime
+from .runner import Row, Skipped
+from .sustained import Load
+from .timing import Ratio, Timing, as_nanoseconds
+
+SCHEMA = 2
+"""Of runs."""
+FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact count that the mask lets through"
+
+Json = dict[str, Any]
+
+
+def digest(spec: Kernel) -> str:
+    """Digest of the sources of a kernel, without comments and white space."""
+    return source_digest(spec.source)
+
+
+@functools.cache
+def _digest_of(kernel: str) -> str:
+    return digest(KERNELS[kernel])
+
+
+# --- Writing ------------------------------------------------------------------------------------------------
+
+
+def row_json(row: Row) -> Json:
+    """One measured row with all samples. Times are nanoseconds; rates follow from the times and the problem."""
+    found: Json = {
+        "case": row.case,
+        "label": row.label,
+        "problem": row.problem.as_json(),
+        "regime": row.regime.value,
+        "samples_ns": as_nanoseconds(row.timing),
+        "p10_ns": round(row.timing.p10 * 1e9),
+        "p50_ns": round(row.timing.p50 * 1e9),
+        "p90_ns": round(row.timing.p90 * 1e9),
+        **dataclasses.asdict(row.work),
+        "tflops": round(row.tflops, 3),
+        "gbytes_per_s": round(row.gbytes, 3),
+        "of_ceiling": round(row.of_ceiling, 4),
+        "ceiling": row.bound,
+        # JSON has no NaN: null stands for it.
+        "max_error": row.error if row.error == row.error else None,
+    }
+    if row.lengths is not None:
+        found["lengths"] = list(row.lengths)
+    if row.load is not None:
+        found["load"] = _load_json(row, row.load)
+    if row.plan is not None:
+        found |= plan_json(row.plan)
+    if row.predicted is not None:
+        found |= {
+            "predicted_ns": round(row.predicted * 1e9),
+            "needs_ns": {name: round(seconds * 1e9) for name, seconds in row.needs.items()},
+        }
+    return found
+
+
+def plan_json(plan: Plan) -> Json:
+    """What a row keeps of the plan that ran."""
+    heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
+    return {
+        "kernel": plan.spec.name,
+        "digest": digest(plan.spec),
+        "config": dataclasses.asdict(plan.config),
+        "grid": [list(launch.grid) for launch in plan.launches],
+        "tiles_visited": schedule.visited * heads,
+        "tiles_skipped": schedule.skipped * heads,
+        "workspace_bytes": plan.workspace,
+        **({"split": dataclasses.asdict(plan.split)} if plan.split else {}),
+    }
+
+
+def _load_json(row: Row, load: Load) -> Json:
+    """Of a contender that ran alone. A figure that NVML did not give is null, and ``missing`` says why."""
+    power, per_joule = load.power, row.tflop_per_joule
+    return {
+        "calls": load.calls,
+        "input_sets": load.sets,
+        "host_bound": load.host_bound,
+        "clock_mhz": power.clock_mhz,
+        "watts": None if power.watts is None else round(power.watts, 1),
+        "joules": None if power.joules is None else float(f"{power.joules:.4g}"),
+        "tflop_per_joule": None if per_joule is None else round(per_joule, 4),
+        "missing": power.missing,
+        "throttled": {name: round(share, 3) for name, share in power.throttled.items()},
+    }
+
+
+def skipped_json(skipped: Skipped) -> Json:
+    problem = skipped.problem.as_json()
+    return {"case": skipped.case, "label": skipped.label, "problem": problem, "reason": skipped.reason}
+
+
+def run_json(
+    rows: Iterable[Row], skipped: Iterable[Skipped], device: Device | None, limits: Limits | None
+) -> Json:
+    """A self-describing benchmark run."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment(device),
+        "limits": dataclasses.asdict(limits) if limits else None,
+        "flop_convention": FLOP_CONVENTION,
+        "rows": [row_json(row) for row in rows],
+        "skipped": [skipped_json(s) for s in skipped],
+    }
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One measurement row, read back."""
+
+    json: Json = dataclasses.field(repr=False)
+    of: Problem | None = None
+    """Its problem, where that is at hand."""
+
+    @property
+    def suite(self) -> str:
+        """ "" in a run."""
+        return str(self.json.get("suite", ""))
+
+    @property
+    def label(self) -> str:
+        return str(self.json["label"])
+
+    @property
+    def case(self) -> str:
+        """Name of the case, or "" where the problem names the case."""
+        return str(self.json["case"])
+
+    @property
+    def recorded(self) -> str:
+        """Date and time of the session; "" in a run."""
+        return str(self.json.get("recorded", ""))
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        return self.of or Problem.from_json(self.json["problem"])
+
+    @property
+    def regime(self) -> Regime:
+        return Regime(self.json["regime"])
+
+    @functools.cached_property
+    def timing(self) -> Timing:
+        return Timing.of_row(self.json, self.regime)
+
+    @property
+    def p50_ns(self) -> float:
+        return float(self.json["p50_ns"])
+
+    @property
+    def tflops(self) -> float:
+        return float(self.json["flops"]) / self.p50_ns * 1e-3
+
+    @property
+    def tbytes(self) -> float:
+        """Effective traffic, TB/s."""
+        return float(self.json["io_bytes"]) / self.p50_ns * 1e-3
+
+    @property
+    def is_ours(self) -> bool:
+        return "kernel" in self.json
+
+    @property
+    def is_peer(self) -> bool:
+        return not self.is_ours and self.label != READ
+
+    @property
+    def load(self) -> Json:
+        """Clock, power and energy of a contender that ran alone; empty where contenders took turns."""
+        return dict(self.json.get("load", {}))
+
+    @property
+    def host_bound(self) -> bool:
+        """The time is that of the host's calls, not of the kernel."""
+        return bool(self.load.get("host_bound"))
+
+    @property
+    def is_stale(self) -> bool:
+        """One of our kernels gives other machine code now. A run made here has no digest of machine code: then the
+        digest of the sources decides."""
+        return self.is_ours and not is_current(self.json["kernel"], self.json.get("digest"), self.json)
+
+    @functools.cached_property
+    def group(self) -> tuple[str, Regime, str | Problem]:
+        """Equal for the contenders of one case; they may differ in whether their additions have a fixed order."""
+        return self.suite, self.regime, self.case or dataclasses.replace(self.problem, deterministic=False)
+
+
+def is_current(kernel: str, digest: str | None, row: Json) -> bool:
+    """Whether what was measured of a kernel is what runs now. ``row["code"]``: the digest of its machine code, where
+    that was kept."""
+    from .cards import current_code
+
+    if "code" in row:
+        return row["code"] in current_code()
+    return kernel in KERNELS and digest == _digest_of(kernel)
+
+
+def rows_of(run: Json) -> list[Measured]:
+    """All rows of a run, in the order in which they were measured."""
+    return [Measured(row) for row in run.get("rows", ())]
+
+
+def by_case(rows: Iterable[Measured]) -> Iterator[dict[str, Measured]]:
+    """The contenders of each case by their label."""
+    for _, group in itertools.groupby(rows, key=lambda row: row.group):
+        yield {row.label: row for row in group}
+
+
+def speedup(slow: Measured, fast: Measured) -> Ratio:
+    """How many times faster, with its 95% interval: of two contenders that took turns from the same rounds of both."""
+    if slow.group == fast.group and slow.recorded == fast.recorded:
+        value = slow.p50_ns / fast.p50_ns
+        if kept := fast.json.get("over", {}).get(slow.label):
+            return Ratio(value, *kept)
+        if kept := slow.json.get("over", {}).get(fast.label):
+            return Ratio(value, 1 / kept[1], 1 / kept[0])
+    return timing.speedup(slow.timing, fast.timing)
+
+
+def best_peer(found: dict[str, Measured]) -> str:
+    """The fastest of another library in one case; "" when none was timed."""
+    peers = [row for row in found.values() if row.is_peer]
+    return min(peers, key=lambda row: row.p50_ns).label if peers else ""
+
+
+def speedups(
+    rows: Iterable[Measured], ours: str, peer: str, regime: Regime, wanted: Callable[[Problem], bool]
+) -> Iterator[tuple[Problem, float]]:
+    """Each wanted problem that ``ours`` was timed on beside ``peer``, and how many times faster ``ours`` was. "" is our
+    first, or the fastest peer, of each case. Host-bound times are left out."""
+    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
+    for found in by_case(chosen):
+        fast = ours or next((label for label, row in found.items() if row.is_ours), "")
+        slow = peer or best_peer(found)
+        if {fast, slow} <= found.keys():
+            yield found[fast].problem, found[slow].p50_ns / found[fast].p50_ns
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """0 of none."""
+    logs = [math.log(x) for x in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else 0.0

@@ -1,0 +1,56 @@
+"""Which kernel recorded measurements found fastest for each class of problem: what ``algorithm="auto"`` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from cufa.gpu.architectures import Device
+from cufa.kernels import KERNELS
+from cufa.measure.cards import Card
+from cufa.measure.measured import Measured, by_case
+from cufa.measure.regimes import Regime
+from cufa.plan import tuning
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import make_plan
+from cufa.plan.problem_classes import problem_class
+
+
+def fastest(card: Card) -> dict[str, str]:
+    """Kernel by :func:`cufa.plan.problem_classes.problem_class`, for every class in which the registry's first
+    choice took
+    turns with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
+    device = Device.typical(card.environment["arch"])
+    logs: dict[str, list[dict[str, float]]] = {}
+    rows = (row for row in card.rows if row.regime is Regime.IN_TURNS and _is_a_choice(row))
+    for found in by_case(rows):
+        problem = next(iter(found.values())).problem
+        times = {row.json["kernel"]: math.log(row.p50_ns) for row in found.values()}
+        if len(times) > 1 and make_plan(problem, device).spec.name in times:
+            logs.setdefault(problem_class(problem), []).append(times)
+    winners = {name: _least(cases) for name, cases in sorted(logs.items())}
+    return {name: kernel for name, kernel in winners.items() if kernel}
+
+
+def write(found: Iterable[Card]) -> list[Path]:
+    """The files that the planner reads. Raises OSError when one cannot be written."""
+    files = []
+    for card in found:
+        files.append(tuning.recorded_path(card.environment["device"]))
+        tuning.write_json(files[-1], fastest(card))
+    tuning.fastest_kernels.cache_clear()
+    return files
+
+
+def _is_a_choice(row: Measured) -> bool:
+    """A kernel as the planner would launch it, not a step of an ablation or one of many tilings; of an operation
+    whose planner has no rule of its own."""
+    spec = KERNELS.get(row.json.get("kernel", ""))
+    return spec is not None and row.label == spec.algorithm and not OPERATIONS[spec.operation].splits
+
+
+def _least(cases: list[dict[str, float]]) -> str:
+    common: set[str] = set.intersection(*(set(times) for times in cases))
+    totals: Mapping[str, float] = {name: sum(times[name] for times in cases) for name in common}
+    return min(totals, key=lambda name: totals[name], default="")

@@ -1,0 +1,151 @@
+"""What a call costs before its kernel runs: host time of one call, the first result of a new process, one compile."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cufa.kernels import KERNELS, Kernel
+from cufa.measure import peers
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.inputs import Inputs
+from cufa.measure.suites import make
+from cufa.measure.timing import host_time
+from cufa.plan.operation import OPERATIONS
+from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem.mask import CAUSAL
+
+Json = dict[str, Any]
+
+#: Too small a problem for its kernel to matter.
+_SMALL = make(1, 8, 128, 64, "float16", CAUSAL)
+_TOKEN = make_decode(1, 8, 8, 128, head_dim=64, dtype="float16", lengths_given=True)
+#: Of the process whose first result is waited for.
+_FIRST = make(1, 8, 1024, 128, "float16", CAUSAL)
+
+
+def host_calls() -> list[Json]:
+    """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
+    picks, with and without ``out=``, on other arrays at every call, FA2, the backward, and decoding), and torch's
+    SDPA; and what it takes to make a mask of 64 documents, of lengths here and on the GPU."""
+    import cupy
+
+    from cufa import flash_attention, flash_attention_backward, flash_decode, masks
+
+    problem = _SMALL
+
+    def inputs(seed: int) -> list[Any]:
+        arrays = Inputs(problem, on_gpu=True, seed=seed).arrays(problem)
+        return [arrays[name] for name in "qkv"]
+
+    q, k, v = inputs(0)
+    out = cupy.empty_like(q)
+    lse = flash_attention(q, k, v, causal=True, return_lse=True, out=out)[1]
+    token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
+    length = cupy.array([100], "int32")
+    documents = np.full(64, 128, np.int32)
+    on_gpu, tokens = cupy.asarray(documents), int(documents.sum())
+    synchronize = cupy.cuda.get_current_stream().synchronize
+    # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
+    others = itertools.cycle([inputs(seed) for seed in range(1, 5)])
+    calls: dict[str, Callable[[], Any]] = {
+        "flash_attention(q, k, v, causal=True)": lambda: flash_attention(q, k, v, causal=True),
+        "flash_attention(q, k, v, causal=True, out=out)": lambda: flash_attention(
+            q, k, v, causal=True, out=out
+        ),
+        "flash_attention(*next(others), causal=True)": lambda: flash_attention(*next(others), causal=True),
+        "flash_attention(q, k, v, causal=True, algorithm='fa2')": lambda: flash_attention(
+            q, k, v, causal=True, algorithm="fa2"
+        ),
+        "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": lambda: flash_attention_backward(
+            out, q, k, v, out, lse, causal=True
+        ),
+        "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
+            token, k, v, cache_seqlens=length, out=one
+        ),
+        "masks.documents(lengths), 64 of them": lambda: masks.documents(documents),
+        "masks.documents(lengths, seqlen=8192), on the GPU": lambda: masks.documents(on_gpu, seqlen=tokens),
+    }
+    found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
+    if not peers.FAMILIES["torch"].missing:
+        found += peers.torch_host_times(
+            problem, q, k, v, functools.partial(host_time, synchronize=synchronize)
+        )
+    return [
+        {"call": label, **{f"p{p}_us": round(timing.percentile(p) * 1e6, 2) for p in (10, 50, 90)}}
+        for label, timing in found
+    ]
+
+
+_FIRST_RESULT = """
+import cupy, numpy, cufa
+q = cupy.asarray(numpy.ones((1, 8, 1024, 128), numpy.float16))
+cufa.flash_attention(q, q, q, causal=True)
+cupy.cuda.get_current_stream().synchronize()
+"""
+
+
+def first_result_seconds() -> dict[str, float]:
+    """Wall time of a process that imports CuPy and cufa and waits for one result: with no kernel cache
+    (cold), then with the one that this left (warm)."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as cache:
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": root}
+        for state in ("cold", "warm"):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", _FIRST_RESULT], env=environment, check=True)
+            seconds[state] = round(time.perf_counter() - start, 2)
+    return seconds
+
+
+def compile_lines(specs: Iterable[Kernel]) -> list[Json]:
+    """Seconds of one cold compile of each kernel that a call may name."""
+    from cufa.run.cuda import backend as cuda
+
+    device = cuda.current_device()
+    named = [spec for spec in specs if not OPERATIONS[spec.operation].splits]
+    head_dims = [next(d for d in (128, 64, 256) if fitting_configs(spec, d, device)) for spec in named]
+    timed = cold_compiles([(spec.name, d) for spec, d in zip(named, head_dims, strict=True)])
+    return [
+        {"what": "compile", "kernel": spec.name, "seconds": round(seconds, 2), "of": what}
+        for spec, (seconds, what) in zip(named, timed, strict=True)
+    ]
+
+
+def cold_compiles(variants: Iterable[tuple[str, int]]) -> list[tuple[float, str]]:
+    """Seconds that the kernel of each (name, head_dim) takes to compile, nothing cached, each alone; and of
+    what. CuPy looks for its cache once, so that takes a process of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, _use_cache, (cache,)) as alone:
+            return list(alone.map(_cold_compile, variants))
+
+
+def _use_cache(folder: str) -> None:
+    os.environ["CUPY_CACHE_DIR"] = folder
+
+
+def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
+    from cufa.run.cuda import backend as cuda
+
+    spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
+    dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
+    problem = dataclasses.replace(make(1, 16, 4096, head_dim, dtype, CAUSAL), operation=spec.operation)
+    plan = make_plan(problem, device, kernel=spec.name)
+    start = time.perf_counter()
+    cuda.prepare(plan)
+    return time.perf_counter() - start, f"{dtype}, head_dim {head_dim}, causal, {plan.config}"

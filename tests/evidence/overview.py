@@ -1,0 +1,128 @@
+"""Recorded measurements in ten rows: what the README shows of every GPU, wins and losses alike.
+
+Both regimes stand side by side (:mod:`cufa.measure.regimes`); the lower mean is the one that is claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+from cufa.measure.cards import Card, widest_first
+from cufa.measure.measured import Measured, geometric_mean, speedups
+from cufa.measure.peers import family_of
+from cufa.measure.regimes import Regime
+from cufa.problem.mask import CAUSAL
+from cufa.problem.problem import Problem
+
+from .days import other_days, when_else
+from .tables import NONE, table
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """Cases of one suite, one of our kernels, one peer."""
+
+    words: str
+    peer_words: str
+    """"": the names of those that were timed."""
+    suite: str
+    ours: str = ""
+    """"": our first of each case."""
+    peer: str = ""
+    """"": the fastest of each case."""
+    wanted: Callable[[Problem], bool] = lambda problem: True
+
+
+def _columns(problem: Problem, operation: str) -> bool:
+    return problem.operation == operation and problem.mask_kind == "columns"
+
+
+_ROWS = (
+    _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn"),
+    _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
+    _Row("few queries over many keys", "", "chunks"),
+    _Row("FA3, 1k to 16k", "FlashAttention-4", "forward", "fa3", "fa4"),
+    _Row("FA3 at the power limit", "FlashAttention-4", "energy", "fa3", "fa4"),
+    _Row("FA2, 1k to 16k", "PyTorch's FA2", "forward", "fa2", "torch flash"),
+    _Row("FA2, short, ragged and uneven shapes", "PyTorch's FA2", "awkward", "fa2", "torch flash"),
+    _Row(
+        "float32 with float32 accuracy",
+        "PyTorch's memory-efficient",
+        "float32",
+        "fa2",
+        "torch efficient",
+        lambda p: p.precision == "float32",
+    ),
+    _Row(
+        "a window of 1024 keys",
+        "",
+        "masks",
+        wanted=lambda p: p.mask_kind == "band" and p.operation == "forward",
+    ),
+    _Row("causal documents in columns", "", "masks", wanted=lambda p: _columns(p, "forward")),
+    _Row("their backward", "", "masks", wanted=lambda p: _columns(p, "backward")),
+    _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
+    _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
+    _Row("FA3's backward, 1k to 16k", "FlashAttention-4", "backward", "fa3", "fa4"),
+    _Row("FA3's backward at the power limit", "FlashAttention-4", "backward-energy", "fa3", "fa4"),
+    _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
+    _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),
+    _Row(
+        "the backward in float32",
+        "PyTorch's memory-efficient",
+        "backward-beside",
+        "fa2",
+        "torch efficient",
+        lambda p: p.precision == "float32",
+    ),
+    _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
+)
+
+
+def overview(found: dict[str, Card]) -> Iterator[str]:
+    """One table per GPU, with stale kernels and suites of other days."""
+    for card in widest_first(found):
+        environment = card.environment
+        yield f"**{environment['device']}**, {environment['recorded'][:10]}, {_tests(card)}\n"
+        for note in filter(None, (card.changed, other_days(card, dict.fromkeys(x.suite for x in _ROWS)))):
+            yield f"{note}\n"
+        yield from table(["speed of", "over", *map(str, Regime), "claimed"], _lines(list(card.rows)))
+        yield ""
+
+
+def _tests(card: Card) -> str:
+    tests = card.others.get("tests")
+    if tests is None:
+        return "GPU tests not run"
+    sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
+    when = when_else(card, tests)
+    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped{when}{sample}:"
+
+
+def _lines(rows: list[Measured]) -> Iterator[list[str]]:
+    for row in _ROWS:
+        of_suite = [x for x in rows if x.suite == row.suite]
+        by_regime = {
+            regime: [x for _, x in speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
+            for regime in Regime
+        }
+        means = [geometric_mean(found) for found in by_regime.values() if found]
+        if means:
+            peer = row.peer_words or _peers(x.label for x in of_suite if x.is_peer and row.wanted(x.problem))
+            yield [row.words, peer, *map(_range, by_regime.values()), f"{min(means):.2f}×"]
+
+
+def _peers(labels: Iterable[str]) -> str:
+    """Whose the fastest time is: another card's machine may have had other libraries."""
+    titles = dict.fromkeys(family_of(label).title for label in labels)
+    return ("the faster of " if len(titles) > 1 else "") + " and ".join(titles)
+
+
+def _range(ratios: list[float]) -> str:
+    """Geometric mean, least and most."""
+    if not ratios:
+        return NONE
+    mean = f"{geometric_mean(ratios):.2f}×"
+    return f"{mean} ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else mean

@@ -1,0 +1,64 @@
+"""What is measured for the records: suites and regimes, in their order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cufa.gpu.architectures import Device
+from cufa.measure.cases import Case
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES
+from cufa.measure.sustained import WARM_SECONDS
+from cufa.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The cases of one suite under one regime."""
+
+    suite: str
+    regime: Regime = Regime.IN_TURNS
+    seconds: float | None = None
+    """None: as the run has it (in turns), or as the regime does."""
+    section: str = ""
+    """Suite that its rows are kept in; "" is its own."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}, {self.regime}"
+
+    def cases(self, device: Device | None) -> list[Case]:
+        return list(SUITES[self.suite].cases(device))
+
+    @property
+    def kept_in(self) -> str:
+        return self.section or self.suite
+
+    def group(self, case: Case) -> tuple[str, Regime, str | Problem]:
+        """:attr:`cufa.measure.measured.Measured.group` of the rows of a case."""
+        problem = dataclasses.replace(case.problem, deterministic=False)
+        return self.kept_in, self.regime, case.name or problem
+
+    def least_seconds(self, case: Case) -> float:
+        """What one case takes by its regime alone, without inputs, references and compilation."""
+        seconds = self.seconds or self.regime.seconds
+        return seconds if self.regime is Regime.IN_TURNS else len(case.contenders) * (seconds + WARM_SECONDS)
+
+
+#: Enough for a time, not for joules.
+_SHORT = 1.0
+
+#: All parts, in the order in which they are measured.
+PARTS = (
+    *(
+        Part(x)
+        for x in ("forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory")
+    ),
+    *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
+    Part("backward-ladder"),
+    Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
+    Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
+    Part("backward", Regime.SUSTAINED, _SHORT / 2),
+    Part("energy", Regime.SUSTAINED),
+    Part("backward-energy", Regime.SUSTAINED),
+)

@@ -1,0 +1,202 @@
+"""Bounds on time that the package is held to, measured one after the other: ``make bench-promises``.
+
+On a machine that does nothing else. No test has such a bound, for a busy machine would fail it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cufa.calls.backward import flash_attention_backward
+from cufa.calls.forward import flash_attention
+from cufa.problem.problem import default_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    what: str
+    at_most: float
+    unit: str
+    measure: Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    promise: Promise
+    measured: float
+
+    def __bool__(self) -> bool:
+        return self.measured <= self.promise.at_most
+
+    def __str__(self) -> str:
+        promise = self.promise
+        unit = f" {promise.unit}" if promise.unit else ""
+        kept = "kept" if self else "BROKEN"
+        return f"{kept:6}  {self.measured:8.3g} of {promise.at_most:g}{unit:3}  {promise.what}"
+
+
+def promises(on_gpu: bool) -> list[Promise]:
+    found = [
+        Promise("import cufa, beyond the interpreter's own start (processor time)", 0.3, "s", import_seconds),
+        Promise(f"the CPU path, over naive NumPy, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=False)),
+        Promise(f"the same, causal, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=True)),
+        Promise(f"causal, over the same without a mask, {_SHAPE}", 0.75, "", _causal_over_full),
+        Promise(
+            f"its gradients, over naive NumPy's, causal, {_GRADIENT_SHAPE}", 0.5, "", _gradients_over_numpy
+        ),
+    ]
+    return found + (_gpu_promises() if on_gpu else [])
+
+
+def _gpu_promises() -> list[Promise]:
+    from cufa.measure import peers
+
+    from . import host_times
+
+    first_result = functools.cache(host_times.first_result_seconds)
+    calls = functools.cache(lambda: {call["call"]: call["p50_us"] for call in host_times.host_calls()})
+
+    def cold_compile() -> float:
+        return max(host_times.cold_compiles([("fa3_forward", d) for d in (64, 128, 256)]))[0]
+
+    found = [
+        Promise("the first result of a new process, nothing compiled", 10, "s", lambda: first_result()["cold"]),
+        Promise("the first result of a new process, compiled before", 2, "s", lambda: first_result()["warm"]),
+        Promise(
+            "the host's part of flash_decode", 15, "µs",
+            lambda: calls()["flash_decode(q, k, v, cache_seqlens=n, out=out)"],
+        ),
+        Promise("one regime over the other, where power does not matter", 2, "", _regimes_apart),
+    ]  # fmt: skip
+    if _is_hopper():
+        found.append(
+            Promise("one compile of fa3_forward, the longest of three head dims", 3, "s", cold_compile)
+        )
+    if _is_hopper() and not peers.FAMILIES["torch"].missing:
+        ours = "flash_attention(q, k, v, causal=True)"
+        found.append(
+            Promise("the host's part of flash_attention, over torch cudnn's", 1, "",
+                    lambda: calls()[ours] / calls()["torch cudnn"])
+        )  # fmt: skip
+    return found
+
+
+def _regimes_apart() -> float:
+    """Of decoding, which waits for memory: alone it takes as long as in turns, as its inputs do outgrow L2."""
+    from cufa.measure.cases import Case, Contender
+    from cufa.measure.decode_cases import make_decode
+    from cufa.measure.limits import Limits
+    from cufa.measure.regimes import Regime
+    from cufa.measure.runner import run_case
+    from cufa.run.cuda import backend as cuda
+
+    case, limits = (
+        Case(make_decode(1, 32, 8, 8 << 10), (Contender(),)),
+        Limits(1e12, {"bfloat16": 1e15}, 1e12),
+    )
+    device = cuda.current_device()
+    rows = [run_case(case, device, limits, regime=regime, seconds=0.5)[0][0] for regime in Regime]
+    return max(row.seconds for row in rows) / min(row.seconds for row in rows)
+
+
+def _is_hopper() -> bool:
+    from cufa.run.cuda import backend as cuda
+
+    return cuda.current_device().arch.capability == 90
+
+
+# --- On the CPU -------------------------------------------------------------------------------------------
+
+_SEQLEN = 4096
+_SHAPE = f"8 heads × {_SEQLEN}, d64, float32"
+_GRADIENT_SEQLEN = 2048
+_GRADIENT_SHAPE = f"8 heads × {_GRADIENT_SEQLEN}, d64, float32"
+_ROUNDS = 5
+"""The best of so many: other work on the machine only ever adds time."""
+
+
+def import_seconds() -> float:
+    code = "import time; t = time.process_time(); import cufa; print(time.process_time() - t)"
+    command = [sys.executable, "-c", code]
+    return min(float(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(_ROUNDS))
+
+
+def naive_numpy(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """What a NumPy user writes."""
+    s = (q @ k.swapaxes(-1, -2)) * np.float32(default_scale(q.shape[-1]))
+    if causal:
+        s = np.where(np.tri(*s.shape[-2:]) > 0, s, np.float32(-np.inf))
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    return (p / p.sum(axis=-1, keepdims=True)) @ v
+
+
+def _over_numpy(causal: bool) -> float:
+    return _seconds(flash_attention, causal) / _seconds(naive_numpy, causal)
+
+
+def _causal_over_full() -> float:
+    return _seconds(flash_attention, True) / _seconds(flash_attention, False)
+
+
+@functools.cache
+def _seconds(attention: Callable[..., Any], causal: bool) -> float:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, _SEQLEN, 64), np.float32)
+
+    def once() -> float:
+        start = time.perf_counter()
+        attention(q, k, v, causal=causal)
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(_ROUNDS))
+
+
+def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool = True) -> Any:
+    """What a NumPy user writes: dq, dk and dv."""
+    scale = np.float32(default_scale(q.shape[-1]))
+    s = (q @ k.swapaxes(-1, -2)) * scale
+    if causal:
+        s = np.where(np.tri(*s.shape[-2:]) > 0, s, np.float32(-np.inf))
+    p = np.exp(s - lse[..., None])
+    ds = p * (dout @ v.swapaxes(-1, -2) - (dout * out).sum(axis=-1, keepdims=True)) * scale
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
+
+
+def _gradients_over_numpy() -> float:
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 8, _GRADIENT_SEQLEN, 64), np.float32)
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True, device="cpu")
+
+    def seconds(gradients: Callable[..., Any], **options: Any) -> float:
+        start = time.perf_counter()
+        gradients(dout, q, k, v, out, lse, causal=True, **options)
+        return time.perf_counter() - start
+
+    ours = min(seconds(flash_attention_backward, device="cpu") for _ in range(_ROUNDS))
+    return ours / min(seconds(naive_numpy_backward) for _ in range(_ROUNDS))
+
+
+def measured(found: list[Promise]) -> Iterator[Kept]:
+    for promise in found:
+        yield Kept(promise, promise.measure())
+
+
+def main(found: list[Promise]) -> int:
+    """Print each as it is measured; 1 when one is broken."""
+    broken = 0
+    for kept in measured(found):
+        print(kept, flush=True)
+        broken += not kept
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    from cufa.calls.calls import gpu_available
+
+    sys.exit(main(promises(on_gpu=gpu_available())))

@@ -1,0 +1,164 @@
+"""Measure what a card's file lacks: cases without rows, with stale rows, or that are planned otherwise now.
+
+A case is measured whole, all contenders in one session: a ratio is only of times that were taken side by side. Each
+case is on disk when it is measured, so a machine that is lost costs one case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from cufa.gpu.architectures import Device
+from cufa.kernels import KERNELS
+from cufa.measure.cards import Card
+from cufa.measure.cases import READ, Case, Contender
+from cufa.measure.limits import Limits, measure_limits
+from cufa.measure.measured import Measured, plan_json
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import run_case
+from cufa.problem.problem import Problem
+
+from .card_file import CardFile
+from .host_times import compile_lines, first_result_seconds, host_calls
+from .parts import PARTS, Part
+
+Say = Callable[[str], object]
+
+
+class OutOfTime(Exception):
+    """The next step would not end within the time that was given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lacking:
+    part: Part
+    case: Case
+    seed: int
+    why: str
+
+
+def lacking(card: Card | None, device: Device, parts: Iterable[Part] = PARTS) -> Iterator[Lacking]:
+    """Cases to be measured, in order."""
+    rows: dict[Any, dict[str, Measured]] = {}
+    for row in card.rows if card else ():
+        rows.setdefault(row.group, {})[row.label] = row
+    for part in parts:
+        for seed, case in enumerate(part.cases(device)):
+            if why := _why(case, device, rows.get(part.group(case), {})):
+                yield Lacking(part, case, seed, why)
+
+
+def _why(case: Case, device: Device, rows: dict[str, Measured]) -> str:
+    """ "" where the rows of a case show what would run now. Peers may be missing: not every machine has them."""
+    for contender in case.contenders:
+        if not contender.is_ours:
+            continue
+        try:
+            plan = contender.plan(case.problem, device)
+        except ValueError:  # no kernel serves it here
+            continue
+        row = rows.get(contender.label)
+        if row is None:
+            return "not measured"
+        if row.is_stale:
+            return f"{row.json['kernel']} changed"
+        if row.json["kernel"] != plan.spec.name or not _same(row.json, plan_json(plan)):
+            return "planned otherwise now"
+    return ""
+
+
+def _same(row: dict[str, Any], plan: dict[str, Any]) -> bool:
+    """Tiles and splits are equal, as far as both name them: an older row may lack a field."""
+    pairs = ((row.get(name) or {}, plan.get(name) or {}) for name in ("config", "split"))
+    return all(
+        theirs[field] == mine for theirs, ours in pairs for field, mine in ours.items() if field in theirs
+    )
+
+
+def record(
+    file: CardFile, device: Device, *, jobs: int, seconds: float, limit: float, everything: bool, say: Say
+) -> None:
+    """``seconds``: measuring time of a case in turns. ``limit``: seconds; nothing that usually ends after them is
+    begun. Raises OutOfTime."""
+    started = time.perf_counter()
+    card = file.card if file.lines else None
+    others = card.others if card and not everything else {}
+    if "ceilings" not in others:
+        say("ceilings")
+        file.add("ceilings", **dataclasses.asdict(measure_limits(device)))
+    todo = list(lacking(None if everything else card, device))
+    changed = {x.why.removesuffix(" changed") for x in todo}
+    specs = [s for s in KERNELS.values() if s.runs_on(device.arch.capability)]
+    cold = [s for s in specs if f"compile {s.name}" not in others or s.name in changed]
+    for line in compile_lines(cold):
+        file.add(**line)
+    say("compiling the variants of the benchmark")
+    _compile_in_parallel([x.case for x in todo], jobs)
+    limits = Limits(**{k: v for k, v in _last(file, "ceilings").items() if k not in ("what", "recorded")})
+    for x in todo:
+        left = limit - (time.perf_counter() - started)
+        if 3 * x.part.least_seconds(x.case) > left:
+            raise OutOfTime(f"{left:.0f} s are left; what is measured is in {file.path}")
+        say(f"{x.part.name}: {x.case.title}: {x.why}")
+        time_of_case = x.part.seconds or (
+            seconds if x.part.regime is Regime.IN_TURNS else x.part.regime.seconds
+        )
+        rows, _ = run_case(x.case, device, limits, regime=x.part.regime, seconds=time_of_case, seed=x.seed)
+        file.add_rows(x.part.kept_in, rows)
+    if "host" not in others or changed & {"fa3_forward", "fa3_backward", "fa2_forward"}:
+        say("host time of a call, and to the first result of a new process")
+        file.add("host", calls=host_calls(), first_result=first_result_seconds())
+
+
+def problems_with(card: Card) -> list[str]:
+    """What must not ship: failed or missing tests, NaN, kernels that no test ran."""
+    tests, found = card.others.get("tests"), []
+    if tests is None:
+        return ["the GPU tests were not run"]
+    if tests["failed"] or not tests["passed"]:
+        found.append(f"{tests['failed']} GPU tests failed, {tests['passed']} passed: {tests['failures'][:3]}")
+    found += [
+        f"{row.suite}: {row.label} gave NaN on {row.case or row.problem}"
+        for row in card.rows
+        if row.json["max_error"] is None and row.label != READ
+    ]
+    here = [s.name for s in KERNELS.values() if s.runs_on(card.device.arch.capability)]
+    found += [f"no GPU test ran {name}" for name in here if not tests["passed_by_kernel"].get(name)]
+    timed = {row.json.get("kernel") for row in card.rows}
+    compiled = (line["kernel"] for what, line in card.others.items() if what.startswith("compile "))
+    return found + [f"{kernel} was not timed" for kernel in compiled if kernel not in timed]
+
+
+def _last(file: CardFile, what: str) -> dict[str, Any]:
+    return next(line for line in reversed(file.lines) if line.get("what") == what)
+
+
+def _compile_in_parallel(cases: Iterable[Case], jobs: int) -> None:
+    """Fill CuPy's disk cache: one process per job, as each compiles on one core."""
+    wanted: dict[tuple[Problem, Contender], tuple[Contender, Problem]] = {}
+    for case in cases:
+        for contender in case.contenders:
+            if contender.is_ours:
+                p = case.problem_of(contender)
+                # What is compiled does not depend on how much there is of it.
+                code = dataclasses.replace(p, batch=1, heads=p.group_size, kv_heads=1)
+                wanted.setdefault((code, contender), (contender, case.problem))
+    context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's CUDA context
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        list(pool.map(_compile_one, wanted.values()))
+
+
+def _compile_one(job: tuple[Contender, Problem]) -> None:
+    from cufa.run.cuda import backend as cuda
+
+    contender, problem = job
+    try:
+        plan = contender.plan(problem, cuda.current_device())
+    except ValueError:  # no kernel serves it here: the benchmark will say so
+        return
+    cuda.prepare(plan)

@@ -1,0 +1,187 @@
+"""Recorded measurements as Markdown: what the README shows of it, and the page of all tables beside the measurements.
+A test compares both with the measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cufa.measure import cards, predictions
+from cufa.measure.cards import Card, widest_first
+from cufa.measure.measured import Measured
+from cufa.measure.regimes import Regime
+from cufa.measure.suites import SUITES
+
+from . import overview, summary, tables
+from .days import other_days, when_else
+from .tables import table
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+#: The page of all tables, beside the measurements.
+PAGE = cards.RECORDS_DIR / "README.md"
+
+_ABOUT = """# What was measured
+
+Written by `make readme` from the measurements of this folder, which `make gpu-evidence` takes on a machine with a GPU:
+medians and their intervals, with the digest of each kernel's machine code, versions, clocks and the error against
+float64. Ratios are medians of runs in one process on one card, with a 95% interval. FLOPs count those of the scores
+that the mask lets through, never the work that an algorithm happens to do.
+
+- *In turns*: {in_turns}
+- *Sustained*: {sustained}
+"""
+
+
+def update(text: str, found: dict[str, Card]) -> str:
+    """``text`` with what stands between the markers replaced: ten rows per GPU, and the summary where it is
+    wanted. Raises ValueError when there are no markers for the rows."""
+    text = _replace(text, BEGIN, END, "\n".join(overview.overview(found)))
+    return (
+        _replace(text, summary.BEGIN, summary.END, summary.summary(found)) if summary.BEGIN in text else text
+    )
+
+
+def page(found: dict[str, Card]) -> str:
+    """Every table of every recorded GPU, as a page of its own."""
+    about = _ABOUT.format(in_turns=Regime.IN_TURNS.how, sustained=Regime.SUSTAINED.how)
+    return f"{about}\n{markdown(found).strip()}\n"
+
+
+def _replace(text: str, begin: str, end: str, section: str) -> str:
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"no lines {begin} and {end} to write between")
+    return f"{before}{begin}\n{section.strip()}\n{end}{after}"
+
+
+def write(readme: Path, page_file: Path = PAGE) -> None:
+    """Both pages, from the measurements that ship with the package."""
+    found = cards.load_all()
+    readme.write_text(update(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
+    page_file.write_text(page(found), encoding="utf-8")
+
+
+def markdown(found: dict[str, Card]) -> str:
+    """All tables of all recorded GPUs, in the order of the overview."""
+    if not found:
+        return "Nothing has been recorded yet.\n"
+    return "\n".join("\n".join(_device_section(card)) for card in widest_first(found))
+
+
+def _device_section(card: Card) -> Iterator[str]:
+    environment, tests, limits = card.environment, card.others.get("tests"), card.others["ceilings"]
+    versions = environment["versions"]
+    torch = f", torch {versions['torch']}" if "torch" in versions else ""
+    flops, by_mma = (
+        ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits.get(name, {}).items())
+        for name in ("flops", "mma_flops")
+    )
+    yield f"## {environment['device']}\n"
+    yield (
+        f"{environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
+        "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}"
+        f"{when_else(card, limits)}."
+    )
+    if tests:
+        when = when_else(card, tests)
+        counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
+        sample = "" if tests.get("every_case", True) else "; of tests with many cases the day's sample"
+        yield f"{counts}{when}{sample}."
+    if card.changed:
+        yield f"\n**{card.changed}** Rows of these kernels are of the sources of that day."
+    device, ceilings = card.device, card.limits
+    assert ceilings is not None
+    rows = [predictions.with_needs(row, device, ceilings) for row in card.rows]
+    off = predictions.in_words(predictions.errors(rows, device, ceilings))
+    if off:
+        yield f"\n{off}"
+    for name, build in _OPEN.items():
+        yield from _suite(card, rows, name, build)
+    for name, build in _FOLDED.items():
+        yield from _folded(_suite(card, rows, name, build))
+    for suite in ("forward", "backward"):
+        in_turns = [row for row in rows if row.suite == suite and row.regime is Regime.IN_TURNS]
+        yield from _folded(tables.needs(in_turns, device.name))
+    yield from _folded(_host_calls(card))
+    yield from _folded(_first_results(card))
+
+
+def _folded(lines: Iterator[str]) -> Iterator[str]:
+    """The first line, a title, is all that is seen before a click."""
+    title = next(lines, None)
+    if title is not None:
+        yield f"\n<details><summary>{title.strip().strip('*')}</summary>\n"
+        yield from lines
+        yield "\n</details>"
+
+
+Build = Callable[[list[Measured]], Iterator[str]]
+
+
+def _suite(card: Card, rows: list[Measured], name: str, build: Build) -> Iterator[str]:
+    """One suite: contenders that took turns, then, where that was measured, each alone."""
+    of_suite = [row for row in rows if row.suite == name]
+    in_turns = [row for row in of_suite if row.regime is Regime.IN_TURNS]
+    alone = [row for row in of_suite if row.regime is Regime.SUSTAINED]
+    if not of_suite:
+        return
+    title = SUITES[name].title
+    yield f"\n**{title[0].upper()}{title[1:]}**\n"
+    days = other_days(card, (name,))
+    if days:
+        yield f"{days}\n"
+    if in_turns:
+        yield from build(in_turns)
+    if alone:
+        yield f"\n{Regime.SUSTAINED.how} TFLOP/s · TFLOP per joule · SM clock in MHz:\n"
+        yield from tables.sustained(alone, in_turns)
+
+
+def _host_calls(card: Card) -> Iterator[str]:
+    host = card.others["host"]
+    yield f"\n**Host time of one call, µs{when_else(card, host)}**\n"
+    calls = host["calls"]
+    lines = ([f"`{c['call']}`", *(f"{c[key]:.1f}" for key in ("p50_us", "p10_us", "p90_us"))] for c in calls)
+    yield from table(["call", "median", "p10", "p90"], lines)
+
+
+def _first_results(card: Card) -> Iterator[str]:
+    """A new process, and each kernel's share in it."""
+    yield "\n**First result of a new process, and compile of one variant, s**\n"
+    first = card.others["host"]["first_result"]
+    lines = [
+        ["first result, nothing compiled yet", f"{first['cold']:.1f}"],
+        ["first result, kernel cached on disk", f"{first['warm']:.1f}"],
+    ]
+    lines += [
+        [f"{line['kernel']}{when_else(card, line)}", f"{line['seconds']:.1f}"]
+        for what, line in card.others.items()
+        if what.startswith("compile ")
+    ]
+    yield from table(["", "seconds"], lines)
+
+
+#: Tables by suite, in the order of the page: at once, then after a click.
+_OPEN: dict[str, Build] = {
+    "forward": tables.forward,
+    "masks": tables.masks,
+    "decode": tables.decode,
+    "backward": tables.forward,
+    "energy": tables.forward,
+    "backward-energy": tables.forward,
+}
+_FOLDED: dict[str, Build] = {
+    "awkward": tables.awkward,
+    "chunks": tables.awkward,
+    "ladder": tables.ladder,
+    "backward-ladder": tables.ladder,
+    "versions": tables.versions,
+    "float32": tables.forward,
+    "fa1-blocks": tables.blocks,
+    "memory": tables.memory,
+    "backward-beside": tables.awkward,
+}
