@@ -23,6 +23,7 @@ from cufa.plan.planner import make_plan
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
 from cufa.problem.mask import Band, Mask
+from cufa.problem.options import Options
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate, run_plan
 from cufa.schedule.schedule import Schedule
 
@@ -389,9 +390,8 @@ def test_without_a_bug_nothing_shows(what):
 def test_heads_go_in_groups_as_under_a_band(mask):
     """Also where another launch comes first: heads one by one would leave thread blocks idle a fifth of the time."""
     shapes = [(2, 32, 2048, 128), (2, 8, 2048, 128), (2, 8, 2048, 128)]
-    common = {"softcap": None, "scale": None, "layout": "bhsd", "precision": None}
     device = Device.typical("sm_90")
-    found = [make_plan(shaped(shapes, "bfloat16", mask=x, **common), device) for x in (mask, Band(right=0))]
+    found = [make_plan(shaped(shapes, "bfloat16", Options(x)), device) for x in (mask, Band(right=0))]
     assert {plan.spec for plan in found} == {SPEC}
     of_mask, of_band = (plan.heads_per_group for plan in found)
     assert of_mask == of_band > 8

@@ -21,6 +21,9 @@ struct Size {
   static constexpr int value = VALUE;
 };
 
+// Bytes before a member of a structure. (NVRTC 13.0 has neither <cstddef> nor __builtin_offsetof.)
+#define OFFSET_OF(structure, member) u32(reinterpret_cast<u64>(&reinterpret_cast<structure*>(0)->member))
+
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void

@@ -67,7 +67,7 @@ struct Lister {
   }
   DEVICE void end_entry(bool last) {
     if (lane_id() == 0) {
-      const u32 marks = smem.list + 16 * list.stage + __builtin_offsetof(ListedTile, marks);
+      const u32 marks = smem.list + 16 * list.stage + OFFSET_OF(ListedTile, marks);
       if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);
       mbarrier_arrive(list.full_barrier());
     }

@@ -68,7 +68,9 @@ DEVICE RaggedSequence read_sequence(u32 item) {
   const HeadMask mask = read_mask(item);
   return {x.number, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
 }
-DEVICE int first_key_of(u32 item) { return int(ld_shared_u32(item + SEQUENCE_AT + __builtin_offsetof(SequenceOfItem, first_key))); }
+DEVICE int first_key_of(u32 item) {
+  return int(ld_shared_u32(item + SEQUENCE_AT + OFFSET_OF(SequenceOfItem, first_key)));
+}
 
 // The tiles of one query block, from the last to the first, by all lanes of a warp. Which block that is stands in the descriptor of
 // the item, and is read there for each tile: registers of a producer are few.
