@@ -100,7 +100,7 @@ def test_who_cannot_says_so(options, message):
 
 def test_tiles_without_splits_are_not_split():
     problem, whole = plan().problem, KERNELS["fa2_forward"].configs[1]
-    with pytest.raises(ValueError, match="has its keys together"):
+    with pytest.raises(ValueError, match="does not split keys"):
         make_plan(problem, Device.typical(90), "fa2", whole, num_splits=2)
     assert make_plan(problem, Device.typical(90), "fa2", whole).split is None
 

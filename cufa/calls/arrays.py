@@ -70,8 +70,7 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
 
 
 def asked_dtype(dtype: Any) -> str:
-    """The name of what a plan is asked for: a name, a NumPy dtype or a scalar type, such as ml_dtypes.bfloat16. What is
-    none of them is what it prints."""
+    """The name of a dtype: a name, a NumPy dtype or a scalar type, such as ml_dtypes.bfloat16; else the value's text."""
     if isinstance(dtype, str):
         return dtype
     try:
@@ -141,7 +140,7 @@ def make_problem(
 
 
 def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> None:
-    """``seqlen_k`` None: keys of each sequence are as many as they are."""
+    """``seqlen_k`` None: sequences have different lengths."""
     misfit = mask.misfit(batch, kv_heads, seqlen_k)
     if misfit is not None:
         raise ValueError(f"mask, {mask}, {misfit}")

@@ -26,7 +26,7 @@ class Call:
     """The arguments of one call, read but not yet checked. Every operation has a subclass that checks them."""
 
     name: ClassVar[str]
-    """Of the operation."""
+    """Name of the operation."""
 
     inputs: dict[str, Any]
     """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def first(self) -> tuple[str, Any]:
-        """Name and array of the first input, which is never left out: the call is where it is."""
+        """Name and array of the first input, which is never None; the call is computed where this array is."""
         return next(iter(self.inputs.items()))
 
     def check(self, on_gpu: bool) -> tuple[Call, Problem]:
@@ -78,7 +78,7 @@ class Call:
         return ()
 
     def finish_on_host(self, problem: Problem) -> None:
-        """Brings back to NumPy arrays what a call on the GPU wrote beside its results."""
+        """Copy inputs that a call on the GPU wrote to back to NumPy arrays."""
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """All operands in launch order, axes in canonical order, over the same memory; None for results that are
@@ -92,7 +92,7 @@ class Call:
         return found | self._optional(given)
 
     def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The operands that few calls have, where there is one: None for the others of them."""
+        """The optional operands, if any is given; None for the others."""
         found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
         return found if any(x is not None for x in found.values()) else {}
 
@@ -112,7 +112,7 @@ class Call:
         return operand.like(problem), np.dtype(problem.lse_dtype)
 
     def fill_empty(self, results: Mapping[str, Any]) -> None:
-        """Of a problem without any score."""
+        """Fill the results of a problem without any score."""
         for operand in self._results():
             if operand.name in results:
                 results[operand.name][...] = operand.nothing
@@ -145,7 +145,7 @@ def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
 
 
 def returned(results: Mapping[str, Any]) -> Any:
-    """What the caller is given: the result, or a tuple where several were asked for."""
+    """The return value of a call: the result, or a tuple of several."""
     found = tuple(results.values())
     return found if len(found) > 1 else found[0]
 
@@ -216,7 +216,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
 
 
 def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
-    """The problem, knowing how its operands lie in memory."""
+    """The problem with alignment and strides of its operands."""
     operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
     return dataclasses.replace(
         problem,
@@ -226,7 +226,7 @@ def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
 
 
 def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Small arrays that are on the host while the rest is on the GPU go there."""
+    """Copy small host arrays to the GPU where the others are."""
     import cupy
 
     return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
@@ -304,7 +304,7 @@ def use_gpu(device: str | None, call: Call) -> bool:
 
 
 def planning_device(name: str | None, served: bool) -> Device | None:
-    """What a plan is for: None is the CPU path."""
+    """The device of a plan; None: the CPU path."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"device must be 'cpu', 'cuda', the name of an architecture or None, not {name!r}")
     if name == "cpu":

@@ -1,4 +1,4 @@
-"""What the operations on whole sequences of queries, keys and values share: forward and backward."""
+"""Checks and plans that forward and backward share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import arrays, calls, optional_operands
 
 
 class DenseCall(calls.Call):
-    """Of arrays with four axes."""
+    """A call with arrays of four axes."""
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
@@ -27,7 +27,7 @@ class DenseCall(calls.Call):
 
 
 class PackedCall(calls.Call):
-    """Of sequences one behind the other, in arrays (tokens, heads, head_dim)."""
+    """A call with packed sequences: arrays (tokens, heads, head_dim)."""
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         shapes = {name: self.inputs[name].shape for name in ("q", "k", "v")}

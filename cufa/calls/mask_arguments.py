@@ -1,4 +1,4 @@
-"""causal=, window= and mask= of the public calls: the one mask that they come to."""
+"""One mask from the arguments causal, window and mask of the public calls."""
 
 from __future__ import annotations
 

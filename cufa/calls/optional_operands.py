@@ -19,8 +19,8 @@ _NUMBERS = tuple(x.name for x in PER_HEAD)
 
 
 def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
-    """Those that are not None, as arrays. Raises TypeError or ValueError for what is none, or elsewhere than q (None:
-    wherever they are)."""
+    """The operands that are not None, as arrays. Raises TypeError or ValueError for a value that is no array, and for a
+    device array that is not where q is (q None: not checked)."""
     found = {}
     for name, x in given.items():
         if x is None:
@@ -56,7 +56,7 @@ def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], 
 
 
 def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
-    """The problem of a plan. True stands for numbers of heads, whatever they are."""
+    """The problem of a plan. True stands for slopes or sinks of any value."""
     marks = {name for name in _NUMBERS if given.get(name) is True}
     there = read({name: x for name, x in given.items() if name not in marks}, None)
     _, problem = check(there, problem)
@@ -66,7 +66,7 @@ def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
 
 
 def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
-    """In the precision of the log-sum-exp."""
+    """The array in the dtype of the log-sum-exp."""
     if x.shape not in shapes:
         allowed = " or ".join(map(str, shapes))
         words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)

@@ -1,4 +1,4 @@
-"""The short cut for calls on CuPy arrays like one that was seen before.
+"""The warm call: CuPy arrays with the layout of an earlier call.
 
 Such a call has passed every check, its kernel is compiled, its shapes and strides are packed. Python time is
 the host cost of a call: this path is what keeps it under PyTorch's.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_SEEN = 1024
 _seen: dict[tuple[Any, ...], SeenCall] = {}
 _seen_before: dict[tuple[Any, ...], SeenCall] = {}
-"""Forgotten, but their kernels may still run, and read what the calls keep of masks."""
+"""Evicted calls, kept for one generation: their kernels may still read mask buffers that the call owns."""
 
 
 def remember(key: tuple[Any, ...], call: SeenCall) -> None:

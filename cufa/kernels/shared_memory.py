@@ -1,4 +1,4 @@
-"""A kernel's dynamic shared memory as one list of buffers: the planner's source of its total size."""
+"""A kernel's dynamic shared memory as one list of buffers: sizes, offsets, and the total for planner and source."""
 
 from __future__ import annotations
 

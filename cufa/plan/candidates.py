@@ -62,7 +62,7 @@ def serving_kernels(
 def _preferred(
     operation: Operation, serving: list[Kernel], measured: str | None, device: Device
 ) -> tuple[list[Kernel], str]:
-    """The kernels with the one to prefer in front, and why it is."""
+    """The kernels, the preferred one first, and the reason."""
     first = next((spec for spec in serving if spec.name == measured), None)
     if operation.splits:
         kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"

@@ -182,7 +182,7 @@ class Backward(DenseOperation):
 
 
 def _band(p: Problem) -> dict[str, int]:
-    """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
+    """Edges and diagonal of dense arrays; for other lengths, relative to each sequence's diagonal."""
     first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
     if not p.lengths.ragged:
         # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.

@@ -33,15 +33,15 @@ class Operand:
     field: str = ""
     """Pointer in the parameter structure; "" as the argument."""
     result: bool = False
-    """It is returned: allocated by the call, unless the caller gives an array for it."""
+    """The call returns this array, and allocates it unless the caller passes one."""
     like: str | Callable[[Problem], tuple[int, ...]] = ""
-    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in the log-sum-exp's dtype."""
+    """Results: the input with the same shape and dtype; or the shape of a contiguous array in the lse dtype."""
     nothing: float = 0.0
-    """Of a result: what it holds where there is no score at all."""
+    """Results: the value if the problem has no score."""
     written: bool = False
-    """Kernels may write to it, as they do to every result."""
+    """Kernels may write to this array; True for every result."""
     mapped: bool = False
-    """Kernels of Hopper read or write it by the copy engine."""
+    """Hopper kernels read or write this array through a tensor map."""
     stride: str = ""
     """For arrays of (batch, heads, seqlen, head_dim) or their like, with any strides: where the structure keeps
     those of the first three axes."""
@@ -62,8 +62,8 @@ class Tuned:
 
     config: TileConfig
     planned: TileConfig | None = None
-    """What the planner took for the problem that was measured: where it takes others, nothing is known of these.
-    None: not written down, as once."""
+    """The planner's own choice for the measured problem: for a problem with another choice, the measurement does not
+    hold. None: not recorded."""
     found: str = "measured fastest by `cufa tune`"
     """On which card, when, and by how much, for printed plans."""
 
@@ -89,7 +89,7 @@ class Choice:
 
 
 class Operation:
-    """What the house must know of one operation: a subclass for each, and one instance in :data:`OPERATIONS`."""
+    """An operation: one subclass each, and one instance in :data:`OPERATIONS`."""
 
     name: str
     title: str
@@ -117,7 +117,7 @@ class Operation:
         raise NotImplementedError
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """Of the kernels of an algorithm, the one whose name the CPU path goes by."""
+        """The kernel whose name a plan for the CPU carries, of the kernels of one algorithm."""
         raise NotImplementedError
 
     def plan_lines(self, plan: Plan) -> list[str]:
@@ -139,7 +139,7 @@ class Operation:
 
     @functools.cached_property
     def results(self) -> tuple[Operand, ...]:
-        """What a call returns, in this order; behind the inputs in :attr:`operands`."""
+        """The results in the order of the returned tuple; after the inputs in :attr:`operands`."""
         return tuple(x for x in self.operands if x.result)
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Operation:
 
     @functools.cached_property
     def strided(self) -> tuple[bool, ...]:
-        """Of each operand: are its rows read in wide copies, whatever the strides (or number by number)?"""
+        """Per operand: whether kernels read its rows in wide copies, whatever the strides."""
         return tuple(bool(x.stride) for x in self.all_operands)
 
     def operand(self, name: str) -> Operand:

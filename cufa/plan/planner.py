@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_GRID_YZ = 65535
 
 MEASURED = (90,)
-"""Architectures on which the registry's tiles were measured. On others they are what fits."""
+"""Architectures on which the registry's tiles were measured. On others the planner takes tiles that fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plan:
     """Device memory beyond inputs and outputs, bytes."""
     reasons: tuple[str, ...]
     split: Split | None = None
-    """How keys are shared out over thread blocks; None: a thread block does all keys of its queries."""
+    """How keys are split over thread blocks; None: a thread block visits all keys of its queries."""
 
     @property
     def operation(self) -> Operation:
@@ -54,12 +54,12 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Tiles of the score matrix of one head: where they differ, of the first part's
+        """Tiles of one head's score matrix; if matrices differ, of the first part
         (:attr:`~cufa.problem.problem.Problem.parts`)."""
         return self.schedule_of(self.problem)
 
     def schedule_of(self, problem: Problem) -> Schedule:
-        """Likewise of a part, with this plan's tiles."""
+        """Tiles of the score matrix of ``problem``, a part, with this plan's config."""
         return Schedule.of(problem, self.config.head_rows, self.config.block_kv, self.spec.skip_masked_tiles)
 
     @property
@@ -68,13 +68,13 @@ class Plan:
 
     @property
     def counters(self) -> int:
-        """32-bit words that are zero between launches: which part of an item is the last, which item the next."""
+        """32-bit words that are zero between launches; kernels count partial results and work items with them."""
         return self.spec.counters(self.problem, self.config, self.workspace) if self.launches else 0
 
     @property
     def order(self) -> Order | None:
-        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, for padded and
-        packed sequences, and where nothing is launched."""
+        """Which block takes which work item when, on the plan's GPU. None: the kernel's order is not known, sequences
+        are padded or packed, or nothing is launched."""
         ragged = self.problem.lengths.kind != "dense"
         if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def heads_per_group(self) -> int:
-        """Heads that persistent blocks work on side by side where later rows see more (1: does not matter)."""
+        """Heads of a head batch of persistent blocks, if later rows see more; else 1."""
         problem = self.problem
         persistent = [launch for launch in self.launches if launch.persistent]
         if not (problem.later_rows_see_more and persistent) or self.device is None:
@@ -91,8 +91,8 @@ class Plan:
 
     @property
     def block_order(self) -> Integers | None:
-        """Query blocks from the longest to the shortest, for kernels that read which comes next; None where these go
-        from the last to the first. The mask keeps them."""
+        """Query blocks from the longest to the shortest, for kernels that read this order; None: from the last to the
+        first. The mask owns the array."""
         listed = self.problem.tiles_are_listed and not self.problem.lengths.ragged
         if not (self.spec.reads_block_order and self.launches and listed):
             return None
@@ -226,7 +226,7 @@ def fitting_configs(spec: Kernel, head_dim: int, device: Device) -> tuple[TileCo
 
 
 def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
-    """Those of them that serve a problem which their kernel serves."""
+    """The fitting configs that serve the problem."""
     fitting = fitting_configs(spec, problem.head_dim, device)
     return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
@@ -237,13 +237,13 @@ def choose_tiles(problem: Problem, device: Device | None, serving: list[Kernel],
     if device is None:
         reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
         if request.num_splits is not None:
-            reason += f", keys together (num_splits={request.num_splits} is for GPUs)"
+            reason += f", without splits of keys (num_splits={request.num_splits} is for GPUs)"
         return Choice(operation.cpu_kernel(serving), request.config or operation.cpu_config, (reason,))
     return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
 
 
 def _choose_whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:
-    """The kernel's tiles, keys together."""
+    """The kernel with a config that does not split keys."""
     if request.config is not None:
         return Choice(spec, request.config)
     fitting = serving_configs(spec, problem, device)

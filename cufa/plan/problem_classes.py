@@ -1,4 +1,4 @@
-"""Problems that are alike: what was measured of one of them holds for all."""
+"""Classes of problems: a measurement of one problem holds for its class."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def _length_class(problem: Problem) -> int:
 
 
 def _power_of_two(count: int) -> int:
-    """The nearest below; 1 of none."""
+    """The largest power of two up to ``count``; 1 for 0."""
     return 1 << max(count.bit_length() - 1, 0)

@@ -1,4 +1,4 @@
-"""When the forward splits keys: how many ways, on which tiles, and why. Pure, as the planner.
+"""Whether the forward splits keys: into how many splits, on which tiles, and why. Pure Python, as the planner.
 
 A query block and head is one item of work. Where items are fewer than the thread blocks that a GPU holds, the keys
 of each may be split over several (Flash-Decoding, for tiles of many queries), and query heads that share keys may
@@ -42,7 +42,7 @@ BANDWIDTH = 4.2e12
 #: 3.4e12 they are not, and every other recorded call (cufa/records) has as many splits as with 4.2e12.
 PARTS_BANDWIDTH = 3.4e12
 
-#: Assumed, not measured: of products and reads the shorter hides behind the longer but for so much.
+#: Assumed, not measured: the fraction of the shorter of products and reads that the longer does not hide.
 UNHIDDEN = 0.1
 
 #: A second launch, and what storing and merging parts takes beside their bytes. Calls of less than 80 µs with up to 8
@@ -50,7 +50,7 @@ UNHIDDEN = 0.1
 #: bfloat16, 26 shapes of 16 to 1,024 queries. With 3 µs, 1 × 32/8 × 128 × 2,048 was split, which took 1.09 of the time.
 MERGE_SECONDS = 7e-6
 
-#: Items differ in length where the longest visits more than so many times the tiles of the shortest.
+#: Items differ in length if the longest visits more than this many times the tiles of the shortest.
 _ALIKE = 1.1
 
 #: Splits are taken where they are expected to take this part of the time at most: the estimate is not better than that,
@@ -76,7 +76,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     reason = refusal(spec, problem, split_keys=True)
     if request.config is not None and named is None and asked is not None:
         reason = (
-            f"config={request.config} has its keys together; take one of KERNELS[{spec.name!r}].split_configs"
+            f"config={request.config} does not split keys; take one of KERNELS[{spec.name!r}].split_configs"
         )
     if reason is not None and (asked is not None or named is not None):
         raise ValueError(
@@ -129,13 +129,13 @@ def _splits(config: TileConfig) -> bool:
 
 
 def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]:
-    """Of the kernel's tiles for splits those that fit, and whose heads share keys."""
+    """The kernel's split configs that fit, and whose packed heads share keys."""
     fitting = spec.fitting(spec.split_configs, problem.head_dim, device)
     return [config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0]
 
 
 def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Fewer than there are SMs, or with rows that heads could share. (Where each SM has an item, and room for another,
+    """Fewer items than SMs, or tiles with rows that heads could share. (If each SM has an item, and room for another,
     splits took 1.27 to 1.38 of the time: fa2_forward, 1 × 8 × 2,048, d128.)"""
     shared = problem.group_size > 1 and 2 * problem.seqlen_q <= config.block_q
     return shared or query_items(problem, config) < device.num_sms

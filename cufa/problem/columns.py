@@ -25,18 +25,18 @@ FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
 
 @dataclasses.dataclass(frozen=True)
 class Columns(Mask):
-    """``band``, less what is hidden: key j from the rows with ``lo[j] <= i + δ < hi[j]``. Where ``lo >= hi`` it is
-    hidden from none."""
+    """``band`` without the hidden scores: key j is hidden from the rows with ``lo[j] <= i + δ < hi[j]``, from none if
+    ``lo >= hi``."""
 
     band: Band
     intervals: Integers
     """(lo, hi) or (lo, hi, lo, hi) of each sequence, head and key: (2 or 4, batch or 1, kv_heads or 1, seqlen_k).
-    There may be more keys than are asked for."""
+    The array may have more keys than a call."""
     rows: str | int = "top-left"
     """δ, said as a band's diagonal is: with "top-left" runs are of rows as they are counted; with "bottom-right" of
     places among the keys, so that the last query's is the last key's."""
     title: str = ""
-    """What its builder calls it."""
+    """The name that the builder gave the mask."""
 
     def at(self, batch: int, head: int) -> Columns:
         if self.spread == (1, 1):
@@ -70,7 +70,7 @@ class Columns(Mask):
         return self.intervals.shape[0] // 2
 
     def columns(self, seqlen_k: int) -> Columns:
-        """As of :class:`Chunks`: the mask with numbers for each of so many keys."""
+        """The mask with numbers for each of ``seqlen_k`` keys, as :class:`Chunks` computes them."""
         return self
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:

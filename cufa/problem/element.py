@@ -1,4 +1,4 @@
-"""What an operand's numbers are: one row per element type, for every place that needs to know."""
+"""Element types of operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Element:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As NumPy computes with it."""
+        """The dtype that NumPy computes with."""
         return _dtype(self.name)
 
 

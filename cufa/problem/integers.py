@@ -1,4 +1,4 @@
-"""Arrays of integers as values: what masks keep for each key, or each sequence.
+"""Arrays of integers as values: the numbers of a mask per key or per sequence.
 
 On the host they are copied, cannot change, and compare by what they hold. On a GPU they stay where they are and are
 read by kernels alone: their owner may change them between calls, and two of them are equal when they are the same
@@ -49,12 +49,12 @@ class Integers:
 
     @property
     def known(self) -> bool:
-        """The numbers are here, on the host."""
+        """The numbers are on the host."""
         return self._array is not None and not self.on_gpu
 
     @property
     def values(self) -> npt.NDArray[np.int32]:
-        """On the host. Raises ValueError where they are not."""
+        """The numbers. Raises ValueError if they are not on the host."""
         if self.on_gpu:
             raise ValueError(
                 "the mask's numbers are on a GPU, where kernels alone read them: mask.on_host() brings them here"

@@ -25,7 +25,7 @@ own.)"""
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Dense, unless a subclass says otherwise."""
+    """Base class: dense lengths."""
 
     kind: ClassVar[str] = "dense"
     """One of :data:`LENGTH_KINDS`."""
@@ -37,15 +37,15 @@ class Lengths:
 
     @property
     def known(self) -> bool:
-        """The host knows them. (Those of a cache it need not.)"""
+        """The host knows the lengths. (Always True for a cache, whose lengths the host does not need.)"""
         return True
 
     def places(self) -> list[Place] | None:
-        """Where each sequence lies, or may lie at most; None: all are as long as the arrays."""
+        """Where each sequence lies, or at most may lie; None: every sequence fills the arrays."""
         return None
 
     def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
-        """Blocks of so many rows (or keys) of one head, over all sequences, that a grid must have room for."""
+        """Blocks of ``block`` rows (or keys) of one head, over all sequences, that a grid needs room for."""
         return -(-seqlen // block) * batch
 
     def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
@@ -71,14 +71,14 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class Cached(Lengths):
-    """Keys and values stand in a cache, contiguous or in pages; the queries are the last of each sequence."""
+    """Keys and values are in a cache, contiguous or in pages; the queries are the last tokens of each sequence."""
 
     page_size: int = 0
     """Tokens per page; 0: contiguous."""
     max_pages: int = 0
     """Entries of one sequence in the block table."""
     num_pages: int = 0
-    """Pages that exist."""
+    """Pages in the cache."""
     given: bool = False
     """Lengths are given (``cache_seqlens``); else every sequence fills its capacity."""
     new_tokens: int = 0
@@ -102,10 +102,10 @@ Numbers = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Padded(Lengths):
-    """Each sequence is the first so many rows of its place in dense arrays."""
+    """Dense arrays with padding: a sequence is the first rows of its batch entry."""
 
     queries: Numbers | None = None
-    """Of each sequence; None: all rows, or known on the device alone. Likewise keys."""
+    """Queries of each sequence; None: all rows, or known on the device only. ``keys`` is the same for keys."""
     keys: Numbers | None = None
     on_host: bool = True
 
@@ -143,13 +143,13 @@ class Padded(Lengths):
 
 @dataclasses.dataclass(frozen=True)
 class Packed(Lengths):
-    """Sequences one behind the other in arrays of ``total_q`` queries and ``total_k`` keys; what comes behind the last
-    is nobody's."""
+    """Concatenated sequences in arrays of ``total_q`` queries and ``total_k`` keys; rows after the last sequence are
+    padding."""
 
     total_q: int = 0
     total_k: int = 0
     queries: Numbers | None = None
-    """Of each sequence; None: known on the device alone. Likewise keys."""
+    """Queries of each sequence; None: known on the device only. ``keys`` is the same for keys."""
     keys: Numbers | None = None
 
     kind: ClassVar[str] = "packed"

@@ -1,4 +1,4 @@
-"""Masks that are bands around a diagonal, with the sets of tokens that they do not bind. What a mask is, is in
+"""Band masks: bounds around a diagonal, with sets of exempt tokens. The base class of all masks is in
 :mod:`cufa.problem.mask_family`."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Band(Mask):
     def outline(self) -> Band:
         if self.known:
             return self
-        # A set of unknown size may be everything.
+        # A set of unknown size may hold every token.
         exempt = not isinstance(self.prefix, int) or not isinstance(self.global_tokens, int)
         left = None if exempt or not isinstance(self.keep, int) else self.left
         return Band(left, None if exempt else self.right, self.diagonal)
@@ -127,7 +127,7 @@ class Band(Mask):
         return _one(self.prefix, 0), _one(self.keep, 0)
 
     def _global_rows(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Rows up to here see every key."""
+        """Rows before this one see every key."""
         tokens = _one(self.global_tokens, 0)
         return max(tokens - self.shift(seqlen_q, seqlen_k), 0) if tokens else 0
 
@@ -169,7 +169,7 @@ class Band(Mask):
         return " ".join([name, *(f"{word} {_number(x)}" for word, x in words if x != 0)])
 
     def as_json(self) -> dict[str, Any]:
-        """Without the sets that are empty."""
+        """The same mask without its empty sets."""
         sets = ("prefix", "keep", "global_tokens")
         return {name: x for name, x in super().as_json().items() if name not in sets or x != 0}
 

@@ -60,8 +60,8 @@ class Mask:
         batch: int = 0,
         head: int = 0,
     ) -> Bools:
-        """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k): that of
-        sequence ``batch`` and key/value head ``head``, where they differ."""
+        """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k): of
+        sequence ``batch`` and key/value head ``head``."""
         return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
@@ -69,8 +69,7 @@ class Mask:
         raise self._missing("_visible")
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
-        """δ: where the first query stands among the keys. Row i is at key i + δ, wherever a mask or ALiBi speaks of
-        distances."""
+        """δ: the position of the first query among the keys. Masks and ALiBi measure distances from key i + δ."""
         return seqlen_k - seqlen_q
 
     def dense(self, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0) -> Bools:
@@ -85,7 +84,7 @@ class Mask:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """(sequences, key/value heads) that have a mask of their own; 1 where all share one."""
+        """(sequences, key/value heads) with separate masks; 1 if all share one mask."""
         return 1, 1
 
     def at(self, batch: int, head: int) -> Mask:
@@ -104,13 +103,12 @@ class Mask:
 
     @property
     def known(self) -> bool:
-        """All of its numbers are on the host; else tiles and counts are known on the GPU alone, and what is said of
-        them here holds for :attr:`outline`."""
+        """All numbers of the mask are on the host. If not, tiles and counts here are those of :attr:`outline`."""
         return True
 
     @property
     def outline(self) -> Mask:
-        """A mask whose numbers are known, and which lets through all that this one does."""
+        """A mask with known numbers that shows every score that this mask shows."""
         return self
 
     def on_host(self) -> Mask:
@@ -121,13 +119,13 @@ class Mask:
 
     @property
     def beyond_band(self) -> str:
-        """What it has beside two edges: "" nothing, or a name of :data:`cufa.problem.problem.MASK_KINDS`. (A class of
-        masks that says nothing is one of its own, which no kernel serves.)"""
+        """Empty for a band mask; for an irregular mask a name of :data:`cufa.problem.problem.MASK_KINDS`. (No kernel
+        serves the name of a class that does not define this.)"""
         return type(self).__name__.lower()
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
-        """(first, last) of the band in a mask: row i sees keys i + first … i + last, None is unbounded. It is all of
-        the mask where :attr:`beyond_band` is ""."""
+        """(first, last) of the band in a mask: row i sees keys i + first … i + last, None is unbounded. This is the
+        whole mask if :attr:`beyond_band` is ""."""
         raise self._missing("edges")
 
     def key_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
@@ -192,7 +190,7 @@ class Mask:
         return html(self)
 
     def __str__(self) -> str:
-        """As pages, tables and records print it: here the name and what differs from the defaults."""
+        """The name and the fields that differ from their defaults, as pages and tables print them."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         values = [f"{x.name} {getattr(self, x.name)}" for x in fields if getattr(self, x.name) != x.default]
         return " ".join([type(self).__name__.lower(), *values])
@@ -243,7 +241,7 @@ def rows_in(seen: list[tuple[Ints, Ints]], hidden: list[tuple[Ints, Ints]], rows
 
 
 def _blocks(size: int, block: int) -> tuple[Ints, Ints]:
-    """First and end of each."""
+    """First row and end of each run."""
     first = np.arange(0, size, block, dtype=np.int64)
     return first, np.minimum(first + block, size)
 

@@ -16,13 +16,13 @@ _RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a block of keys: shared/
 
 
 def columns_of(problem: Problem) -> Columns | None:
-    """The mask with the numbers of each key, if it has such."""
+    """The problem's mask if it has numbers per key, else None."""
     mask = problem.mask
     return mask.columns(problem.seqlen_k) if isinstance(mask, (Columns, Chunks)) else None
 
 
 def numbers(problem: Problem) -> dict[str, int]:
-    """The members of ``MaskParams`` that are no pointers, but for the place in the workspace."""
+    """The members of ``MaskParams`` that are numbers, without the place in the workspace."""
     columns, (sq, sk) = columns_of(problem), (problem.seqlen_q, problem.seqlen_k)
     found = {}
     if columns is not None:

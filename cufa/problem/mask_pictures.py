@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .columns import Columns
 from .mask_family import Mask
 
-#: Of masks that know no length.
+#: Length of a picture for masks without numbers per key.
 _LENGTH = 64
 #: Cells along a side: those of longer masks stand for several rows and keys.
 _CELLS = 96

@@ -22,7 +22,7 @@ class Part:
     problem: Problem
     """Dense, with one mask for all its sequences and heads."""
     sequence: int
-    """The first of the whole's sequences."""
+    """Index of the first sequence in the whole problem."""
     batch: slice
     kv_heads: slice
     heads: slice
@@ -30,7 +30,7 @@ class Part:
     keys: slice
 
     def queries(self, x: Any) -> Any:
-        """This part of an array of queries, or of numbers for each query."""
+        """This part of an array of queries, or of one number per query."""
         return x[self.batch, self.heads, self.rows]
 
     def of_keys(self, x: Any) -> Any:

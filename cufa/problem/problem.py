@@ -1,4 +1,4 @@
-"""What is to be computed: one frozen record, free of arrays, devices and tile sizes."""
+"""The problem of one call: a frozen value without arrays, devices or tile sizes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
 MAX_SIZE = 2**31 - 1
 
-#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides; tokens that the
-#: bounds do not bind; a run of rows that each key is hidden from, and two: MaskKind of cuda_src/shared/mask.cuh.
+#: The kinds of mask that kernels are compiled for: no bound, a right bound, both bounds, a band with exempt tokens
+#: ("sets"), keys hidden from one run of rows, from two runs. MaskKind of cuda_src/shared/mask.cuh.
 MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
 
-#: Those that are bands and nothing else.
+#: The kinds that are band masks.
 BAND_KINDS = MASK_KINDS[:3]
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What decode kernels read of a sequence where a window does not hide the first keys."""
+    """The keys of a sequence that decode kernels read if a window keeps the first keys visible."""
 
     window: int | None
     """Keys at its end; None: all."""
@@ -68,7 +68,7 @@ class Problem:
     precision: str = "native"
     lengths: Lengths = DENSE
     k_dtype: str | None = None
-    """Element of k; None: q's. Likewise the next two."""
+    """Element of k; None: that of q. The same holds for v and out."""
     v_dtype: str | None = None
     out_dtype: str | None = None
     operation: str = "forward"
@@ -76,7 +76,7 @@ class Problem:
     alignment: int = 16
     positive_strides: bool = True
     deterministic: bool = False
-    """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
+    """Backward: dq is added in a fixed order, so that every run gives the same bits."""
     alibi: bool = False
     """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
     sink: bool = False
@@ -102,7 +102,7 @@ class Problem:
 
     @property
     def lse_dtype(self) -> str:
-        """Of the log-sum-exp: as scores are computed."""
+        """dtype of the log-sum-exp, and of scores."""
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
@@ -120,7 +120,7 @@ class Problem:
 
     @property
     def empty(self) -> bool:
-        """No query, or queries that have no key at all: not worth a launch, and grids cannot be empty."""
+        """An axis is 0: nothing is launched, because grids cannot be empty."""
         return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
 
     @property
@@ -129,16 +129,16 @@ class Problem:
         return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
 
     def query_blocks(self, block: int) -> int:
-        """Blocks of so many queries of one head, over all sequences."""
+        """Query blocks of one head, over all sequences."""
         return self.lengths.blocks(block, self.batch, self.seqlen_q)
 
     def key_blocks(self, block: int) -> int:
-        """Likewise of keys."""
+        """Key blocks of one head, over all sequences."""
         return self.lengths.blocks(block, self.batch, self.seqlen_k, of_keys=True)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Of q, k, v and o. Packed sequences lie in arrays of one batch."""
+        """Shapes of q, k, v and o. Packed sequences lie in arrays with batch 1."""
         outer = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
         if isinstance(self.lengths, Packed):
             outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
@@ -161,8 +161,8 @@ class Problem:
 
     @functools.cached_property
     def edges(self) -> Edges:
-        """(first, last) of a mask that is a band and nothing else: row i sees keys i + first … i + last. A bound that
-        hides nothing is None. Raises NotImplementedError for other masks."""
+        """(first, last) of a band mask: row i sees keys i + first … i + last. A bound that hides nothing is None.
+        Raises NotImplementedError for other masks."""
         if self.mask.beyond_band in MASK_KINDS:
             raise NotImplementedError(f"{self.mask} is more than a band with two edges")
         return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
@@ -177,35 +177,34 @@ class Problem:
 
     @property
     def later_rows_see_more(self) -> bool:
-        """Query blocks differ in length, and the last are the longest: only the right bound is there. Taken for true of
-        masks beyond bands, as most lie within a causal one."""
+        """Query blocks differ in length, and the last are the longest: the mask has a right bound only. Also True for
+        irregular masks, because most lie within a causal mask."""
         return self.mask_kind not in ("full", "band")
 
     @property
     def tiles_are_listed(self) -> bool:
-        """On Hopper a warp finds out on the device which tiles a query block visits."""
+        """On Hopper a warp lists on the device the tiles that a query block visits."""
         return bool(self.mask.beyond_band) or self.lengths.kind != "dense"
 
     @property
     def visible_scores(self) -> int:
-        """Score entries of one head that the mask lets through; where heads differ, on average and rounded down."""
+        """Visible scores of one head; if heads differ, the average, rounded down."""
         heads = self.batch * self.heads
         return self.all_visible_scores // heads if heads else 0
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Dense problems with one score matrix each, of which this one is made."""
+        """The dense problems with one score matrix each that make up this problem."""
         return parts(self)
 
     @property
     def known(self) -> bool:
-        """Mask and lengths are known on the host: else counts of tiles and scores are of what they may be at most."""
+        """Mask and lengths are known on the host. If not, counts of tiles and scores are upper bounds."""
         return self.mask.known and self.lengths.known
 
     @functools.cached_property
     def all_visible_scores(self) -> int:
-        """Score entries of all heads of all sequences that the mask lets through. Where lengths or a mask are known on
-        the GPU alone, what they may be at most."""
+        """Visible scores of all heads of all sequences; an upper bound if lengths or mask are known on the GPU only."""
         of_parts = (part.problem for part in self.parts)
         return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in of_parts)
 
@@ -213,18 +212,18 @@ class Problem:
 
     @property
     def cache(self) -> Cached:
-        """The lengths of a call whose keys and values stand in a cache."""
+        """The lengths of a decode problem."""
         assert isinstance(self.lengths, Cached)
         return self.lengths
 
     def valid_keys(self, cache_seqlen: int) -> int:
-        """Keys of a sequence once the new tokens are appended, clamped to the capacity as kernels do it."""
+        """Keys of a sequence after new tokens are appended, clamped to the capacity as in kernels."""
         return min(max(cache_seqlen, 0) + self.cache.new_tokens, self.seqlen_k)
 
     @property
     def reach(self) -> int | None:
-        """Keys at the end of a sequence that are read, None: all. In a window, those from the first that the
-        first query sees; and all new ones, which must be stored whether they are seen or not."""
+        """Keys at the end of a sequence that are read; None: all. With a window: the keys from the first one that the
+        first query sees, and all new keys, which must be stored in any case."""
         if self.mask.beyond_band:
             return None
         return self._keys_of_window(self.edges)
@@ -235,8 +234,7 @@ class Problem:
 
     @property
     def first_keys(self) -> tuple[int, int] | None:
-        """Of decoding: how many keys a window does not hide, and how many of them all queries see. None where sequences
-        differ in that."""
+        """Decode: (first keys that no window hides, first keys that every query sees). None if sequences differ."""
         keep, prefix = (getattr(self.mask, name, 0) for name in ("keep", "prefix"))
         if not (isinstance(keep, int) and isinstance(prefix, int)):
             return None
@@ -244,8 +242,8 @@ class Problem:
 
     @property
     def kernel_reach(self) -> int | Kept | None:
-        """As :attr:`reach`, with the first keys that decode kernels read beside a window. (The CPU path reads all
-        between them too.)"""
+        """As :attr:`reach`, with the first keys that decode kernels read in addition to a window. (The CPU path also
+        reads all keys between.)"""
         if self.mask_kind != "sets" or self.first_keys is None:
             return self.reach
         window = self._keys_of_window(self.mask.edges(self.seqlen_q, self.seqlen_k))
@@ -259,8 +257,8 @@ class Problem:
         return self.seqlen_k if kept.window is None else min(self.seqlen_k, kept.keys + kept.window)
 
     def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
-        """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:
-        all are full); what a window hides from every query is not."""
+        """Bytes of keys and values that must be read, given the valid keys of each sequence (None: all sequences are
+        full). Keys that a window hides from every query are not read."""
         valid = [self.seqlen_k] * self.batch if lengths is None else lengths
         keys = sum(min(int(n), self.visible_capacity) for n in valid)
         return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
@@ -302,7 +300,7 @@ class Problem:
 
     @property
     def scores_text(self) -> str:
-        """Mask and score changes, as every page, table and record prints them."""
+        """Mask and score changes, as every page and table prints them."""
         cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
         return str(self.mask) + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
 

@@ -1,4 +1,4 @@
-"""Which tiles a block visits, and which of them need no mask: as ranges where they lie side by side, else as lists."""
+"""The tiles that a block visits, and which of them need no mask: ranges for contiguous tiles, lists for others."""
 
 from __future__ import annotations
 
