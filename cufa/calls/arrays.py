@@ -70,7 +70,7 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
 
 
 def asked_dtype(dtype: Any) -> str:
-    """The name of a dtype: a name, a NumPy dtype or a scalar type, such as ml_dtypes.bfloat16; else the value's text."""
+    """The name of a dtype: a name, a NumPy dtype or a scalar type (ml_dtypes.bfloat16); else the value's text."""
     if isinstance(dtype, str):
         return dtype
     try:
