@@ -295,13 +295,16 @@ FORWARD = [
     ),
     *_of(
         "cuda_src/forward/fa3/consumer_items.cuh", "emulate_fa3 emulate_kernels emulate_masks",
-        ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
         ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
     ),
     *_of(
         "cuda_src/forward/fa3/kernel.cu", "emulate_fa3 emulate_kernels emulate_masks",
         ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
-        ("    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});\n", "", "the first tile of an item is not masked"),
+    ),
+    *_of(
+        "cuda_src/forward/fa3/tiles.cuh", "emulate_fa3 emulate_kernels emulate_masks",
+        ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
+        ("return j >= tiles.clear_end;", "return false;", "the first tile of an item is not masked"),
     ),
 ]  # fmt: skip
 

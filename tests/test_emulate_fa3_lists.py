@@ -200,7 +200,7 @@ def test_a_block_that_sees_no_tile_reads_none():
 
 ITEMS = "forward/fa3/persistent_items.cuh"
 LIST, PRODUCER, KERNEL = "forward/fa3/tile_list.cuh", "forward/fa3/lister.cuh", "forward/fa3/kernel.cu"
-CONSUMER = "forward/fa3/consumer_items.cuh"
+CONSUMER, TILES = "forward/fa3/consumer_items.cuh", "forward/fa3/tiles.cuh"
 MASKED, RAGGED = "documents both ways", "packed"
 
 #: (file, what is there, what is planted, what shows it), by what is wrong.
@@ -238,17 +238,19 @@ PLANTED = {
         MASKED,
     ),
     "consumers are not told": (PRODUCER, "      write_shared(smem.tile(K_ring.stage), entry.tile);\n", "", MASKED),
-    "consumers are told while they read": (PRODUCER, "      K_ring.wait_empty();\n", "", MASKED),
+    "consumers are told while they read": (
+        PRODUCER, "      K_ring.wait_empty(inside, entry.tile.tile);\n", "", MASKED,
+    ),
     "a tile's buffer is given back while lanes read": (
-        CONSUMER,
-        "    warp_sync();  // all lanes have read it before one of them gives the buffer back\n",
+        TILES,
+        "    warp_sync();  // all lanes have read the tile's descriptor before one of them gives the buffer back\n",
         "",
         "one consumer",
     ),
     "a consumer that sees nothing waits for more": (
-        CONSUMER,
-        "return listed.seen(consumer) || listed.last();",
-        "return listed.seen(consumer);",
+        TILES,
+        "return listed.seen(consumer.consumer) || listed.last();",
+        "return listed.seen(consumer.consumer);",
         "two runs of heads",
     ),
     "rows of another consumer": (LIST, "lane_id() * GROUP_ROWS, end", "(lane_id() ^ 1) * GROUP_ROWS, end", MASKED),
@@ -268,8 +270,8 @@ PLANTED = {
     ),
     "runs of another item": (
         CONSUMER,
-        "read_looked_up_mask(p, descriptor)",
-        "read_looked_up_mask(p, smem.item(0))",
+        "hide<Tag::value>(fragment_view(S_rmem), p, descriptor,",
+        "hide<Tag::value>(fragment_view(S_rmem), p, smem.item(0),",
         "two runs of heads",
     ),
     "blocks that see nothing see the first keys": (
@@ -325,21 +327,26 @@ PLANTED = {
     ),
     "rows behind a sequence are no zeros": (
         "forward/fa3/consumer.cuh",
-        "    if (!exists) {  // what is there may be no number\n",
+        "    if (!exists) {  // rows past the end may hold NaN\n",
         "    if (false) {\n",
         "padded",
     ),
     "values in front of a tile that is not seen count again": (KERNEL, "P_rmem[i] = 0;", "{}", "gaps"),
     "a tile that is not seen is not given back": (
         KERNEL,
-        "    K_ring.release(lane);\n    K_ring.advance();\n    wait_turn();\n",
-        "    K_ring.advance();\n    wait_turn();\n",
+        "    K_ring.release(lane);\n    K_ring.advance();\n    begin_slot();\n",
+        "    K_ring.advance();\n    begin_slot();\n",
         "gaps",
     ),
     "the order of another block": (
         ITEMS, "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
     ),
-    "the mask of another item": (CONSUMER, "read_mask(descriptor)", "read_mask(smem.item(0))", RAGGED),
+    "the mask of another item": (
+        CONSUMER,
+        "hide<Tag::value>(fragment_view(S_rmem), p, descriptor,",
+        "hide<Tag::value>(fragment_view(S_rmem), p, smem.item(0),",
+        RAGGED,
+    ),
 }  # fmt: skip
 
 

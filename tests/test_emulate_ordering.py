@@ -131,6 +131,7 @@ FILES = {
     "forward/fa3/kernel.cu": _FA3[0],
     "forward/fa3/consumer.cuh": _FA3[0],
     "forward/fa3/consumer_items.cuh": _FA3[0],
+    "forward/fa3/tiles.cuh": "fa3 documents",
     "forward/fa3/producer.cuh": _FA3[0],
     "wgmma/pipeline.cuh": _FA3[0],
     "forward/fa3/memory.cuh": _FA3[0],

@@ -73,7 +73,8 @@ template <int N, int K_STEPS, typename Element>
 DEVICE void wgmma_accumulate_values(float (&d)[N / 2], const u32 (&p)[4 * K_STEPS], u64 v) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
-    Wgmma<N, Element::IS_BFLOAT16>::template rs<true, true>(d, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], v + mn_major_step(k));
+    Wgmma<N, Element::IS_BFLOAT16>::template rs<true, true>(d, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3],
+                                                            v + mn_major_step(k));
   }
 }
 

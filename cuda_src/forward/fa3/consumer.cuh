@@ -1,6 +1,5 @@
-// What a consumer warpgroup of FlashAttention-3 does with the registers of its 64 query rows: products of tiles by WGMMA,
-// softmax, storing O. In which order, and what it waits for, is the kernel's affair (forward/fa3/kernel.cu, whose lines of
-// Algorithms 1 and 2 are named here).
+// Operations of a consumer warpgroup on the registers of its 64 query rows: products by WGMMA, softmax, store of O. Their
+// order and the waits between them are in kernel.cu. Lines are those of Algorithms 1 and 2 of the paper.
 #pragma once
 #include "forward/fa3/memory.cuh"
 #include "primitives/register_budget.cuh"
@@ -19,8 +18,8 @@
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
-// O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
-// (With lengths O always does: the rows behind those of a sequence may be another's.)
+// O leaves by TMA through the buffer its Q came in, if that buffer is free by then; else from registers. With lengths O always
+// leaves from registers: the rows after those of a sequence may belong to another sequence.
 constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE;
 
 // Accumulators and operands of one thread.
@@ -31,13 +30,13 @@ using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 
 DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
 
-// Whether some query block sees no key: then it is the first or the last one.
+// Whether some query block sees no key. Under a band, such a block is the first or the last one.
 DEVICE bool some_block_is_empty(const AttentionParams& p) {
   if constexpr (MASK_KIND == MASK_FULL) return false;
   return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
 }
 
-// Asks TMA for 64 rows of Q, from row `first_row` of the tile on, of the heads that share the tile: a box for each.
+// Asks TMA for 64 rows of Q, from row `first_row` of the tile on: one box for each head that shares the tile.
 DEVICE void load_packed_heads(u32 tile, u32 full_barrier, const TensorMap* Q_map, const WorkItem& item, int first_row) {
   constexpr int BOX_ROWS = HEAD_ROWS < GROUP_ROWS ? HEAD_ROWS : GROUP_ROWS;
   mbarrier_arrive_expect_tx(full_barrier, Q_TILE_BYTES);
@@ -50,8 +49,8 @@ DEVICE void load_packed_heads(u32 tile, u32 full_barrier, const TensorMap* Q_map
   }
 }
 
-// Q from shared memory to registers. As TMA is to write where ldmatrix read, a barrier alone does not do before the buffer is
-// given back: without the fence, a few rows in a million came out wrong.
+// Q from shared memory to registers. The fence orders these ordinary reads before TMA's next writes to the buffer: a barrier
+// alone does not.
 DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
   load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem, warp * 16 + lane % 16, lane / 16);
   async_proxy_fence();
@@ -97,7 +96,7 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
 // Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers.
 DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, int first_row,
                          const Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp, int lane) {
-  // Exponentials read m of the two rows by turns. In two registers of one bank they cost 4% of the whole kernel's time.
+  // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
   pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
   softmax.reduce_sum();
 #pragma unroll
@@ -109,7 +108,8 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
     if constexpr (STORE_FROM_SMEM) {
       stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
     } else {
-      store_accumulator_row<O_TILES, Element>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid, lane);
+      store_accumulator_row<O_TILES, Element>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid,
+                                              lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {
@@ -125,7 +125,7 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
   }
 }
 
-// The same for one sequence of padded or packed ones, whose rows alone are written; of padded ones zeros behind them.
+// The same for one sequence of padded or packed arrays: writes its rows, and zeros to the rest of a padded sequence.
 DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequence, const Item& item, int first_row,
                          Output& O_rmem, OnlineSoftmax<2>& softmax, int lane) {
   softmax.reduce_sum();
@@ -138,7 +138,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
     if (p.lse != nullptr && lane % 4 == 0 && stored) {
       st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
     }
-    if (!exists) {  // what is there may be no number
+    if (!exists) {  // rows past the end may hold NaN
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
     }
@@ -148,7 +148,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
   }
 }
 
-// A query block whose rows all see no key: zeros, and the sink or -inf for the logarithm of their sums. By all consumers.
+// A query block whose rows see no key, by all consumers: O is 0, and the log-sum-exp is the sink or -inf.
 DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
   const u64 start_ns = TRACE ? global_timer() : 0;
   const int rows = min(Br, p.seqlen_q - item.q_block * Br);

@@ -4,9 +4,9 @@
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
-// The same of GROUP scores at once, given as x * 2 log2(e), with one reciprocal for all of them: what is left is the inverse of
-// a product times the other factors. Factors lie in [2^-30, 1], clamped where tanh is 1 in float32, so that no product
-// overflows. A NaN makes all of them NaN or -1 with a NaN beside it: for scores of one row that it sees.
+// tanh of GROUP scores, given as x * 2 log2(e), with one reciprocal: 1 / a is 1 / (a b c d) times b c d. Factors are clamped
+// to [2^-30, 1], where tanh is 1 in float32, so that no product overflows. One NaN makes the whole group NaN or -1: the
+// scores of a group must be visible scores of one row.
 template <int GROUP>
 DEVICE void tanh_together(float* (&t)[GROUP]) {
   constexpr float LEAST = 0x1p-30f;
@@ -29,13 +29,13 @@ DEVICE void tanh_together(float* (&t)[GROUP]) {
   for (int i = 0; i < GROUP; ++i) *t[i] = fmaf(-2.0f * LEAST, rest[i], 1.0f);
 }
 
-// tanh(x) is x times a polynomial of x^2 with these coefficients, off by at most 2e-7 (not of it: of 1), where |x| <= NEAR_0: of
-// three terms, and of four. (By number of terms.)
+// By number of terms, 3 or 4: for |x| <= NEAR_0, tanh(x) is x times the polynomial of x^2 with these coefficients, with an
+// absolute error of at most 2e-7.
 constexpr float NEAR_0[5] = {0, 0, 0, 0.3f, 0.5f};
 constexpr float TANH_OVER_X[5][4] = {{}, {}, {}, {0.9999960099f, -0.3329747653f, 0.1252255531f},
                                      {0.9999976759f, -0.3332065416f, 0.1314513541f, -0.04337220812f}};
 
-// A cap of scores near 0: no exponential, no reciprocal. `unit` is what a score is multiplied by to be x, `scale` what tanh(x) is.
+// The cap of scores near 0, without exponential and reciprocal: a score s becomes scale * tanh(unit * s).
 template <int TERMS>
 struct CapNear0 {
   float factors[TERMS];
@@ -48,7 +48,7 @@ struct CapNear0 {
       power *= unit * unit;
     }
   }
-  // What the score is to be multiplied by.
+  // The capped score is s * factor(s).
   DEVICE float factor(float s) const {
     const float square = s * s;
     float sum = factors[TERMS - 1];
@@ -59,7 +59,7 @@ struct CapNear0 {
   DEVICE float operator()(float s) const { return s * factor(s); }
 };
 
-// The greatest magnitude among the lane's scores, in chains that wait for each other less. What is no number does not count.
+// The greatest magnitude among the lane's scores; four accumulators shorten the dependency chain. NaN is ignored.
 template <typename View>
 DEVICE float greatest_magnitude(View S) {
   float chain[4] = {};
@@ -70,7 +70,7 @@ DEVICE float greatest_magnitude(View S) {
   return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
 }
 
-// Whether a lane's scores are near enough to 0. (Of other units, the seventh power is no number of full precision.)
+// Whether the polynomial serves scores of this greatest magnitude. (For other units, unit^7 loses precision in float32.)
 template <int TERMS>
 DEVICE bool is_near_0(float greatest, float unit) {
   return greatest * unit <= NEAR_0[TERMS] && unit > 1e-5f && unit < 1e4f;
@@ -81,7 +81,7 @@ DEVICE float unit_of(float softcap) {
   return softcap * (LN_2 / 2);
 }
 
-// The same where all scores of a warp are near 0, as most are under usual caps. False, and nothing is changed, where some are not.
+// Caps the scores of a warp by the polynomial, if all are near 0; else returns false and changes nothing.
 template <typename View>
 DEVICE bool cap_near_0(View S, float softcap) {
   const float unit = unit_of(softcap);
@@ -91,7 +91,7 @@ DEVICE bool cap_near_0(View S, float softcap) {
   return true;
 }
 
-// The same where rows see all of these keys, four at a time: a third of the reciprocals' and exponentials' time less.
+// Caps scores of a clear tile, four with one reciprocal.
 template <bool ON, bool MOSTLY_NEAR_0, typename View>
 DEVICE void cap_seen_scores(View S, float softcap) {
   if constexpr (ON) {
@@ -108,10 +108,10 @@ DEVICE void cap_seen_scores(View S, float softcap) {
   }
 }
 
-// The maxima and exponentials of S, whose scores are seen and near 0 and become capped in the same instructions: what a score is
-// multiplied by has the softmax's scale in it, and its last product is that which the row's maximum is subtracted in. As a cap
-// keeps the order of scores, of each row it is the maximum that is capped. `greatest` is the lane's greatest magnitude: where
-// not even that would raise a maximum, nobody looks for the maxima. True when O must be multiplied by alpha.
+// Softmax of a clear tile whose scores are near 0, capped in the same instructions: the cap's factor includes the softmax's
+// scale, and the last product also subtracts the row's maximum. A cap keeps the order of scores, so only the maximum of each
+// row is capped. `greatest` is the lane's greatest magnitude: if it would not raise a maximum, the maxima are not computed.
+// True if O must be multiplied by alpha.
 template <int TERMS, typename View, typename Softmax>
 DEVICE bool capped_softmax(View S, Softmax& softmax, float unit, float scale_log2, float greatest, float (&alpha)[View::ROWS]) {
   const CapNear0<TERMS> cap(unit, scale_log2);

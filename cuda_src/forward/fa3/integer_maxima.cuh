@@ -2,8 +2,8 @@
 #pragma once
 #include "shared/fragment_view.cuh"
 
-// The same of their bits as integers, of which sm_90 compares three in one instruction (VIMNMX3). Integers order scores that are
-// not negative; among negative ones only they have an order of their own.
+// Maximum of each row over this lane's columns, compared by bits as integers: sm_90 compares three in one instruction
+// (VIMNMX3). Right if the maximum is not negative; among negative scores only, the order of integers is another one.
 template <typename View>
 DEVICE void lane_tops(int (&top)[View::ROWS], View S) {
 #pragma unroll
@@ -17,7 +17,8 @@ DEVICE void lane_tops(int (&top)[View::ROWS], View S) {
       }
     }
     if constexpr (View::TILES % 2 == 0) {
-      chain[0] = max(max(chain[0], int(float_as_u32(S.at(r, View::TILES - 1, 0)))), int(float_as_u32(S.at(r, View::TILES - 1, 1))));
+      chain[0] = max(max(chain[0], int(float_as_u32(S.at(r, View::TILES - 1, 0)))),
+                     int(float_as_u32(S.at(r, View::TILES - 1, 1))));
     }
     top[r] = max(chain[0], chain[1]);
   }

@@ -1,8 +1,7 @@
-// The producer of FlashAttention-3 where it lists tiles (tile_list.cuh), as three warps. Lanes of the first classify tiles
-// together and write down which are visited, a few tiles ahead; the others ask the copy engine for what stands in that list,
-// one for Q and K, one for V. (All of it by one warp takes more registers than a producer has.)
-//
-// Consumers are told beside each tile of K, in shared memory that the barriers of its buffer guard, which it is.
+// The producer if tiles are listed (tile_list.cuh): three warps. Lanes of the first classify tiles together and list those to
+// visit, a few tiles ahead; the second asks TMA for Q and K of listed tiles, the third for V. (One warp for all of it would
+// need more registers than a producer has.) Beside each K tile lies its descriptor, guarded by the mbarriers of that buffer
+// of K.
 #pragma once
 #include "primitives/opaque.cuh"
 #include "forward/fa3/producer.cuh"
@@ -24,13 +23,13 @@ struct Lister {
 
   DEVICE void run(Items& items) {
     for (u32 index; items.take(p, index);) {
-      items.Tr = opaque(items.Tr);  // a product with it would take a register over all items
+      items.Tr = opaque(items.Tr);  // else a product with Tr stays in a register over all items
       const WorkItem work = items.item(p, index);
       const auto sequence = sequence_of(p, work.batch);
-      if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence
+      if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // past the end of its sequence
       if (lane_id() == 0) {
-        // Seen by a consumer once its Q is there. The descriptor that this overwrites is ITEM_DESCRIPTORS items old. Loaders are behind
-        // by no more items than the list has entries, and for what consumers are done with, see Producer::run().
+        // Consumers read the descriptor after they have waited for the item's Q. It overwrites the one of ITEM_DESCRIPTORS
+        // items ago: loaders lag by no more items than the list has entries; for consumers, see Producer::run().
         write_shared(smem.item(round), Item{work, index});
         if constexpr (is_looked_up(MASK_KIND)) publish_looked_up_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
@@ -46,8 +45,8 @@ struct Lister {
     }
   }
 
-  // An entry is complete when it is known whether another follows, as consumers have to know which tile is the last. (What is
-  // known of a tile waits in the entry, not in registers.)
+  // An entry is published when it is known whether another follows: consumers must know which tile is the last. Until then its
+  // fields wait in the entry, not in registers.
   DEVICE void list_item(u32 descriptor) {
     TileList tiles(p, descriptor);
     ListedTile tile = tiles.next();
@@ -74,7 +73,7 @@ struct Lister {
     list.advance();
   }
 
-  // What stands for no tile lies behind the arrays, where the copy engine finds zeros.
+  // An item without tiles gets one past the end of the arrays, where TMA reads zeros.
   DEVICE ListEntry entry(const ListedTile& tile, u32 descriptor) const {
     const int row = tile.tile * Bc;
     if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};
@@ -83,15 +82,15 @@ struct Lister {
   }
 };
 
-// Where a loader is in the list, and of which item.
+// A loader's position in the list, and the item of the entry at hand.
 struct ListReader {
   const AttentionParams& p;
   const SharedMemory& smem;
   RingCursor<LIST_STAGES> list = smem.list_ring();
   u32 round = 0;
-  int kv_head = 0, batch = 0;  // worked out once for an item: a division for each tile, of which few are on their way, cost 6%
+  int kv_head = 0, batch = 0;  // computed once per item: a division for each tile is too slow (NOTES.md)
 
-  // False at the end of the list. What is read stays until done().
+  // False at the end of the list. The entry stays valid until done().
   DEVICE bool next(ListEntry& entry) {
     list.wait_full();
     entry = read_shared<ListEntry>(smem.list + 16 * list.stage);
@@ -130,7 +129,7 @@ struct KeyLoader {
       K_ring.advance();
       if (entry.tile.first()) load_queries();
     }
-    for (int w = 0; w < CONSUMERS; ++w) {  // their next item is no item
+    for (int w = 0; w < CONSUMERS; ++w) {  // consumers wait for Q before they read that no item follows
       wait_for_query_buffer(w);
       mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
@@ -154,9 +153,9 @@ struct KeyLoader {
   }
 };
 
-// The same of V, by a warp. The copy engine brings whole tiles: behind the last key of a sequence there are those of another, or
-// what nobody has written. Scores of such keys are masked whatever they are, but a probability of 0 times what is no number
-// is none, so the rows of V behind the end become zeros before consumers are told of the tile.
+// The same of V, by one warp. TMA copies whole tiles: past the last key of a sequence lie keys of another one, or padding
+// that may hold NaN. Their scores are masked, but 0 × NaN is NaN: the rows of V past the end become zeros before consumers
+// see the tile.
 struct ValueLoader {
   const AttentionParams& p;
   const TensorMap* V_map;

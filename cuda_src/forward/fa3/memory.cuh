@@ -18,8 +18,9 @@ static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 byt
 
 // The tiles of a query block come from a range, or from a list: if the mask is irregular, or if lengths are read on the device.
 constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
-static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split only where the tiles of a query block are a range");
-static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split only if the tiles of a query block are a range");
+static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK),
+              "lengths, ALiBi and sinks need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
 
 // ---- Item descriptors: what the producer leaves for consumers, who have no registers to compute it again.
@@ -98,7 +99,7 @@ struct SharedMemory {
   static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);      // LISTED: the tiles to visit, and its mbarriers
   static constexpr int LIST_FULL_AT = LIST_AT + 16 * LIST_STAGES;
   static constexpr int LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
-  static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;     // with lengths: a V tile that is not yet padded with zeros
+  static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;     // with lengths: a V tile without its zeros yet
   static constexpr int BYTES = TAIL_FULL_AT + 8;
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
   static_assert(ITEM_BYTES * ITEM_DESCRIPTORS <= TILES_AT - ITEMS_AT, "the descriptors must fit their buffer");

@@ -2,17 +2,17 @@
 #pragma once
 #include "shared/schedule.cuh"
 
-// The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
-// 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
-// Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
-// the planner's choice (cufa/schedule/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end. Of a
-// mask that is looked up, the last query blocks need not be the longest: where the host knows which are, it says so.
+// The work items of a persistent thread block. Of G blocks, block b takes items b, 2G-1-b, 2G+b, ...: no block gets the
+// longest item of every round. This order needs no counter in memory, and every run has the same. If later rows see more
+// keys, heads go in head batches, each from its longest query block to its shortest. The planner chooses the size of a head
+// batch (cufa/schedule/order.py): few heads share the L2 cache better; some sizes leave fewer blocks idle at the end. Under
+// an irregular mask the last query blocks need not be the longest: p.block_order lists them if the host knows.
 template <int BR, int SHARED = 1>
 struct PersistentItems {
   u32 Tr, total, round = 0;
 
   DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
-  // Packed: Tr are the blocks of all sequences.
+  // Packed: Tr counts the query blocks of all sequences.
   DEVICE static u32 batch(const AttentionParams& p) { return LENGTHS_KIND == PACKED ? 1 : u32(p.batch); }
   DEVICE static u32 query_blocks(const AttentionParams& p) {
     return LENGTHS_KIND == PACKED ? num_packed_blocks<BR>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BR + 1;
@@ -28,9 +28,9 @@ struct PersistentItems {
     return index < total;
   }
 
-  // The same order where nobody knows how long items are: a block takes the next when it is ready for it. By all lanes of a
-  // warp. Each block that has an item asks once in vain in the end, so there are `total` questions. (Relaxed: an acquire would
-  // empty the L1 cache that masks are read through.)
+  // If the lengths of items are unknown: the same order, but a block takes the next item when it is ready. By all lanes of a
+  // warp. Each block with an item asks once in vain at the end, so the counter is asked `total` times. (Relaxed: an acquire
+  // would empty the L1 cache that masks are read through.)
   DEVICE bool take(const AttentionParams& p, u32& index) {
     index = blockIdx.x;
     if (round++ > 0) {
@@ -44,7 +44,7 @@ struct PersistentItems {
     return index < total;
   }
 
-  // Divisions, slow ones: once per item.
+  // Slow divisions: once per item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (LATER_ROWS_SEE_MORE) {

@@ -1,6 +1,5 @@
-// The producer of FlashAttention-3 (forward/fa3/kernel.cu, whose lines of Algorithm 1 are named here) where the tiles of a
-// query block lie side by side: producer and consumers work out for themselves which they are. (Where they are listed:
-// listing_producer.cuh.)
+// The producer if the tiles of a query block are a range: producer and consumers compute the range by themselves. (If tiles are
+// listed: lister.cuh.) Lines are those of Algorithm 1 of the paper.
 #pragma once
 #include "shared/params.cuh"
 #include "primitives/mbarrier.cuh"
@@ -27,8 +26,8 @@ struct Producer {
       const WorkItem work = items.item(p, index);
       const TileRange tiles = tiles_of(p, work.q_block);
       if (tiles.empty()) continue;
-      // Seen by a consumer once its Q is there. The descriptor that this overwrites is four items old: all consumers have
-      // given back the Q of the last but one, and so have stored the item before that.
+      // Consumers read the descriptor after they have waited for the item's Q. It overwrites the descriptor of four items
+      // ago: all consumers have given back Q of the last item but one, and so have stored the item before that.
       write_shared(smem.item(round++), Item{work, index});
       inside.item(index + gridDim.x * blockIdx.y);
       load_item(work, tiles);
@@ -41,7 +40,7 @@ struct Producer {
     inside.close();
   }
 
-  // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
+  // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, in the order that consumers need.
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
     load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);

@@ -1,21 +1,20 @@
-// Which tiles a query block of FlashAttention-3 visits where they need not lie side by side, or lengths are read on the device,
-// and what its consumers are told of each. Who works that out, and who passes it on: listing_producer.cuh.
-//
-// A tile is skipped when the whole block sees nothing of it. Of a tile that is visited each consumer is told whether its own
-// 64 rows see something of it, and whether they see all of it, which needs no mask.
+// Which tiles a query block visits if its mask is irregular or lengths are read on the device, and the descriptor of each
+// tile. A tile is skipped if no row of the block sees a key of it. The descriptor of a visited tile says for each consumer
+// whether its 64 rows see some score of the tile, and whether they see all of them, which needs no mask. The list is written
+// by lister.cuh.
 #pragma once
 #include "shared/params.cuh"
 #include "forward/fa3/consumer.cuh"
 #include "shared/irregular_mask.cuh"
 #include "wgmma/pipeline.cuh"
 
-static_assert(CONSUMERS <= 4, "whose bits are one byte");
+static_assert(CONSUMERS <= 4, "ALL_CLEAR: the marks of all consumers are one byte");
 
-// Bits of a tile: two of each consumer, whether it sees something, and whether all.
+// Marks of a tile: two bits for each consumer (some score is visible; all are), and bits of the tile itself.
 constexpr u32 SEEN = 1, CLEAR_TILE = 2, ALL_CLEAR = 0xff;
 constexpr u32 FIRST_TILE = 1u << 29, LAST_TILE = 1u << 30, NO_TILE_AT_ALL = 1u << 31;
 
-// The tile that a buffer of K holds.
+// The descriptor of the tile in a buffer of K.
 struct alignas(8) ListedTile {
   int tile;
   u32 marks;
@@ -27,11 +26,11 @@ struct alignas(8) ListedTile {
   DEVICE bool block_masked() const { return (marks & ALL_CLEAR) != ALL_CLEAR; }
   DEVICE bool first() const { return (marks & FIRST_TILE) != 0; }
   DEVICE bool last() const { return (marks & LAST_TILE) != 0; }
-  // A block that sees no tile visits one all the same, of zeros and behind a mask, and the pipeline keeps its shape.
+  // An item without visible tiles visits one of zeros behind the mask: the pipeline keeps its shape.
   DEVICE bool stands_for_none() const { return (marks & NO_TILE_AT_ALL) != 0; }
 };
 
-// What rows top ... end-1 see of a tile of a band; keys that do not exist are seen by nobody.
+// Class of a tile for rows top ... end - 1 of a band mask. Keys past the end are masked for every row.
 DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left) {
   const int begin = mask.keys_begin(top), behind = mask.keys_end(end - 1), right = left + Bc;
   return {left < behind && right > begin && begin < behind, left >= mask.keys_begin(end - 1) && right <= mask.keys_end(top)};
@@ -72,8 +71,8 @@ DEVICE int first_key_of(u32 item) {
   return int(ld_shared_u32(item + SEQUENCE_AT + OFFSET_OF(SequenceOfItem, first_key)));
 }
 
-// The tiles of one query block, from the last to the first, by all lanes of a warp. Which block that is stands in the descriptor of
-// the item, and is read there for each tile: registers of a producer are few.
+// The tiles of one query block, from the last to the first, by all lanes of a warp. The block is read from the item's
+// descriptor for each tile: a producer has few registers.
 struct TileList {
   const AttentionParams& p;
   u32 descriptor;
@@ -88,7 +87,7 @@ struct TileList {
     });
     if (!walked.exists()) return ListedTile::none();
     u32 marks = ALL_CLEAR;
-    if (walked.masked()) {  // a lane for each consumer
+    if (walked.masked()) {  // one lane for each consumer
       const int top = read_shared<Item>(descriptor).q_block * Br + lane_id() * GROUP_ROWS, end = min(top + GROUP_ROWS, rows());
       marks = 0;
       if (lane_id() < CONSUMERS && top < end) {
@@ -102,7 +101,7 @@ struct TileList {
   }
 
  private:
-  // That may be visited; -1: none.
+  // The last tile that may be visited; -1: none.
   DEVICE static int last_tile(const AttentionParams& p, u32 descriptor) {
     if constexpr (is_looked_up(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
     return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;

@@ -1,0 +1,154 @@
+// Where a consumer warpgroup's key tiles come from: a range of tiles side by side, or a list (tile_list.cuh). Both types have
+// the same members; `Consumer` is the struct Consumer of kernel.cu.
+//
+//   begin()             a new item; returns the lane's first query row
+//   j                   the key tile whose scores are computed next
+//   skip_to_first()     passes over tiles that the block visits and this consumer's rows do not see, until one that they see
+//   skips()             whether such a tile comes first
+//   masked()            whether the tile at hand needs the mask
+//   visit_rest()        a pipeline step for each further tile of the item
+//   hide()              masks the scores of the tile at hand
+//   visited()           of a trace: the tiles that the block visits
+#pragma once
+#include "forward/fa3/consumer.cuh"
+#include "forward/fa3/tile_list.cuh"
+
+// The rows of one consumer may see fewer tiles than the block visits. Rows that see no tile, and rows past the end, compute one
+// tile behind the mask all the same, which keeps the pipeline's shape.
+struct RangeOfTiles {
+  int j;
+  TileRange tiles;   // that this consumer's rows see
+  int above, below;  // tiles that the block visits after and before `tiles`
+
+  DEVICE int begin(const AttentionParams& p, const Item& item, int consumer, int warp, int lane) {
+    if constexpr (SPLIT_KEYS) {  // one item per block, and few masked tiles: all rows visit the same tiles
+      const int row = item.q_block * HEAD_ROWS + query_of_row(consumer * GROUP_ROWS + warp * 16) + lane / 4;
+      tiles = tiles_of(p, item.q_block);
+      j = tiles.end - 1;
+      above = below = 0;
+      return row;
+    }
+    const int group = item.q_block * CONSUMERS + consumer;
+    const bool exists = group * GROUP_ROWS < p.seqlen_q;
+    const int row = group * GROUP_ROWS + warp * 16 + lane / 4;
+    tiles = visited_tiles<GROUP_ROWS, Bc>(p, group);
+    const TileRange block = tiles_of(p, item.q_block);
+    if constexpr (MASK_KIND == MASK_BAND) {
+      if (!exists || tiles.empty()) tiles = {block.total, block.first, block.first + 1, block.first, block.first};
+      j = tiles.end - 1;
+      below = tiles.first - block.first;
+    } else {
+      j = exists ? max(tiles.end, 1) - 1 : 0;
+    }
+    above = block.end - 1 - j;
+    return row;
+  }
+
+  template <typename Consumer>
+  DEVICE void skip_to_first(Consumer& consumer) {
+    consumer.pass_over(above);
+  }
+  template <typename Consumer>
+  DEVICE bool skips(Consumer&) const {
+    return above > 0;
+  }
+  DEVICE bool masked(int) const { return j >= tiles.clear_end; }
+
+  template <typename Consumer>
+  DEVICE void visit_rest(Consumer& consumer) {
+    --j;
+    walk_tiles<MASK_KIND>(j, tiles, [&consumer](int, auto segment) { consumer.step(segment); });
+  }
+
+  template <Segment SEGMENT, typename View>
+  DEVICE void hide(View S, const AttentionParams& p, u32, int row, int lane) {
+    hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc, lane % 4 * 2);
+  }
+  DEVICE void count() {}
+  DEVICE void keep_count() {}
+  DEVICE TileRange visited(const AttentionParams& p, const Item& item, u32) const { return tiles_of(p, item.q_block); }
+};
+
+// Each tile of the list comes with its descriptor. A tile that this consumer's rows do not see may lie between two that they
+// see; the last tile of the list is computed in any case.
+struct ListOfTiles {
+  int j;
+  static constexpr int above = 0, below = 0;
+  ListedTile listed{};
+  TileTally tally[2];  // of a trace: of the item being stored, of the one at hand
+
+  DEVICE int begin(const AttentionParams&, const Item& item, int consumer, int warp, int lane) {
+    const int row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
+    if constexpr (TRACE) tally[1] = {};
+    return row;
+  }
+
+  // Waits for the next tile of K and reads which it is. False: this consumer's rows do not see the tile.
+  template <typename Consumer>
+  DEVICE bool await(Consumer& consumer) {
+    consumer.K_ring.wait_full(consumer.inside, NO_TILE);
+    listed = read_shared<ListedTile>(consumer.smem.tile(consumer.K_ring.stage));
+    warp_sync();  // all lanes have read the tile's descriptor before one of them gives the buffer back
+    j = listed.tile;
+    return listed.seen(consumer.consumer) || listed.last();
+  }
+  template <typename Consumer>
+  DEVICE void skip_to_first(Consumer& consumer) {
+    while (!await(consumer)) {
+      count();
+      consumer.pass_over(1);
+    }
+  }
+  template <typename Consumer>
+  DEVICE bool skips(Consumer& consumer) {
+    return !await(consumer);
+  }
+  DEVICE bool masked(int consumer) const { return listed.masked(consumer); }
+
+  template <typename Consumer>
+  DEVICE void visit_rest(Consumer& consumer) {
+    while (!listed.last()) {
+      const bool seen = await(consumer);
+      if (!seen) {
+        consumer.skip_step();
+        continue;
+      }
+      consumer.issue_products();  // the descriptor has been read by then
+      if (listed.masked(consumer.consumer)) {
+        consumer.end_step(SegmentTag<RIGHT_MASKED>{});
+      } else {
+        consumer.end_step(SegmentTag<CLEAR>{});
+      }
+    }
+  }
+
+  template <Segment SEGMENT, typename View>
+  DEVICE void hide(View S, const AttentionParams& p, u32 descriptor, int own_row, int own_lane) {
+    count();
+    if constexpr (SEGMENT != CLEAR) {
+      // opaque(): what follows from row and lane is computed here, and takes no registers between tiles.
+      const int row = int(opaque(u32(own_row))), column = int(opaque(u32(own_lane))) % 4 * 2;
+      if constexpr (is_looked_up(MASK_KIND)) {
+        constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
+        hide_scores<1, ASK_FIRST>(S, read_looked_up_mask(p, descriptor), row, j * Bc, column);
+      } else {
+        hide_scores<RIGHT_MASKED>(S, read_mask(descriptor), row, j * Bc, column);
+      }
+    }
+  }
+  DEVICE void count() {
+    if (TRACE && !listed.stands_for_none()) tally[1].count(j, listed.block_masked());
+  }
+  DEVICE void keep_count() {
+    if constexpr (TRACE) tally[0] = tally[1];
+  }
+  // Empty for a block past the end of its sequence, of which no trace is written.
+  DEVICE TileRange visited(const AttentionParams& p, const Item& item, [[maybe_unused]] u32 descriptor) const {
+    HeadMask mask = head_mask(p);
+    if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(descriptor);
+    if (item.q_block * Br >= mask.rows) return {-1, 0, 0, 0, 0};
+    return tally[0].range((mask.keys + Bc - 1) / Bc);
+  }
+};
+
+using Tiles = typename Choose<LISTED, ListOfTiles, RangeOfTiles>::type;
