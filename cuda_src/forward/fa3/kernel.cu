@@ -57,7 +57,7 @@ constexpr RegisterBudget BUDGETS[4][2] = {
     {{32, 112}, {32, 112}},
 };
 constexpr RegisterBudget REGISTERS = BUDGETS[CONSUMERS - 1][LISTED];
-static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer), 
+static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer),
               "setmaxnreg of a consumer would wait forever");
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
