@@ -73,7 +73,7 @@ def _python() -> Iterator[Check]:
 
 def _sources() -> Iterator[Check]:
     try:
-        files = {file for spec in KERNELS.values() for file in included_files(spec.source)}
+        files = {x for spec in KERNELS.values() for source in spec.sources for x in included_files(source)}
     except OSError as error:
         yield Check("kernel sources", Status.PROBLEM, str(error), "pip install --force-reinstall cufa")
         return

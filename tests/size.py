@@ -17,7 +17,8 @@ PRODUCT = ("cufa", "cuda_src", "dashboard")
 KERNELS = {
     "forward/fa3/kernel.cu": 2500,
     "forward/fa2/kernel.cu": 1900,
-    "backward/fa3/kernel.cu": 3000,
+    "backward/fa3_narrow64/kernel.cu": 3000,
+    "backward/fa3_narrow128/kernel.cu": 3000,
     "backward/fa3_pair/kernel.cu": 3000,
     "backward/fa2/kernel.cu": 3000,
     "backward/fa2_f32/kernel.cu": 3000,

@@ -17,8 +17,8 @@ from cufa.schedule import key_order
 
 __all__ = ["patch"]
 
-BACKGROUND, BLOCK = "backward/fa3_common/background.cuh", "backward/fa3_common/block.cuh"
-LOADER, CONSUMER = "backward/fa3_common/loader.cuh", "backward/fa3/consumer.cuh"
+BACKGROUND, ITEMS = "backward/fa3_common/background.cuh", "backward/fa3_common/items.cuh"
+LOADER, CONSUMER = "backward/fa3_common/loader.cuh", "backward/fa3_common/narrow_consumer.cuh"
 #: Linked, with dQ added from registers: tiles of 128 rows and of 64; not linked, with dQ added by the copy engine.
 LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persistent)
 #: Five groups of a head each, ragged tiles.
@@ -116,13 +116,13 @@ BUGS = {
         LOADER, "      if (at.first) await_prepared(at.block);\n", "", "race", LONG
     ),
     "zeros and numbers that the copy engine does not see": bug(
-        BLOCK, "  global_proxy_fence();\n}", "}", "proxy-fence", LONG
+        ITEMS, "  global_proxy_fence();  // the", "  // the", "proxy-fence", LONG
     ),
     "converted before all have added": bug(
-        BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(group));\n", "", "race", LONG
+        BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(head_batch));\n", "", "race", LONG
     ),
     "additions told before they are done": bug(
-        BLOCK,
+        ITEMS,
         "  if constexpr (BULK_ADD) bulk_wait();\n",
         "",
         "race wrong",
@@ -130,22 +130,22 @@ BUGS = {
         head_dim=104,
     ),
     "additions told without a release": bug(
-        BLOCK,
-        "  red_release_gpu_add(counter(p, ADDED, group)",
-        "  atomic_add(counter(p, ADDED, group)",
+        ITEMS,
+        "  red_release_gpu_add(counter(p, ADDED, head_batch)",
+        "  atomic_add(counter(p, ADDED, head_batch)",
         "race",
         LONG,
     ),
     "additions never told": bug(
         CONSUMER,
-        "    untold = KeyBlock{p, smem.items.record(item - 1)}.group() + 1;\n",
+        "    unpublished_batch_plus_1 = at(item - 1).head_batch() + 1;\n",
         "",
         "divergence",
         LONG,
     ),
     "additions never told, where items are not linked": bug(
-        "backward/fa3/kernel.cu",
-        "      if constexpr (RUNS_ON) untold = block.group() + 1;\n",
+        CONSUMER,
+        "      if constexpr (IS_PERSISTENT) unpublished_batch_plus_1 = block.head_batch() + 1;\n",
         "",
         "divergence",
         STAGED,
@@ -153,15 +153,16 @@ BUGS = {
     ),
     "additions told before the last one": bug(
         CONSUMER,
-        "      if constexpr (RUNS_ON) tell_added();\n      ::add_dq",
-        "      if constexpr (LINKED) end_item_before();\n      if constexpr (RUNS_ON) tell_added();\n      ::add_dq",
+        "      if constexpr (IS_PERSISTENT) publish();\n      ::add_dq",
+        "      if constexpr (ITEMS_OVERLAP) end_previous_item();\n"
+        "      if constexpr (IS_PERSISTENT) publish();\n      ::add_dq",
         "race barrier",
         LONG,
     ),
     "a key block without tiles begun before the one before is told of": bug(
-        "backward/fa3/kernel.cu",
-        "(count == 0 || block.group() > untold)",
-        "(block.group() > untold)",
+        CONSUMER,
+        "(count == 0 || block.head_batch() > unpublished_batch_plus_1)",
+        "(block.head_batch() > unpublished_batch_plus_1)",
         "divergence wrong race",
         LONG,
         heads=9,
@@ -175,7 +176,7 @@ BUGS = {
     ),
     "slots taken while they are read": bug(
         BACKGROUND,
-        "      warp_sync();  // it has been read, and all lanes have written theirs\n",
+        "      warp_sync();  // all lanes have read the slot and written their results\n",
         "",
         "race",
         LONG,

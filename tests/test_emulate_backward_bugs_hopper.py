@@ -15,11 +15,11 @@ from cufa.problem.mask import FULL, Band
 
 __all__ = ["patch"]
 
-NARROW = "backward/fa3/kernel.cu"
-CONSUMER = "backward/fa3/consumer.cuh"
+NARROW64, NARROW128 = "backward/fa3_narrow64/kernel.cu", "backward/fa3_narrow128/kernel.cu"
+CONSUMER = "backward/fa3_common/narrow_consumer.cuh"
 BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
 SUMS, PASSES = "backward/fa3_common/sums.cuh", "backward/common/passes.cuh"
-MEMORY = "backward/fa3/memory.cuh"
+MEMORY, ITEMS = "backward/fa3_common/narrow_memory.cuh", "backward/fa3_common/items.cuh"
 
 #: Tiles of 128 and of 64 query rows: several of each, ragged, of two items, which one block takes, from the last tile
 #: of one to the first of the next; and a thread block for each item, which adds by the copy engine.
@@ -27,10 +27,6 @@ LONG, SHORT = (x for x in KERNELS["fa3_backward"].configs if x.persistent and no
 LONG_EACH, SHORT_EACH = (dataclasses.replace(x, persistent=False, bulk_add=True) for x in (LONG, SHORT))
 #: Not linked: K of two items takes turns.
 RUNNING_ON = next(x for x in KERNELS["fa3_backward"].configs if x.persistent and x.bulk_add)
-
-#: What a build that looks inside says when products have landed.
-LANDED_DK = "    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.enter(NOTHING);)\n"
-LANDED_DQ = "    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)\n"
 
 
 def short(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
@@ -56,24 +52,24 @@ def long(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
 BUGS = {
     # Hand-overs between ordinary accesses, wgmma and the copy engine.
     "dS without a fence of who reads it": long(
-        NARROW, "    if constexpr (DP_FIRST) async_proxy_fence();  // dS", "    // dS", "proxy-fence"
+        CONSUMER, "    if constexpr (!DQ_FIRST) async_proxy_fence();  // dS", "    // dS", "proxy-fence"
     ),
     "dS without a fence of who stores it": short(
-        CONSUMER, "    if constexpr (!DP_FIRST) async_proxy_fence();\n", "", "proxy-fence"
+        CONSUMER, "    if constexpr (DQ_FIRST) async_proxy_fence();\n", "", "proxy-fence"
     ),
     "dS without a barrier of the warp": short(
         CONSUMER, "    warp_sync();  // all lanes have stored\n", "", "race never-written proxy-fence"
     ),
     "dO given back before a fence": long(
-        NARROW,
-        "    if constexpr (DP_FIRST) begin_dq<LEFT>();\n    dO_turns.release(n, lane);\n",
-        "    dO_turns.release(n, lane);\n    if constexpr (DP_FIRST) begin_dq<LEFT>();\n",
+        NARROW64,
+        "    begin_dq<false>();  // also fences this warp's reads of D\n    smem.dO_ring.release(n, lane);\n",
+        "    smem.dO_ring.release(n, lane);\n    begin_dq<false>();\n",
         "proxy-fence",
     ),
     "V held before it is there": running_on(
-        NARROW,
-        "    smem.items.values.wait_full(keys);\n    hold(V_rmem, smem.V);\n    dO",
-        "    hold(V_rmem, smem.V);\n    smem.items.values.wait_full(keys);\n    dO",
+        CONSUMER,
+        "    wait_full(smem.rings.V, kv);\n    hold(V_rmem, smem.V);\n",
+        "    hold(V_rmem, smem.V);\n    wait_full(smem.rings.V, kv);\n",
         "race never-written copy-not-awaited",
     ),
     "of V a step too few": running_on(
@@ -84,64 +80,66 @@ BUGS = {
     ),
     "dQ staged without a fence": long_each(
         SUMS,
-        "  async_proxy_fence();\n  warp_sync();  // all of it",
-        "  warp_sync();  // all of it",
+        "  async_proxy_fence();\n  warp_sync();  // all lanes",
+        "  warp_sync();  // all lanes",
         "proxy-fence",
     ),
     "dQ staged where the copy engine still reads": short_each(
         CONSUMER,
-        "      if (lane == 0) bulk_wait_read();\n      if constexpr (RUNS_ON)",
-        "      if constexpr (RUNS_ON)",
+        "      if (lane == 0) bulk_wait_read();\n      if constexpr (IS_PERSISTENT)",
+        "      if constexpr (IS_PERSISTENT)",
         "copy-not-awaited",
     ),
     "record read without a fence": long(
-        BLOCK,
-        "    async_proxy_fence();  // it has been read",
-        "    // it has been read",
+        ITEMS,
+        "    async_proxy_fence();  // the descriptor has been read",
+        "    // the descriptor has been read",
         "proxy-fence",
         kv_heads=2,
     ),
     "Q given back while dK reads it": long(
-        NARROW,
-        f"    wgmma_wait<0>();\n{LANDED_DK}    wgmma_registers(dK_rmem);\n"
-        "    wgmma_registers(dS_rmem);\n    Q_turns.release(n, lane);\n",
-        f"    Q_turns.release(n, lane);\n    wgmma_wait<0>();\n{LANDED_DK}"
+        CONSUMER,
+        "    await<0>(KEY_GRADIENTS);\n    log.enter(NOTHING);\n    wgmma_registers(dK_rmem);\n"
+        "    wgmma_registers(dS_rmem);\n    smem.Q_ring.release(n, lane);\n",
+        "    smem.Q_ring.release(n, lane);\n    await<0>(KEY_GRADIENTS);\n"
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dS_rmem);\n",
         "race copy-not-awaited",
     ),
     "K given back before the last dQ": running_on(
-        NARROW,
-        f"    wgmma_wait<0>();\n{LANDED_DQ}    wgmma_registers(dK_rmem);\n"
-        "    wgmma_registers(dV_rmem);\n    smem.items.keys.release(keys, lane);\n",
-        f"    smem.items.keys.release(keys, lane);\n    wgmma_wait<0>();\n{LANDED_DQ}"
+        CONSUMER,
+        "    await<0>(QUERY_GRADIENTS);\n    enter(ADD);\n    wgmma_registers(dK_rmem);\n"
+        "    wgmma_registers(dV_rmem);\n    smem.rings.K.release(kv, lane);\n",
+        "    smem.rings.K.release(kv, lane);\n    await<0>(QUERY_GRADIENTS);\n"
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dV_rmem);\n",
         "race copy-not-awaited",
     ),
     "dS never given back": long(
         CONSUMER,
-        "    dS_turns.release(n - 1 + zeros, lane);\n    float* const",
+        "    smem.dS_ring.release(dS_number(), lane);\n    float* const",
         "    float* const",
         "deadlock",
     ),
     "products of dK before a fence": short(
-        NARROW,
-        "    if constexpr (!MORE && !DP_FIRST) wgmma_fence();\n",
-        "",
+        NARROW128,
+        "    } else {\n      begin_products();\n    }\n    issue_dk();",
+        "    }\n    issue_dk();",
         "wgmma-fence",
     ),
     # Results.
     "dQ of the last tile lost": long(
-        NARROW,
-        "    smem.items.keys.release(keys, lane);\n    add_dq<LEFT>();\n",
-        "    smem.items.keys.release(keys, lane);\n",
+        CONSUMER,
+        "    smem.rings.K.release(kv, lane);\n    add_dq<LAST>();\n",
+        "    smem.rings.K.release(kv, lane);\n",
         "wrong deadlock",
     ),
     "dQ added to the tile at hand": short(
-        NARROW,
-        "    before = block.place(tile);\n",
-        "    before = block.place(THEN == NEXT_TILE ? block.next(tile) : tile);\n",
+        CONSUMER,
+        "    pending_tile = block.workspace_tile(tile);\n",
+        "    pending_tile = block.workspace_tile(NEXT == NEXT_TILE ? block.next(tile) : tile);\n",
     ),
-    "dQ of the wrong half of K": short(CONSUMER, "K_of(keys) + consumer * NEXT_COLUMNS", "K_of(keys)"),
+    "dQ of the wrong half of K": short(
+        CONSUMER, "K_of(pending_kv) + consumer * NEXT_COLUMNS", "K_of(pending_kv)"
+    ),
     "dQ of the columns left, but for eight": short_each(
         MEMORY,
         "D_TILES - (CONSUMERS - 1) * DQ_TILES;",
@@ -155,7 +153,7 @@ BUGS = {
     ),
     "mask left out at the diagonal": short(
         BLOCK,
-        "return tile.q_tile < word(6) ||",
+        "return tile.q_tile < ITEM_FIELD(clear_first) ||",
         "return false ||",
         seqlen_q=200,
         seqlen_k=250,
@@ -163,8 +161,8 @@ BUGS = {
     "delta not subtracted": short(GRADIENTS, "dP.at(r, t, 0) += u32_as_float(numbers.x);", ""),
     "numbers of another tile": short(
         CONSUMER,
-        "smem.delta + dO_turns.stage(n) * NUMBERS_BYTES",
-        "smem.delta + dO_turns.stage(n + 1) * NUMBERS_BYTES",
+        "smem.delta + smem.dO_ring.stage(n) * NUMBERS_BYTES",
+        "smem.delta + smem.dO_ring.stage(n + 1) * NUMBERS_BYTES",
         "wrong never-written race copy-not-awaited",
     ),
     "slope of the cap forgotten": long_each(
@@ -174,49 +172,49 @@ BUGS = {
     "dV of the item before kept": long(CONSUMER, "    clear(dV_rmem);\n  }\n", "  }\n"),
     "dK of the item before kept": long(CONSUMER, "    clear(dK_rmem);\n  }\n", "  }\n"),
     "dV stored as the next item's": long(
-        NARROW,
-        "      store_dv(block);\n      block.record = at(item + 1).record;\n",
-        "      block.record = at(item + 1).record;\n      store_dv(block);\n",
+        CONSUMER,
+        "      store_dv(block);\n      block.item = at(item + 1).item;\n",
+        "      block.item = at(item + 1).item;\n      store_dv(block);\n",
     ),
     "first tile of the item before": long(
-        NARROW,
-        "      block.record = at(item + 1).record;\n      tile = block.first();\n",
-        "      tile = block.first();\n      block.record = at(item + 1).record;\n",
+        CONSUMER,
+        "      block.item = at(item + 1).item;\n    }\n",
+        "      tile = block.first();\n      block.item = at(item + 1).item;\n    }\n",
         seqlen_q=300,
         seqlen_k=500,
     ),
     "next K before it is there": long(
-        NARROW,
-        "        smem.items.keys.wait_full(keys + 1);\n",
-        "",
+        CONSUMER,
+        "take_keys(kv + 1);",
+        "hold(K_rmem, smem.K_of(kv + 1));",
         "race never-written copy-not-awaited",
     ),
     "next V before it is there": long(
-        NARROW,
-        "    smem.items.values.wait_full(keys);\n    hold(V_rmem, smem.V);\n  }",
-        "    hold(V_rmem, smem.V);\n  }",
+        CONSUMER,
+        "    kv = uniform(kv + 1);\n    take_values();\n",
+        "    kv = uniform(kv + 1);\n    hold(V_rmem, smem.V);\n",
         "race copy-not-awaited",
     ),
     "V given back while dP reads it": long(
-        NARROW,
-        "    wgmma_registers(dV_rmem);\n    if constexpr (IN_HALVES) {",
-        "    if constexpr (THEN != NEXT_TILE) smem.items.values.release(keys, lane);\n"
-        "    wgmma_registers(dV_rmem);\n    if constexpr (IN_HALVES) {",
+        NARROW64,
+        "    wgmma_registers(dV_rmem);\n    if constexpr (!IN_HALVES)",
+        "    if constexpr (NEXT != NEXT_TILE) smem.rings.V.release(kv, lane);\n"
+        "    wgmma_registers(dV_rmem);\n    if constexpr (!IN_HALVES)",
         "race copy-not-awaited barrier deadlock",
     ),
     "first S of an item with the K before": long(
-        NARROW, "issue_scores(n + 1, keys + CHANGES);", "issue_scores(n + 1, keys);"
+        CONSUMER, "issue_scores(n + 1, kv + (NEXT == NEXT_ITEM),", "issue_scores(n + 1, kv,"
     ),
     "last dQ of an item with the next K": long(
-        NARROW, "issue_dq<LEFT>(n - 1 + zeros, keys_before);", "issue_dq<LEFT>(n - 1 + zeros, keys);"
+        CONSUMER, "smem.K_of(pending_kv) + consumer", "smem.K_of(kv) + consumer"
     ),
     "K of the item before never given back": long(
-        CONSUMER, "    smem.items.keys.release(keys_before, lane);\n", "", "deadlock", heads=4, kv_heads=4
+        CONSUMER, "    smem.rings.K.release(pending_kv, lane);\n", "", "deadlock", heads=4, kv_heads=4
     ),
     "the next K awaited where the one before lies": long(
-        NARROW,
-        "keys_before != keys || !smem.items.has(item + 1)",
-        "!smem.items.has(item + 1)",
+        CONSUMER,
+        "pending_kv != kv || !smem.rings.has(item + 1)",
+        "!smem.rings.has(item + 1)",
         "deadlock",
         heads=4,
         kv_heads=4,
@@ -227,13 +225,17 @@ BUGS = {
     ),
     # The order of additions.
     "turn passed on before the addition is done": short_each(
-        SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
+        SUMS,
+        "      bulk_wait();  // the sums are in memory, not only read from shared memory\n",
+        "",
+        "unordered-sum",
+        deterministic=True,
     ),
     "turn not awaited": short_each(
-        SUMS, "      await_turn(at.block, at.tile);\n", "", "unordered-sum", deterministic=True
+        SUMS, "      await_ticket(at.block, at.tile);\n", "", "unordered-sum", deterministic=True
     ),
     "turn never passed on": short_each(
-        SUMS, "      pass_turn_on(at.block, at.tile);\n", "", "deadlock", deterministic=True
+        SUMS, "      pass_ticket(at.block, at.tile);\n", "", "deadlock", deterministic=True
     ),
     "turn of all key blocks, seen or not": short_each(
         "backward/common/schedule.cuh",
@@ -244,23 +246,23 @@ BUGS = {
     ),
     "phase of the other adder's tile taken for this one's": long_each(
         SUMS,
-        "      turns.wait_empty(at.n);  // what",
-        "      // what",
+        "      staged.wait_empty(at.n);  // the",
+        "      // the",
         "race never-written wrong",
         deterministic=True,
     ),
     "staged dQ added before it is there": short_each(
-        SUMS, "      turns.wait_full(at.n);\n", "", "race never-written", deterministic=True
+        SUMS, "      staged.wait_full(at.n);\n", "", "race never-written", deterministic=True
     ),
     "staged dQ given back while it is read": long_each(
         SUMS,
-        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      bulk_wait();",
-        "      turns.release(at.n, 0);\n      bulk_wait();",
+        "      bulk_wait_read();\n      staged.release(at.n, 0);\n      bulk_wait();",
+        "      staged.release(at.n, 0);\n      bulk_wait();",
         "race copy-not-awaited",
         deterministic=True,
     ),
     "dQ staged over the one before": long_each(
-        CONSUMER, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
+        CONSUMER, "      handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
     ),
 }
 

@@ -15,6 +15,7 @@ from cufa.problem.mask import FULL, Band
 __all__ = ["patch"]
 
 WIDE, PAIR = "backward/fa3_pair/kernel.cu", "backward/fa3_pair/memory.cuh"
+ITEMS = "backward/fa3_common/items.cuh"
 BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
 SUMS, PASSES = "backward/fa3_common/sums.cuh", "backward/common/passes.cuh"
 
@@ -33,19 +34,19 @@ def three(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
 BUGS = {
     # Hand-overs within a block.
     "P read before it is there": wide(
-        WIDE, "    smem.P_turns().wait_full(n);\n", "", "race never-written"
+        WIDE, "    wait_full(smem.P_ring(), n, WAIT_TURN);\n", "", "race never-written"
     ),
     "P over dS that is still read": wide(
-        WIDE, "    smem.P_turns().wait_empty(n);\n", "", "race copy-not-awaited"
+        WIDE, "    wait_empty(smem.P_ring(), n);\n", "", "race copy-not-awaited"
     ),
     "P over dS that is still read, two buffers": three(
-        WIDE, "    smem.P_turns().wait_empty(n);\n", "", "race copy-not-awaited", seqlen_q=300
+        WIDE, "    wait_empty(smem.P_ring(), n);\n", "", "race copy-not-awaited", seqlen_q=300
     ),
     "P of another lane": wide(
         WIDE, "(warp * 2 + lane % 2) ^ (row % 8);", "(warp * 2 + lane % 2) ^ (row % 4);", "race wrong"
     ),
     "dS over P that a lane still reads": wide(
-        WIDE, "    warp_sync();  // all lanes have read P, which dS takes the place of\n", "", "race"
+        WIDE, "    warp_sync();  // all lanes have read P, which dS replaces\n", "", "race"
     ),
     "dS without a fence": wide(
         WIDE,
@@ -60,14 +61,14 @@ BUGS = {
         "race never-written proxy-fence",
     ),
     "dS multiplied before it is there": wide(
-        WIDE, "    smem.dS_turns().wait_full(number);\n", "", "race never-written copy-not-awaited proxy-fence"
+        WIDE, "    smem.dS_ring().wait_full(number);\n", "", "race never-written copy-not-awaited proxy-fence"
     ),
     # Hand-overs between blocks.
     "dS sent before it is there": wide(
-        PAIR, "      smem.dS_turns().wait_full(at.n);\n", "", "race never-written proxy-fence"
+        PAIR, "      smem.dS_ring().wait_full(at.n);\n", "", "race never-written proxy-fence"
     ),
     "dS of the other block multiplied before it is there": wide(
-        WIDE, "    smem.sent_turns().wait_full(number);\n", "", "race never-written copy-not-awaited"
+        WIDE, "    smem.sent_ring().wait_full(number);\n", "", "race never-written copy-not-awaited"
     ),
     "half of dS sent": wide(
         PAIR, "smem.own_ds(at.n), DS_PART_BYTES,", "smem.own_ds(at.n), DS_PART_BYTES / 2,", "deadlock"
@@ -87,36 +88,35 @@ BUGS = {
     ),
     "the other block not waited for": wide(
         PAIR,
-        "dS_turns().init(4, 2 * 4 * CONSUMERS);",
-        "dS_turns().init(4, 4 * CONSUMERS);",
+        "dS_ring().init(4, 2 * 4 * CONSUMERS);",
+        "dS_ring().init(4, 4 * CONSUMERS);",
         "barrier race copy-not-awaited deadlock",
     ),
     "told of dS before it has been read": wide(
         WIDE,
-        "    wgmma_wait<0>();\n"
-        "    INSIDE(if (any) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)\n"
+        "    wgmma_wait<0>();\n    if (TRACE_INSIDE && any) log.enter(QUERY_GRADIENTS | LANDED);\n"
         "    wgmma_registers(dQ_rmem);\n    if (any && lane == 0) {\n",
         "    if (any && lane == 0) {\n",
         "race copy-not-awaited wrong wgmma-fence",
     ),
     "a block ends before the other has told it": wide(
         WIDE,
-        "    for (int i = 0; i < DS_STAGES; ++i) smem.dS_turns().wait_empty(count + i);\n",
+        "    for (int i = 0; i < DS_STAGES; ++i) smem.dS_ring().wait_empty(count + i);\n",
         "",
         "block-not-running",
     ),
     "a block ends before the other has told it of the last tile": three(
         WIDE,
-        "    for (int i = 0; i < DS_STAGES; ++i) smem.dS_turns().wait_empty(count + i);\n",
-        "    smem.dS_turns().wait_empty(count);\n",
+        "    for (int i = 0; i < DS_STAGES; ++i) smem.dS_ring().wait_empty(count + i);\n",
+        "    smem.dS_ring().wait_empty(count);\n",
         "block-not-running",
     ),
     "barriers that the other block may not find initialised": wide(
-        WIDE, "  cluster_arrive();\n  cluster_wait();  // nobody", "  block_sync();  // nobody",
+        WIDE, "  cluster_arrive();\n  cluster_wait();  // both", "  block_sync();  // both",
         "race block-not-running",
     ),
     "K of the other block not awaited": wide(
-        BLOCK, "keys.init(KEY_GROUPS + PAIRED,", "keys.init(KEY_GROUPS,", "barrier race never-written copy-not-awaited"
+        ITEMS, "K.init(KEY_GROUPS + PAIRED,", "K.init(KEY_GROUPS,", "barrier race never-written copy-not-awaited"
     ),
     # Results.
     "the block's own keys for the other's": wide(
@@ -132,18 +132,19 @@ BUGS = {
     ),
     "half atoms from their beginning": three(WIDE, "column % ATOM_COLUMNS * 2;", "0;"),
     "dQ of the block's own keys alone": wide(
-        WIDE, "ask_for_dq<GROUP_KEYS, true, COLUMNS / 8>", "ask_for_dq<GROUP_KEYS, false, COLUMNS / 8>"
+        WIDE, "::issue_dq<GROUP_KEYS, true, COLUMNS / 8>", "::issue_dq<GROUP_KEYS, false, COLUMNS / 8>"
     ),
-    "dQ of the last tile lost": wide(WIDE, "    add_dq(n, before[0]);\n", "", "wrong"),
+    "dQ of the last tile lost": wide(WIDE, "    add_dq(n, pending_tiles[0]);\n", "", "wrong"),
     "dQ asked for of the tile at hand": three(WIDE, "issue_dq(n - LATE);", "issue_dq(n);", "wrong", seqlen_q=300),
     "dQ added where the tile before has it": three(
-        WIDE, "    before[LATE] = before[0];\n", "    before[LATE] = block.place(tile);\n", "wrong", seqlen_q=300
+        WIDE, "    pending_tiles[LATE] = pending_tiles[0];\n",
+        "    pending_tiles[LATE] = block.workspace_tile(tile);\n", "wrong", seqlen_q=300
     ),
     "dQ of the last tile but one lost": three(
-        WIDE, "      if (n > 0) add_dq(n - 1, before[1]);\n", "", "wrong", seqlen_q=300
+        WIDE, "      if (n > 0) add_dq(n - 1, pending_tiles[1]);\n", "", "wrong", seqlen_q=300
     ),
     "scores of the second tile not awaited": three(
-        WIDE, "wgmma_wait<FIRST_TILE ? 0 : 1>();", "wgmma_wait<1>();", "wgmma-fence wrong"
+        WIDE, "await<FIRST_TILE ? 0 : 1>(GRADIENT);", "await<1>(GRADIENT);", "wgmma-fence wrong"
     ),
     "keys of the first block in both": wide(
         BLOCK, "blockIdx.x % CLUSTER * BLOCK_KEYS : 0;", "0 : 0;", "wrong race"
@@ -156,26 +157,27 @@ BUGS = {
     # The order of additions.
     "dQ added before its turn": wide(
         WIDE,
-        "    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(number);\n",
+        "    if constexpr (DETERMINISTIC) handover.wait_full(number);\n",
         "",
         "unordered-sum deadlock",
         deterministic=True,
     ),
     "turn passed on while warps still add": wide(
-        SUMS, "      turns.wait_empty(at.n + 1);\n", "", "unordered-sum deadlock", deterministic=True
+        SUMS, "      handover.wait_empty(at.n + 1);\n", "", "unordered-sum deadlock", deterministic=True
     ),
     "turn passed on by lanes that have added": wide(
         WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True
     ),
     "consumers told of a turn that is not theirs": wide(
         SUMS,
-        "return ld_acquire_gpu(turn_counter(block, tile, rank)) == turn_of(block, tile);",
+        "return ld_acquire_gpu(ticket_counter(block, tile, rank)) == ticket_of(block, tile);",
         "return true;",
         "unordered-sum",
         deterministic=True,
     ),
     "turns of both blocks counted together": wide(
-        SUMS, "block.place(tile)) + rank;", "block.place(tile));", "unordered-sum deadlock", deterministic=True
+        SUMS, "block.workspace_tile(tile)) + rank;", "block.workspace_tile(tile));", "unordered-sum deadlock",
+        deterministic=True,
     ),
     "turns of the second block not zeroed": wide(
         PASSES, "vec2{0, 0}", "u32(0)", "deadlock never", deterministic=True

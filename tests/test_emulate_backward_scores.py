@@ -62,7 +62,7 @@ def test_results(spec, options, tiling, lengths, dtype, deterministic):
     assert_right(case, run(case, spec, config, deterministic))
 
 
-NARROW, WIDE = "backward/fa3/kernel.cu", "backward/fa3_pair/kernel.cu"
+NARROW, WIDE = "backward/fa3_common/narrow_consumer.cuh", "backward/fa3_pair/kernel.cu"
 BLOCK, GRADIENTS = "backward/fa3_common/block.cuh", "backward/fa3_common/gradients.cuh"
 WORKSPACE, PASSES = "backward/common/workspace.cuh", "backward/common/passes.cuh"
 SHARED = BLOCK, GRADIENTS, WORKSPACE, PASSES
@@ -71,7 +71,7 @@ ALIBI, SINK = "diagonal, negative slopes", "causal, sink"
 #: (file, what is there, what is planted, options, kind of lengths), by what is wrong.
 PLANTED = {
     "distances of the other keys": (
-        "backward/fa3/consumer.cuh", "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
+        NARROW, "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
     ),
     "distances of the wide kernel from the warp's first key": (
         WIDE, "return warp * 16 + lane / 4;", "return warp * 16;", ALIBI, "dense"
@@ -107,12 +107,13 @@ PLANTED = {
 
 
 #: What both kernels share is planted in both.
+OWN = {"fa3_backward": NARROW, "fa3_backward_wide": WIDE}
 IN_KERNELS = [
     pytest.param(spec, name, id=f"{spec.name}-{name}")
     for spec in SPECS
     if spec.uses_copy_engine
     for name, (file, *_, kind) in PLANTED.items()
-    if file in (spec.source, *SHARED) and (kind == "dense" or kind in spec.options)
+    if file in (OWN[spec.name], *SHARED) and (kind == "dense" or kind in spec.options)
 ]
 
 

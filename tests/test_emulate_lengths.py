@@ -277,7 +277,7 @@ BUGS = {
     ),
     "tiles of sequences overlap": (
         backward, "packed", "full", "equal", HOPPER,
-        "first_packed_block<Br>(int(sequence.first_row()), item.batch)", "u32(sequence.first_row()) / Br",
+        "first_packed_block<Br>(int(length.first_row()), found.batch)", "u32(length.first_row()) / Br",
         *HOPPERS,
     ),
     "the last tile's numbers are left out": (

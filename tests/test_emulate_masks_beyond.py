@@ -351,7 +351,8 @@ PLANTED = {
         "documents",
     ),
     "Q by its place in the list": (
-        LOADER, "block.row_in_arrays() + block.q_tile(tile) * Br;", "block.row_in_arrays() + tile.q_tile * Br;",
+        LOADER, "block.row_in_arrays() + at.block.q_tile(at.tile) * Br;",
+        "block.row_in_arrays() + at.tile.q_tile * Br;",
         "fa3_backward", "first rows",
     ),
     "gradients of queries by their place in the list": (
@@ -362,10 +363,12 @@ PLANTED = {
         "first rows but one",
     ),
     "a listed tile is clear whatever it is": (
-        HOPPER, "listed(tile.q_tile).masked() || past_end()", "past_end()", "fa3_backward", "first rows but one"
+        HOPPER, "listed(tile.q_tile).masked() || extends_past_end()", "extends_past_end()",
+        "fa3_backward", "first rows but one"
     ),
     "the list of the key block before": (
-        HOPPER, "p, k_block, batch, kv_head, tile);", "p, max(k_block - 1, 0), batch, kv_head, tile);", "fa3_backward",
+        HOPPER, "p, item.k_block, item.batch, item.kv_head, tile);",
+        "p, max(item.k_block - 1, 0), item.batch, item.kv_head, tile);", "fa3_backward",
         "first rows",
     ),
     "runs that nobody has prepared": (

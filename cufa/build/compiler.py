@@ -37,13 +37,13 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
     """The file and everything it includes, transitively, in a stable order. Paths are relative to
     ``cuda_src``; host twins (``host/``) are left out, as no GPU runs them, and the stamps of
     inside traces unless asked for."""
-    return [SOURCE_DIR / name for name in _sources(source, stamps)]
+    return [SOURCE_DIR / name for name in _sources(source, stamps=stamps)]
 
 
-def _sources(source: str, stamps: bool = False, folder: Path | None = None) -> dict[str, str]:
+def _sources(*sources: str, stamps: bool = False, folder: Path | None = None) -> dict[str, str]:
     """What each of the files holds."""
     seen: dict[str, str] = {}
-    pending, root = [source], str(folder or SOURCE_DIR)
+    pending, root = list(sources), str(folder or SOURCE_DIR)
     while pending:
         name = pending.pop()
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
@@ -71,11 +71,11 @@ def _included(text: str) -> tuple[str, ...]:
     return tuple(_INCLUDE.findall(text))
 
 
-def source_digest(source: str, folder: Path | None = None) -> str:
+def source_digest(*sources: str, folder: Path | None = None) -> str:
     """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
     code that is measured does. ``folder``: where they lie, else :data:`SOURCE_DIR`."""
     digest = hashlib.sha256()
-    for text in _sources(source, folder=folder).values():
+    for text in _sources(*sources, folder=folder).values():
         digest.update(_bare(text))
     return digest.hexdigest()
 

@@ -54,7 +54,7 @@ class Variant:
     @property
     def source(self) -> str:
         """File under ``cuda_src``."""
-        return self.spec.source
+        return self.spec.source_of(self.config)
 
     @property
     def constants(self) -> dict[str, int | bool]:

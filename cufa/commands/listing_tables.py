@@ -18,7 +18,7 @@ _MOST_LINES = 30
 
 def listing_record(variant: Variant, found: Listing) -> dict[str, Any]:
     """Everything, for --json: per entry and language its loops, and its lines in the kernel's own file."""
-    own = variant.spec.source
+    own = variant.source
     languages = {"ptx": found.ptx, "sass": found.sass}
     told = {
         name: {entry: _code_record(code, own) for entry, code in codes.items()}
@@ -45,7 +45,7 @@ def _code_record(code: Code, own: str) -> dict[str, Any]:
 
 def print_listing(variant: Variant, found: Listing) -> None:
     """SASS where there is a disassembler, else PTX and what to install."""
-    own = variant.spec.source
+    own = variant.source
     stderr().print(str(variant), markup=False)
     if found.missing:
         stderr().print(f"PTX only: {found.missing}", markup=False, soft_wrap=True)

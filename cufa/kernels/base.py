@@ -79,7 +79,7 @@ class Kernel:
     title: str
     paper: str
     source: str
-    """File under ``cuda_src``."""
+    """File under ``cuda_src``, of the first config: see :meth:`source_of`."""
     entry: str
     """extern "C" name of the launch that computes tiles: the one that traces, profiles and occupancy are about."""
     operation: str = "forward"
@@ -122,6 +122,14 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
+
+    def source_of(self, config: Config) -> str:
+        """File under ``cuda_src`` that a config is compiled from."""
+        return self.source
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.source_of(x) for x in self.configs + self.split_configs))
 
     def shared_memory(self, config: Config, head_dim: int) -> tuple[Buffer, ...]:
         """The buffers of dynamic shared memory, in order. The source gets the offsets."""

@@ -58,7 +58,7 @@ def load(device_name: str) -> Mapping[str, Tuned]:
 def _tuned(spec: Kernel, entry: Mapping[str, Any]) -> Tuned | None:
     """None where the kernel has changed. Raises AttributeError, KeyError, TypeError or ValueError for what is none."""
     config = spec.read_config(entry["config"])
-    if entry.get("digest", "") not in ("", _digest(spec.source)):
+    if entry.get("digest", "") not in ("", _digest(spec.sources)):
         return None
     if "planned" not in entry:
         return Tuned(config)
@@ -73,8 +73,8 @@ def _tuned(spec: Kernel, entry: Mapping[str, Any]) -> Tuned | None:
 
 
 @functools.cache
-def _digest(source: str) -> str:
-    return source_digest(source)
+def _digest(sources: tuple[str, ...]) -> str:
+    return source_digest(*sources)
 
 
 def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, Any]) -> Path:

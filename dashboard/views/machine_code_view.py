@@ -86,7 +86,7 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
         with columns[2]:
             name = controls.choice("entry", "Launch", list(entries))
     code = entries[name]
-    own = choice.spec.source
+    own = choice.spec.source_of(choice.config)
     with columns[1]:
         files = {
             f: f"{f} ({sentences.count(n, 'instruction')})" for f, n in code.files.items() if source_lines(f)

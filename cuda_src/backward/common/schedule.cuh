@@ -33,7 +33,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
   if constexpr (GROUPED) {
-    const HeadGroups groups{p};
+    const HeadBatches groups{p};
     const u32 group = min(index / (u32(p.heads_per_group) * Tc), groups.whole()), first = groups.first(group);
     const u32 rest = index - first * Tc, members = groups.end(group) - first;
     if constexpr (LATER_ROWS_SEE_MORE) {

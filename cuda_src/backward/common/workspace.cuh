@@ -30,7 +30,7 @@ constexpr int ACCUMULATOR = STRIP * 8;   // floats
 // softmax of a row sends back.
 constexpr int ROW_NUMBER_BYTES = 8;
 
-constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
+constexpr int ITEM_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 
 constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
@@ -45,12 +45,13 @@ constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIN
 // Whether thread blocks take one key block after another, and do most of the passes before and after beside their tiles
 // (backward/fa3_common/background.cuh). In a fixed order of sums each block would be waited for; where tiles are listed, and with
 // lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do.
-constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
+constexpr bool IS_PERSISTENT = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
 
-// GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. RUNS_ON: while
-// one group is, the next ones are prepared and those before are converted (backward/fa3_common/background.cuh), but for the first
-// and the last ones, with which the passes before and after are done. Which is the planner's choice (cufa/schedule/key_order.py).
-struct HeadGroups {
+// GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. IS_PERSISTENT:
+// while one group is, the next ones are prepared and those before are converted (backward/fa3_common/background.cuh), but for the
+// first and the last ones, with which the passes before and after are done. Which is the planner's choice
+// (cufa/schedule/key_order.py).
+struct HeadBatches {
   const BackwardParams& p;
   DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
   DEVICE u32 whole() const { return u32(p.whole_groups); }  // groups before the last one, which is of all heads that are left
@@ -62,17 +63,17 @@ struct HeadGroups {
   DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
 };
 
-// RUNS_ON. Of each key/value head: how many of its strips are prepared. Of each group: how many warps have added all of a key
-// block, and how many batches of its strips have been taken, to be prepared and to be converted.
+// IS_PERSISTENT. Of each key/value head: how many of its strips are prepared. Of each group: how many warps have added all of a
+// key block, and how many batches of its strips have been taken, to be prepared and to be converted.
 enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
   char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: the item that is to be taken next
-  vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
+  vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
-  u32* counters;  // RUNS_ON: (4, batch * kv_heads), of each Counter
+  u32* counters;  // IS_PERSISTENT: (4, batch * kv_heads), of each Counter
   float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
 
@@ -90,7 +91,7 @@ struct BackwardWorkspace {
       sinks = reinterpret_cast<float*>(items);
       items = reinterpret_cast<vec4*>(sinks + heads * strips);
     }
-    counters = reinterpret_cast<u32*>(items + i64(num_items(p)) * RECORD_VECTORS);
+    counters = reinterpret_cast<u32*>(items + i64(num_items(p)) * ITEM_VECTORS);
   }
 
   // Over the batch, where a sequence has its own strips.
@@ -114,7 +115,9 @@ struct BackwardWorkspace {
     return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
   }
 
-  DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) const { return counters + which * HeadGroups{p}.heads() + i; }
+  DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) const {
+    return counters + which * HeadBatches{p}.heads() + i;
+  }
 
   // The accumulators of the `index`th of all strips, a head's side by side.
   DEVICE float* strip(i64 index) const {

@@ -1,50 +1,50 @@
-// What the passes before and after the key blocks do (backward/common/passes.cuh), done while these are computed: by two warps of
-// the producer of each thread block, for all groups of heads (HeadGroups) but the first and the last ones. It is work for
-// memory, and key blocks are work for the tensor cores; and dQ of a group lies in the L2 cache from its zeros to its conversion.
+// The passes before and after the key blocks (backward/common/passes.cuh), done beside the key blocks: by two warps of the
+// producer of each persistent block, for all head batches but the first and the last ones. Passes are work for memory, key blocks
+// are work for the tensor cores; and dQ of a head batch stays in the L2 cache from its zeros to its conversion.
 //
-// Groups follow one another: while group g is added to, the next one that the pass before has left is prepared; then, once all key
-// blocks of g - 1 have been added, it is converted. Nobody waits in a circle: key blocks of group g wait for its strips; who
-// prepares these has converted groups up to g - groups_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
-// block tells of those when it begins one that is two groups further, at the latest, before it waits for that.
+// While head batch g is added to, the next one that the pass before has left is prepared; then, once all key blocks of g - 1 have
+// been added, g - 1 is converted. There is no cycle of waits: key blocks of g wait for the strips of g; the warps that prepare
+// these strips have converted up to g - groups_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A thread
+// block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
 //
-// In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
-// acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp by the copy engine have ended before its
-// release of ADDED, and those by its lanes happen before it; the acquire here synchronises with it. By a fence of the loaders the
-// copy engine sees zeros and numbers, too.
+// In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, with which the
+// loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
+// completed before the warp's release of ADDED, and those by its lanes happen before it; the acquire here synchronises with that
+// release. A proxy fence of the loaders makes zeros and numbers visible to the copy engine.
 #pragma once
+#include "backward/fa3_common/items.cuh"
 #include "primitives/primitives.cuh"
-#include "backward/fa3_common/block.cuh"
 
-constexpr int WORKERS = 2, SLOTS = 2;              // warps, and strips that each has in shared memory
 constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O and dO
-constexpr int BATCH_STRIPS = 4;  // neighbours that a warp takes one after another
-static_assert(!RUNS_ON || BACKGROUND_BYTES >= WORKERS * SLOTS * STRIP_BYTES, "a slot a strip");
-static_assert(!RUNS_ON || TILE_STRIPS % BATCH_STRIPS == 0, "strips of a batch are of one head");
+constexpr int RUN_STRIPS = 4;                      // neighbours that a warp takes one after another
+static_assert(!IS_PERSISTENT || TILE_STRIPS % RUN_STRIPS == 0, "a run of strips lies in one head");
 
-// By every thread of the pass before: what is counted begins, with the first groups prepared.
+// By every thread of the pass before: the counters, with the first head batches prepared.
 DEVICE void prepare_counters(const BackwardParams& p) {
-  if constexpr (!RUNS_ON) return;
+  if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);
-  const HeadGroups groups{p};
+  const HeadBatches batches{p};
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     st_global(where_counters_begin(p), u32(workspace.counters - static_cast<const u32*>(p.workspace)));
   }
-  const u32 prepared = groups.end(u32(p.groups_before) - 1);
-  for (u32 head = blockIdx.x * PASS_THREADS + threadIdx.x; head < groups.heads(); head += gridDim.x * PASS_THREADS) {
-    st_global(workspace.counter(p, PREPARED, head), head < prepared ? groups.strips() : 0u);
+  const u32 prepared = batches.end(u32(p.groups_before) - 1);
+  for (u32 head = blockIdx.x * PASS_THREADS + threadIdx.x; head < batches.heads(); head += gridDim.x * PASS_THREADS) {
+    st_global(workspace.counter(p, PREPARED, head), head < prepared ? batches.strips() : 0u);
     st_global(workspace.counter(p, ADDED, head), 0u);
     st_global(workspace.counter(p, TO_PREPARE, head), 0u);
     st_global(workspace.counter(p, TO_CONVERT, head), 0u);
   }
 }
 
-// By one of WORKERS warps.
+// By one of BACKGROUND_WARPS warps.
 struct Background {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
 
   DEVICE static u32 worker() { return opaque(threadIdx.x) / 96; }
-  DEVICE u32 slot(u32 i) const { return opaque(start) + BACKGROUND_OFFSET + (worker() * SLOTS + i % SLOTS) * STRIP_BYTES; }
+  DEVICE u32 slot(u32 i) const {
+    return opaque(start) + SharedMemory::BACKGROUND + (worker() * BACKGROUND_SLOTS + i % BACKGROUND_SLOTS) * STRIP_BYTES;
+  }
 
   DEVICE void run() {
     grid_await_previous();
@@ -55,40 +55,40 @@ struct Background {
     }
   }
 
-  // Batches of a group's strips, as long as there are some. Taken by who is there: if each thread block had its share, all would
-  // wait for one that finds no SM before they end. A strip is asked for while the one before is worked on, and a batch is taken
-  // while the one before is: its number is looked at when that ends.
+  // Runs of a head batch's strips, until none is left. Warps take runs by a counter: if each thread block had a fixed share, all
+  // would wait for a block that finds no SM before others end. The loads of the next strip run while this one is worked on; the
+  // number of the next run is requested while this run is worked on.
   template <bool CONVERTS>
-  DEVICE void visit(u32 group) {
-    if constexpr (CONVERTS) await_added(opaque(group));
-    u32 taken = take<CONVERTS>(group), s;
-    if (!has_batch(group, taken, s)) return;
-    taken = take<CONVERTS>(group);
-    float lse = ask<CONVERTS>(opaque(s), slot(0));
+  DEVICE void visit(u32 head_batch) {
+    if constexpr (CONVERTS) await_added(opaque(head_batch));
+    u32 taken = take<CONVERTS>(head_batch), s;
+    if (!has_run(head_batch, taken, s)) return;
+    taken = take<CONVERTS>(head_batch);
+    float lse = load<CONVERTS>(opaque(s), slot(0));
 #pragma unroll 1
     for (u32 i = 0;; ++i) {
       u32 next = s + 1;
       bool more = true;
-      if (next % BATCH_STRIPS == 0) {
-        more = has_batch(opaque(group), taken, next);
-        if (more) taken = take<CONVERTS>(opaque(group));
+      if (next % RUN_STRIPS == 0) {
+        more = has_run(opaque(head_batch), taken, next);
+        if (more) taken = take<CONVERTS>(opaque(head_batch));
       }
       float next_lse = 0.0f;
       if (more) {
-        next_lse = ask<CONVERTS>(opaque(next), slot(i + 1));
+        next_lse = load<CONVERTS>(opaque(next), slot(i + 1));
         cp_async_wait<1>();
       } else {
         cp_async_wait<0>();
       }
-      warp_sync();  // what all lanes have asked for is there
+      warp_sync();  // the loads of all lanes have arrived
       if constexpr (CONVERTS) {
         convert(opaque(s), slot(i));
       } else {
         prepare(opaque(s), slot(i), lse);
       }
-      warp_sync();  // it has been read, and all lanes have written theirs
-      if (!CONVERTS && s % BATCH_STRIPS == BATCH_STRIPS - 1 && lane_id() == 0) {
-        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadGroups{p}.strips()), BATCH_STRIPS);
+      warp_sync();  // all lanes have read the slot and written their results
+      if (!CONVERTS && s % RUN_STRIPS == RUN_STRIPS - 1 && lane_id() == 0) {
+        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadBatches{p}.strips()), RUN_STRIPS);
       }
       if (!more) return;
       s = next;
@@ -96,37 +96,37 @@ struct Background {
     }
   }
 
-  // A batch's number, in lane 0.
+  // The number of a run, in lane 0.
   template <bool CONVERTS>
-  DEVICE u32 take(u32 group) const {
+  DEVICE u32 take(u32 head_batch) const {
     u32 taken = 0;
-    if (lane_id() == 0) taken = atomic_add(counter(CONVERTS ? TO_CONVERT : TO_PREPARE, group), 1);
+    if (lane_id() == 0) taken = atomic_add(counter(CONVERTS ? TO_CONVERT : TO_PREPARE, head_batch), 1);
     return taken;
   }
-  // Whether a group has so many, and where the batch begins.
-  DEVICE bool has_batch(u32 group, u32 taken, u32& strip) const {
-    const HeadGroups groups{p};
-    strip = groups.first(group) * groups.strips() + shfl(taken, 0) * BATCH_STRIPS;
-    return strip < groups.end(group) * groups.strips();
+  // Whether a head batch has that run, and the run's first strip.
+  DEVICE bool has_run(u32 head_batch, u32 taken, u32& strip) const {
+    const HeadBatches batches{p};
+    strip = batches.first(head_batch) * batches.strips() + shfl(taken, 0) * RUN_STRIPS;
+    return strip < batches.end(head_batch) * batches.strips();
   }
   DEVICE u32* counter(Counter which, u32 i) const { return ::counter(p, which, i); }
   DEVICE u32 strips() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }  // of a head
 
-  DEVICE void await_added(u32 group) const {
-    const HeadGroups groups{p};
-    const u32 heads = groups.end(group) - groups.first(group);
+  DEVICE void await_added(u32 head_batch) const {
+    const HeadBatches batches{p};
+    const u32 heads = batches.end(head_batch) - batches.first(head_batch);
     const u32 wanted = heads * (u32(p.seqlen_k - 1) / Bc + 1) * (4 * CONSUMERS);
     if (lane_id() == 0) {
-      const u32* const added = counter(ADDED, group);
+      const u32* const added = counter(ADDED, head_batch);
       while (ld_acquire_gpu(added) != wanted) {
       }
     }
     warp_sync();
   }
 
-  // What a strip is worked out from; its rows' LSE comes in a register.
+  // Starts the loads of a strip: dQ, or O and dO; the rows' LSE comes in a register.
   template <bool CONVERTS>
-  DEVICE float ask(u32 strip, u32 target) const {
+  DEVICE float load(u32 strip, u32 target) const {
     float lse = 0.0f;
     if constexpr (CONVERTS) {
       const u32 lane = opaque(lane_id());
@@ -135,9 +135,9 @@ struct Background {
       for (int n = 0; n < D_TILES; ++n) cp_async_16(target + lane * 16 + n * (ACCUMULATOR * 4), source + n * ACCUMULATOR, true);
     } else {
       const u32 head = strip / strips(), row = strip % strips() * STRIP;
-      ask_for_rows(head_address(p.dout, p.dout_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.dout_stride.seq * 2,
+      load_rows(head_address(p.dout, p.dout_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.dout_stride.seq * 2,
                    row, target);
-      ask_for_rows(head_address(p.o, p.o_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.o_stride.seq * 2, row,
+      load_rows(head_address(p.o, p.o_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.o_stride.seq * 2, row,
                    target + STRIP * HEAD_DIM * 2);
       const u32 own = row + opaque(lane_id());
       if (lane_id() < STRIP && own < u32(p.seqlen_q)) lse = ld_global<float>(p.lse + i64(head) * p.seqlen_q + own);
@@ -145,7 +145,7 @@ struct Background {
     cp_async_commit();
     return lse;
   }
-  DEVICE void ask_for_rows(const char* head, i64 pitch, u32 row, u32 target) const {
+  DEVICE void load_rows(const char* head, i64 pitch, u32 row, u32 target) const {
 #pragma unroll 1
     for (u32 u = opaque(lane_id()); u < STRIP * ROW_UNITS; u += 32) {
       const u32 r = row + u / ROW_UNITS;
@@ -166,9 +166,10 @@ struct Background {
     prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place, lse},
                                                      int(opaque(lane_id())));
   }
-  // Registers are few: each lane converts what it has of an accumulator, two neighbours of two rows.
+  // With few registers: each lane converts its four elements of an accumulator, two neighbours of two rows.
   DEVICE void convert(u32 strip, u32 place) const {
-    const u32 head = strip / strips(), lane = opaque(lane_id()), row = strip % strips() * STRIP + lane / 4, below = opaque(row + 8);
+    const u32 head = strip / strips(), lane = opaque(lane_id()), row = strip % strips() * STRIP + lane / 4;
+    const u32 below = opaque(row + 8);
     char* const of_head = head_address(p.dq, p.dq_stride, int(head / u32(p.heads)), int(head % u32(p.heads))) + lane % 4 * 4;
     char* const target = of_head + i64(row) * p.dq_stride.seq * 2;
     char* const lower = of_head + i64(below) * p.dq_stride.seq * 2;

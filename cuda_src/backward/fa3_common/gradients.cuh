@@ -1,5 +1,5 @@
-// What a warpgroup of consumers of the backward on Hopper does with 64 keys and a tile of queries in registers, computed
-// transposed (S^T = K Q^T): P, dS, dQ, and how dS, dK and dV leave.
+// Steps of a consumer warpgroup of Hopper's backward kernels, for 64 keys and a tile of queries, computed transposed
+// (S^T = K Q^T): mask, P, dS, the products with shared memory, and how dS, dK and dV leave the registers.
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "primitives/wgmma_transposed.cuh"
@@ -20,8 +20,8 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   }
 }
 
-// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the softcap, which dS is a multiple of.
-// `key` is the lane's first in the block. ALiBi is taken off here, where the cap's slope still has the score without it.
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the soft cap, which is a factor of
+// dS. `key` is the lane's first in the block. ALiBi is subtracted here, because the cap's slope needs the score without it.
 template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
                          int lane) {
@@ -57,8 +57,8 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
 // Element e of a packed pair.
 DEVICE float unpack_16bit(u32 pair, int e) { return Element::widen(u16(e == 0 ? pair : pair >> 16)); }
 
-// -D of the lane's columns, for a product to be added to: what it becomes is dP - D. Loaded twice, for a copy of registers could not
-// be ordered before the product, and ptxas would serialise (C7511).
+// -D of the lane's columns: the accumulators to which wgmma adds dP. Loaded twice: a copy between registers cannot be ordered
+// before the product, and ptxas would serialise it (C7511).
 DEVICE void begin_with_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
 #pragma unroll
   for (int i = 0; i < Br / 4; ++i) {
@@ -67,7 +67,7 @@ DEVICE void begin_with_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
     dP_rmem[2 * i + 1] = u32_as_float(numbers.y);
   }
 }
-// dP - D of a product that was added to nothing.
+// dP - D, of a product that began with zeros.
 DEVICE void take_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
@@ -96,8 +96,8 @@ DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], 
   }
 }
 
-// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it. Before
-// products read it, it needs async_proxy_fence(): by each lane that stores, or later by those who ask for the products.
+// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it. An
+// async_proxy_fence() must come before wgmma reads dS: by each lane that stores, or later by the warps that issue the product.
 DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
   const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
 #pragma unroll
@@ -107,8 +107,7 @@ DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane)
   }
 }
 
-// S (64 x N) = A B^T as wgmma_tiles_ss() has it, in flight; of A the first HELD k-steps lie in registers, too, and are taken from
-// there: shared memory is read less.
+// S (64 x N) = A B^T, as wgmma_tiles_ss(). The first HELD k-steps of A are in registers, which saves reads of shared memory.
 template <int N, int HELD>
 DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 * HELD : 1], u64 a, u64 b) {
   wgmma_registers(d);
@@ -121,13 +120,12 @@ DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 
       Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
     }
   }
-  wgmma_commit();
 }
 
-// dQ = dS K, or dQ += dS K, of KEYS keys, asked for: 64 rows of dS from `dS` on, 8 TILES columns of K from `K` on, within an atom
-// or from its first column.
+// dQ = dS K, or dQ += dS K, of KEYS keys: 64 rows of dS from `dS` on, 8 TILES columns of K from `K` on, within one atom or from
+// an atom's first column.
 template <int KEYS, bool ACCUMULATES, int TILES>
-DEVICE void ask_for_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
 #pragma unroll
   for (int k = 0; k < KEYS / 16; ++k) {
@@ -139,14 +137,6 @@ DEVICE void ask_for_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
     }
   }
 }
-// In flight, of all keys.
-template <int TILES>
-DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
-  wgmma_registers(dQ_rmem);
-  ask_for_dq<Bc, false, TILES>(dQ_rmem, dS, K);
-  wgmma_commit();
-}
-
 // 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
                        int first_key, int lane) {

@@ -1,25 +1,27 @@
-// How dQ is added up in the backward kernels of Hopper: every key block adds to the tiles of the workspace that it visits, either
-// each warp from its registers, or (BULK_ADD) the copy engine from where warps have staged it in shared memory. A tile is
-// known by its number in the workspace.
+// How dQ is added up in Hopper's backward kernels: every key block adds to the tiles of the workspace that it visits, either each
+// warp from its registers or, BULK_ADD, the copy engine from what warps have staged in shared memory.
 //
-// DETERMINISTIC: key blocks add to a tile from right to left. No consumer waits for a turn at a counter: threads of the
-// producer do, so that products go on meanwhile. With BULK_ADD they add what consumers have staged (DqAdder); else they
-// tell them when they may (TurnKeeper). A turn is passed on as soon as its addition is done.
+// DETERMINISTIC: the key blocks of a head add to a tile from right to left; a key block's ticket is the number of key blocks that
+// add before it. No consumer waits for a ticket: threads of the producer do, so that products go on meanwhile. With BULK_ADD
+// these threads start the additions (DqAdder); else they tell consumers when to add (TicketKeeper).
 #pragma once
-#include "backward/fa3_common/block.cuh"
+#include "backward/fa3_common/items.cuh"
 
-// What consumers hand to the thread that adds, or it to them: see DqAdder and TurnKeeper.
+constexpr int ADDERS = 2;  // to learn of a ticket, to add and to pass on take longer than a tile of head dim 128
+
+// BULK_ADD: consumers fill it, an adder empties it. Else a TicketKeeper fills it, consumers empty it when they have added.
 using DqHandover = Ring<1>;
-DEVICE void init_dq_handover(const DqHandover& turns) {
-  turns.init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
+DEVICE DqHandover dq_handover(u32 start) { return {start + SharedMemory::DQ_FULL, start + SharedMemory::DQ_EMPTY}; }
+DEVICE void init_dq_handover(u32 start) {
+  dq_handover(start).init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
 }
 
 // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
-DEVICE float* dq_place(const BackwardParams& p, u32 tile, int strip, int first) {
+DEVICE float* dq_address(const BackwardParams& p, u32 tile, int strip, int first) {
   return BackwardWorkspace::tile(p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
 }
 
-// From registers. Of TILES accumulators those that exist.
+// From registers: of TILES accumulators those that exist.
 template <int TILES>
 DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int lane) {
 #pragma unroll
@@ -28,7 +30,7 @@ DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int
   }
 }
 
-// By a warp, for the copy engine, which has read what was there before.
+// By a warp, into a buffer that the copy engine has read.
 template <int TILES>
 DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
 #pragma unroll
@@ -37,30 +39,26 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
                                                                 float_as_u32(d[4 * t + 2]), float_as_u32(d[4 * t + 3])});
   }
   async_proxy_fence();
-  warp_sync();  // all of it is there
+  warp_sync();  // all lanes have stored
 }
 
-// How many key blocks have added to a tile. PAIRED: half of its columns are one block's of each pair, with a counter of their own.
-DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
-  return BackwardWorkspace::turn(block.p, block.place(tile)) + rank;
+// How many key blocks have added to a tile. PAIRED: the two blocks of a pair add different columns and count apart, by rank.
+DEVICE u32* ticket_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
+  return BackwardWorkspace::turn(block.p, block.workspace_tile(tile)) + rank;
 }
-// How many add before this one does.
-DEVICE u32 turn_of(const KeyBlock& block, QueryTile tile) {
+DEVICE u32 ticket_of(const KeyBlock& block, QueryTile tile) {
   return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
 }
-// By one thread: until it is the block's turn.
-DEVICE void await_turn(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
-  const u32 turn = turn_of(block, tile);
-  while (ld_acquire_gpu(turn_counter(block, tile, rank)) != turn) {
+DEVICE void await_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
+  const u32 ticket = ticket_of(block, tile);
+  while (ld_acquire_gpu(ticket_counter(block, tile, rank)) != ticket) {
   }
 }
-DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
-  red_release_gpu_add(turn_counter(block, tile, rank), 1);
+DEVICE void pass_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
+  red_release_gpu_add(ticket_counter(block, tile, rank), 1);
 }
 
-// DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
-// have, empty when the copy engine has read it. To learn of a turn, to add and to pass it on take longer than a tile of head
-// dim 128, so ADDERS threads take the tiles by turns.
+// DETERMINISTIC and BULK_ADD: one of ADDERS threads, which share the tiles. Memory has add_staged().
 template <typename Memory>
 struct DqAdder {
   const BackwardParams& p;
@@ -70,26 +68,23 @@ struct DqAdder {
   DEVICE void run() const {
     visit_items(p, start, [&](const TileVisit& at) {
       if (at.n % ADDERS != adder) return;
-      const Memory smem(opaque(start));
-      const DqHandover turns = smem.dQ_handover();
-      await_turn(at.block, at.tile);
-      turns.wait_empty(at.n);  // what the other adder gives back, or its phase would be taken for this one's
-      turns.wait_full(at.n);
-      smem.add_staged(p, at.block.place(at.tile));
+      const DqHandover staged = dq_handover(opaque(start));
+      await_ticket(at.block, at.tile);
+      staged.wait_empty(at.n);  // the other adder's tile: else its phase would be taken for this tile's
+      staged.wait_full(at.n);
+      Memory(opaque(start)).add_staged(p, at.block.workspace_tile(at.tile));
       bulk_commit();
       bulk_wait_read();
-      turns.release(at.n, 0);
-      bulk_wait();  // added, and not only read
-      pass_turn_on(at.block, at.tile);
+      staged.release(at.n, 0);
+      bulk_wait();  // the sums are in memory, not only read from shared memory
+      pass_ticket(at.block, at.tile);
     });
   }
 };
 
-// DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add to a tile (full), and the next block
-// when all of them have (empty). Whose turn the next tile is it asks while they add, and tells them before it passes this one
-// on: both take long.
-template <typename Memory>
-struct TurnKeeper {
+// DETERMINISTIC without BULK_ADD. While consumers add to a tile, it looks whether the next tile's ticket has come, and if so
+// tells consumers before it passes this tile's ticket on: both take long.
+struct TicketKeeper {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
   const u32 rank;   // of the block in its pair
@@ -97,18 +92,18 @@ struct TurnKeeper {
   DEVICE void run() const {
     bool told = false;
     visit_items(p, start, [&](const TileVisit& at) {
-      const DqHandover turns = Memory(opaque(start)).dQ_handover();
+      const DqHandover handover = dq_handover(opaque(start));
       if (!told) {
-        await_turn(at.block, at.tile, rank);
-        mbarrier_arrive(turns.full_barrier(at.n));
+        await_ticket(at.block, at.tile, rank);
+        mbarrier_arrive(handover.full_barrier(at.n));
       }
-      told = !at.last && is_turn(at.block, at.block.next(at.tile));
-      turns.wait_empty(at.n + 1);
-      if (told) mbarrier_arrive(turns.full_barrier(at.n + 1));
-      pass_turn_on(at.block, at.tile, rank);
+      told = !at.last && has_ticket(at.block, at.block.next(at.tile));
+      handover.wait_empty(at.n + 1);
+      if (told) mbarrier_arrive(handover.full_barrier(at.n + 1));
+      pass_ticket(at.block, at.tile, rank);
     });
   }
-  DEVICE bool is_turn(const KeyBlock& block, QueryTile tile) const {
-    return ld_acquire_gpu(turn_counter(block, tile, rank)) == turn_of(block, tile);
+  DEVICE bool has_ticket(const KeyBlock& block, QueryTile tile) const {
+    return ld_acquire_gpu(ticket_counter(block, tile, rank)) == ticket_of(block, tile);
   }
 };

@@ -63,7 +63,7 @@ class Fa3Backward(Kernel):
     algorithm = "fa3"
     title = "FlashAttention-3 backward: TMA, WGMMA, warp specialisation"
     paper = "Shah et al. 2024, FlashAttention-3, section 3 and appendix B"
-    source = "backward/fa3/kernel.cu"
+    source = "backward/fa3_narrow64/kernel.cu"
     entry = "fa3_backward"
     operation = "backward"
     dtypes = ("float16", "bfloat16")
@@ -79,6 +79,10 @@ class Fa3Backward(Kernel):
         tile_config(64, 128, 2, min_head_dim=104, max_head_dim=128, persistent=True),
     )
     workspace_holds = "dQ in float32, which the blocks of all keys add to, and two numbers per query"
+
+    def source_of(self, config: Fa3BackwardConfig) -> str:
+        """Head dims to 64 and beyond have a kernel each, whose products come in another order."""
+        return self.source if config.max_head_dim <= 64 else "backward/fa3_narrow128/kernel.cu"
 
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
         return narrow_shared_memory(config, head_dim)

@@ -17,6 +17,9 @@ class Fa3BackwardWide(Fa3Backward):
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),
     )
 
+    def source_of(self, config: Fa3BackwardConfig) -> str:
+        return self.source
+
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
         """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in
         the same buffers, and for what the other block sends."""

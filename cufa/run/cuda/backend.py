@@ -103,7 +103,7 @@ class Prepared:
         self.plan = plan
         self.device_id = device_id
         constants = {**plan.constants, **trace_constants(trace, inside)}
-        source = translation_unit(plan.spec.source, constants)
+        source = translation_unit(plan.spec.source_of(plan.config), constants)
         module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}

@@ -85,7 +85,7 @@ def record() -> None:
     """Make every recorded run anew and write :data:`PATH`."""
     kernels = {
         spec.name: {
-            "digest": source_digest(spec.source),
+            "digest": source_digest(*spec.sources),
             "runs": [summary(run_standard(spec, *options)) for options in standard_runs(spec)],
         }
         for spec in KERNELS.values()
@@ -106,5 +106,5 @@ def stale() -> list[str]:
     return [
         spec.name
         for spec in KERNELS.values()
-        if recorded.get(spec.name, {}).get("digest") != source_digest(spec.source)
+        if recorded.get(spec.name, {}).get("digest") != source_digest(*spec.sources)
     ]

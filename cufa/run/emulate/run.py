@@ -91,7 +91,7 @@ def run_plan(
     maps = _outside_maps(plan)
     types = [operation.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, **trace_constants(trace, bool(inside))}
-    entries = build.kernel(plan.spec.source, constants, names, checked, types)
+    entries = build.kernel(plan.spec.source_of(plan.config), constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
     own = _own_memory(plan, room if inside else None)

@@ -1,0 +1,70 @@
+// The shared memory of the backward kernels of head dims to 128, and who adds which part of dQ.
+#pragma once
+#include "backward/fa3_common/sums.cuh"
+#include "backward/fa3_common/traced_consumer.cuh"
+
+// Persistent blocks whose K has two buffers go from an item's last tile to the next item's first one as from any tile to the
+// next.
+constexpr bool ITEMS_OVERLAP = IS_PERSISTENT && K_STAGES > 1;
+// Where columns are shared, the last consumer may have fewer. DQ_IS_UNEVEN: it then issues products for those alone, in code of
+// its own. Persistent blocks, which have more code, issue as many columns for each consumer.
+constexpr int LAST_DQ_TILES = DQ_BY_ROWS ? DQ_TILES : D_TILES - (CONSUMERS - 1) * DQ_TILES;
+constexpr bool DQ_IS_UNEVEN = !IS_PERSISTENT && LAST_DQ_TILES != DQ_TILES && LAST_DQ_TILES > 0;
+
+static_assert(!PAIRED && KEY_GROUPS == CONSUMERS, "each consumer has 64 keys");
+static_assert(DS_STAGES > 1, "dS of two tiles is in use at the same time");
+static_assert(DQ_BY_ROWS || Br == 64, "a consumer computes 64 rows of dQ");
+static_assert(LAST_DQ_TILES >= 0 && LAST_DQ_TILES <= DQ_TILES, "every column of dQ has a consumer");
+static_assert(K_STAGES == 1 || (IS_PERSISTENT && !BULK_ADD), "with two buffers of K, shared memory has no room to stage dQ");
+
+struct NarrowMemory {
+  u32 K, V, Q, dO, dS, dQ, lse, delta;
+  ItemRings rings;
+  Ring<NUM_STAGES> Q_ring;
+  Ring<DO_STAGES> dO_ring;
+  Ring<DS_STAGES> dS_ring;
+  DqHandover dQ_handover;
+
+  DEVICE explicit NarrowMemory(u32 start)
+      : K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q), dO(start + SharedMemory::DO),
+        dS(start + SharedMemory::DS), dQ(start + SharedMemory::DQ), lse(start + SharedMemory::LSE),
+        delta(start + SharedMemory::DELTA), rings(start), Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
+        dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY},
+        dS_ring{start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY}, dQ_handover(dq_handover(start)) {}
+
+  DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_GROUPS * KEY_TILE_BYTES); }
+  DEVICE u32 dS_of(u32 number, int consumer) const {
+    return dS + (dS_ring.stage(number) * KEY_GROUPS + consumer) * DS_PART_BYTES;
+  }
+
+  // The part of a tile of the workspace that a warp of consumers adds, and where that part is staged.
+  DEVICE static float* dq_of_warp(const BackwardParams& p, u32 tile, int consumer, int warp) {
+    return dq_address(p, tile, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, DQ_BY_ROWS ? 0 : consumer * DQ_TILES);
+  }
+  DEVICE static int dq_tiles(int consumer) { return consumer == CONSUMERS - 1 ? LAST_DQ_TILES : DQ_TILES; }  // that exist
+  DEVICE u32 staged(int consumer, int warp) const { return dQ + (consumer * 4 + warp) * DQ_WARP_BYTES; }
+  // By one thread: the parts of all warps.
+  DEVICE void add_staged(const BackwardParams& p, u32 tile) const {
+    if constexpr (DQ_BY_ROWS) {
+      bulk_add_f32(dq_of_warp(p, tile, 0, 0), dQ, TILE_DQ_FLOATS * 4);
+    } else {
+#pragma unroll 1
+      for (int w = 0; w < 4 * CONSUMERS; ++w) {
+        const int existing = dq_tiles(w / 4);
+        if (existing <= 0) break;
+        bulk_add_f32(dq_of_warp(p, tile, w / 4, w % 4), staged(w / 4, w % 4), existing * (ACCUMULATOR * 4));
+      }
+    }
+  }
+
+  // A buffer is full when the thread that starts the copy has arrived and its bytes have; dS when all warps have stored their
+  // parts. A buffer is empty when every warp that reads it has arrived.
+  DEVICE void init_barriers(u32 start) const {
+    rings.init();
+    Q_ring.init(1, 4 * CONSUMERS);
+    dO_ring.init(1, 4 * CONSUMERS);
+    dS_ring.init(4 * CONSUMERS, 4 * CONSUMERS);
+    if constexpr (DETERMINISTIC) init_dq_handover(start);
+    mbarrier_init_fence();
+  }
+};

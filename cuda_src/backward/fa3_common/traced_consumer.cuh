@@ -1,0 +1,51 @@
+// Where a warp of consumers is, and its waits and products with their stamps for an inside trace (shared/phases.cuh).
+#pragma once
+#include "backward/fa3_common/items.cuh"
+#include "shared/phases.cuh"
+
+struct TracedConsumer {
+  const BackwardParams& p;
+  const int warp, lane;  // of the warpgroup, of the warp
+  KeyBlock block{p, 0};
+  QueryTile tile;
+  PhaseLog log = PhaseLog(p.trace, warp == 0 && lane == 0);
+
+  DEVICE TracedConsumer(const BackwardParams& p, int thread) : p(p), warp(thread / 32 % 4), lane(thread % 32) {}
+
+  DEVICE u32 number_of(QueryTile tile) const {
+    if constexpr (!TRACE_INSIDE) return 0;
+    return query_tile_number(tile.head, block.q_tile(tile));
+  }
+  DEVICE void enter(Phase phase) { log.enter(phase, number_of(tile)); }
+  DEVICE void enter_item() { log.enter(ITEM, TRACE_INSIDE ? block.index() : 0); }
+
+  // Until the n-th buffer of a ring is full (WAIT_DATA, or WAIT_TURN: by other consumers), or empty.
+  template <typename Ring>
+  DEVICE void wait_full(const Ring& ring, u32 n, Phase phase = WAIT_DATA) {
+    enter(phase);
+    ring.wait_full(n);
+  }
+  template <typename Ring>
+  DEVICE void wait_empty(const Ring& ring, u32 n) {
+    enter(WAIT_SPACE);
+    ring.wait_empty(n);
+    enter(SOFTMAX);
+  }
+  // Before wgmma reads registers that other instructions have written.
+  DEVICE void begin_products() {
+    enter(ISSUE);
+    wgmma_fence();
+  }
+  // Closes a group of products: they are in flight until await() says that they have landed.
+  DEVICE void commit(Phase products, u32 number) {
+    wgmma_commit();
+    log.enter(products | IN_FLIGHT, number);
+  }
+  // Until all products but the YOUNGER last groups have landed, which `products` are the first to do.
+  template <int YOUNGER>
+  DEVICE void await(Phase products) {
+    enter(WAIT_PRODUCTS);
+    wgmma_wait<YOUNGER>();
+    log.enter(products | LANDED);
+  }
+};

@@ -1,0 +1,166 @@
+// FlashAttention-3 backward for float16 and bfloat16 on Hopper (sm_90a), head dims 72 to 128: TMA, WGMMA, warp specialisation.
+// Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+// Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
+//
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare; persistent blocks: also Background::prepare()
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   for_each_item(): a persistent block takes several, any other block one
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all query heads of the group
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
+//                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
+//   l. 12     dV += P^T dO_i                       issue_dv()
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), transposed as well
+//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the previous tile
+//   l. 16     dK += dS^T Q_i                       issue_dk()
+//   l. 18     dK, dV                               store_dk(), store_dv(); dQ: fa3_backward_convert, Background::convert()
+//
+// Departures from FlashAttention-3's kernel, and why (figures: NOTES.md):
+// - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one warpgroup's
+//   exponentials run under the other's products, without ping-pong barriers.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from that. The registers that this leaves let dV
+//   run under dS, and dK under the exponentials of the next tile.
+// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ meanwhile
+//   (backward/fa3_common/background.cuh).
+// - Up to 96 columns, persistent blocks overlap items: S of the next key block's first tile is in flight while dV and dK of the
+//   current one are stored. K has two buffers for that, where dQ would be staged.
+// - A warpgroup computes dQ's columns of one atom of K. If fewer are left for the second one, it issues those alone
+//   (DQ_IS_UNEVEN).
+// - dP is issued with dQ of the previous tile and with dV, where registers suffice (DP_WITH_DQ).
+// - Parts of V and K stay in registers, as operands of dP and S, as far as there is room (held_steps() of fa3_config.py).
+// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
+//   (backward/common/passes.cuh, shared with fa2_backward).
+// - A thread block keeps dK and dV of a query group over all of its query heads.
+// - Where a block is among its keys and queries lies in shared memory and is read there while products run: it would make d128
+//   spill.
+// - DETERMINISTIC: threads of the producer wait for tickets and add what consumers have staged (backward/fa3_common/sums.cuh).
+//
+// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and those whose
+// registers other instructions touch while they are in flight; it does not always say so (`cufa compile` counts fences).
+#include "backward/fa3_narrow128/config.cuh"
+#include "backward/fa3_common/background.cuh"
+#include "backward/fa3_common/loader.cuh"
+
+static_assert(HEAD_DIM > 64 && HEAD_DIM <= 128, "backward/fa3_narrow64 and backward/fa3_pair compute other heads");
+constexpr bool DQ_FIRST = true;
+constexpr bool IN_HALVES = false;
+// dP is issued with dQ and runs while dQ is added. With a soft cap, and in persistent blocks beyond 96 columns, the registers do
+// not suffice for both: ptxas then waits for each product before it issues the next one.
+constexpr bool DP_WITH_DQ = !SOFTCAP && (HEAD_DIM <= 96 || !IS_PERSISTENT);
+constexpr int K_HELD = SOFTCAP ? 0 : K_STEPS_HELD, V_HELD = SOFTCAP ? 0 : V_STEPS_HELD;  // a soft cap needs these registers
+#include "backward/fa3_common/narrow_consumer.cuh"
+
+struct Consumer : NarrowConsumer {
+  using NarrowConsumer::NarrowConsumer;
+
+  // LAST: the consumer that has the last columns of dQ, where these are fewer (DQ_IS_UNEVEN).
+  template <bool LAST>
+  DEVICE void run() {
+    for_each_item([&] {
+      begin_first_tile();
+      do {
+        while (n + 1 < end) visit<LAST, NEXT_TILE>();
+      } while (visit_next_item<LAST>());
+      visit<LAST, NOTHING_MORE>();
+      end_last_tile<LAST>();
+    });
+  }
+  // The last tile of this item, with the first tile of the next one behind it.
+  template <bool LAST>
+  DEVICE bool visit_next_item() {
+    int count = 0;
+    if (!overlaps_next_item(count)) return false;
+    if constexpr (ITEMS_OVERLAP) visit<LAST, NEXT_ITEM>();
+    end = n + uniform(u32(count));
+    return true;
+  }
+
+  // One tile, whose P is made: dQ of the previous tile, dP, dV, dS, dK, and P of the next tile.
+  template <bool LAST, Following NEXT>
+  DEVICE void visit() {
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
+    begin_dq<LAST>();
+    if constexpr (DP_WITH_DQ) issue_dp();
+    issue_dv();
+    end_dq<LAST, DP_WITH_DQ ? 2 : 1>();
+    if constexpr (DP_WITH_DQ) {
+      await<1>(WEIGHT_GRADIENTS);
+    } else {
+      issue_dp();
+      await_dv();  // dP has landed, too
+      log.enter(WEIGHT_GRADIENTS | LANDED);
+    }
+    enter(SOFTMAX);
+    wgmma_registers(dP_rmem);
+    if constexpr (NEXT != NEXT_TILE) smem.rings.V.release(kv, lane);
+    make_gradients();
+    if constexpr (DP_WITH_DQ) await_dv();  // dV was in flight under dS
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dS_rmem);
+    smem.dO_ring.release(n, lane);
+    if constexpr (NEXT != NOTHING_MORE) {
+      issue_next_scores<NEXT>();
+    } else {
+      begin_products();
+    }
+    issue_dk();
+    finish_tile<NEXT>();
+  }
+};
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap) {
+  grid_release_next();
+  prepare_strip(p);
+  prepare_items(p);
+  prepare_counters(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+                 const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
+                 const __grid_constant__ TensorMap V_map) {
+  DYN_SMEM(start);
+  const u32 base = smem_address(start);
+  const NarrowMemory smem(base);
+  const int thread = threadIdx.x;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // warp-uniform, as ptxas can prove
+  grid_release_next();
+  if (thread == 0) smem.init_barriers(base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
+  block_sync();  // mbarriers are initialised and the item is there before any thread uses them
+
+  if (warpgroup == 0) {
+    registers_release_to<REGISTERS.producer>();
+    if (IS_PERSISTENT && (thread / 32 == 0 || thread / 32 == 3)) {
+      Background{p, base}.run();
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
+      Loader<NarrowMemory, true>{p, &Q_map, &K_map, base}.run();
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
+      Loader<NarrowMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == 0))) {
+      if constexpr (BULK_ADD) {
+        DqAdder<NarrowMemory>{p, base, thread != 96}.run();
+      } else {
+        TicketKeeper{p, base, 0}.run();
+      }
+    }
+  } else {
+    registers_raise_to<REGISTERS.consumer>();
+    if (DQ_IS_UNEVEN && warpgroup == CONSUMERS) {
+      Consumer(p, smem, CONSUMERS - 1, thread).run<DQ_IS_UNEVEN>();
+    } else {
+      Consumer(p, smem, DQ_IS_UNEVEN ? 0 : warpgroup - 1, thread).run<false>();
+    }
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap) {
+  grid_await_previous();
+  convert_strip(p, IS_PERSISTENT ? HeadBatches{p}.left() : 0);
+}

@@ -1,0 +1,153 @@
+// FlashAttention-3 backward for float16 and bfloat16 on Hopper (sm_90a), head dims to 64: TMA, WGMMA, warp specialisation.
+// Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+// Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
+//
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare; persistent blocks: also Background::prepare()
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   for_each_item(): a persistent block takes several, any other block one
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all query heads of the group
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
+//                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
+//   l. 12     dV += P^T dO_i                       issue_dv()
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), transposed as well
+//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the previous tile
+//   l. 16     dK += dS^T Q_i                       issue_dk()
+//   l. 18     dK, dV                               store_dk(), store_dv(); dQ: fa3_backward_convert, Background::convert()
+//
+// Departures from FlashAttention-3's kernel, and why (figures: NOTES.md):
+// - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one warpgroup's
+//   exponentials run under the other's products, without ping-pong barriers.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from that. The registers that this leaves let dV
+//   run under dS, and dK under the exponentials of the next tile.
+// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ meanwhile
+//   (backward/fa3_common/background.cuh).
+// - Items overlap: S of the next key block's first tile is in flight while dV and dK of the current one are stored, and its last
+//   dQ is computed beside the next one's first products. K has two buffers for that, where dQ would be staged.
+// - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and runs under
+//   the second: half of S has become P then, and no other product is in flight.
+// - The warps that issue dQ, a tile later, fence dS between the proxies, not those that store it: they would wait for their
+//   stores.
+// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
+//   (backward/common/passes.cuh, shared with fa2_backward).
+// - A thread block keeps dK and dV of a query group over all of its query heads.
+// - Where a block is among its keys and queries lies in shared memory and is read there while products run: it would make d128
+//   spill.
+// - DETERMINISTIC: threads of the producer wait for tickets and add what consumers have staged (backward/fa3_common/sums.cuh).
+//
+// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and those whose
+// registers other instructions touch while they are in flight; it does not always say so (`cufa compile` counts fences).
+#include "backward/fa3_narrow64/config.cuh"
+#include "backward/fa3_common/background.cuh"
+#include "backward/fa3_common/loader.cuh"
+
+static_assert(HEAD_DIM <= 64, "backward/fa3_narrow128 computes wider heads");
+constexpr bool DQ_FIRST = false;
+// Persistent blocks issue dP between the two halves of a tile's exponentials: it runs under the second half.
+constexpr bool IN_HALVES = IS_PERSISTENT;
+constexpr int K_HELD = 0, V_HELD = 0;  // 128 query rows leave no registers for K and V
+#include "backward/fa3_common/narrow_consumer.cuh"
+
+struct Consumer : NarrowConsumer {
+  using NarrowConsumer::NarrowConsumer;
+
+  DEVICE void run() {
+    for_each_item([&] {
+      begin_first_tile();
+      do {
+        while (n + 1 < end) visit<NEXT_TILE>();
+      } while (visit_next_item());
+      visit<NOTHING_MORE>();
+      end_last_tile<false>();
+    });
+  }
+  // The last tile of this item, with the first tile of the next one behind it.
+  DEVICE bool visit_next_item() {
+    int count = 0;
+    if (!overlaps_next_item(count)) return false;
+    if constexpr (ITEMS_OVERLAP) visit<NEXT_ITEM>();
+    end = n + uniform(u32(count));
+    return true;
+  }
+
+  // One tile, whose P is made (IN_HALVES: its first half): dP, dV, dS, dQ, dK, and P of the next tile.
+  template <Following NEXT>
+  DEVICE void visit() {
+    wgmma_registers(dV_rmem);
+    if constexpr (!IN_HALVES) wgmma_registers(P_rmem);
+    issue_dp();
+    if constexpr (IN_HALVES) {
+      enter(SOFTMAX);
+      end_weights(n);
+      wgmma_registers(P_rmem);
+    }
+    begin_products();
+    issue_dv();
+    await<1>(WEIGHT_GRADIENTS);
+    enter(SOFTMAX);
+    wgmma_registers(dP_rmem);
+    if constexpr (NEXT != NEXT_TILE) smem.rings.V.release(kv, lane);
+    make_gradients();  // while dV is in flight
+    await_dv();
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dS_rmem);
+    begin_dq<false>();  // also fences this warp's reads of D
+    smem.dO_ring.release(n, lane);
+    if constexpr (NEXT != NOTHING_MORE) issue_next_scores<NEXT>();
+    issue_dk();
+    end_dq<false, NEXT == NOTHING_MORE ? 1 : 2>();
+    finish_tile<NEXT>();
+  }
+};
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap) {
+  grid_release_next();
+  prepare_strip(p);
+  prepare_items(p);
+  prepare_counters(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+                 const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
+                 const __grid_constant__ TensorMap V_map) {
+  DYN_SMEM(start);
+  const u32 base = smem_address(start);
+  const NarrowMemory smem(base);
+  const int thread = threadIdx.x;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // warp-uniform, as ptxas can prove
+  grid_release_next();
+  if (thread == 0) smem.init_barriers(base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
+  block_sync();  // mbarriers are initialised and the item is there before any thread uses them
+
+  if (warpgroup == 0) {
+    registers_release_to<REGISTERS.producer>();
+    if (IS_PERSISTENT && (thread / 32 == 0 || thread / 32 == 3)) {
+      Background{p, base}.run();
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
+      Loader<NarrowMemory, true>{p, &Q_map, &K_map, base}.run();
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
+      Loader<NarrowMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == 0))) {
+      if constexpr (BULK_ADD) {
+        DqAdder<NarrowMemory>{p, base, thread != 96}.run();
+      } else {
+        TicketKeeper{p, base, 0}.run();
+      }
+    }
+  } else {
+    registers_raise_to<REGISTERS.consumer>();
+    Consumer(p, smem, warpgroup - 1, thread).run();
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap) {
+  grid_await_previous();
+  convert_strip(p, IS_PERSISTENT ? HeadBatches{p}.left() : 0);
+}
