@@ -86,7 +86,9 @@ def test_none_spills(head_dim, causal):
     plan = plan_of(head_dim, causal)
     for contender in of_today(hoppers(plan), f"no step spills {head_dim} {causal}", fixed=0):
         step = contender.plan(plan.problem, H200)
-        report = static_compile(step.spec.source, {**step.constants, "TRACE": False}, H200.arch)
+        report = static_compile(
+            step.spec.source_of(step.config), {**step.constants, "TRACE": False}, H200.arch
+        )
         assert check_report(report) == (), contender.label
 
 

@@ -114,7 +114,7 @@ def test_translation_unit_changes_with_any_byte_of_a_header(sources):
 
 def test_every_registered_source_is_there_with_all_it_includes():
     for spec in KERNELS.values():
-        files = included_files(spec.source)
+        files = [path for source in spec.sources for path in included_files(source)]
         assert all(path.is_file() for path in files)
         assert any(path.name == "params.cuh" for path in files)
 

@@ -75,7 +75,7 @@ def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -
 @pytest.mark.parametrize("build", ANY_OF_TODAY, ids=str)
 def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
     for code in languages(built(*build)):
-        own = variant(*build).spec.source
+        own = variant(*build).source
         assert sum(code.kinds().values()) == len(code.instructions)
         assert set(code.kinds()) <= set(KINDS)
         assert code.files[own] > 0.9 * len(code.instructions)

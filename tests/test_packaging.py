@@ -34,7 +34,7 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_every_kernel_source(wheel):
     names = set(wheel.namelist())
     for spec in KERNELS.values():
-        for path in included_files(spec.source):
+        for path in (x for source in spec.sources for x in included_files(source)):
             assert f"cufa/cuda_src/{path.relative_to(SOURCE_DIR)}" in names
     sources = {f"cufa/cuda_src/{p.relative_to(SOURCE_DIR)}" for p in SOURCE_DIR.rglob("*.*") if p.is_file()}
     assert sources <= names, "the host runtime ships too"

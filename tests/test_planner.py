@@ -61,7 +61,7 @@ def in_new_python(code: str) -> None:
 def test_registry_entries_are_complete(name):
     spec = KERNELS[name]
     assert spec.name == name
-    assert (SOURCE_DIR / spec.source).is_file()
+    assert all((SOURCE_DIR / source).is_file() for source in spec.sources)
     assert spec.configs
     assert len(set(spec.configs)) == len(spec.configs)
     for config in spec.configs:

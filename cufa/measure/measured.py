@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 def digest(spec: Kernel) -> str:
     """Digest of the sources of a kernel, without comments and white space."""
-    return source_digest(spec.source)
+    return source_digest(*spec.sources)
 
 
 @functools.cache

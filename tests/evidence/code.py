@@ -34,7 +34,7 @@ def build_of(kernel: str, problem: Problem, config: Any, arch: str, **trace: boo
         spec = KERNELS[kernel]
         tiles = spec.read_config(config) if isinstance(config, dict) else config
         constants = {**spec.constants(problem, tiles), **trace_constants(**{"trace": False, **trace})}
-        return Build(translation_unit(spec.source, constants), find_architecture(arch))
+        return Build(translation_unit(spec.source_of(tiles), constants), find_architecture(arch))
     except (KeyError, TypeError, ValueError):
         return None
 
