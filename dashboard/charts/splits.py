@@ -15,7 +15,7 @@ from cufa.dashboard.theme import Palette
 
 
 def megabytes(size: int) -> str:
-    """Of bytes."""
+    """Share of bytes."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
@@ -24,12 +24,12 @@ class Times:
     """Predicted seconds."""
 
     curve: tuple[float, ...]
-    """Of fixed splits."""
+    """Of fixed splits, by their number."""
     planned: float
     here: float
-    """Of the splits that are looked at."""
+    """Of the marked number of splits."""
     floor: float
-    """What memory alone allows."""
+    """Bound of memory alone."""
 
 
 def split_figure(

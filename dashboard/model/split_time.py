@@ -24,43 +24,43 @@ from cufa.plan.decode_splits import merge_bytes
 from cufa.plan.planner import Plan, make_plan
 
 _FEWEST = 4
-"""Recorded times without which nothing is fitted."""
+"""Recorded times that a fit needs at least."""
 _STARTS = np.linspace(2e-6, 12e-6, 101)
 _BLOCK_RATES = np.geomspace(5e9, 200e9, 149)
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What one launch makes a card do."""
+    """The work of one launch."""
 
     total: float
     """Bytes of keys and values, each once."""
     busiest: float
-    """Bytes that the place with the most to do reads."""
+    """Bytes that the busiest place (a resident block) reads."""
     merged: float
-    """Bytes that a block would read while the parts of an item are merged."""
+    """Bytes that a block would read in the time of a work item's merge."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a card reads with one tile config."""
+    """The read rate of a card with one tile config."""
 
     card: float
-    """Bytes per second, the fastest recorded."""
+    """Bytes per second of the card: the fastest recorded rate."""
     block: float
-    """Of one thread block."""
+    """Bytes per second of one thread block."""
     start: float
-    """Seconds of any call."""
+    """Fixed seconds of each call."""
     error: float
-    """The largest share by which it misses a time that it was fitted to."""
+    """Largest relative error over the times that were fitted."""
     typical: float
-    """The median of these shares."""
+    """Median relative error."""
     fitted: int
-    """How many these are."""
+    """Number of times that were fitted."""
     where: str
 
     def floor(self, load: Load) -> float:
-        """Seconds below which nothing reads that much here."""
+        """Lower bound in seconds: the bytes at the card's rate."""
         return load.total / self.card
 
     def seconds(self, load: Load) -> float:
@@ -68,7 +68,7 @@ class Reading:
 
 
 def load_of(plan: Plan, lengths: tuple[int, ...] | None = None) -> Load:
-    """Of a plan, for sequences of these lengths (None: as long as the cache)."""
+    """The work of a plan, for sequences of these lengths (None: as long as the cache)."""
     assert plan.split is not None
     problem, config = plan.problem, plan.config
     batch = Batch.of(plan, lengths or (problem.seqlen_k,) * problem.batch, 0)
@@ -90,13 +90,13 @@ def _bytes(all_of_them: int, lengths: tuple[int, ...] | None, keys: int) -> floa
 
 
 def _read_keys(plan: Plan) -> int:
-    """Of a sequence as long as the cache: what :meth:`Problem.kv_bytes` counts."""
+    """Bytes of keys and values of a sequence as long as the cache (:meth:`Problem.kv_bytes`)."""
     p = plan.problem
     return p.seqlen_k if p.reach is None else min(p.seqlen_k, p.reach)
 
 
 def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Reading | None:
-    """Fitted to what was recorded on such a card; None where that is too little."""
+    """A fit to the records of such a card; None if there are too few."""
     for found in evidence:
         if found.arch == device.arch.name and is_card(found.device, device.name) and found.read_bytes:
             return _fitted(found, device, block_q)
@@ -118,9 +118,7 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
     start, block = _STARTS[None, :, None], _BLOCK_RATES[None, None, :]
     told = start + np.maximum(total / found.read_bytes, busiest / block) + merged / block
     missed = np.abs(told / seconds - 1)
-    mean = missed.mean(
-        axis=0
-    )  # the largest would bend the model to what it leaves out: waves, and merges in them
+    mean = missed.mean(axis=0)  # minimising the largest error would fit waves, which the model leaves out
     i, j = np.unravel_index(mean.argmin(), mean.shape)
     return Reading(
         found.read_bytes,
@@ -134,7 +132,7 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
 
 
 def _recorded(m: Measurement, device: Device, block_q: int) -> Load | None:
-    """What a recorded launch of such tiles made the card do; None for anything else."""
+    """The work of a recorded launch with these tiles; None for other records."""
     config = m.row.json.get("config") or {}
     lengths_known = m.lengths is not None or not m.problem.lengths.ragged
     if (
@@ -147,6 +145,6 @@ def _recorded(m: Measurement, device: Device, block_q: int) -> Load | None:
     count = m.split.count if m.split.kind == "fixed" else None
     try:
         plan = make_plan(m.problem, device, m.split.kind, num_splits=count)
-    except ValueError:  # no kernel of this version is cut like that
+    except ValueError:  # no kernel of this version has such a cut
         return None
     return load_of(plan, m.lengths) if plan.config.block_q == block_q else None

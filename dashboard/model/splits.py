@@ -1,8 +1,7 @@
-"""Operations whose keys are shared out over thread blocks, on the SMs: who reads which keys, by
-:mod:`cufa.schedule.decode`, and when the last one is done.
+"""Split keys on the SMs: which thread block reads which keys (:mod:`cufa.schedule.decode`), and when the last one ends.
 
-A tile of keys takes as long as any other, a thread block ``overhead`` tiles more. Once all SMs are busy,
-memory bandwidth is the limit, which this knows nothing of.
+All tiles of keys take equally long, and each thread block ``overhead`` tiles more. Memory bandwidth, which limits a
+full card, is not modelled.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Batch:
     config: TileConfig
     device: Device
     ragged: bool = True
-    """The planner was told that lengths may differ."""
+    """Lengths may differ, by the plan."""
     overhead: int = 1
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
     reach: int | None = None
-    """Keys at the end of a sequence that are read, where queries see a window; None: all of them."""
+    """Under a window: keys at the end of a sequence that are read; None: all keys."""
     least: int = 1
-    """Shares of all tiles that the planner asks for at the least."""
+    """Least number of shares that the plan asks for."""
 
     @classmethod
     def of(cls, plan: Plan, lengths: tuple[int, ...], overhead: int) -> Batch:
@@ -52,7 +51,7 @@ class Batch:
 
     @property
     def places(self) -> int:
-        """Thread blocks that the card holds at a time."""
+        """Resident thread blocks of the whole card."""
         return self.device.num_sms * self.config.blocks_per_sm
 
     @property
@@ -70,13 +69,13 @@ class Split:
     """One way of cutting a batch."""
 
     splits: int
-    """Of each sequence; of all the work when it is cut into shares."""
+    """Splits of each sequence, or shares of all tiles."""
     blocks: int
-    """Thread blocks with something to do."""
+    """Thread blocks that have tiles."""
     waves: float
     """Thread blocks over places."""
     span: float
-    """Until the last block ends, in tiles."""
+    """Time until the last block ends, in tiles."""
     fill: float
     """Share of all places' time spent on tiles until then, 0 to 1."""
 
@@ -89,22 +88,22 @@ def ragged(batch: int, longest: int, spread: int, seed: int = 0) -> tuple[int, .
 
 
 def fixed_blocks(batch: Batch, splits: int) -> Blocks:
-    """Every sequence in as many parts, in launch order; parts left empty are left out."""
+    """The same number of splits of every sequence, in launch order, without empty splits."""
     keys = batch.config.block_kv
     heads = np.repeat(np.arange(batch.kv_heads), batch.row_blocks)
     head, owner, tiles = [], [], []
     for number, length in enumerate(batch.lengths):
         ranges = [split_range(length, splits, s, keys, batch.reach) for s in range(splits)]
-        parts = [_tiles(first, last, keys) for first, last in ranges if last > first] or [1]
-        head.append(np.repeat(heads, len(parts)))
-        owner.append(np.full(len(heads) * len(parts), number))
-        tiles.append(np.tile(parts, len(heads)))
+        tiles_of_split = [_tiles(first, last, keys) for first, last in ranges if last > first] or [1]
+        head.append(np.repeat(heads, len(tiles_of_split)))
+        owner.append(np.full(len(heads) * len(tiles_of_split), number))
+        tiles.append(np.tile(tiles_of_split, len(heads)))
     whose, which, count = (np.concatenate(column) for column in (head, owner, tiles))
     return Blocks(np.full(len(count), KEYS), whose, which, count)
 
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
-    """All tiles end to end in shares, one per thread block, which works through its spans in turns."""
+    """The tiles of all work items end to end in shares, one per thread block, which takes its spans in order."""
     keys = batch.config.block_kv
     spans = list(
         balanced_shares(
@@ -123,12 +122,12 @@ def _tiles(first: int, last: int, keys: int) -> int:
 
 
 def timeline(batch: Batch, blocks: Blocks) -> Timeline:
-    """List scheduling of thread blocks; one that has several spans works through them in order."""
+    """List scheduling of thread blocks; a block takes its spans in order."""
     num_sms, per_sm = batch.device.num_sms, batch.config.blocks_per_sm
     if blocks.thread_block is None:
         return predict(blocks, num_sms, per_sm, batch.overhead)
     lengths = blocks.tiles + batch.overhead
-    share, first = np.unique(blocks.thread_block, return_index=True)  # spans stand in order of shares
+    share, first = np.unique(blocks.thread_block, return_index=True)  # spans are in the order of shares
     ends = np.cumsum(lengths)
     before = ends[first] - lengths[first]
     spent = np.diff(before, append=ends[-1])
@@ -147,7 +146,7 @@ def evaluate(batch: Batch, blocks: Blocks, splits: int) -> Split:
 
 
 def fixed(batch: Batch, splits: int) -> Split:
-    """:func:`evaluate` of fixed splits, in closed form where all sequences are equally long."""
+    """:func:`evaluate` of fixed splits, in closed form if all sequences have one length."""
     if len(set(batch.tiles)) > 1:
         return evaluate(batch, fixed_blocks(batch, splits), splits)
     tiles = batch.tiles[0]
@@ -159,7 +158,7 @@ def fixed(batch: Batch, splits: int) -> Split:
 
 
 def split_curve(batch: Batch, candidates: Sequence[int]) -> list[Split]:
-    """Every candidate that leaves no part of the longest sequence empty."""
+    """Every candidate that leaves no split of the longest sequence empty."""
     longest = max(batch.tiles)
     useful = [s for s in candidates if s <= longest and -(-longest // -(-longest // s)) == s]
     return [fixed(batch, s) for s in useful]

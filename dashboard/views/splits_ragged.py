@@ -1,4 +1,4 @@
-"""The page Decode: a batch of sequences of different lengths, cut alike or in shares of all the work."""
+"""The page Decode: a batch of sequences of different lengths, in fixed splits or in shares of all tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cufa.problem.problem import Problem
 
 
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """The same split for all, or the same work for all: predicted, and measured where it has been."""
+    """Fixed splits against shares: predicted, and measured if there is a measurement."""
     page.header("A ragged batch")
     left, right, _ = page.fields(1.4, 1.2, 2)
     with left:
@@ -77,7 +77,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
 def _verdict(
     choice: Choice, problem: Problem, lengths: tuple[int, ...], fixed: int, cuts: dict[str, Split]
 ) -> str:
-    """Which is faster, as far as the prediction can tell; where it knows no time, what the busiest place has to do."""
+    """Which schedule is faster by the prediction; without a predicted time, the tiles of the busiest place."""
     plan = choice.plan("balanced", problem)
     shares, named = sentences.count(cuts["balanced"].blocks, "share"), f"the best fixed split ({fixed})"
     reading = reading_of(plan)
@@ -104,7 +104,7 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]
 
 
 def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
-    """This very batch, as it was measured first among ``found``."""
+    """The first measurement among ``found`` of exactly this batch."""
     same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:

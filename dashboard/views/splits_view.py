@@ -1,4 +1,4 @@
-"""The page Decode: what the planner does with a batch whose keys may be split, and what else could be done."""
+"""The page Decode: the planner's splits for a batch, and the alternatives."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _DTYPES = {
 }
 _PLANNER = "planner"
 _AS_PLANNED = (OURS, _PLANNER, Contender().label)
-"""What contenders are called that the planner cuts."""
+"""Names of contenders whose splits the planner chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What is computed, where, and with which tiles."""
+    """The problem, the card and the tile config."""
 
     problem: Problem
     device: Device
     config: TileConfig | None
-    """That was asked for; None: the planner's choice."""
+    """The user's choice; None: the planner's."""
     overhead: int
 
     @property
@@ -61,16 +61,16 @@ class Choice:
         return Subject(self.problem, plan.spec.name, plan.config, card_key(self.device))
 
     def plan(self, schedule: str = "auto", problem: Problem | None = None) -> Plan:
-        """The planner's, of this problem or another one."""
+        """The planner's choice for this problem or another one."""
         return make_plan(problem or self.problem, self.device, schedule, self.config)
 
     def is_of_card(self, m: Measurement) -> bool:
-        """Whether it was measured on the chosen card, of which the predictions are."""
+        """Whether the measurement is of the chosen card, as the predictions are."""
         return is_card(m.machine, self.device.name)
 
 
 def choose(controls: Controls) -> Choice | None:
-    """The controls of the page; None where no kernel serves what they ask for, which is said."""
+    """The controls of the page; None, with a message, if no kernel serves the problem."""
     with page.control_box():
         columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
         with columns[0]:
@@ -114,7 +114,7 @@ def choose(controls: Controls) -> Choice | None:
 
 
 def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """The whole curve for sequences of one length, where on it the planner stands, and what was measured."""
+    """The curve for sequences of one length, the planner's point on it, and measurements."""
     plan, problem = choice.plan(), choice.problem
     batch = Batch.of(plan, (problem.seqlen_k,) * problem.batch, choice.overhead)
     curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
@@ -145,7 +145,7 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
 
 
 def reading_of(plan: Plan) -> Reading | None:
-    """How the card reads with the plan's tiles; None where too little is recorded to say."""
+    """The card's read rate with the plan's tiles; None if too few records exist."""
     assert plan.device is not None
     return split_time.reading(plan.device, plan.config.block_q, _evidence())
 
@@ -170,7 +170,7 @@ def _times(choice: Choice, reading: Reading, curve: Sequence[Split]) -> charts.T
 
 
 def _fitted(reading: Reading | None) -> str:
-    """What the predicted times rest on."""
+    """The basis of the predicted times."""
     if reading is None:
         return ""
     return (
@@ -195,7 +195,7 @@ def _measured(found: Sequence[Measurement], choice: Choice) -> dict[int, float]:
 
 
 def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
-    """What the chosen problem took on the chosen card, else where it was measured, as the planner cuts it."""
+    """The measurement of the chosen problem in the planner's cut, on the chosen card or else on any card."""
     same = [m for m in found if m.problem == choice.problem and m.label in _AS_PLANNED and m.lengths is None]
     m = max(same, key=choice.is_of_card, default=None)
     if m is not None:
@@ -215,7 +215,7 @@ def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> N
 
 
 def _without_extra(batch: Batch, here: Split) -> str:
-    """What the planner goes by, which reckons with tiles alone."""
+    """The planner's criterion, which counts tiles only."""
     if not batch.overhead:
         return ""
     alone = splits.fixed(dataclasses.replace(batch, overhead=0), here.splits)
@@ -229,7 +229,7 @@ def _as_planned(plan: Plan, batch: Batch) -> Split:
 
 
 def verdict(plan: Plan, curve: Sequence[Split], times: charts.Times | None) -> str:
-    """What is read and, where the card is known, how long that takes: nothing else decides between splits."""
+    """Bytes read and, for a known card, the time: they alone decide between splits."""
     moved = charts.megabytes(plan.problem.kv_bytes())
     cut = _cut_words(plan)
     blocks, unsplit = math.prod(plan.launches[0].grid), curve[0].blocks
@@ -257,7 +257,7 @@ def _cut_words(plan: Plan) -> str:
 
 
 def _floor(plan: Plan) -> str:
-    """What memory alone allows, where how fast such a card reads is recorded."""
+    """The bound of memory alone, if the card's read rate is recorded."""
     text = f"Keys and values that some query sees are {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
