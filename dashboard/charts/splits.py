@@ -15,7 +15,7 @@ from cufa.dashboard.theme import Palette
 
 
 def megabytes(size: int) -> str:
-    """Share of bytes."""
+    """Bytes as text."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
