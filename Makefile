@@ -52,8 +52,8 @@ test: $(DEV)  ## the tests that can run here, of large products of parameters a 
 test-nightly: $(DEV)  ## the same with every case, which takes an hour
 	$(MAKE) --no-print-directory test ARGS="--every-case $(ARGS)"
 
-mutants: $(DEV)  ## wrong versions of cufa, one at a time: do the tests notice each? Recorded in tests/mutants.txt; an hour
-	$(PY) tests/mutants.py $(ARGS)
+mutants: $(DEV)  ## wrong versions of cufa, one at a time: do the tests notice each? Recorded in tests/planted/mutants.txt; an hour
+	$(PY) tests/planted/mutants.py $(ARGS)
 
 lint: $(DEV)  ## ruff: rules and formatting
 	$(PY) -m ruff check .
@@ -85,13 +85,13 @@ gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 	$(PY) -m tests.evidence tests $(ARGS)
 
 emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
-	$(PYTEST) tests/test_emulate_*.py $(ARGS)
+	$(PYTEST) $(shell find tests -name "test_emulate_*.py") $(ARGS)
 
 gpu-evidence: $(DEV)  ## GPU tests, and benchmarks that are missing or stale, into cufa/records/ (ARGS=--all: all of them)
 	$(PY) -m tests.evidence record $(ARGS)
 
 bench-pages: $(DEV)  ## how long the dashboard makes people wait, in a real Chromium; recorded under cufa/records/pages
-	$(PY) tests/bench_pages.py $(ARGS)
+	$(PY) tests/pages/bench_pages.py $(ARGS)
 
 stamp: $(DEV)  ## compile the builds of recorded measurements: which give the same machine code? (ARGS=--check: only tell)
 	$(PY) -m tests.evidence stamp $(ARGS)
@@ -100,7 +100,7 @@ readme: $(BASE)  ## write the recorded tables into README.md
 	$(PY) -m tests.evidence readme README.md
 
 sanitize: $(DEV)  ## compute-sanitizer's tools over every kernel (needs a GPU and the CUDA toolkit)
-	$(PY) tests/sanitize.py $(ARGS)
+	$(PY) tests/kernels/sanitize.py $(ARGS)
 
 WHEEL_DIR ?= dist
 wheel: $(DEV)  ## build dist/*.whl

@@ -8,7 +8,10 @@ rule refuses; delta of rows that see nothing in cpu_backward.py, which is masked
 # ruff: noqa: E501 - where it fits, a change is one line
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+TESTS = Path(__file__).parents[1]
 
 
 class Mutant(NamedTuple):
@@ -20,6 +23,12 @@ class Mutant(NamedTuple):
     """Names of test files without ``test_`` and ``.py``, the likeliest to notice it first."""
     why: str
     """What is wrong with it."""
+
+
+def file_of_tests(name: str) -> Path:
+    """The file of tests of this name, in whichever folder."""
+    (path,) = TESTS.glob(f"**/test_{name}.py")
+    return path
 
 
 def _of(file: str, tests: str, *changes: tuple[str, str, str]) -> list[Mutant]:

@@ -10,16 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machines
 import numpy as np
+import probes
 import pytest
 from conftest import why_no_compiler
+from expected import assert_as_expected, box, expected_of
 
-FOLDER = Path(__file__).parent / "golden"
-sys.path.insert(0, str(FOLDER))
-
-import machines  # noqa: E402
-import probes  # noqa: E402
-from expected import assert_as_expected, box, expected_of  # noqa: E402
+FOLDER = Path(machines.__file__).parent
 
 PROBES = probes.all_probes()
 TILES = [(kind, *shape) for shape in probes.tile_shapes() for kind in ("f16", "bf16")]

@@ -15,7 +15,7 @@ import cufa
 from cufa.build.compiler import SOURCE_DIR, included_files
 from cufa.kernels import KERNELS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 

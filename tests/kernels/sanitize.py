@@ -1,6 +1,6 @@
 """Every kernel over small shapes under compute-sanitizer, one line a kernel and tool: `make sanitize`.
 
-    python tests/sanitize.py [KERNEL ...]
+    python tests/kernels/sanitize.py [KERNEL ...]
 
 Each kernel first runs by itself, which compiles it and checks its results; then once under each tool. Its
 cases are a process of their own (`--cases`), in which CuPy's memory pool is off: an access past the end of an
@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 from support import DTYPES, forward_operands

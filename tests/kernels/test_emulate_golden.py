@@ -12,7 +12,7 @@ from support import DTYPES, EPSILON
 
 from cufa.run.emulate.calls import emulate
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 sys.path.insert(0, str(FOLDER))
 
 import probes  # noqa: E402

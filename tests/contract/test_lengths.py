@@ -192,7 +192,7 @@ def test_documents_are_packed_sequences():
 
 
 def test_the_readmes_example():
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (code,) = [
         x for x in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "flash_attention_varlen" in x
     ]

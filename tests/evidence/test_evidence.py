@@ -15,7 +15,7 @@ from cufa.kernels import KERNELS, kernels_of
 from cufa.measure import cards
 from cufa.measure.regimes import Regime
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 HOW = (
     "run `python -m tests.evidence record` on a machine with the GPU, then `stamp`, and commit cufa/records/"

@@ -328,7 +328,7 @@ def test_an_empty_list_of_lengths():
 
 
 def test_the_readmes_example_runs(capsys):
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     section = text.split("\n## Decoding\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, object] = {}

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 from bare_browser import bare_browser
 from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, Visit, address_of, serve
 from dashboard_page_support import PAGES

@@ -62,7 +62,7 @@ def serve(folder: Path, runs: Path) -> Iterator[str]:
     """`cufa dashboard`, started in some other directory, with caches of its own; its address."""
     # Port 0: whichever is free when the server binds it. A port that is looked up before may be gone by then.
     command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", "0"]
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"CUFA_CACHE_DIR": str(own_cache(folder / "cache")), "CUFA_RUNS_DIR": str(runs), "PYTHONPATH": path}
     environment = {**os.environ, **own}

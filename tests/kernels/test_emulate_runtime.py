@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import probes
 import pytest
+import support
 from support import make_inputs
 
 import cufa
@@ -22,10 +24,6 @@ from cufa.run.emulate import counters as emulator_records
 from cufa.run.emulate import launch as emulator_launch
 from cufa.run.emulate import memory as emulator_memory
 from cufa.run.emulate.calls import emulate
-
-sys.path.insert(0, str(Path(__file__).parent / "golden"))
-
-import probes
 
 _FUNCTION = re.compile(r"^DEVICE\s+[\w:]+\s+(\w+)(?:<[^>]*>)?\(", re.MULTILINE)
 
@@ -78,7 +76,7 @@ def test_structs_match_the_header(tmp_path, struct, name):
 
 
 def run_script(text: str, **environment: str) -> subprocess.Popen[str]:
-    pythonpath = os.pathsep.join([str(Path(cufa.__file__).parents[1]), str(Path(__file__).parent)])
+    pythonpath = os.pathsep.join([str(Path(cufa.__file__).parents[1]), str(Path(support.__file__).parent)])
     return subprocess.Popen(
         [sys.executable, "-c", text],
         env={**os.environ, "PYTHONPATH": pythonpath, **environment},

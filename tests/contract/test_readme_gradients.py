@@ -14,7 +14,7 @@ from support import make_inputs
 
 import cufa
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def example(number: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from cufa.measure.traffic import l2_traffic
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).parents[1] / "golden"
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Section Name"'
 LONG = f"""==PROF== Connected to process 42 (/usr/bin/python3)
 ==PROF== Profiling "fa2_forward" - 0: 0%....50%....100% - 1 pass

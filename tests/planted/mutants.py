@@ -4,9 +4,9 @@ Each mutant is one place of the code, changed so that a result, an error or a pr
 the repository, where the tests that serve its file are run until the first fails; a mutant that no test notices
 survives, and then a test is missing. Tests run as ``make test`` does, with the sample of large products; with
 ``--every-case``, what survives the sample is run with every case, which shows whether the sample has lost it. The
-recorded outcome is ``tests/mutants.txt``.
+recorded outcome is ``tests/planted/mutants.txt``.
 
-    make mutants                          all of them, and the outcome into tests/mutants.txt
+    make mutants                          all of them, and the outcome into tests/planted/mutants.txt
     make mutants ARGS="mask.py fa2"       those whose file, text or reason has one of these words
 """
 
@@ -27,9 +27,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mutant_table import MUTANTS, Mutant
+from mutant_table import MUTANTS, Mutant, file_of_tests
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".txt")
 _COPIED = ("cufa", "cuda_src", "dashboard", "tests", "pyproject.toml", "README.md", "Makefile")
 
@@ -72,7 +72,7 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[bool]:
 
 def first_failure(tree: Path, mutant: Mutant, *options: str) -> str | None:
     """The first test that fails on the copy, None when all pass. A run that dies or hangs has noticed too."""
-    files = [f"tests/test_{name}.py" for name in mutant.tests.split()]
+    files = [str(file_of_tests(name).relative_to(ROOT)) for name in mutant.tests.split()]
     command = [
         sys.executable,
         "-m",
