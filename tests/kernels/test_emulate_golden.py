@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
+import probes
 import pytest
+from machines import on_cpu
 from support import DTYPES, EPSILON
 
 from cufa.run.emulate.calls import emulate
 
 FOLDER = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(FOLDER))
-
-import probes  # noqa: E402
-from machines import on_cpu  # noqa: E402
 
 PROBES = probes.all_probes()
 CASES = list(probes.cases())
