@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from backward_support import NAMES, Case, assert_gradients, expected, make_case
+from evidence.promises import naive_numpy_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
@@ -20,7 +21,6 @@ from test_cpu_backend import LAYOUTS
 from cufa import attention_reference
 from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
-from cufa.measure.promises import naive_numpy_backward
 from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band

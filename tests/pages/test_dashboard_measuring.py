@@ -163,7 +163,9 @@ def test_old_ceilings_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_worker_and_client_need_neither_streamlit_nor_plotly() -> None:
     """Nor do these tests: a bare machine with a GPU has numpy, cupy and pytest."""
     missing = "import sys; sys.modules.update(dict.fromkeys(('streamlit', 'plotly', 'PIL', 'playwright')))"
-    code = f"{missing}; sys.path.insert(0, 'tests'); import test_dashboard_worker"
+    code = (
+        f"{missing}; sys.path[:0] = ['tests', 'tests/support', 'tests/pages']; import test_dashboard_worker"
+    )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
