@@ -45,10 +45,9 @@ def flash_decode(
 ) -> Any:
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
 
-    Flash-Decoding (Dao et al., 2023): the cache of a sequence is split over the whole GPU, and the parts
-    are merged by their log-sum-exp. Ragged batches are cut into shares of all work instead (stream-K, as
-    LeanAttention). The caches are read in place; nothing past a sequence's length is read into the result,
-    so unused slots and unused entries of the block table may hold anything.
+    Flash-Decoding (Dao et al., 2023): the cache of a sequence is split over the whole GPU, and partial results are
+    merged by their log-sum-exp. Ragged batches are cut into shares of all tiles instead (stream-K, LeanAttention).
+    The caches are read in place. Unused slots and unused entries of the block table may hold any values.
 
     Parameters
     ----------
@@ -63,23 +62,21 @@ def flash_decode(
         64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. heads must be a multiple of
         kv_heads (GQA, MQA): query head h uses key/value head ``h // (heads // kv_heads)``.
     cache_seqlens : int32 array, (batch,), optional
-        Tokens that are valid before this call. None: the whole capacity. On a GPU the kernel reads it,
-        never the host, so that a CUDA graph can be replayed while lengths grow; one that is too large there
-        is taken as the capacity. A list, an int or a NumPy array is checked first, and copied to the GPU by
-        each call.
+        Tokens of each sequence that are valid before this call. None: the whole capacity. A GPU array is read by the
+        kernel only, so that a CUDA graph can be replayed while lengths grow; the kernel clamps a length to the
+        capacity. A list, an int or a NumPy array is checked first, and copied to the GPU by each call.
     block_table : int32 array, (batch, max_pages), optional
-        Page that holds tokens ``i * page_size`` and on of sequence b. Entries past a sequence's length are
-        never used. As for lengths, a NumPy array beside device arrays is copied by each call.
+        Entry (b, i) is the page that holds the ``page_size`` tokens of sequence b from ``i * page_size`` on. Entries
+        past a sequence's length are not used. A NumPy array beside device arrays is copied by each call.
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
-        Of the cache's dtype. Written into the caches from ``cache_seqlens`` on, then attended to: the
-        length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is. No two tokens may
-        be appended to one slot of a page: refused where lengths and block table are on the host; on a GPU nobody
-        looks, and one of the two is lost.
+        New tokens in the cache's dtype, written into the caches from ``cache_seqlens`` on, then attended to: the length
+        is ``cache_seqlens + new_tokens``. ``cache_seqlens`` is not changed. No two tokens may be appended to one slot
+        of a page: refused if lengths and block table are on the host; not checked on a GPU, where one token is lost.
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
         With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
         k_scale not negative.
     window : (left, 0), optional
-        A token sees its own key and the ``left`` keys before it; what no token sees is not read.
+        A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
         In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
         keys and the window is not read), :func:`cufa.masks.prefix`. Only on the CPU: numbers for each
@@ -97,11 +94,10 @@ def flash_decode(
         Axis order of all arrays of four axes and of the result; "bshd" has the tokens before the heads:
         (batch, capacity, kv_heads, head_dim), (num_pages, page_size, kv_heads, head_dim).
     num_splits : int, optional
-        Into how many parts each sequence is cut; :func:`plan_decode` prints what None comes to, and why.
+        Number of splits of each sequence. None: the planner chooses; :func:`plan_decode` prints its choice and why.
     schedule : "auto", "fixed" or "balanced"
-        The same number of splits for each sequence, or shares of all of them. With "balanced",
-        ``num_splits`` is the largest number of shares: fewer are used where tiles are few. The result does
-        not depend on either beyond rounding.
+        "fixed": the same number of splits for each sequence; "balanced": shares of all tiles, at most ``num_splits``.
+        Both change the result by rounding only.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
         float32; float64 where q is.
@@ -121,8 +117,8 @@ def flash_decode(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched or appended. Lengths and
-        block tables on a GPU are not looked at.
+        The message names the argument, its value and the cure; nothing has been launched or appended. Lengths and
+        block tables on a GPU are not checked.
 
     Notes
     -----
@@ -132,12 +128,12 @@ def flash_decode(
     CuPy's pool at the first capture after the graph is gone.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
-    them, each for itself. Change them on the same stream, or between replays. Lengths that change while a
-    call runs may leave later calls on that stream wrong, not only this one.
+    them. Change them on the same stream, or between replays. Lengths that change while a call runs may also spoil
+    later calls on that stream.
 
-    On a GPU, keys and values that a query does not see must still be finite where another query of the same
-    sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
-    several query tokens. What lies past a sequence's length may hold anything. Scaled scores must stay within
+    On a GPU, keys and values that one query of a sequence sees must be finite for all of its queries: a tile is
+    multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among several query tokens. Slots past a
+    sequence's length may hold any values. Scaled scores must stay within
     ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
@@ -157,7 +153,7 @@ def flash_decode(
     (1, 32, 1, 128)
     """
     if num_splits is not None and type(num_splits) is not int:
-        # Before a call that was seen: to it 2.0 would be 2.
+        # Checked before the lookup of warm calls, to which 2.0 equals 2.
         num_splits = check_num_splits(num_splits)
     given: tuple[Any, ...] = (
         q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
@@ -199,13 +195,13 @@ def plan_decode(
     schedule: str = "auto",
     device: str | None = None,
 ) -> Plan:
-    """What :func:`flash_decode` would run, in how many splits, and why; needs no GPU and runs nothing.
+    """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
-    Arrays may be given as shapes; arguments that are not named here are as for :func:`flash_decode`. Of
-    ``cache_seqlens`` it only matters whether it is given: lengths are the kernels' business, so
-    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or
-    dtypes of NumPy's (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is
-    None (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+    Arrays may be given as shapes; other arguments are those of :func:`flash_decode`. Plans do not depend on lengths,
+    only on whether ``cache_seqlens`` is given: ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are
+    names such as "bfloat16" and "uint8", or dtypes of NumPy's (default: the arrays'; for shapes float16, and the same
+    for the cache). ``device`` is None (what a call here would use), "cpu", "cuda", or an architecture such as
+    "sm_90", planned for its typical card.
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
@@ -225,7 +221,7 @@ def plan_decode(
         getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype
     )
 
-    # Where a call could not move to the CPU.
+    # Device arrays: the call cannot run on the CPU.
     stays = any(arrays.is_device_array(x) for x in given.values())
 
     def planned(found: Device | None) -> Plan:
