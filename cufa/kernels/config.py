@@ -28,8 +28,6 @@ class TileConfig:
 
     in_text: ClassVar[tuple[str, ...]] = ()
     """Fields of the family that the text tells."""
-    gone: ClassVar[Mapping[str, Any]] = {}
-    """Fields that the family had once, and what they were by default: older records name them."""
 
     def __str__(self) -> str:
         stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
@@ -78,10 +76,8 @@ class TileConfig:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """What ``dataclasses.asdict`` made of one, now or with the fields of every family that there once were.
-        Raises TypeError for fields that this class does not have, or that are missing."""
-        told = _of_old_form(cls, content) if "switches" in content else content
-        return cls(**{name: x for name, x in told.items() if name not in cls.gone or x != cls.gone[name]})
+        """What ``dataclasses.asdict`` made of one. Raises TypeError for unknown and for missing fields."""
+        return cls(**content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +97,3 @@ class SplitConfig(TileConfig):
     def warps_text(self) -> str:
         packed = f" of {self.packed_heads} heads" if self.packed_heads > 1 else ""
         return packed + super().warps_text + (", keys split" if self.split_keys else "")
-
-
-def _of_old_form(kind: type[TileConfig], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Configs once all had ``column_warps``, and kept their kernel's own constants in a list of pairs."""
-    fields = {name: value for name, value in content.items() if name != "switches"}
-    names = {field.name for field in dataclasses.fields(kind)}
-    if "column_warps" not in names and fields.get("column_warps") == 1:
-        del fields["column_warps"]
-    return fields | {name.lower(): value for name, value in content["switches"]}

@@ -17,23 +17,13 @@ from cufa.plan.planner import make_plan
 SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
 
 
-def in_old_form(config: TileConfig) -> dict[str, object]:
-    """As configs were written when all families shared one class."""
-    fields = dataclasses.asdict(config)
-    common = {field.name for field in dataclasses.fields(TileConfig)} | {"column_warps"}
-    own = [[name.upper(), value] for name, value in fields.items() if name not in common]
-    fields = {name: value for name, value in fields.items() if name in common}
-    return {**fields, "column_warps": fields.get("column_warps", 1), "switches": own}
-
-
 @SPECS
-def test_configs_are_read_as_they_were_written_now_and_before(spec):
+def test_configs_are_read_as_they_were_written(spec):
     for config in spec.configs:
         assert type(config) is spec.config_class
-        for written in (dataclasses.asdict(config), in_old_form(config)):
-            content = json.loads(json.dumps(written))
-            assert spec.read_config(content) == config
-            assert read_config(spec.operation, spec.algorithm, content) == config
+        content = json.loads(json.dumps(dataclasses.asdict(config)))
+        assert spec.read_config(content) == config
+        assert read_config(spec.operation, spec.algorithm, content) == config
 
 
 def test_kernels_of_one_algorithm_share_a_class():
@@ -45,7 +35,7 @@ def test_kernels_of_one_algorithm_share_a_class():
 @SPECS
 def test_a_cpu_takes_plain_tiles(spec):
     tiles = TileConfig(256, 512, num_warps=0)
-    assert spec.read_config(dataclasses.asdict(tiles)) == spec.read_config(in_old_form(tiles)) == tiles
+    assert spec.read_config(dataclasses.asdict(tiles)) == tiles
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -75,12 +65,9 @@ def test_fields_that_are_not_known_or_missing_are_refused():
             KERNELS["fa3_forward"].read_config({**fields, name: 2})
 
 
-def test_a_field_that_is_gone_is_read_as_it_was_by_default():
+def test_a_missing_field_and_auto_are_refused():
     spec = KERNELS["fa3_forward"]
     fields = dataclasses.asdict(spec.configs[0])
-    assert spec.read_config({**fields, "early_softmax": False}) == spec.configs[0]
-    with pytest.raises(TypeError, match="early_softmax"):
-        spec.read_config({**fields, "early_softmax": True})
     with pytest.raises(TypeError, match="ping_pong"):
         KERNELS["fa3_forward"].read_config({k: v for k, v in fields.items() if k != "ping_pong"})
     with pytest.raises(ValueError, match="algorithm='auto'"):

@@ -21,7 +21,7 @@ from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
-from cufa.kernels import KERNELS, TileConfig, kernels_of
+from cufa.kernels import TileConfig, kernels_of
 from cufa.measure import machine, measured
 from cufa.measure.cases import Case, Contender, contenders
 from cufa.measure.decode_cases import make_decode
@@ -81,20 +81,6 @@ def test_jobs_of_the_first_schema_are_read() -> None:
         "streaming read",
     ]
     assert job.regime is Regime.IN_TURNS
-
-
-def test_jobs_whose_tiles_are_written_in_the_old_form_are_read() -> None:
-    """When every kernel's configs were of one class, with a list of further constants."""
-    tiles = {"block_q": 64, "block_kv": 80, "num_warps": 8, "num_stages": 2, "blocks_per_sm": 1}
-    tiles |= {"min_head_dim": 136, "max_head_dim": 256, "column_warps": 1}
-    own = [["Q_STAGES", 2], ["Q_IN_REGISTERS", False], ["PING_PONG", False], ["STORE_BY_TMA", True]]
-    (config,) = [c for c in KERNELS["fa3_forward"].configs if (c.block_q, c.block_kv) == (64, 80)]
-    job = Job(
-        "old", "cuda:0", (Case(make(1, 8, 64, 256, "bfloat16", CAUSAL), (Contender("fa3", config),)),), 0.5
-    )
-    content = json.loads(json.dumps(job.to_json()))
-    content["cases"][0]["contenders"][0]["config"] = {**tiles, "switches": own}
-    assert Job.from_json(content) == job
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ..base import ceil_div
 from ..config import TileConfig
@@ -45,7 +44,6 @@ class Fa3BackwardConfig(TileConfig):
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
     in_text = ("cluster",)
-    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
 
     @property
     def paired(self) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, Problem
@@ -28,8 +26,6 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
-
-    gone: ClassVar[Mapping[str, Any]] = {"early_softmax": False}
 
     @property
     def warps_text(self) -> str:
