@@ -1,6 +1,6 @@
 """Inputs of the golden vectors, made of bits alone so that they are the same everywhere.
 
-``record.py`` runs them on a GPU, ``tests/test_golden.py`` on the CPU.
+``record.py`` runs them on a GPU, ``tests/kernels/test_emulate_golden.py`` on the CPU.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from cufa.build import compiler
 
-SOURCE = "probes/primitive_probes.cu"
-HOPPER_SOURCE = "probes/hopper_probes.cu"
-DECODE_SOURCE = "probes/decode_probes.cu"
-ROW_SOURCE = "probes/row_probes.cu"
-TILE_SOURCE = "probes/hopper_tile_probes.cu"
-CLUSTER_SOURCE = "probes/cluster_probes.cu"
-REDUCTION_SOURCE = "probes/reduction_probes.cu"
-BACKWARD_SOURCE = "probes/backward_probes.cu"
-STAMP_SOURCE = "probes/stamp_probes.cu"
+#: The probes' sources; their paths are absolute, for they lie outside of cuda_src.
+FOLDER = Path(__file__).parents[1] / "probes"
+SOURCE = str(FOLDER / "primitive_probes.cu")
+HOPPER_SOURCE = str(FOLDER / "hopper_probes.cu")
+DECODE_SOURCE = str(FOLDER / "decode_probes.cu")
+ROW_SOURCE = str(FOLDER / "row_probes.cu")
+TILE_SOURCE = str(FOLDER / "hopper_tile_probes.cu")
+CLUSTER_SOURCE = str(FOLDER / "cluster_probes.cu")
+REDUCTION_SOURCE = str(FOLDER / "reduction_probes.cu")
+BACKWARD_SOURCE = str(FOLDER / "backward_probes.cu")
+STAMP_SOURCE = str(FOLDER / "stamp_probes.cu")
 
 
 class ProbeParams(ctypes.Structure):

@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
+import probes
 import pytest
 from click.testing import CliRunner
 from support import make_inputs
@@ -60,7 +61,7 @@ def cache(built, tmp_path, monkeypatch):
 
 def build() -> tuple[Path, Path]:
     """A kernel of one line: (its library, the runtime's)."""
-    host_build.kernel("probes/decode_probes.cu", {}, ["probe_byte_permute"], False, ["ProbeParams"])
+    host_build.kernel(probes.DECODE_SOURCE, {}, ["probe_byte_permute"], False, ["ProbeParams"])
     folder = Path(os.environ["CUFA_CACHE_DIR"], "host")
     return next(folder.glob("kernel-*.so")), next(folder.glob("libcufa_host-*.so"))
 

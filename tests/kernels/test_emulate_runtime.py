@@ -40,8 +40,7 @@ def test_every_primitive_has_a_twin():
 
 
 def test_every_primitive_is_probed():
-    kernels = compiler.SOURCE_DIR / "probes"
-    text = "".join(path.read_text(encoding="utf-8") for path in kernels.glob("*_probes.cu"))
+    text = "".join(path.read_text(encoding="utf-8") for path in probes.FOLDER.glob("*_probes.cu"))
     text += (compiler.SOURCE_DIR / "wgmma/operands.cuh").read_text(encoding="utf-8")
     primitives = functions(*(compiler.SOURCE_DIR / "primitives").glob("*.cuh")) - probes.UNOBSERVABLE
     assert not {name for name in primitives if not re.search(rf"\b{name}\b", text)}
