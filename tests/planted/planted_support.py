@@ -1,18 +1,15 @@
-"""Kernels made for one bug at a time (``planted_*.cu``), executed in checked mode."""
+"""Runs kernels made for one bug at a time (``planted_*.cu``), and says whether the bug was found."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
-from cufa.build import compiler
 from cufa.kernels import Launch
 from cufa.run.emulate import build as host_build
 from cufa.run.emulate.calls import EmulationError, Execution, Finding
@@ -22,38 +19,53 @@ from cufa.run.emulate.memory import GlobalArray
 _ENTRY = re.compile(r"^KERNEL (\w+)\(", re.MULTILINE)
 
 
-def beside_the_kernels(folder: Path, name: str) -> Iterator[Path]:
-    """The kernels' sources, with the planted kernel beside them, are what is compiled meanwhile."""
-    copy = folder / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name(name), copy)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "SOURCE_DIR", copy)
-        yield copy
+class Outcome(NamedTuple):
+    findings: tuple[Finding, ...]
+    counters: Mapping[str, np.ndarray]
+    """By entry; none where the run ended with an error."""
 
 
 def run_planted(
     name: str,
     bug: int,
-    arrays: Mapping[str, np.ndarray],
-    launches: tuple[Launch, ...],
+    fields: Mapping[str, np.ndarray | int],
+    launches: Sequence[Launch],
     execution: Execution,
     maps: tuple[Any, ...] = (),
     constants: Mapping[str, int | bool] | None = None,
     ordered_sums: bool = False,
-) -> tuple[Finding, ...]:
-    """``arrays`` are the fields of PlantedParams and may be written, but those whose name ends in ``_in``."""
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+) -> Outcome:
+    """``fields`` are those of PlantedParams, in order; the kernel may write each array unless its field is ``in_`` or
+    ends in ``_in``. The source is given by its absolute path: it lies outside of cuda_src."""
+    source = Path(__file__).with_name(name)
     types = ["PlantedParams", *["TensorMap"] * len(maps)]
-    values = {"BUG": bug, **(constants or {})}
-    checked = execution.mode == "checked"
-    entries = host_build.kernel(name, values, _ENTRY.findall(text), checked, types)
-    fields = [(field, ctypes.c_void_p) for field in arrays]
-    params = type("PlantedParams", (ctypes.Structure,), {"_fields_": fields})()
-    for field, x in arrays.items():
-        setattr(params, field, x.ctypes.data)
-    memory = [GlobalArray(field, x, not field.endswith("_in")) for field, x in arrays.items()]
+    entries = host_build.kernel(
+        str(source),
+        {"BUG": bug, **(constants or {})},
+        _ENTRY.findall(source.read_text(encoding="utf-8")),
+        execution.mode == "checked",
+        types,
+    )
+    arrays = {field: x for field, x in fields.items() if isinstance(x, np.ndarray)}
+    layout = [(field, ctypes.c_void_p if field in arrays else ctypes.c_int32) for field in fields]
+    params = type("PlantedParams", (ctypes.Structure,), {"_fields_": layout})()
+    for field, x in fields.items():
+        setattr(params, field, arrays[field].ctypes.data if field in arrays else x)
+    memory = [
+        GlobalArray(field.rstrip("_"), x, field != "in_" and not field.endswith("_in"))
+        for field, x in arrays.items()
+    ]
     try:
-        return execute_all(entries, launches, [params, *maps], memory, execution, ordered_sums)[1]
+        counters, found = execute_all(entries, launches, [params, *maps], memory, execution, ordered_sums)
     except EmulationError as error:
-        return error.findings
+        return Outcome(error.findings, {})
+    return Outcome(found, counters)
+
+
+def assert_found(found: Sequence[Finding], kind: str, message: str) -> None:
+    """One finding is of this kind and has this message (regular expressions). Without a kind: there is none."""
+    text = "\n".join(map(str, found))
+    if not kind:
+        assert not found, text
+        return
+    assert any(re.fullmatch(kind, f.kind) and re.search(message, f.message) for f in found), text

@@ -6,7 +6,6 @@ taken out, one at a time.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changed_sources import with_changed
+from planted_support import run_planted
 from sampling import of_today
 from support import make_inputs
 
@@ -24,20 +24,7 @@ from cufa.kernels import Launch
 from cufa.plan.planner import fitting_configs
 from cufa.problem.mask import Band
 from cufa.problem.problem import BAND_KINDS
-from cufa.run.emulate import build as host_build
 from cufa.run.emulate.calls import EmulationError, Execution, Finding, emulate
-from cufa.run.emulate.launch import execute
-from cufa.run.emulate.memory import GlobalArray
-
-
-class PlantedParams(ctypes.Structure):
-    _fields_ = [
-        ("in_", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-        ("tiles", ctypes.c_int32),
-    ]
-
 
 #: Bugs of planted.cu in the order of its enum: the kind of finding that names it, and what its message says.
 PLANTED = {
@@ -52,7 +39,10 @@ PLANTED = {
     "divergent_ldmatrix": ("divergence", "while other lanes wait at"),
     "divergent_mma": ("divergence", "executed by some lanes of warp"),
     "missing_fence": ("accumulator-touched", "were written before mma_fence()"),
-    "skipped_barrier": ("deadlock", "warp 0 all lanes wait for the block's barrier at planted.cu:"),
+    "skipped_barrier": (
+        "deadlock",
+        f"warp 0 all lanes wait for the block's barrier at {Path(__file__).with_name('planted.cu')}:",
+    ),
     "wrong_barrier_count": ("(barrier|deadlock)", "barrier 1"),
     "never_written": ("never-written", "shared memory that nothing has written"),
     "missing_warp_sync": ("race", "no barrier orders this access after another thread's: shared offset"),
@@ -78,36 +68,24 @@ def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return apply
 
 
-def run_planted(bug: int, mode: str, **options):
-    """Two blocks of two warps over three tiles: (out, findings)."""
-    constants = {"BUG": bug, "SMEM_BYTES": 2 * 32 * 80 + 256}
-    entry = host_build.kernel("planted.cu", constants, ["planted"], mode == "checked", ["PlantedParams"])
+def run(bug: int, mode: str, **options):
+    """Two blocks of two warps over three tiles: (out, findings), or (counters, findings)."""
     tiles = np.random.default_rng(0).integers(0, 1 << 12, (3 * 32, 16), np.uint32)
     out, scratch = np.zeros((2, 64), np.uint32), np.zeros((2, 64), np.uint32)
-    params = PlantedParams(tiles.ctypes.data, out.ctypes.data, scratch.ctypes.data, 3)
-    memory = [
-        GlobalArray("in", tiles, False),
-        GlobalArray("out", out, True),
-        GlobalArray("scratch", scratch, True),
-    ]
-    launch = Launch("planted", (2, 1, 1), 64, constants["SMEM_BYTES"])
-    try:
-        counters, found = execute(
-            entry["planted"], launch, [params], memory, Execution(mode, threads=1, **options)
-        )
-    except EmulationError as error:
-        return out, error.findings
-    return (counters, found) if mode == "counted" else (out, found)
+    fields, shared = {"in_": tiles, "out": out, "scratch": scratch, "tiles": 3}, 2 * 32 * 80 + 256
+    launch, execution = Launch("planted", (2, 1, 1), 64, shared), Execution(mode, threads=1, **options)
+    constants = {"SMEM_BYTES": shared}
+    outcome = run_planted("planted.cu", bug, fields, (launch,), execution, constants=constants)
+    return outcome.counters["planted"] if mode == "counted" else out, outcome.findings
 
 
 @pytest.mark.sampled(each="name")
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted(patch, name, schedule):
+def test_planted(name, schedule):
     """Found on every schedule, saying who and where."""
-    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     kind, message = PLANTED[name]
-    _, found = run_planted(list(PLANTED).index(name), "checked", schedule=schedule)
+    _, found = run(list(PLANTED).index(name), "checked", schedule=schedule)
     text = "\n".join(map(str, found))
     if not kind:
         assert not found, text
@@ -116,12 +94,11 @@ def test_planted(patch, name, schedule):
     assert all(_PLACE.search(f.message) for f in found), text
 
 
-def test_unpadded_rows_conflict(patch):
+def test_unpadded_rows_conflict():
     """Counted mode: eight rows of an ldmatrix at a pitch of 64 bytes share two groups of banks;
     at 80 bytes none is shared."""
-    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
-    clean, _ = run_planted(0, "counted")
-    unpadded, _ = run_planted(list(PLANTED).index("unpadded"), "counted")
+    clean, _ = run(0, "counted")
+    unpadded, _ = run(list(PLANTED).index("unpadded"), "counted")
     matrices, before, after = (
         4 * clean["ldmatrix"].sum(),
         clean["bank_conflicts"].sum(),
@@ -131,23 +108,21 @@ def test_unpadded_rows_conflict(patch):
     assert unpadded["shared_wavefronts"].sum() - clean["shared_wavefronts"].sum() == after - before
 
 
-def test_numbers_alone_do_not_show_them(patch):
+def test_numbers_alone_do_not_show_them():
     """A race may compute the right answer: why checked mode exists."""
-    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
-    clean, _ = run_planted(0, "plain")
-    racy, _ = run_planted(list(PLANTED).index("missing_warp_sync"), "plain", schedule="ascending")
+    clean, _ = run(0, "plain")
+    racy, _ = run(list(PLANTED).index("missing_warp_sync"), "plain", schedule="ascending")
     assert (clean != 0).any()
     assert racy.shape == clean.shape
     for schedule in ("descending", 3):
         for copies in ("early", "late"):
-            np.testing.assert_array_equal(run_planted(0, "plain", schedule=schedule, copies=copies)[0], clean)
+            np.testing.assert_array_equal(run(0, "plain", schedule=schedule, copies=copies)[0], clean)
 
 
 @pytest.mark.parametrize("name", ["skipped_barrier", "divergent_shuffle"])
-def test_found_in_plain_mode_too(patch, name):
+def test_found_in_plain_mode_too(name):
     """What stops a kernel is reported in every mode."""
-    patch("planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
-    _, found = run_planted(list(PLANTED).index(name), "plain")
+    _, found = run(list(PLANTED).index(name), "plain")
     assert kinds(found) <= {"deadlock", "divergence"} and found
 
 

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from changed_sources import with_changed
+from planted_support import run_planted
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa.build import compiler
 from cufa.kernels import KERNELS, Launch
-from cufa.run.emulate import build as host_build
 from cufa.run.emulate.calls import EmulationError, Execution, run_plan
-from cufa.run.emulate.launch import execute
-from cufa.run.emulate.memory import GlobalArray, tensor_map
+from cufa.run.emulate.memory import tensor_map
 
 TILES, N = 5, 32
 SHARED_BYTES = 64 * 128 + 2 * N * 128 + 5 * 8
-
-
-class PlantedParams(ctypes.Structure):
-    _fields_ = [("out", ctypes.c_void_p), ("tiles", ctypes.c_int32)]
 
 
 #: Reading, or overwriting, what another agent has not finished with; or nobody is ever woken.
@@ -53,35 +46,22 @@ PLANTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """The kernels' sources and the planted kernel beside them."""
-    copy = tmp_path_factory.mktemp("planted") / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name("planted_hopper.cu"), copy)
-    return copy
-
-
-def run_planted(name: str, **options):
+def run(name: str, **options):
     """(accumulators as a 64 × 32 matrix, A, B, findings)."""
-    constants = {"BUG": list(PLANTED).index(name), "SMEM_BYTES": SHARED_BYTES}
-    types = ["PlantedParams", "TensorMap", "TensorMap"]
-    entry = host_build.kernel("planted_hopper.cu", constants, ["planted_hopper"], True, types)
     rng = np.random.default_rng(0)
     a = rng.standard_normal((1, 1, 64, 64)).astype(np.float16)
     b = rng.standard_normal((1, 1, TILES * N, 64)).astype(np.float16)
     out = np.zeros((128, N // 2), np.float32)
-    params = PlantedParams(out.ctypes.data, TILES)
-    memory = [GlobalArray("A", a, False), GlobalArray("B", b, False), GlobalArray("out", out, True)]
-    launch = Launch("planted_hopper", (1, 1, 1), 256, SHARED_BYTES)
-    arguments = [params, tensor_map(a, 64), tensor_map(b, N)]
-    try:
-        _, found = execute(
-            entry["planted_hopper"], launch, arguments, memory, Execution("checked", **options)
-        )
-    except EmulationError as error:
-        found = error.findings
-    return out, a[0, 0], b[0, 0], found
+    outcome = run_planted(
+        "planted_hopper.cu",
+        list(PLANTED).index(name),
+        {"out": out, "tiles": TILES, "a_in": a, "b_in": b},
+        (Launch("planted_hopper", (1, 1, 1), 256, SHARED_BYTES),),
+        Execution("checked", **options),
+        (tensor_map(a, 64), tensor_map(b, N)),
+        {"SMEM_BYTES": SHARED_BYTES},
+    )
+    return out, a[0, 0], b[0, 0], outcome.findings
 
 
 def as_matrix(accumulators: np.ndarray) -> np.ndarray:
@@ -98,9 +78,8 @@ def as_matrix(accumulators: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted(sources, monkeypatch, name, schedule, copies):
-    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
-    out, a, b, found = run_planted(name, schedule=schedule, copies=copies)
+def test_planted(name, schedule, copies):
+    out, a, b, found = run(name, schedule=schedule, copies=copies)
     kinds, message = PLANTED[name]
     text = "\n".join(map(str, found))
     if not kinds:

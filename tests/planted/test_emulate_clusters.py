@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from changed_sources import with_changed
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
+from planted_support import run_planted
 
 from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.run.emulate import build as host_build
 from cufa.run.emulate.calls import EmulationError, Execution, run_plan
 from cufa.run.emulate.launch import execute
-from cufa.run.emulate.memory import GlobalArray
 
 THREADS = 64
 SCHEDULES = ["ascending", "descending", 1, 2]
-
-
-class PlantedParams(ctypes.Structure):
-    _fields_ = [("out", ctypes.c_void_p), ("scratch", ctypes.c_void_p)]
 
 
 #: In the order of the kernel's enum: kinds of finding that must come, and what the message of one matches.
@@ -64,35 +56,17 @@ PLANTED_ASYNC = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def sources(tmp_path_factory):
-    """The kernels' sources and the planted kernel beside them."""
-    copy = tmp_path_factory.mktemp("planted") / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    for name in ("planted_cluster.cu", "planted_cluster_async.cu"):
-        shutil.copy(Path(__file__).with_name(name), copy)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "SOURCE_DIR", copy)
-        yield
-
-
-def run_planted(
+def run(
     bug: int, mode: str = "checked", cluster: int = 4, blocks: int = 8, *, name="planted_cluster", **options
 ):
     """(out, findings, counters)."""
-    barrier = 8 if name.endswith("async") else 0
-    shared = cluster * THREADS * 24 + barrier
-    constants = {"BUG": bug, "CLUSTER": cluster, "THREADS": THREADS, "SMEM_BYTES": shared}
-    entry = host_build.kernel(f"{name}.cu", constants, [name], mode == "checked", ["PlantedParams"])
+    shared = cluster * THREADS * 24 + (8 if name.endswith("async") else 0)
+    constants = {"CLUSTER": cluster, "THREADS": THREADS, "SMEM_BYTES": shared}
     out, scratch = (np.zeros((blocks, THREADS), np.uint32) for _ in range(2))
-    memory = [GlobalArray("out", out, True), GlobalArray("scratch", scratch, True)]
     launch = Launch(name, (blocks, 1, 1), THREADS, shared, cluster=cluster)
-    params = PlantedParams(out.ctypes.data, scratch.ctypes.data)
-    try:
-        counters, found = execute(entry[name], launch, [params], memory, Execution(mode, **options))
-    except EmulationError as error:
-        return out, error.findings, None
-    return out, found, counters
+    fields, execution = {"out": out, "scratch": scratch}, Execution(mode, **options)
+    outcome = run_planted(f"{name}.cu", bug, fields, (launch,), execution, constants=constants)
+    return out, outcome.findings, outcome.counters.get(name)
 
 
 def received(cluster: int, blocks: int, round_: int = 0) -> np.ndarray:
@@ -120,7 +94,7 @@ def expected(cluster: int, blocks: int) -> np.ndarray:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):
     """Found on every schedule, saying which block, warp and line."""
-    out, found, _ = run_planted(list(PLANTED).index(name), schedule=schedule)
+    out, found, _ = run(list(PLANTED).index(name), schedule=schedule)
     kinds, message = PLANTED[name]
     text = "\n".join(map(str, found))
     if not kinds:
@@ -139,7 +113,7 @@ def test_planted(name, schedule):
 @pytest.mark.parametrize("name", PLANTED_ASYNC)
 def test_planted_async(name, schedule, copies):
     bug = list(PLANTED_ASYNC).index(name)
-    out, found, _ = run_planted(bug, name="planted_cluster_async", schedule=schedule, copies=copies)
+    out, found, _ = run(bug, name="planted_cluster_async", schedule=schedule, copies=copies)
     kinds, message = PLANTED_ASYNC[name]
     text = "\n".join(map(str, found))
     if not kinds:
@@ -153,10 +127,10 @@ def test_planted_async(name, schedule, copies):
 @pytest.mark.parametrize("mode", ["plain", "counted", "checked"])
 @pytest.mark.parametrize(("cluster", "blocks"), [(2, 6), (8, 8), (16, 16)])
 def test_clean_clusters(cluster, blocks, mode, schedule):
-    out, found, _ = run_planted(0, mode, cluster, blocks, schedule=schedule)
+    out, found, _ = run(0, mode, cluster, blocks, schedule=schedule)
     assert not found, "\n".join(map(str, found))
     np.testing.assert_array_equal(out, expected(cluster, blocks))
-    out, found, _ = run_planted(
+    out, found, _ = run(
         0, mode, cluster, blocks, name="planted_cluster_async", schedule=schedule, copies="late"
     )
     assert not found, "\n".join(map(str, found))
@@ -164,7 +138,7 @@ def test_clean_clusters(cluster, blocks, mode, schedule):
 
 
 def test_stores_to_other_blocks_are_counted_as_shared_stores():
-    _, _, counters = run_planted(0, "counted")
+    _, _, counters = run(0, "counted")
     stores = 2 * 4 * 24 * THREADS + 16 * THREADS  # two rounds, four blocks; the slots' other purpose
     assert (counters["shared_write_bytes"] == stores).all()
     assert (counters["bank_conflicts"] == 0).all()

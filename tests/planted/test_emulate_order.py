@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
-from planted_support import beside_the_kernels, run_planted
+from planted_support import assert_found, run_planted
 
 from cufa.kernels import Launch
 from cufa.run.emulate.launch import Execution
@@ -71,34 +69,11 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 BLOCKS = 4
 
 
-def assert_found(found, kind: str, message: str) -> None:
-    text = "\n".join(map(str, found))
-    if not kind:
-        assert not found, text
-        return
-    assert any(re.fullmatch(kind, f.kind) and re.search(message, f.message) for f in found), text
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    yield from beside_the_kernels(tmp_path_factory.mktemp("engine"), "planted_engine.cu")
-
-
-@pytest.fixture(scope="module")
-def overlap(tmp_path_factory):
-    yield from beside_the_kernels(tmp_path_factory.mktemp("overlap"), "planted_overlap.cu")
-
-
-@pytest.fixture(scope="module")
-def turns(tmp_path_factory):
-    yield from beside_the_kernels(tmp_path_factory.mktemp("turns"), "planted_turns.cu")
-
-
 @pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("name", ENGINE)
-def test_engine(engine, name, copies, schedule):
+def test_engine(name, copies, schedule):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (1, 1, 64, 64)).astype(np.float16) for _ in range(2))
     arrays = {
@@ -120,7 +95,7 @@ def test_engine(engine, name, copies, schedule):
         maps,
         {"SMEM_BYTES": shared},
     )
-    assert_found(found, *ENGINE[name])
+    assert_found(found.findings, *ENGINE[name])
     if name == "none":
         product = a[0, 0].astype(float) @ b[0, 0].T.astype(float)
         np.testing.assert_array_equal(arrays["out"][0, 0], product)  # small integers: exact
@@ -130,26 +105,29 @@ def test_engine(engine, name, copies, schedule):
 @pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("name", OVERLAP)
-def test_overlap(overlap, name, schedule):
+def test_overlap(name, schedule):
     arrays = {x: np.arange(BLOCKS * 64, dtype=np.uint32) for x in ("between", "read", "sums", "out")}
     arrays["sums"] = np.zeros(64, np.float32)
     first = Launch("planted_first", (BLOCKS, 1, 1), 64, 0)
     second = Launch("planted_second", (BLOCKS, 1, 1), 64, 0, dependent=True)
     execution = Execution("checked", schedule)
     found = run_planted("planted_overlap.cu", list(OVERLAP).index(name), arrays, (first, second), execution)
-    assert_found(found, *OVERLAP[name])
+    assert_found(found.findings, *OVERLAP[name])
     if name == "none":
         # The same two as launches that never overlap: then nothing is awaited, and nothing is found.
         again = Launch("planted_second", (BLOCKS, 1, 1), 64, 0)
         no_await = list(OVERLAP).index("no_await")
-        assert run_planted("planted_overlap.cu", no_await, arrays, (first, again, first), execution) == ()
+        assert (
+            run_planted("planted_overlap.cu", no_await, arrays, (first, again, first), execution).findings
+            == ()
+        )
 
 
 @pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", TURNS)
-def test_turns(turns, name, threads, schedule):
+def test_turns(name, threads, schedule):
     arrays = {"words": np.arange(64, dtype=np.uint32), "sums": np.zeros(64, np.float32)}
     arrays["counters"] = np.zeros(2, np.uint32)
     expected = arrays["words"].copy()
@@ -158,9 +136,9 @@ def test_turns(turns, name, threads, schedule):
     found = run_planted(
         "planted_turns.cu", list(TURNS).index(name), arrays, (launch,), execution, ordered_sums=True
     )
-    assert_found(found, *TURNS[name])
+    assert_found(found.findings, *TURNS[name])
     if name == "relaxed_wait":
-        assert "unordered-sum" not in {f.kind for f in found}
+        assert "unordered-sum" not in {f.kind for f in found.findings}
     if name == "none":
         for block in range(BLOCKS):
             expected = expected[np.arange(64) ^ 40] * np.uint32(5) + np.uint32(block)
@@ -168,11 +146,11 @@ def test_turns(turns, name, threads, schedule):
         np.testing.assert_array_equal(arrays["sums"], 2.0 * BLOCKS)
 
 
-def test_additions_may_come_in_any_order_unless_it_is_asked_for(turns):
+def test_additions_may_come_in_any_order_unless_it_is_asked_for():
     arrays = {"words": np.arange(64, dtype=np.uint32), "sums": np.zeros(64, np.float32)}
     arrays["counters"] = np.zeros(2, np.uint32)
     launch = Launch("planted_turns", (BLOCKS, 1, 1), 64, 0)
     for name in ("addition_before_turn", "addition_in_block"):
         arrays["counters"][:] = 0
         bug = list(TURNS).index(name)
-        assert run_planted("planted_turns.cu", bug, arrays, (launch,), Execution("checked")) == ()
+        assert run_planted("planted_turns.cu", bug, arrays, (launch,), Execution("checked")).findings == ()

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
+from planted_support import assert_found, run_planted
 
-from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.run.emulate import build as host_build
-from cufa.run.emulate.calls import EmulationError, Execution
-from cufa.run.emulate.launch import execute
-from cufa.run.emulate.memory import GlobalArray
+from cufa.run.emulate.calls import Execution
 
 BLOCKS = 5
-
-
-class PlantedParams(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("in_", "common", "own", "out", "counter")]
 
 
 #: In the order of the kernel's enum: the kind of finding that must come, and what its message says.
@@ -40,35 +29,15 @@ PLANTED = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def sources(tmp_path_factory):
-    """The kernels' sources and the planted kernel beside them."""
-    copy = tmp_path_factory.mktemp("planted") / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name("planted_sums.cu"), copy)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "SOURCE_DIR", copy)
-        yield
-
-
-def run_planted(name: str, mode: str = "checked", **options):
+def run(name: str, mode: str = "checked", **options):
     """(in, what the last block found, findings, counters)."""
-    constants = {"BUG": list(PLANTED).index(name)}
-    entry = host_build.kernel(
-        "planted_sums.cu", constants, ["planted_sums"], mode == "checked", ["PlantedParams"]
-    )
     numbers = np.random.default_rng(0).integers(-100, 100, (64, 4)).astype(np.float32)
     common, own, out = (np.zeros(shape, np.float32) for shape in ((64, 4), (BLOCKS, 64), (64, 4)))
-    counter = np.zeros(1, np.uint32)
-    given = {"in": numbers, "common": common, "own": own, "out": out, "counter": counter}
-    memory = [GlobalArray(name, x, writable=name != "in") for name, x in given.items()]
-    params = PlantedParams(*(x.ctypes.data for x in given.values()))
+    fields = {"in_": numbers, "common": common, "own": own, "out": out, "counter": np.zeros(1, np.uint32)}
     launch = Launch("planted_sums", (BLOCKS, 1, 1), 64, 1024)
-    try:
-        counters, found = execute(entry["planted_sums"], launch, [params], memory, Execution(mode, **options))
-    except EmulationError as error:
-        return numbers, out, error.findings, None
-    return numbers, out, found, counters
+    bug = list(PLANTED).index(name)
+    outcome = run_planted("planted_sums.cu", bug, fields, (launch,), Execution(mode, **options))
+    return numbers, out, outcome.findings, outcome.counters.get("planted_sums")
 
 
 def expected(numbers: np.ndarray) -> np.ndarray:
@@ -86,19 +55,15 @@ def expected(numbers: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):
     """Found on every schedule."""
-    numbers, out, found, _ = run_planted(name, schedule=schedule)
-    kind, message = PLANTED[name]
-    text = "\n".join(map(str, found))
-    if not kind:
-        assert not found, text
+    numbers, out, found, _ = run(name, schedule=schedule)
+    assert_found(found, *PLANTED[name])
+    if name == "none":
         np.testing.assert_array_equal(out, expected(numbers))
-        return
-    assert any(f.kind == kind and message in f.message for f in found), text
 
 
 def test_additions_are_counted():
     """Four, two and one number of each thread to the common sums, four to its block's own; bytes as stores."""
-    *_, counters = run_planted("none", "counted")
+    *_, counters = run("none", "counted")
     assert (counters["reductions"] == 64 * (4 + 7)).all()
     assert (counters["stmatrix"] == 2).all()
     stored = counters["global_write_bytes"] - 64 * 4 * (1 + 4 + 7)
@@ -109,5 +74,5 @@ def test_additions_are_counted():
 def test_no_addition_is_lost(threads):
     """Blocks on several CPU threads add to the same sums."""
     for schedule in range(5):
-        numbers, out, _, _ = run_planted("none", "plain", threads=threads, schedule=schedule)
+        numbers, out, _, _ = run("none", "plain", threads=threads, schedule=schedule)
         np.testing.assert_array_equal(out, expected(numbers))
