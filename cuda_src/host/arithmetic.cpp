@@ -44,7 +44,10 @@ float exponential2(float x) {
 
 float logarithm2(float x) { return std::log2(flush_subnormal(x)); }
 
-float reciprocal(float x) { return flush_subnormal(1.0f / flush_subnormal(x)); }
+float reciprocal(float x) {
+  ++current().block->counters.reciprocals;
+  return flush_subnormal(1.0f / flush_subnormal(x));
+}
 
 float clamped_sum(float x, float y, float z) {
   const float sum = std::fma(flush_subnormal(x), flush_subnormal(y), flush_subnormal(z));

@@ -118,7 +118,7 @@ static void load(const Box& box, u32 barrier, Site site) {
   ++block.counters.bulk_copies;
   if (block.counted) {
     block.counters.shared_write_bytes += bytes;
-    block.counters.shared_wavefronts += bytes / 128;
+    block.counters.add_engine_wavefronts(bytes / 128);
     for_each_unit(copy.box, [&](u32, const unsigned char* source, u32 valid) {
       if (source) block.counters.global_read_bytes += valid;
     });
@@ -165,6 +165,7 @@ static void send(const Box& box, bool adds, Site site) {
   if (adds) block.counters.reductions += box_bytes(box.map) / sizeof(float);
   if (block.counted) {
     block.counters.shared_read_bytes += box_bytes(box.map);
+    block.counters.add_engine_wavefronts(box_bytes(box.map) / 128);
     for_each_unit(box, [&](u32, const unsigned char* target, u32 bytes) {
       if (target) block.counters.global_write_bytes += bytes;
     });

@@ -143,7 +143,10 @@ void copy_in_cluster(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
   if (!target.block) return;
   if (block.checked) block.races.begin_sending(thread, smem, bytes, site);
   ++block.counters.bulk_copies;
-  if (block.counted) block.counters.shared_read_bytes += bytes;
+  if (block.counted) {
+    block.counters.shared_read_bytes += bytes;
+    block.counters.add_engine_wavefronts(2 * bytes / 128);  // read here, written there
+  }
   send(thread, *target.block, {&thread, in_block(address), bytes, in_block(barrier), {}, smem, site}, address, barrier, what, site);
 }
 

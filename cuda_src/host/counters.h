@@ -12,12 +12,14 @@ namespace cufa_host {
   X(shared_read_bytes)                                                           \
   X(shared_write_bytes)                                                          \
   X(shared_wavefronts) /* passes of 128 bytes that shared memory needs */        \
+  X(engine_wavefronts) /* of these, by wgmma and the copy engine */              \
   X(bank_conflicts)    /* those beyond what the access width alone asks for */   \
   X(ldmatrix)          /* warp-wide instructions */                              \
   X(stmatrix)                                                                    \
   X(mma)                                                                         \
   X(products)     /* multiply-adds of the mma instructions */                    \
   X(exponentials) /* ex2, per thread */                                          \
+  X(reciprocals)  /* rcp, per thread */                                          \
   X(shuffles)                                                                    \
   X(votes)                                                                       \
   X(async_copies)   /* cp.async, per thread */                                   \
@@ -34,6 +36,11 @@ struct Counters {
 #define CUFA_COUNTER(name) std::uint64_t name = 0;
   CUFA_COUNTERS(CUFA_COUNTER)
 #undef CUFA_COUNTER
+
+  void add_engine_wavefronts(std::uint64_t waves) {
+    shared_wavefronts += waves;
+    engine_wavefronts += waves;
+  }
 };
 
 #define CUFA_COUNTER(name) #name ","

@@ -204,7 +204,7 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
     if (!is_a && warp.index % 4) return;  // the four warps share B
     const int waves = wavefronts(rows, 8, 16);
     block.counters.shared_read_bytes += 128;
-    block.counters.shared_wavefronts += waves;
+    block.counters.add_engine_wavefronts(waves);
     block.counters.bank_conflicts += waves - 1;
   });
 }

@@ -1,28 +1,27 @@
-"""How long a plan's tiles take at the least, resource by resource, from measured ceilings; and how long they are
-predicted to take. Pure: no GPU.
+"""Bounds on a plan's time, resource by resource, from measured ceilings; and a prediction of its time. Pure: no GPU.
 
-What the tiles ask for is :mod:`cufa.measure.tile_work`. The prediction has no constant of its own that was
-fitted to the
-times it predicts: a warp (on Hopper a consumer warpgroup) does one thing after another, and the n that share an SM's
-units hide all but 1/n of what the busiest unit leaves over:
+What a plan asks of each resource is :mod:`cufa.measure.costs`: the kernel's counters times the tiles visited. The
+prediction has no constant that was fitted to the times it predicts. A warp (on Hopper a consumer warpgroup) does one
+thing after another; the n warps that share an SM's units hide all but 1/n of the time in which the busiest unit idles:
 
     busiest unit + (one after another − busiest unit) / n
 
-The thread blocks then run as :mod:`cufa.schedule.order` says, and each launch takes its time.
+Thread blocks run in the order of :mod:`cufa.schedule.order`, and each launch adds its overhead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from ..kernels.backward.fa2 import BackwardConfig
 from ..kernels.backward.fa3_config import Fa3BackwardConfig
 from ..kernels.config import TileConfig
+from ..kernels.forward.fa2 import Fa2Config
 from ..kernels.forward.fa3 import Fa3Config
 from ..plan.planner import Plan
 from ..schedule.order import ITEM_COST, makespan
-from . import additions, tile_work
+from . import additions, costs
 from .limits import Limits
-from .tile_work import Work, work_of
 
 __all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
 
@@ -30,7 +29,9 @@ __all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
 #: the one follows from the measured ceiling of the other.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
 _HOPPERS = (Fa3Config, Fa3BackwardConfig)
-"""Configs of kernels whose warpgroups multiply from shared memory, a thread block on each SM."""
+"""Configs of kernels whose warpgroups multiply from shared memory, one thread block on each SM."""
+_TENSOR_CORES = (*_HOPPERS, Fa2Config, BackwardConfig)
+"""Configs of kernels whose times are predicted."""
 _SCHEDULERS = 4
 """Of an SM: each issues the instructions of every fourth warp."""
 
@@ -82,42 +83,40 @@ class Bounds:
 
 
 def covers(plan: Plan, limits: Limits) -> bool:
-    """Whether a time of the plan can be predicted from these ceilings."""
+    """Whether the time of the plan can be predicted from these ceilings."""
     return not why_not(plan, limits)
 
 
 def why_not(plan: Plan, limits: Limits) -> str:
-    """ "" for a plan that these ceilings cover."""
-    if not tile_work.covers(plan):
-        return f"what the tiles of {plan.spec.name} ask of each resource is not derived"
+    """Why not; "" for a plan that these ceilings cover."""
+    if not isinstance(plan.config, _TENSOR_CORES) or plan.problem.itemsize != 2:
+        return f"times of {plan.spec.name} are not predicted: how its warps share an SM is not modelled"
+    if reason := costs.why_not(plan):
+        return reason
     if plan.problem.deterministic:
-        return "thread blocks wait for one another to add in a fixed order, which is not derived"
+        return "times of deterministic additions are not predicted: thread blocks wait for one another"
     if plan.problem.dtype not in _product_rates(plan.config, limits):
-        return "how fast mma.sync is was not recorded there"
+        return "the rate of mma.sync is not recorded for this card"
     return ""
 
 
 def bounds_of(plan: Plan, limits: Limits) -> Bounds:
     """For a plan that :func:`covers`, and the ceilings of its GPU."""
-    return _bounds(plan, limits, work_of(plan))
-
-
-def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
     assert plan.device is not None
-    kind, warpgroups = plan.problem.dtype, isinstance(plan.config, _HOPPERS)
-    rate = additions.of_card(plan.device.name) if work.added_bytes else None
-    sustained = limits.sustained_flops.get(kind) if warpgroups else None
+    kind, cost = plan.problem.dtype, costs.cost_of(plan)
+    rate = additions.of_card(plan.device.name) if cost.added else None
+    sustained = limits.sustained_flops.get(kind) if isinstance(plan.config, _HOPPERS) else None
     shared = SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
     return Bounds(
-        products=work.flops / _product_rates(plan.config, limits)[kind],
-        power=work.flops / sustained if sustained else None,
-        exponentials=work.exponentials / limits.exponentials,
-        shared_memory=work.shared_bytes / shared,
-        memory=work.memory_bytes / limits.copy_bytes,
+        products=cost.flops / _product_rates(plan.config, limits)[kind],
+        power=cost.flops / sustained if sustained else None,
+        exponentials=cost.exponentials / limits.exponentials,
+        shared_memory=cost.shared / shared,
+        memory=plan.problem.io_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
-        own_shared=(work.own_bytes if warpgroups else work.shared_bytes) / shared,
-        additions=work.added_bytes / rate.bytes_per_second if rate else None,
-        passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
+        own_shared=cost.own_shared / shared,
+        additions=cost.added / rate.bytes_per_second if rate else None,
+        passes=cost.passes / limits.copy_bytes if cost.passes else None,
     )
 
 
@@ -127,8 +126,7 @@ def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
 
 def predict(plan: Plan, limits: Limits) -> float:
     """Seconds, from the bounds alone, for a plan that :func:`covers`."""
-    work = work_of(plan)
-    bounds = _bounds(plan, limits, work)
+    bounds = bounds_of(plan, limits)
     left = max(0.0, bounds.serial - bounds.overlapped)
     tiles = bounds.overlapped + left / _sharing(plan)
     item_cost = ITEM_COST

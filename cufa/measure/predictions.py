@@ -10,7 +10,7 @@ import numpy as np
 from ..gpu.architectures import Device
 from ..kernels import KERNELS
 from ..plan.planner import Plan, make_plan
-from . import additions, bounds, tile_work
+from . import additions, bounds, costs
 from .limits import Limits
 from .measured import Measured
 from .regimes import Regime
@@ -69,7 +69,7 @@ def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str
 def left_out(plan: Plan) -> str:
     """What a prediction of the plan does not know of its card, as a sentence; "" where it knows all that is derived."""
     assert plan.device is not None
-    if not tile_work.work_of(plan).added_bytes or additions.of_card(plan.device.name):
+    if not costs.cost_of(plan).added or additions.of_card(plan.device.name):
         return ""
     return (
         f"How fast {plan.device.name} adds in its L2 cache is not measured: what is added to dQ is left out, so wide "

@@ -1,0 +1,164 @@
+"""What a plan asks of the GPU: the counters of the kernel's own source, executed on a CPU, times the tiles visited.
+
+:mod:`cufa.run.emulate.counting` executes each kernel on a few small shapes and records what one unit of work costs
+(a visited tile, a work item, …). Here a plan's units come from its schedule; a plan's counters are units × costs.
+Pure: no GPU, no compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..kernels import KernelSpec, TileConfig
+from ..kernels.forward.fa3 import Fa3Config
+from ..plan.planner import Plan
+from ..problem.tile_classes import TileClass
+from ..schedule.schedule import Schedule
+from .records import RECORDS_DIR
+
+PATH = RECORDS_DIR / "emulated" / "costs.json"
+
+ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
+"""Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
+what threads read and write themselves; bytes of float32 additions in the L2 cache."""
+BEYOND_CHIP = ("read", "written", "passes")
+"""Bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
+COUNTERS = ON_CHIP + BEYOND_CHIP
+
+#: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
+GROUP_ROWS = 64
+
+_NO_COST = frozenset({"min_head_dim", "max_head_dim", "early_launches"})
+"""Fields of configs that change no counter."""
+
+Units = dict[str, float]
+Table = Mapping[str, Mapping[str, int]]
+"""Counter → unit → count."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """In all of a call. The fields are :data:`COUNTERS`."""
+
+    products: int
+    exponentials: int
+    shared: int
+    own_shared: int
+    added: int
+    read: int
+    written: int
+    passes: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.products
+
+
+def units(plan: Plan) -> tuple[Units, Units]:
+    """How often each unit of work occurs: on chip, where tiles are whole; and beyond the chip, where rows past the ends
+    of the sequences are not moved, so that tiles and blocks at the ends count in part."""
+    problem, config, schedule = plan.problem, plan.config, plan.schedule
+    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    key_heads = kv_heads if schedule.by_keys else heads
+    visited = schedule.classes != TileClass.SKIP
+    along, block = (
+        (problem.seqlen_q, config.block_q) if schedule.by_keys else (problem.seqlen_k, config.block_kv)
+    )
+    missing = (-along % block) / block * int(visited[:, -1].sum())
+    main = main_launch(plan)
+    whole: Units = {
+        "tile": schedule.visited * heads,
+        "query block": schedule.num_q_blocks * heads,
+        "key block": schedule.num_kv_blocks * key_heads,
+        "head": heads,
+        "call": 1,
+        "thread block": int(np.prod(main.grid)) if main.persistent else 0,
+        "idle warpgroup": _idle_warpgroups(plan) * heads,
+    }
+    partial = {
+        **whole,
+        "tile": (schedule.visited - missing) * heads,
+        "query block": problem.seqlen_q / config.block_q * heads,
+        "key block": problem.seqlen_k / config.block_kv * key_heads,
+    }
+    return whole, partial
+
+
+def main_launch(plan: Plan) -> Any:
+    """The launch that visits tiles."""
+    return max(plan.launches, key=lambda launch: launch.shared_memory)
+
+
+def _idle_warpgroups(plan: Plan) -> int:
+    """Of one head: (tile, warpgroup) pairs of FlashAttention-3's forward where no row of the warpgroup sees the tile."""
+    if not isinstance(plan.config, Fa3Config):
+        return 0
+    config, schedule = plan.config, plan.schedule
+    groups = Schedule.of(plan.problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
+    return schedule.visited * (config.block_q // GROUP_ROWS) - groups.visited
+
+
+def key_of(config: TileConfig) -> dict[str, Any]:
+    """The fields of a config that costs depend on."""
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {name: value for name, value in fields.items() if name not in _NO_COST}
+
+
+@functools.cache
+def load() -> dict[str, Any]:
+    """The recorded costs."""
+    document = json.loads(PATH.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+@functools.lru_cache(4096)
+def table_of(spec: KernelSpec, config: TileConfig, head_dim: int, softcap: bool) -> Table | None:
+    """Costs of one build; None: not recorded."""
+    wanted = key_of(config)
+    for entry in load()["kernels"].get(spec.name, {}).get("configs", ()):
+        found: dict[str, Table] = entry["head_dims"]
+        if entry["config"] == wanted and str(head_dim) in found:  # tiles of two ranges of head dims may be equal
+            plain = found[str(head_dim)]
+            return found.get(f"{head_dim} softcap", plain) if softcap else plain
+    return None
+
+
+def why_not(plan: Plan) -> str:
+    """Why the cost of a plan is not known; "" where it is."""
+    if plan.device is None or not plan.launches:
+        return "nothing is launched on a GPU"
+    if plan.split is not None:
+        return "costs are not counted for split keys"
+    if plan.order is None:
+        return "costs are counted for sequences as long as the arrays, whose order of work is known"
+    if table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None) is None:
+        return (
+            f"no counters are recorded for {plan.spec.name} with tiles {plan.config} at head dim "
+            f"{plan.problem.head_dim}{' with a soft cap' * (plan.problem.softcap is not None)}"
+        )
+    return ""
+
+
+def cost_of(plan: Plan) -> Cost:
+    """For a plan that :func:`why_not` has nothing against."""
+    table = table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None)
+    assert table is not None
+    whole, partial = units(plan)
+    return Cost(
+        **{
+            name: round(
+                sum(
+                    count * (partial if name in BEYOND_CHIP else whole)[unit]
+                    for unit, count in table.get(name, {}).items()
+                )
+            )
+            for name in COUNTERS
+        }
+    )
