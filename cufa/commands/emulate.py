@@ -10,13 +10,13 @@ from rich import box
 from rich.table import Table
 
 from ..gpu.architectures import Device
-from ..kernels import TileConfig, kernels_of
+from ..kernels import KERNELS, TileConfig, kernels_of
+from ..measure import costs
 from ..plan.planner import make_plan, serving_configs
-from ..problem.mask import Mask
 from ..problem.problem import Problem
 from ..problem.work import WORK
 from ..reference.dense import attention_reference, attention_reference_backward
-from ..run.emulate import blind_spots
+from ..run.emulate import blind_spots, counting
 from ..run.emulate.build import CompilerError
 from ..run.emulate.calls import Emulation, EmulationError, emulate, emulate_backward
 from ..run.emulate.launch import MODES
@@ -42,6 +42,9 @@ _DTYPES = tuple(
         dtype for operation in _OPERATIONS for spec in kernels_of(operation).values() for dtype in spec.dtypes
     )
 )
+
+#: What `--recorded` shows of a visited tile; all else is in its JSON.
+_COUNTED = tuple(name for name in costs.COUNTERS if name != "passes")
 
 #: Above these parts of the largest number of a result it is wrong, not rounded (standard normal inputs).
 _TOLERANCES = {"lse": 0.005}
@@ -79,9 +82,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all]")
 @click.option("--arch", default="sm_90", show_default=True, help="Plan the tiles for this architecture.")
-@click.option(
-    "--recorded", is_flag=True, help="Show recorded counters of standard shapes; needs no compiler."
-)
+@click.option("--recorded", is_flag=True, help="Show recorded counters of a visited tile; needs no compiler.")
 @click.option("--record", is_flag=True, hidden=True, help="Record them anew.")
 @json_option
 def emulate_command(
@@ -185,13 +186,34 @@ def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
     return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, values, out)]
 
 
-def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
-    from ..run.emulate.counters import summary
+#: Counters that describe the emulation, not the kernel.
+_INTERNAL = ("switches",)
 
+
+def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
+    """Totals, and the spread over blocks of each launch: [fewest, median, most]."""
+    spread = {
+        entry: {
+            name: [int(f(counts[name])) for f in (np.min, np.median, np.max)]
+            for name in counts.dtype.names or ()
+            if name not in _INTERNAL and counts[name].any()
+        }
+        for entry, counts in run.counters.items()
+    }
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
     named = {"max_error" if x == "out" else f"max_{x}_error": error for x, error in errors.items()}
     unseen = {"cannot_see": blind_spots.as_lines()} if run.mode == "checked" else {}
-    return {**summary(run), **named, "seconds": run.seconds, "findings": findings, **unseen}
+    return {
+        "problem": run.plan.problem.as_json(),
+        "config": str(run.plan.config),
+        "grids": {launch.entry: list(launch.grid) for launch in run.plan.launches},
+        "totals": {name: count for name, count in run.totals.items() if name not in _INTERNAL},
+        "per_block": spread,
+        **named,
+        "seconds": run.seconds,
+        "findings": findings,
+        **unseen,
+    }
 
 
 def _print(run: Emulation, errors: dict[str, float]) -> None:
@@ -211,7 +233,7 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
         for name in ("fewest", "median", "most", "total"):
             table.add_column(name, justify="right")
         for name in counts.dtype.names or ():
-            if counts[name].any() and name != "switches":
+            if counts[name].any() and name not in _INTERNAL:
                 column = counts[name]
                 figures = (column.min(), np.median(column), column.max(), column.sum())
                 table.add_row(name.replace("_", " "), *(f"{int(x):,}" for x in figures))
@@ -227,12 +249,10 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
 
 
 def _recorded(record: bool, as_json: bool) -> None:
-    from ..run.emulate import counters as emulator_records
-
     if record:
-        emulator_records.record()
+        counting.record()
         return
-    document = emulator_records.load()
+    document = costs.load()
     if as_json:
         print_json(document)
         return
@@ -240,18 +260,15 @@ def _recorded(record: bool, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = 180  # wide enough for every row on one line
     console.print(document["about"], markup=False)
-    shown = ["tiles_visited", "products", "exponentials", "global_read_bytes", "global_write_bytes"]
-    shown += ["shared_wavefronts", "bank_conflicts", "barrier_waits"]
+    console.print("Of one visited tile; --json has what query blocks, key blocks and thread blocks add.")
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("kernel, problem")
-    for name in shown:
+    table.add_column("kernel, tiles, head dim")
+    for name in _COUNTED:
         table.add_column(name.replace("_", "\n"), justify="right")
     for kernel, entry in document["kernels"].items():
-        for run in entry["runs"]:
-            problem = run["problem"]
-            mask = Mask.from_json(problem["mask"])
-            label = f"{kernel} d{problem['head_dim']} {mask} {problem['seqlen_q']}"
-            table.add_row(
-                label, *(f"{run['totals'][name]:,}" if name in run["totals"] else "" for name in shown)
-            )
+        for build in entry["configs"]:
+            config = KERNELS[kernel].config_class.from_json(build["config"])
+            for head_dim, counts in build["head_dims"].items():
+                of_tile = (counts.get(name, {}).get("tile", 0) for name in _COUNTED)
+                table.add_row(f"{kernel} {config} d{head_dim}", *(f"{n:,}" if n else "–" for n in of_tile))
     console.print(table)

@@ -38,36 +38,36 @@ _SCHEDULERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Seconds that each resource needs at its measured ceiling, were it the only one."""
+    """Seconds that each resource needs at its measured ceiling if it is the only limit."""
 
     products: float
     power: float | None
-    """Products at the rate that the power limit leaves under lasting load; None: not measured."""
+    """Products at the rate that the power limit allows under lasting load; None: not measured."""
     exponentials: float
     shared_memory: float
     memory: float
     imbalance: float
-    """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
+    """Tiles of the busiest SM over the average of all SMs: 1.0 when no SM is ever idle."""
     own_shared: float
-    """Of ``shared_memory``, what warps read and write themselves, while they neither multiply nor exponentiate."""
+    """The part of ``shared_memory`` in which warps read and write themselves, and compute nothing."""
     additions: float | None = None
-    """Float32 sums in the L2 cache; None: there are none, or their ceiling is not known."""
+    """Float32 additions in the L2 cache; None: there are none, or their ceiling is not known."""
     passes: float | None = None
-    """Launches before and after that only move device memory, while nothing else goes on; None: there are none."""
+    """Launches before and after the tiles, which only move device memory; None: there are none."""
 
     @property
     def overlapped(self) -> float:
-        """All resources at work at the same time, all SMs busy to the end."""
+        """All resources work at the same time, and all SMs are busy to the end."""
         found = self.products, self.exponentials, self.shared_memory, self.memory, self.additions
         return max(seconds for seconds in found if seconds is not None)
 
     @property
     def serial(self) -> float:
-        """What a warp does, one after another: a faster kernel overlaps it."""
+        """Everything that a warp does, one thing after another: nothing overlaps."""
         return self.products + self.exponentials + self.own_shared
 
     def named(self) -> dict[str, float]:
-        """Seconds by the name of what they are spent on; what was not measured is left out."""
+        """Seconds by the name of the resource; resources that were not measured are left out."""
         found = {
             "products": self.products,
             "power": self.power,
@@ -130,16 +130,18 @@ def predict(plan: Plan, limits: Limits) -> float:
     left = max(0.0, bounds.serial - bounds.overlapped)
     tiles = bounds.overlapped + left / _sharing(plan)
     item_cost = ITEM_COST
-    if bounds.overlapped and isinstance(plan.config, _HOPPERS) and _lives_for_one_item(plan):
-        item_cost += left / bounds.overlapped  # its first and last step have no other to run under
-    further = (bounds.passes or 0.0) + len(plan.launches) * limits.launch_seconds
-    return tiles * _busiest(plan, item_cost) + further
+    if bounds.overlapped and isinstance(plan.config, _HOPPERS) and _takes_one_item(plan):
+        item_cost += left / bounds.overlapped  # no other item overlaps the first and the last step of an item
+    overhead = (bounds.passes or 0.0) + len(plan.launches) * limits.launch_seconds
+    return tiles * _busiest(plan, item_cost) + overhead
 
 
 def _sharing(plan: Plan) -> float:
-    """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that run at the same time. A warpgroup hides
-    what another cannot in turns (ping-pong), or with a softmax under its own products, which a soft cap takes. Those of
-    a pair of blocks hand P and dS to one another in every tile, and hide nothing for each other."""
+    """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that hide each other's waits.
+
+    Warpgroups overlap by ping-pong, or each overlaps its softmax with its own products; a soft cap prevents the latter.
+    Warpgroups of a pair of blocks exchange P and dS in every tile: none of their waits is hidden.
+    """
     config = plan.config
     if isinstance(config, Fa3Config):
         overlaps = config.ping_pong or plan.problem.softcap is None
@@ -150,27 +152,26 @@ def _sharing(plan: Plan) -> float:
 
 
 def _resident(plan: Plan) -> int:
-    """Thread blocks that an SM holds, and has."""
+    """Thread blocks that are resident on one SM."""
     assert plan.device is not None and plan.order is not None
     held = 1 if isinstance(plan.config, _HOPPERS) else plan.config.blocks_per_sm
     return max(1, min(held, -(-len(plan.order) // plan.device.num_sms)))
 
 
-def _lives_for_one_item(plan: Plan) -> bool:
-    """Blocks that are as many as there are items, more than SMs."""
-    launch = max(plan.launches, key=lambda launch: launch.shared_memory)
+def _takes_one_item(plan: Plan) -> bool:
+    """Whether each thread block takes one work item, and there are more blocks than SMs."""
     assert plan.device is not None
-    return launch.grid[0] > plan.device.num_sms
+    return bool(costs.main_launch(plan).grid[0] > plan.device.num_sms)
 
 
 def _busiest(plan: Plan, item_cost: float) -> float:
-    """Time of the busiest SM over that of all SMs, without the items' own cost, if they shared evenly.
+    """Time of the busiest SM over the time of each SM if all shared the tiles evenly.
 
-    ``item_cost``: time that an item takes besides its tiles, in tiles.
+    ``item_cost`` is the busiest SM's time for each work item besides the item's tiles, in tiles.
     """
     assert plan.device is not None and plan.order is not None
     slots, order = plan.device.num_sms * _resident(plan) // plan.config.blocks_of_item, plan.order
-    if isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
+    if isinstance(plan.config, Fa3Config) and _takes_one_item(plan):
         order = dataclasses.replace(order, thread_block=None)
     tiles = order.tiles(plan.schedule) * (plan.problem.group_size if plan.schedule.by_keys else 1)
     total = float(tiles.sum())

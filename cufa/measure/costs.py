@@ -11,18 +11,20 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..kernels import KernelSpec, TileConfig
+from ..gpu.architectures import Device
+from ..kernels import Kernel, TileConfig
 from ..kernels.forward.fa3 import Fa3Config
-from ..plan.planner import Plan
+from ..plan.planner import Plan, make_plan
+from ..problem.problem import Problem
 from ..problem.tile_classes import TileClass
 from ..schedule.schedule import Schedule
-from .records import RECORDS_DIR
 
-PATH = RECORDS_DIR / "emulated" / "costs.json"
+PATH = Path(__file__).parents[1] / "records" / "emulated" / "costs.json"
 
 ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
 """Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
@@ -59,6 +61,11 @@ class Cost:
     def flops(self) -> int:
         return 2 * self.products
 
+    @property
+    def l2(self) -> int:
+        """Bytes that cross between the L2 cache and the SMs."""
+        return self.read + self.written
+
 
 def units(plan: Plan) -> tuple[Units, Units]:
     """How often each unit of work occurs: on chip, where tiles are whole; and beyond the chip, where rows past the ends
@@ -77,7 +84,7 @@ def units(plan: Plan) -> tuple[Units, Units]:
         "query block": schedule.num_q_blocks * heads,
         "key block": schedule.num_kv_blocks * key_heads,
         "head": heads,
-        "call": 1,
+        "call": 0 if main.persistent else 1,
         "thread block": int(np.prod(main.grid)) if main.persistent else 0,
         "idle warpgroup": _idle_warpgroups(plan) * heads,
     }
@@ -96,12 +103,17 @@ def main_launch(plan: Plan) -> Any:
 
 
 def _idle_warpgroups(plan: Plan) -> int:
-    """Of one head: (tile, warpgroup) pairs of FlashAttention-3's forward where no row of the warpgroup sees the tile."""
+    """Of one head of FlashAttention-3's forward: pairs of a visited tile and a warpgroup none of whose rows sees it.
+
+    Warpgroups whose rows all lie past the end compute one tile.
+    """
     if not isinstance(plan.config, Fa3Config):
         return 0
     config, schedule = plan.config, plan.schedule
     groups = Schedule.of(plan.problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
-    return schedule.visited * (config.block_q // GROUP_ROWS) - groups.visited
+    of_block = config.block_q // GROUP_ROWS
+    past_the_end = schedule.num_q_blocks * of_block - groups.num_q_blocks
+    return max(0, schedule.visited * of_block - groups.visited - past_the_end)
 
 
 def key_of(config: TileConfig) -> dict[str, Any]:
@@ -119,12 +131,14 @@ def load() -> dict[str, Any]:
 
 
 @functools.lru_cache(4096)
-def table_of(spec: KernelSpec, config: TileConfig, head_dim: int, softcap: bool) -> Table | None:
+def table_of(kernel: Kernel, config: TileConfig, head_dim: int, softcap: bool) -> Table | None:
     """Costs of one build; None: not recorded."""
     wanted = key_of(config)
-    for entry in load()["kernels"].get(spec.name, {}).get("configs", ()):
+    for entry in load()["kernels"].get(kernel.name, {}).get("configs", ()):
         found: dict[str, Table] = entry["head_dims"]
-        if entry["config"] == wanted and str(head_dim) in found:  # tiles of two ranges of head dims may be equal
+        if (
+            entry["config"] == wanted and str(head_dim) in found
+        ):  # tiles of two ranges of head dims may be equal
             plain = found[str(head_dim)]
             return found.get(f"{head_dim} softcap", plain) if softcap else plain
     return None
@@ -162,3 +176,15 @@ def cost_of(plan: Plan) -> Cost:
             for name in COUNTERS
         }
     )
+
+
+def cost_on(problem: Problem, kernel: Kernel, config: TileConfig) -> Cost | None:
+    """On the kernel's typical card; None where the cost is not known, or the config does not fit."""
+    device = Device.typical(max(90, kernel.min_capability))
+    try:
+        plan = make_plan(
+            problem, device, config=config, kernel=kernel.name, num_splits=1 if kernel.split_configs else None
+        )
+    except ValueError:
+        return None
+    return None if why_not(plan) else cost_of(plan)

@@ -1,7 +1,8 @@
-"""The techniques of Hopper's kernels switched on one after the other: what each step brings, predicted and measured.
+"""The techniques of Hopper's kernels, switched on one after the other, so that each step's gain is predicted and
+measured.
 
-A step is a field of the kernel's configs, or the way of launching. The last step is the config that ships; techniques
-that it does without follow as variations of it, where they fit.
+A step is a field of the kernel's configs, or the way of launching. The last step is the registered config. Techniques
+that the registered config does not use follow as variations of it, where they fit.
 """
 
 from __future__ import annotations
@@ -22,24 +23,23 @@ class Step:
     """One technique."""
 
     field: str
-    """Of the configs; "" is none: persistent thread blocks, which run on from item to item, instead of one block for
-    each item."""
+    """A field of the configs; "": persistent blocks instead of one block for each work item."""
     words: str
     without: int = False
     taken: int = True
-    """What the field is without the technique, and with it."""
+    """The field's value with the technique; ``without``: without it."""
     kernels: tuple[str, ...] = ()
-    """Those that can also be tried with it where their own config does without."""
+    """Kernels on which the technique is tried where their own config does not use it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Story:
     begin: str
-    """What the kernel is without any of the steps."""
+    """Techniques of the kernel without any of the steps."""
     steps: tuple[Step, ...]
-    """In order. Numbers in labels are those of this list, so that a label says the same of every shape."""
+    """In order. Labels carry numbers of this list, so that a label means the same for every shape."""
     older: str = ""
-    """The algorithm before it, as the first step; "" leaves it out."""
+    """The preceding algorithm, as the first step; "": none."""
     older_words: str = ""
 
 
@@ -58,7 +58,7 @@ _STORIES: dict[type[TileConfig], Story] = {
             Step("bulk_add", "dQ added by the copy engine"),
             Step("block_q", "128 queries per tile", 64, 128),
             Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
-            # Of wide heads they would spill.
+            # Persistent blocks of the wide kernel would spill.
             Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
             Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
         ),
@@ -69,8 +69,8 @@ _STORIES: dict[type[TileConfig], Story] = {
 
 
 def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
-    """One contender per step: the first with all that can be switched off, the last with all of ``config``. What the
-    config does without itself is no step."""
+    """One contender per step: the first without all techniques that can be switched off, the last with ``config``. A
+    technique that the config does not use is no step."""
     story = _STORIES[type(config)]
     first = 1 if story.older else 0
     steps = [(n, x) for n, x in enumerate(story.steps, first + 1) if _takes(config, x)]
@@ -85,8 +85,8 @@ def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
 
 
 def variations(plan: Plan) -> Iterator[Contender]:
-    """The plan's config with one technique more, of those that it does without and that fit; then, of a backward, what
-    is planned for sums in a fixed order."""
+    """The plan's config with one more technique, for each unused one that fits; then, for a backward, the config that
+    is planned for deterministic additions."""
     config, spec, problem = plan.config, plan.spec, plan.problem
     assert plan.device is not None
     for step in _STORIES[type(config)].steps:
@@ -104,7 +104,7 @@ def variations(plan: Plan) -> Iterator[Contender]:
 
 
 def is_step(label: str) -> bool:
-    """Of :func:`ladder`, and not of :func:`variations`."""
+    """Whether a label is from :func:`ladder` rather than :func:`variations`."""
     return label.partition(".")[0].isdigit()
 
 

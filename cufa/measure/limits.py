@@ -1,4 +1,4 @@
-"""The ceilings of this machine, measured: what rows of the benchmark are a percentage of."""
+"""Measured ceilings of this machine. Rows of the benchmark are percentages of them."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Limits:
     read_bytes: float = 0.0
     """Bytes of a kernel that only reads; 0: not measured."""
     mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As ``flops``, of ``mma.sync`` alone, whose operands come from registers: what every kernel but Hopper's own
-    multiplies with. Empty: not measured."""
+    """As ``flops``, by ``mma.sync`` alone, whose operands come from registers. All kernels but Hopper's use it. Empty:
+    not measured."""
     launch_seconds: float = 0.0
-    """Of a launch that computes next to nothing, as all launches are timed; 0: not measured."""
+    """Time of a launch that computes next to nothing; 0: not measured."""
 
     def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
-        """Seconds below which nothing on this machine can solve the problem, and what sets them.
+        """The least seconds in which this machine can solve the problem, and the resource that sets them.
 
-        The largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
-        ``work``: where sequences are shorter than the problem has room for.
+        They are the largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
+        ``work`` is given where sequences are shorter than the arrays.
         """
         kind, work = _product(problem, self.flops), work or Work.of(problem)
         parts = {
@@ -66,7 +66,7 @@ class Limits:
 
 
 def _product(problem: Problem, flops: dict[str, float]) -> str:
-    """Float32 on a GPU is measured against tf32 products: the fastest way there is to multiply float32s."""
+    """The kind of product of a problem. Float32 on a GPU is compared with tf32, the fastest way to multiply float32."""
     if problem.dtype in flops:
         return problem.dtype
     return "tf32" if "tf32" in flops else "float32"
@@ -79,7 +79,7 @@ def measure_limits(device: Device | None) -> Limits:
 
 
 def _gpu_limits(device: Device) -> Limits:
-    # Each alone, or the copy would be timed at the clock that the products left behind.
+    # Each is measured alone: products lower the clock, and a copy beside them would be timed at that clock.
     copy_bytes = _gpu_copy_rate()
     mma_flops = mma_rates(device)
     flops = dict(mma_flops)
@@ -126,12 +126,12 @@ def _timing(
 
 
 def _constants(kind: str) -> dict[str, bool]:
-    """Of cuda_src/limits/tensor_cores.cu and limits_hopper.cu, by kind of product."""
+    """Of cuda_src/limits/tensor_cores.cu and cuda_src/limits/wgmma.cu, by kind of product."""
     return {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
 
 
 def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
-    """``num_bytes``, an equal part of each array, read once by a kernel that does nothing else."""
+    """A kernel that reads ``num_bytes`` once, an equal share of each array, and does nothing else."""
     import cupy
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())

@@ -1,4 +1,4 @@
-"""What the L2 cache and shared memory of a GPU bring at best, measured: ceilings of a hierarchical roofline.
+"""Measured ceilings of the L2 cache and of shared memory, for a hierarchical roofline.
 
 ``python -m cufa.measure.memory_rates`` measures and records them; device memory's ceiling is among
 :mod:`cufa.measure.limits`.
@@ -69,7 +69,7 @@ def measure_rates(device: Device) -> MemoryRates:
 
 
 def load(device: str) -> MemoryRates | None:
-    """What is recorded of a GPU, by its name; None where nothing is. Raises ValueError for a damaged file."""
+    """The recorded rates of a GPU, by its name; None: not recorded. Raises ValueError for a damaged file."""
     file = cards.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
     if not file.is_file():
         return None

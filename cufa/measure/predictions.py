@@ -1,4 +1,4 @@
-"""How far predicted times (:mod:`cufa.measure.bounds`) are from those that were recorded, kernel by kernel."""
+"""Errors of predicted times (:mod:`cufa.measure.bounds`) against measurements, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from .limits import Limits
 from .measured import Measured
 from .regimes import Regime
 
+ALL = "all kernels"
+
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-    """Of predicted over recorded times, less 1, without their signs."""
+    """Of |predicted ÷ measured − 1|."""
 
     median: float
     worst: float
@@ -26,7 +28,7 @@ class Error:
 
 
 def plan_of(row: Measured, device: Device) -> Plan | None:
-    """How the row was run; None of split keys, on a CPU, and where its kernel has no such tiles any more."""
+    """The plan that the row was run by; None for split keys, on a CPU, and for tiles that the kernel no longer has."""
     spec = KERNELS.get(row.json.get("kernel", ""))
     if spec is None or row.json.get("split") or not row.json["config"]["num_warps"]:  # 0 on a CPU
         return None
@@ -39,13 +41,13 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
 
 
 def predicted(row: Measured, device: Device, limits: Limits) -> float | None:
-    """Seconds that the row's tiles would take by today's derivation; None where there is none."""
+    """Seconds predicted for the row's plan; None where the kernel or the card is not covered."""
     plan = plan_of(row, device)
     return bounds.predict(plan, limits) if plan is not None and bounds.covers(plan, limits) else None
 
 
 def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
-    """The row with what each resource needs, by today's derivation, where that was not recorded with it."""
+    """The row with the time that each resource needs; unchanged where that was recorded with it."""
     plan = None if "needs_ns" in row.json else plan_of(row, device)
     if plan is None or not bounds.covers(plan, limits):
         return row
@@ -55,21 +57,21 @@ def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
 
 
 def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str, Error]:
-    """By kernel, over every time that was taken in turns."""
+    """By kernel, and of :data:`ALL` together: over every row that was measured in turns and is predicted."""
     off: dict[str, list[float]] = {}
     for row in rows:
         seconds = predicted(row, device, limits) if row.is_ours and row.regime is Regime.IN_TURNS else None
         if seconds is not None:
             off.setdefault(row.json["kernel"], []).append(abs(seconds / (row.p50_ns * 1e-9) - 1))
-    return {
-        kernel: Error(float(np.median(found)), float(max(found)), len(found)) for kernel, found in off.items()
-    }
+    if off:
+        off[ALL] = [error for errors in off.values() for error in errors]
+    return {name: Error(float(np.median(x)), float(max(x)), len(x)) for name, x in off.items()}
 
 
 def left_out(plan: Plan) -> str:
-    """What a prediction of the plan does not know of its card, as a sentence; "" where it knows all that is derived."""
+    """What a prediction of the plan leaves out, since it was not measured on its card, as a sentence; "": nothing."""
     assert plan.device is not None
-    if not costs.cost_of(plan).added or additions.of_card(plan.device.name):
+    if costs.why_not(plan) or not costs.cost_of(plan).added or additions.of_card(plan.device.name):
         return ""
     return (
         f"How fast {plan.device.name} adds in its L2 cache is not measured: what is added to dQ is left out, so wide "
@@ -80,7 +82,7 @@ def left_out(plan: Plan) -> str:
 def in_words(found: Mapping[str, Error]) -> str:
     """One sentence; "" where nothing is predicted."""
     each = (
-        f"{kernel} {error.median:.0%} in the middle and {error.worst:.0%} at most (of {error.count})"
-        for kernel, error in found.items()
+        f"{name}: median error {error.median:.0%}, maximum {error.worst:.0%}, {error.count} rows"
+        for name, error in found.items()
     )
-    return f"Times predicted from the ceilings alone are off by: {'; '.join(each)}." if found else ""
+    return f"Predicted against measured times. {'; '.join(each)}." if found else ""

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import streamlit as st
 
 from cufa.dashboard.model import walkthrough_words as words
+from cufa.dashboard.model.traffic_steps import FLOAT32
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk
 from cufa.dashboard.model.walkthrough_backward import BackwardWalk
 from cufa.dashboard.theme import Palette
-from cufa.measure.traffic_steps import FLOAT32
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
 _SCRIPTS = ("draw.js", "order.js", "tile.js", "gradient.js", "memory.js", "player.js")

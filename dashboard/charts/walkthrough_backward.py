@@ -7,11 +7,11 @@ from typing import Any
 
 from cufa.dashboard.charts.walkthrough import colours, meters, numbers, table
 from cufa.dashboard.model import walkthrough_backward_words as words
+from cufa.dashboard.model.traffic_steps import FLOAT32
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS
 from cufa.dashboard.model.walkthrough_backward import PREPARE, BackwardStep, BackwardWalk
 from cufa.dashboard.model.walkthrough_words import meter, span
 from cufa.dashboard.theme import Palette
-from cufa.measure.traffic_steps import FLOAT32
 
 
 def data(walk: BackwardWalk, palette: Palette) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from cufa.dashboard.model.subject import Subject
-from cufa.measure import memory_rates, traffic
+from cufa.measure import memory_rates
+from cufa.measure.costs import cost_on
 from cufa.measure.limits import Limits
 from cufa.problem.problem import Problem
 
@@ -32,19 +33,21 @@ class Level:
 
 
 def levels_of(subject: Subject, limits: Limits, device: str) -> list[Level]:
-    """Device memory always; the caches where the kernel's traffic is derived. Raises ValueError for damaged records."""
+    """Device memory always; the caches where the kernel's counters are recorded.
+
+    Raises ValueError for damaged records.
+    """
     p, spec, config = subject.problem, subject.spec, subject.config
     memory = max(limits.copy_bytes, limits.read_bytes)
     found = [Level("device memory", p.io_bytes, memory, "every operand once: the least")]
     if spec is None or config is None or not config.num_warps:
         return found
     rates = memory_rates.load(device)
-    l2 = traffic.l2_traffic(p, spec, config)
-    if l2 is not None:
-        ceiling = None if rates is None else rates.l2_bytes
-        found.append(Level("L2 cache", l2.total, ceiling, "asked for by the tiles"))
-    shared = traffic.shared_bytes(p, spec, config)
-    if shared is not None:
-        ceiling = None if rates is None else rates.shared_bytes
-        found.append(Level("shared memory", shared, ceiling, "tiles written, fragments read"))
+    cost = cost_on(p, spec, config)
+    if cost is None:
+        return found
+    l2_rate, shared_rate = (None, None) if rates is None else (rates.l2_bytes, rates.shared_bytes)
+    found.append(Level("L2 cache", cost.l2, l2_rate, "asked for by the tiles"))
+    if cost.shared:
+        found.append(Level("shared memory", cost.shared, shared_rate, "tiles written, operands read"))
     return found

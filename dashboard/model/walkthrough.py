@@ -1,5 +1,5 @@
 """A case small enough to look at whole, step by step: what the library's own CPU path is observed to do, with what the
-algorithm moves meanwhile (:mod:`cufa.measure.traffic_steps`). Nothing of attention is computed here."""
+algorithm moves meanwhile (:mod:`cufa.dashboard.model.traffic_steps`). Nothing of attention is computed here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cufa.dashboard.model import traffic_steps
 from cufa.kernels import TileConfig
 from cufa.masks import window
-from cufa.measure import traffic_steps
 from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Mask

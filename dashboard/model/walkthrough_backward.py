@@ -8,9 +8,9 @@ import itertools
 
 import numpy as np
 
+from cufa.dashboard.model import traffic_steps
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, HEAD_DIM, MASKS, Case, Floats, inputs
 from cufa.kernels import TileConfig
-from cufa.measure import traffic_steps
 from cufa.plan.planner import make_plan
 from cufa.problem.problem import Problem, default_scale
 from cufa.reference.dense import attention_reference_backward
@@ -21,7 +21,7 @@ from cufa.schedule.schedule import Schedule
 
 ALGORITHM = "fa2_backward"
 PREPARE, CONVERT = "prepare", "convert"
-"""Launches before the tiles and after them, as :mod:`cufa.measure.traffic_steps` names them."""
+"""Launches before the tiles and after them, as :mod:`cufa.dashboard.model.traffic_steps` names them."""
 
 
 @dataclasses.dataclass(frozen=True)

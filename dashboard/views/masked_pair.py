@@ -22,7 +22,7 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
-from cufa.measure.traffic import l2_traffic
+from cufa.measure.costs import cost_on
 from cufa.schedule.schedule import Schedule
 
 _PREFIX = "b_"
@@ -135,8 +135,8 @@ def _table(
 ) -> list[dict[str, str]]:
     """A line per quantity."""
     done = [work.work(x.problem, x.schedule) for x in sides]
-    traffic = [l2_traffic(x.problem, x.spec, x.config) for x in sides]
-    moved = [t.total for t in traffic if t is not None]
+    costs = [cost_on(x.problem, x.spec, x.config) for x in sides]
+    moved = [cost.l2 for cost in costs if cost is not None]
     told: list[tuple[str, Sequence[float], Callable[[float], str]]] = [
         ("tiles of a head", [x.schedule.visited for x in sides], "{:,.0f}".format),
         ("FLOP done", [w.done for w in done], _flop),

@@ -42,7 +42,7 @@ def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float
         measured = f"ceilings of its caches: {rates.device}, {rates.recorded[:10]}, reads of 16 bytes a lane"
     st.caption(
         f"{in_words(p)}{_of(subject)}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
-        f"each level. Bytes are derived from the kernel's loops and held against its executed source; {measured}."
+        f"each level. Bytes are counted by executing the kernel's source on a CPU, tile by tile; {measured}."
     )
 
 

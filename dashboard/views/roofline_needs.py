@@ -15,7 +15,7 @@ from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.measure import additions, bounds
-from cufa.measure.backward_parts import Part
+from cufa.measure.costs import Cost
 
 _BINDING = {
     "products": "products alone need",
@@ -31,7 +31,7 @@ _WAITS = 1.02
 def show(
     controls: Controls, rows: list[Measurement], asked: Subject | None, chosen: Evidence, palette: Palette
 ) -> Measurement:
-    """Where it was derived with the measurement, or can be: bars, and of Hopper's backward a table of its products.
+    """Bars of the time that each resource needs, and a table of the kernel's counters, for a chosen row.
     Returns the row that the rest of the page is about."""
     derived = [m for m in (needs.with_needs(r, chosen) for r in rows) if m.needs]
     found = {f"{r.label}, {r.problem}": r for r in derived}
@@ -52,9 +52,9 @@ def show(
     alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
     page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)
     st.caption(_caption(row, chosen))
-    parts = needs.parts_of(row, chosen)
-    if parts:
-        _show_parts(parts, row, chosen)
+    cost = needs.cost_of(row, chosen)
+    if cost is not None:
+        _show_cost(cost, row, chosen)
     return row
 
 
@@ -70,7 +70,7 @@ def _verdict(row: Measurement) -> str:
 
 def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
-        "Each bar: what the tiles ask of one resource, over its ceiling, were it the only one. "
+        "Each bar: what the kernel's counters ask of one resource, over its ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
         "then exponentials, then what threads read and write themselves in shared memory. Shared memory's ceiling "
         "is 128 bytes per clock of an SM, at the clock at which exponentials were measured."
@@ -90,27 +90,30 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
     )
 
 
-def _show_parts(parts: tuple[Part, ...], row: Measurement, chosen: Evidence) -> None:
+def _show_cost(cost: Cost, row: Measurement, chosen: Evidence) -> None:
     assert chosen.limits is not None
-    products, moved = sum(x.multiply_adds for x in parts), sum(x.shared_bytes for x in parts)
-    each = moved / products
     shared = bounds.SHARED_BYTES_PER_EXPONENTIAL * chosen.limits.exponentials
     balance = shared / (chosen.limits.flops[row.problem.dtype] / 2)
+    each = cost.shared / cost.products
     page.verdict(
         f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "
         f"{balance:.4f} at which both would take as long at their ceilings.",
         tag="predicted",
         small=True,
     )
-    st.dataframe([_line(part, moved) for part in parts], hide_index=True, height="content")
-
-
-def _line(part: Part, moved: int) -> dict[str, str]:
-    each = part.bytes_per_product
-    return {
-        "what": part.name,
-        "products": si(part.multiply_adds, "") if part.multiply_adds else "–",
-        "shared memory": si(part.shared_bytes, "B"),
-        "share": f"{part.shared_bytes / moved:.0%}",
-        "bytes per product": "–" if each is None else f"{each:.4f}",
-    }
+    lines: list[tuple[str, int, str]] = [
+        ("multiply-adds", cost.products, ""),
+        ("exponentials and reciprocals", cost.exponentials, ""),
+        ("shared memory, by tensor cores and copy engine", cost.shared - cost.own_shared, "B"),
+        ("shared memory, by threads", cost.own_shared, "B"),
+        ("read from the L2 cache", cost.read, "B"),
+        ("written to the L2 cache", cost.written, "B"),
+        ("of these, launches before and after", cost.passes, "B"),
+        ("added in the L2 cache, float32", cost.added, "B"),
+    ]
+    table = [
+        {"counted": what, "of the call": si(count, unit), "per product": f"{count / cost.products:.4f}"}
+        for what, count, unit in lines
+        if count
+    ]
+    st.dataframe(table, hide_index=True, height="content")

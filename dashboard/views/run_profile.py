@@ -14,7 +14,7 @@ from cufa.dashboard.model import ncu
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.ncu import SHOWN, NotNcuError, Profile
 from cufa.dashboard.worker.run import Run
-from cufa.measure.traffic import l2_traffic
+from cufa.measure.costs import cost_on
 
 _FILE = "ncu.csv"
 
@@ -92,12 +92,12 @@ def _profile_of(m: Measurement, profiles: Sequence[Profile]) -> Profile | None:
 def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
     """What the profiler counted beside what we say."""
     spec, config = m.subject.spec, m.subject.config
-    traffic = l2_traffic(m.problem, spec, config) if spec is not None and config is not None else None
+    cost = cost_on(m.problem, spec, config) if spec is not None and config is not None else None
     ours: dict[str, float | None] = {
         "time": m.seconds,
         "device memory, read": None,
-        "asked of the L2 cache, read": None if traffic is None else traffic.read,
-        "asked of the L2 cache, written": None if traffic is None else traffic.written,
+        "asked of the L2 cache, read": None if cost is None else cost.read,
+        "asked of the L2 cache, written": None if cost is None else cost.written,
     }
     total = [profile.first(SHOWN[name]) for name in ("device memory, read", "device memory, written")]
     told = [_line(name, profile.first(metrics), ours.get(name)) for name, metrics in SHOWN.items()]

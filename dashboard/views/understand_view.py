@@ -10,7 +10,7 @@ import streamlit as st
 from cufa.dashboard import page
 from cufa.dashboard.charts import walkthrough, walkthrough_backward
 from cufa.dashboard.charts.work import si
-from cufa.dashboard.model import source
+from cufa.dashboard.model import source, traffic_steps
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import Case, Walk, walk
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
@@ -18,7 +18,6 @@ from cufa.dashboard.model.walkthrough_backward import BackwardWalk, walk_backwar
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.gpu.architectures import Device
-from cufa.measure import traffic_steps
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import FULL
 from cufa.problem.problem import Problem, default_scale

@@ -18,9 +18,7 @@ from support import make_inputs
 
 import cufa
 from cufa.build import compiler
-from cufa.kernels import KERNELS
 from cufa.run.emulate import build as host_build
-from cufa.run.emulate import counters as emulator_records
 from cufa.run.emulate import launch as emulator_launch
 from cufa.run.emulate import memory as emulator_memory
 from cufa.run.emulate.calls import emulate
@@ -195,20 +193,3 @@ def test_auto_never_emulates():
     source = Path(cufa.__file__).parent
     for module in ("calls/forward.py", "plan/planner.py", "run/cpu/forward.py", "run/cuda/backend.py"):
         assert "emulat" not in (source / module).read_text(encoding="utf-8")
-
-
-def test_recorded_counters_are_fresh():
-    """Else: cufa emulate --record (under a minute)."""
-    assert emulator_records.stale() == []
-    recorded = emulator_records.load()
-    assert "Not measured on a GPU" in recorded["about"]
-    assert set(recorded["kernels"]) == set(emulator_records.KERNELS)
-
-
-@pytest.mark.parametrize("name", ["fa2_forward", "fa1_forward"])
-def test_recorded_counters_are_what_a_run_gives(name):
-    spec = KERNELS[name]
-    recorded = emulator_records.load()["kernels"][name]["runs"]
-    options = list(emulator_records.standard_runs(spec))
-    assert len(recorded) == len(options)
-    assert emulator_records.summary(emulator_records.run_standard(spec, *options[2])) == recorded[2]

@@ -239,7 +239,7 @@ def test_tiles_are_sorted_by_predicted_time_and_measured_ones_show_the_error(els
     assert table["prediction off by"][row] != "–"
     said = words(app)
     assert re.search(r"is predicted at [0-9.]+ .s, (bound by|waiting)", said)
-    assert re.search(r"off by: .*fa3_forward \d+% in the middle and \d+% at most \(of \d+\)", said)
+    assert re.search(r"fa3_forward: median error \d+%, maximum \d+%, \d+ rows", said)
 
 
 def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(elsewhere: Path) -> None:

@@ -19,8 +19,8 @@ from cufa.dashboard.model.ncu import NotNcuError
 from cufa.dashboard.views import run_profile
 from cufa.dashboard.worker.store import Store
 from cufa.measure.cases import Case, contenders
+from cufa.measure.costs import cost_on
 from cufa.measure.suites import make
-from cufa.measure.traffic import l2_traffic
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL
 
@@ -79,7 +79,7 @@ def test_what_tiles_ask_of_l2_is_what_the_profiler_counted() -> None:
     counted = {p.kernel: p for p in ncu.parse((GOLDEN / "ncu_fa3_long.csv").read_text())}
     for problem in (forward, dataclasses.replace(forward, operation="backward")):
         plan = make_plan(problem, DEVICE, "fa3")
-        asked = l2_traffic(problem, plan.spec, plan.config)
+        asked = cost_on(problem, plan.spec, plan.config)
         read = counted[plan.spec.name].first(ncu.SHOWN["asked of the L2 cache, read"])
         assert asked is not None
         assert asked.read == pytest.approx(read, rel=0.1)
@@ -147,7 +147,7 @@ def test_counters_stand_beside_ours() -> None:
     subject = fa2.subject
     assert subject.spec is not None
     assert subject.config is not None
-    traffic = l2_traffic(problem, subject.spec, subject.config)
+    traffic = cost_on(problem, subject.spec, subject.config)
     assert traffic is not None
     assert told["asked of the L2 cache, read"]["ncu ÷ ours"] == f"{32e6 / traffic.read:.2f}×"
     (raw,) = ncu.parse(RAW)

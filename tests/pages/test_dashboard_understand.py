@@ -12,12 +12,11 @@ from dashboard_page_support import elsewhere, open_page, parameters, words  # no
 import cufa
 from cufa.dashboard import server
 from cufa.dashboard.charts import walkthrough as chart
-from cufa.dashboard.model import walkthrough_words
+from cufa.dashboard.model import traffic_steps, walkthrough_words
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
 from cufa.dashboard.theme import DARK, LIGHT
 from cufa.dashboard.views import understand_view
 from cufa.kernels import kernels_of
-from cufa.measure import traffic_steps
 from cufa.schedule.schedule import Tile
 
 FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]

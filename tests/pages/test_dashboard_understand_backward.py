@@ -11,12 +11,11 @@ from dashboard_page_support import elsewhere, open_page, parameters, words  # no
 
 import cufa
 from cufa.dashboard.charts import walkthrough_backward as chart
+from cufa.dashboard.model import traffic_steps, walkthrough_words
 from cufa.dashboard.model import walkthrough_backward_words as said_of
-from cufa.dashboard.model import walkthrough_words
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, Case
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
-from cufa.measure import traffic_steps
 from cufa.schedule.schedule import Tile
 
 CASES = [Case(ALGORITHM, mask, seed) for mask in MASKS for seed in (0, 3)]

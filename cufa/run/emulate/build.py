@@ -80,7 +80,7 @@ def cxx() -> str:
     raise CompilerError(
         f"emulation compiles kernels with the system's C++ compiler, and {looked_for} is not on the PATH. "
         "Fix: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora). "
-        "Without one, `cufa emulate --recorded` shows recorded counters of standard shapes."
+        "Without one, `cufa emulate --recorded` shows recorded counters of each kernel's tiles."
     )
 
 

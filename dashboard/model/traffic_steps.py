@@ -1,10 +1,8 @@
-"""What each algorithm moves to and from device memory, tile by tile, as thread blocks ask for it: each array once per
-use (section 3.2 of the FlashAttention paper), whatever a cache between them answers.
+"""Bytes of each array that each step of an algorithm reads and writes, as the papers' pseudocode does: each array once
+per use (section 3.2 of the FlashAttention paper), caches ignored.
 
-:mod:`cufa.measure.traffic` has the totals of whole calls; a test holds the two together, and both are held to the
-counters of the kernels themselves (:mod:`cufa.run.emulate`). Tiles are those of the schedule, in the order of
-the papers;
-a skipped tile moves nothing.
+The walkthrough shows these steps. Tests compare their totals with counters of the executed kernels
+(:mod:`cufa.run.emulate`). Tiles are those of the schedule, in the order of the papers; a skipped tile moves nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
-from ..problem.problem import Problem
-from ..schedule.decode import split_range, used_splits
-from ..schedule.schedule import Schedule, Tile
+from cufa.problem.problem import Problem
+from cufa.schedule.decode import split_range, used_splits
+from cufa.schedule.schedule import Schedule, Tile
 
 FLOAT32 = 4
 """Bytes of a number that is kept in the accumulators' type: S, the partial results, FA1's O, l, m and the LSE."""
