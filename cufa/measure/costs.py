@@ -29,9 +29,8 @@ PATH = Path(__file__).parents[1] / "records" / "emulated" / "costs.json"
 ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
 """Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
 what threads read and write themselves; bytes of float32 additions in the L2 cache."""
-BEYOND_CHIP = ("read", "written", "passes")
-"""Bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
-COUNTERS = ON_CHIP + BEYOND_CHIP
+COUNTERS = (*ON_CHIP, "read", "written", "passes")
+"""And bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
 
 #: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
 GROUP_ROWS = 64
@@ -67,9 +66,9 @@ class Cost:
         return self.read + self.written
 
 
-def units(plan: Plan) -> tuple[Units, Units]:
-    """How often each unit of work occurs: on chip, where tiles are whole; and beyond the chip, where rows past the ends
-    of the sequences are not moved, so that tiles and blocks at the ends count in part."""
+def units(plan: Plan) -> dict[str, Units]:
+    """How often each unit of work occurs, by counter. On chip tiles are whole. Rows past the ends of the sequences are
+    not read, so tiles and blocks at the ends count in part; additions to dQ reach past the ends."""
     problem, config, schedule = plan.problem, plan.config, plan.schedule
     heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
     key_heads = kv_heads if schedule.by_keys else heads
@@ -94,7 +93,8 @@ def units(plan: Plan) -> tuple[Units, Units]:
         "query block": problem.seqlen_q / config.block_q * heads,
         "key block": problem.seqlen_k / config.block_kv * key_heads,
     }
-    return whole, partial
+    written = {**partial, "tile": whole["tile"]}
+    return dict.fromkeys(ON_CHIP, whole) | {"read": partial, "written": written, "passes": partial}
 
 
 def main_launch(plan: Plan) -> Any:
@@ -164,15 +164,10 @@ def cost_of(plan: Plan) -> Cost:
     """For a plan that :func:`why_not` has nothing against."""
     table = table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None)
     assert table is not None
-    whole, partial = units(plan)
+    of = units(plan)
     return Cost(
         **{
-            name: round(
-                sum(
-                    count * (partial if name in BEYOND_CHIP else whole)[unit]
-                    for unit, count in table.get(name, {}).items()
-                )
-            )
+            name: round(sum(n * of[name][unit] for unit, n in table.get(name, {}).items()))
             for name in COUNTERS
         }
     )

@@ -226,8 +226,9 @@ TOOLS = [
     ),
     *_of(
         "cufa/measure/costs.py", "costs",
-        ("groups.visited\n", "schedule.visited\n", "warpgroups that see nothing cost as much as others"),
-        ("(partial if name in BEYOND_CHIP else whole)", "whole", "rows past the ends are moved"),
+        ("of_block - groups.visited -", "of_block - schedule.visited * of_block -",
+         "warpgroups that see nothing cost as much as others"),
+        ('{"read": partial,', '{"read": whole,', "rows past the ends are read"),
     ),
     *_of(
         "cufa/run/emulate/memory.py", "emulate_memory emulate_bugs",

@@ -87,15 +87,16 @@ def count(kernel: Kernel, config: TileConfig, head_dim: int, softcap: bool) -> d
     seen, counted = [], []
     for problem in _problems(kernel, config, head_dim, softcap):
         plan = plan_of(kernel, config, problem)
-        seen.append([list(units.values()) for units in costs.units(plan)])
+        seen.append(costs.units(plan))
         counted.append(list(counters_of(execute(plan)).values()))
-    names = list(costs.units(plan)[0])
-    return {
-        counter: _solved(f"{kernel.name}, {config}, {counter}", names, units, column)
-        for counter, column in zip(costs.COUNTERS, np.array(counted, np.float64).T, strict=True)
-        for units in [np.array(seen)[:, int(counter in costs.BEYOND_CHIP)]]
-        if column.any()
-    }
+    found = {}
+    for counter, column in zip(costs.COUNTERS, np.array(counted, np.float64).T, strict=True):
+        units = np.array([list(each[counter].values()) for each in seen])
+        if column.any():
+            found[counter] = _solved(
+                f"{kernel.name}, {config}, {counter}", list(seen[0][counter]), units, column
+            )
+    return found
 
 
 def _problems(kernel: Kernel, config: TileConfig, head_dim: int, softcap: bool) -> Iterator[Problem]:
