@@ -19,6 +19,7 @@ from ...gpu.architectures import Device
 from ...kernels import Kernel, TileConfig, kernels_of
 from ...kernels.backward.fa3_config import Fa3BackwardConfig
 from ...kernels.forward.fa3 import Fa3Config
+from ...kernels.support import refusal
 from ...measure import costs
 from ...measure.inputs import Inputs, given_to
 from ...measure.ladder import ladder, variations
@@ -174,4 +175,4 @@ def _by_head_dim(kernel: Kernel, config: TileConfig) -> dict[str, costs.Table]:
 
 def _takes(kernel: Kernel, config: TileConfig, head_dim: int) -> bool:
     """Whether the config serves a soft cap."""
-    return kernel.config_refusal(config, next(_problems(kernel, config, head_dim, softcap=True))) is None
+    return refusal(kernel, next(_problems(kernel, config, head_dim, softcap=True)), config=config) is None
