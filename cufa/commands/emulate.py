@@ -11,12 +11,12 @@ from rich.table import Table
 
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig, kernels_of
-from ..measure import costs
+from ..measure import costs, counting
 from ..plan.planner import make_plan, serving_configs
 from ..problem.problem import Problem
 from ..problem.work import WORK
 from ..reference.dense import attention_reference, attention_reference_backward
-from ..run.emulate import blind_spots, counting
+from ..run.emulate import blind_spots
 from ..run.emulate.build import CompilerError
 from ..run.emulate.calls import Emulation, EmulationError, emulate, emulate_backward
 from ..run.emulate.launch import MODES

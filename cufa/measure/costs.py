@@ -1,6 +1,6 @@
 """What a plan asks of the GPU: the counters of the kernel's own source, executed on a CPU, times the tiles visited.
 
-:mod:`cufa.run.emulate.counting` executes each kernel on a few small shapes and records what one unit of work costs
+:mod:`cufa.measure.counting` executes each kernel on a few small shapes and records what one unit of work costs
 (a visited tile, a work item, …). Here a plan's units come from its schedule; a plan's counters are units × costs.
 Pure: no GPU, no compiler.
 """

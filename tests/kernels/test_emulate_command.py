@@ -13,8 +13,9 @@ from click.testing import CliRunner
 import cufa
 from cufa.build import compiler
 from cufa.commands import emulate as command
+from cufa.measure import counting
 from cufa.problem.mask import Mask
-from cufa.run.emulate import blind_spots, counting
+from cufa.run.emulate import blind_spots
 
 
 @pytest.fixture

@@ -7,16 +7,17 @@ import subprocess
 import sys
 
 import pytest
+from evidence import tables
 from records_support import as_json, measured_row
 
 from cufa.commands.rows import print_needs
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.measure import additions, bounds, predictions, records, suites, tables
+from cufa.measure import additions, bounds, measured, predictions, suites
 from cufa.measure.backward_cases import of_forward
 from cufa.measure.costs import cost_of, table_of
 from cufa.measure.limits import Limits
-from cufa.measure.recorded import Recorded
+from cufa.measure.measured import Measured
 from cufa.measure.runner import with_bounds
 from cufa.plan.planner import make_plan
 
@@ -87,7 +88,7 @@ def test_tables_of_what_each_resource_needs_say_where_the_ceiling_of_additions_i
     print_needs([row])
     device = additions.of_card(H200.name)
     assert device.origin.split(",")[0] in " ".join(capsys.readouterr().out.split())
-    recorded = Recorded(as_json(records.row_record(row)), "backward")
+    recorded = Measured(as_json(measured.row_json(row)))
     lines = list(tables.needs([recorded], H200.name))
     assert f"L2 additions: at {device}.\n" in lines
     assert "L2 additions" in next(line for line in lines if line.startswith("| kernel"))
@@ -95,13 +96,13 @@ def test_tables_of_what_each_resource_needs_say_where_the_ceiling_of_additions_i
 
 def test_needs_are_derived_for_rows_that_were_recorded_without():
     plan = plan_of(128, heads=16)
-    json = as_json(records.row_record(measured_row("fa3", plan.problem, 2e-3, plan)))
-    found = predictions.with_needs(Recorded(json), H200, LIMITS)
+    json = as_json(measured.row_json(measured_row("fa3", plan.problem, 2e-3, plan)))
+    found = predictions.with_needs(Measured(json), H200, LIMITS)
     named = bounds.bounds_of(plan, LIMITS).named()
     assert found.json["needs_ns"] == pytest.approx({name: 1e9 * s for name, s in named.items()})
     assert found.json["predicted_ns"] == pytest.approx(1e9 * bounds.predict(plan, LIMITS))
     assert predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12)) is found
-    assert predictions.with_needs(Recorded(json), H200, Limits(4e12, {}, 4e12)).json == json
+    assert predictions.with_needs(Measured(json), H200, Limits(4e12, {}, 4e12)).json == json
 
 
 def test_waits_for_turns_are_not_predicted():
@@ -121,7 +122,7 @@ def test_grouped_heads_keep_their_keys():
     assert a.flops > b.flops and a.shared > b.shared
 
 
-@pytest.mark.parametrize("module", ["runner", "bounds", "records", "memory_rates"])
+@pytest.mark.parametrize("module", ["runner", "bounds", "measured", "cards", "costs", "memory_rates"])
 def test_modules_can_be_imported_first(module):
     """They need one another in a line, not in a circle."""
     subprocess.run([sys.executable, "-c", f"import cufa.measure.{module}"], check=True)

@@ -10,11 +10,10 @@ from sampling import of_today
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.measure import costs
+from cufa.measure import costs, counting
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem
-from cufa.run.emulate import counting
 
 H200 = Device.typical("sm_90")
 

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...gpu.architectures import Device
-from ...kernels import Kernel, TileConfig, kernels_of
-from ...kernels.backward.fa3_config import Fa3BackwardConfig
-from ...kernels.forward.fa3 import Fa3Config
-from ...kernels.support import refusal
-from ...measure import costs
-from ...measure.inputs import Inputs, given_to
-from ...measure.ladder import ladder, variations
-from ...plan.planner import Plan, make_plan
-from ...plan.tuning import write_json
-from ...problem.problem import Problem
-from .launch import Execution
-from .run import Emulation, run_plan
+from ..gpu.architectures import Device
+from ..kernels import Kernel, TileConfig, kernels_of
+from ..kernels.backward.fa3_config import Fa3BackwardConfig
+from ..kernels.forward.fa3 import Fa3Config
+from ..kernels.support import refusal
+from ..plan.planner import Plan, make_plan
+from ..plan.tuning import write_json
+from ..problem.problem import Problem
+from ..run.emulate.launch import Execution
+from ..run.emulate.run import Emulation, run_plan
+from . import costs
+from .inputs import Inputs, given_to
+from .ladder import ladder, variations
 
 #: The kernels that can be executed here.
 KERNELS = kernels_of("forward") | kernels_of("backward")
