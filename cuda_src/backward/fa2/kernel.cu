@@ -109,11 +109,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   };
   auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
     const int row = tile.q_tile * Br;
-    const i64 batch = sequence.batch(), first_row = sequence.first_row() + row;
-    return {static_cast<const char*>(p.q) +
-                2 * (batch * p.q_stride.batch + tile.head * p.q_stride.head + first_row * p.q_stride.seq),
-            static_cast<const char*>(p.dout) +
-                2 * (batch * p.dout_stride.batch + tile.head * p.dout_stride.head + first_row * p.dout_stride.seq),
+    return {static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head +
+                                                 (sequence.first_row() + row) * p.q_stride.seq),
+            static_cast<const char*>(p.dout) + 2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head +
+                                                    (sequence.first_row() + row) * p.dout_stride.seq),
             workspace.rows + (row_numbers(p, sequence, batch_head + tile.head) + row) * ROW_NUMBER_BYTES, stage,
             valid ? sequence.rows() - row : 0, thread_id()};
   };
