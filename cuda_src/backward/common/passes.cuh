@@ -1,7 +1,6 @@
 // The passes before and after the key blocks of a backward kernel: one warp per row strip (16 query rows).
 #pragma once
 #include "backward/common/workspace.cuh"
-#include "mma/copy.cuh"
 #include "shared/schedule.cuh"
 
 constexpr int PASS_THREADS = 128;

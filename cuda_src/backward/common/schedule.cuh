@@ -2,7 +2,6 @@
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "backward/common/mask_by_keys.cuh"
-#include "shared/schedule.cuh"
 
 // One key block of one key/value head.
 struct KeyItem {

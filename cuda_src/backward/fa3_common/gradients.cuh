@@ -6,7 +6,6 @@
 #include "wgmma/accumulator.cuh"
 #include "backward/fa3_common/block.cuh"
 #include "shared/alibi_sink.cuh"
-#include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
 // Scores that the mask hides become -inf. `key` is the lane's first in the block.
