@@ -105,6 +105,7 @@ def test_tiles_are_those_of_each_sequence(spec, kind, options):
 
 # --- Bugs that must be noticed ----------------------------------------------------------------------------
 
+PACKED_BLOCKS = "shared/packed_blocks.cuh"
 LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
     f"shared/{x}.cuh" for x in ("lengths", "schedule", "alibi_sink", "softmax")
 )
@@ -259,7 +260,7 @@ BUGS = {
         "packed",
         "full",
         "equal",
-        LENGTHS_CUH,
+        PACKED_BLOCKS,
         "u32(begin) / BLOCK + u32(sequence); }",
         "u32(begin) / BLOCK; }",
     ),
