@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import edit
 from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - fixtures among them
 from dashboard_support import write_evidence
 
@@ -18,15 +20,19 @@ from dashboard_support import write_evidence
 def recorded(folder: Path, device: str, *, needs: bool) -> None:
     """Evidence of the backward on a card of this name; with or without what was derived when it was recorded."""
     file = write_evidence(folder / "records", "backward", with_loads=False)
-    record = json.loads(file.read_text())
-    record["environment"]["device"] = device
     # Near an H200's.
     rates = {"flops": {"bfloat16": 9e14}, "sustained_flops": {"bfloat16": 8.9e14}, "exponentials": 4.1e12}
-    record["limits"] |= rates
-    for row in record["suites"]["backward"]["rows"]:
-        if not needs:
-            row.pop("needs_ns", None), row.pop("predicted_ns", None)
-    file.write_text(json.dumps(record))
+
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        if line.get("what") == "session":
+            return {**line, "device": device}
+        if line.get("what") == "ceilings":
+            return {**line, **rates}
+        if "what" not in line and not needs:
+            line.pop("needs_ns", None), line.pop("predicted_ns", None)
+        return {**line, "card": device} if "card" in line else line
+
+    edit(file, change)
 
 
 def page_of(head_dim: int) -> object:

@@ -169,8 +169,8 @@ class TestLadder:
 class TestPredictions:
     @pytest.mark.parametrize("name", SHIPPED)
     def test_recorded_times_are_predicted(self, name):
-        """Nothing in the prediction was fitted to them. Overall the error is that of the models derived by hand which
-        counters replaced: median 9% (H200: 282 rows) and 9% (H100: 266 rows)."""
+        """Nothing in the prediction was fitted to them. Models derived by hand, which counters replaced, had a median
+        error of 8.9% and a maximum of 41% on the H200 (282 rows), 9.5% and 45% on the H100 (266 rows)."""
         card = SHIPPED[name]
         limits = card.limits
         found = predictions.errors(card.rows, card.device, limits)
@@ -178,6 +178,7 @@ class TestPredictions:
         assert found.keys() >= {"fa2_forward", "fa2_noskip", "fa2_backward"} or not limits.mma_flops
         for kernel, error in found.items():
             assert error.count and error.median < 0.25 and error.worst < 1, kernel
+        assert found[predictions.ALL].median < 0.095
         said = predictions.in_words(found)
         assert all(kernel in said for kernel in found)
 
