@@ -19,7 +19,7 @@ from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
 from cufa.dashboard import engine
-from cufa.dashboard.model import doctor, measured_rows, presets
+from cufa.dashboard.model import doctor, presets
 from cufa.dashboard.views import run_controls, run_live
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
@@ -30,7 +30,6 @@ from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES, make
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
-from cufa.problem.mask import CAUSAL
 
 
 def test_a_cpu_run_from_the_button_to_its_result(measured: Path, with_runs: Store) -> None:
@@ -212,27 +211,6 @@ def test_a_run_over_caches_shows_rates_beside_a_plain_read(
     assert list(app.dataframe[0].value["kernel"]) == ["flash_decode", "torch flash", "torch cudnn"]
     assert "This very problem" in words(open_page("decode"))  # the second case is the page's own
     assert store.read(run_id).timings == 8
-
-
-def test_runs_of_the_first_schema_are_still_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "old"))
-    store = Store(tmp_path / "old")
-    run_id = store.submit(
-        Job("old", "cpu", (Case(make(1, 2, 64, 64, "float32", CAUSAL), contenders("fa2")),), 0.5)
-    )
-    problem = {
-        "batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64, "dtype": "float32",
-        "causal": True, "scale": 0.125, "precision": "float32", "alignment": 16, "positive_strides": True,
-    }  # fmt: skip
-    times = {"samples_ns": [1000] * 3, "p10_ns": 1000, "p50_ns": 1000, "p90_ns": 1000, "tflops": 0.1}
-    row = {"label": "fa2", "kernel": "fa2_forward", "problem": problem, "gbytes_per_s": 1.0, **times}
-    row |= {"of_ceiling": 0.5, "ceiling": "memory", "max_error": 1e-6}
-    record = {"schema": 1, "rows": [row], "skipped": [], "environment": {"device": "Old CPU"}}
-    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
-    store.finish(run_id, Status.DONE)
-    (m,) = measured_rows.of_run(store.read(run_id))
-    assert (str(m.problem.mask), m.regime) == ("causal", Regime.IN_TURNS)
-    assert "Old CPU" in words(open_page("run"))
 
 
 def test_a_crash_is_shown_as_what_it_is(

@@ -58,29 +58,9 @@ def test_a_job_of_any_operation_survives_its_journey(regime: Regime) -> None:
     assert {case.problem.operation for case in job.cases} == set(OPERATIONS)
 
 
-def test_jobs_of_the_first_schema_are_read() -> None:
-    """As version 0.1 wrote them: the mask is a bool, decoding has cases of its own."""
-    size = {"batch": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16", "scale": 0.125}
-    alike = {**size, "alignment": 16, "positive_strides": True}
-    forward = {**alike, "seqlen_q": 64, "seqlen_k": 64, "causal": True, "precision": "native"}
-    cache = {"page_size": 0, "max_pages": 0, "num_pages": 0, "new_tokens": 0, "ragged": True}
-    decode = {**alike, **cache, "tokens": 1, "capacity": 4096, "cache_dtype": "bfloat16"}
-    contender = {"algorithm": "fa2", "config": None, "name": "", "one_item_a_block": False}
-    split = {"label": "8 splits", "problem": decode, "schedule": "fixed", "num_splits": 8}
-    ragged = {"title": "ragged", "contenders": [split], "lengths": [64], "with_peers": True}
-    old = {"title": "old", "device": "cuda:0", "seconds": 0.5}
-    old |= {"cases": [{"problem": forward, "contenders": [contender]}], "decode": [ragged]}
-    job = Job.from_json(old)
-    first, second = job.cases
-    assert first == Case(make(1, 8, 64, 64, "bfloat16", CAUSAL, kv_heads=2), contenders("fa2"))
-    assert (second.name, second.lengths, second.problem.seqlen_k) == ("ragged", (64,), 4096)
-    assert [c.label for c in second.contenders] == [
-        "8 splits",
-        "torch flash",
-        "torch cudnn",
-        "streaming read",
-    ]
-    assert job.regime is Regime.IN_TURNS
+def test_a_job_of_another_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="it has schema 1; this version reads schema 2"):
+        Job.from_json({"title": "old", "device": "cuda:0", "seconds": 0.5, "cases": []})
 
 
 @pytest.mark.parametrize(
