@@ -200,7 +200,7 @@ PLANTED = {
         "softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);\n    pack", ("alibi", "full", (150, 300)),
     ),
     "a distance from the tile's first key": (
-        "forward/fa3/consumer_items.cuh", "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n",
+        "forward/fa3/consumer_items.cuh", "row, tiles.j * Bc + lane % 4 * 2);\n", "row, tiles.j * Bc);\n",
         ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (

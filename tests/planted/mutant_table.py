@@ -137,10 +137,13 @@ CALLS = [
         ("        stride > 0 for x in arrays", "        stride >= 0 for x in arrays", "broadcast axes pass for positive strides"),
     ),
     *_of(
+        "cufa/problem/as_array.py", "arrays api backward_api decode_errors decode_api",
+        ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
+    ),
+    *_of(
         "cufa/calls/arrays.py", "arrays api backward_api decode_errors decode_api",
         ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
         ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
-        ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
         ("not x.flags.writeable:\n        raise ValueError(f\"{name} is read-only: pass", "False:\n        raise ValueError(f\"{name} is read-only: pass",
          "a read-only out is found by NumPy, or written"),
     ),
@@ -196,7 +199,7 @@ CPU = [
          "inf in a float16 cache is 65536"),
     ),
     *_of(
-        "cufa.dashboard.model.traffic_steps.py", "emulate_traffic dashboard_understand",
+        "dashboard/model/traffic_steps.py", "emulate_traffic dashboard_understand",
         ("was, ends = j > 0,", "was, ends = True,", "FA1 reads what nobody has written"),
         ("Move(\"S\", 3 * scores", "Move(\"S\", 2 * scores", "the naive softmax reads its scores twice"),
         ("if j == visited[0] else []", "", "FA2 loads Q with every tile"),

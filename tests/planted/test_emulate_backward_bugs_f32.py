@@ -83,7 +83,7 @@ BUGS = {
         "tile.q_tile * Br + int(Share().queries())", "tile.q_tile * Br"
     ),
     "next dO copied over this one": bug(
-        "block_sync();  // all warps have said how large their dS is, and are done with dO and P\n    copy_next_do();",
+        "block_sync();  // all warps have written their largest dS, and have read dO and P\n    copy_next_do();",
         "copy_next_do();\n    block_sync();",
         "race copy",
     ),
