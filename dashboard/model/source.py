@@ -54,8 +54,8 @@ _TILES = (
     ),
     Excerpt(
         "The walk over them, masked ones first",
-        "shared/mask.cuh",
-        "// Visits tiles from `j` down to the range's first",
+        "shared/segments.cuh",
+        "// visit(j, segment) for tiles from `j` down to the first",
     ),
 )
 _SOFTMAX = (
@@ -82,7 +82,7 @@ _SPLITS = (
 )
 _REGISTERS = (
     Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
-    Excerpt("What it leads to", "forward/fa2/shape.cuh", "// Q stays in registers where O, S and Q together"),
+    Excerpt("What it leads to", "forward/fa2/shape.cuh", "// Q stays in registers if O, S and Q together"),
 )
 _CEILINGS = (
     Excerpt("The ceiling of products", "limits/tensor_cores.cu", "KERNEL mma_limit("),
@@ -111,10 +111,10 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
 }
 """By the key of the figure; figures of times show no lines."""
 
-_MERGE = Excerpt("Add two parts", "shared/parts.cuh", "// Part (o_part, ml_part) into (o, m, l).")
+_MERGE = Excerpt("Add two parts", "shared/parts.cuh", "// (o, m, l) merged with part (o_part, ml_part).")
 PHASES: dict[str, dict[str, Excerpt]] = {
     "fa1": {
-        "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
+        "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. Rows past the end"),
         "Score": Excerpt("Algorithm 1, l. 9", _FA1, "// Alg. 1, l. 9: Sij = Qi Kj^T"),
         "Rescale": Excerpt(
             "Algorithm 1, l. 11", "forward/fa1/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"
@@ -128,7 +128,7 @@ PHASES: dict[str, dict[str, Excerpt]] = {
     },
     "fa2": {
         "Load": Excerpt("Algorithm 1, l. 4 and 7", _FA2, "// Alg. 1, l. 4 and 7: Q, and the first K and V."),
-        "Score": Excerpt("Algorithm 1, l. 8", _FA2, "// Alg. 1, l. 8: S = Q K^T, operands"),
+        "Score": Excerpt("Algorithm 1, l. 8", _FA2, "// Alg. 1, l. 8: S = Q K^T."),
         "Rescale": Excerpt("Algorithm 1, l. 9 and 10", _FA2, "// Alg. 1, l. 9: the row maxima."),
         "Add": Excerpt("Algorithm 1, l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
         "Store": Excerpt("Algorithm 1, l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
