@@ -246,7 +246,7 @@ def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(else
     assert "no ceilings of H200 are recorded" in words(open_page("masked_work", alg="fa3"))
     file = write_evidence(elsewhere / "records")
     file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
-    assert "is not derived" in words(open_page("masked_work", alg="fa1"))
+    assert "is not modelled" in words(open_page("masked_work", alg="fa1"))
     measured = open_page("masked_work", alg="fa2", op="backward", batch="4", heads="16", d="128")
     assert re.search(r"is predicted at [0-9.]+ .s, (bound by|waiting)", words(measured))
     edit(file, lambda line: {name: x for name, x in line.items() if name != "mma_flops"})

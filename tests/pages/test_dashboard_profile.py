@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from card_support import lines_of
 from dashboard_measured_support import measured, measured_once, with_runs  # noqa: F401 - fixtures
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401
 from dashboard_support import DEVICE, case_records
@@ -18,6 +19,7 @@ from cufa.dashboard.model import measured_rows, ncu
 from cufa.dashboard.model.ncu import NotNcuError
 from cufa.dashboard.views import run_profile
 from cufa.dashboard.worker.store import Store
+from cufa.measure.cards import of_lines
 from cufa.measure.cases import Case, contenders
 from cufa.measure.costs import cost_on
 from cufa.measure.suites import make
@@ -135,11 +137,8 @@ def test_a_file_is_attached_to_a_run_and_a_bad_one_is_not(with_runs: Store, tmp_
 def test_counters_stand_beside_ours() -> None:
     problem = make(4, 16, 4096, 128, "bfloat16", CAUSAL)
     rows = case_records(Case(problem, contenders("fa2", "fa3")))
-    record = {
-        "environment": {"device": DEVICE.name, "arch": "sm_90", "recorded": "2026-01-02T03:04:05+00:00"},
-        "suites": {"forward": {"title": "", "rows": rows, "skipped": []}},
-    }
-    found = measured_rows.of_rows(record, "run", "a")
+    environment = {"device": DEVICE.name, "arch": "sm_90", "recorded": "2026-01-02T03:04:05+00:00"}
+    found = measured_rows.of_card(of_lines("a", lines_of({"forward": rows}, environment)))
     fa2 = next(m for m in found if m.label == "fa2")
     (profile, _) = ncu.parse(LONG)
     told = {line[""]: line for line in run_profile.lines(profile, fa2)}
