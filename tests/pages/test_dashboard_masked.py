@@ -250,5 +250,5 @@ def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(else
     measured = open_page("masked_work", alg="fa2", op="backward", batch="4", heads="16", d="128")
     assert re.search(r"is predicted at [0-9.]+ .s, (bound by|waiting)", words(measured))
     edit(file, lambda line: {name: x for name, x in line.items() if name != "mma_flops"})
-    assert "how fast mma.sync is was not recorded there" in words(open_page("masked_work", alg="fa2"))
+    assert "the rate of mma.sync is not recorded for this card" in words(open_page("masked_work", alg="fa2"))
     assert "no ceilings of A100 are recorded" in words(open_page("masked_work", card="80"))
