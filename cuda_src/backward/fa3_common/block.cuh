@@ -31,9 +31,9 @@ DEVICE vec4 vector_of(const Descriptor& descriptor, int i) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-#define ITEM_FIELD(name) int(ld_shared_u32(item + __builtin_offsetof(ItemDescriptor, name)))
+#define ITEM_FIELD(name) int(ld_shared_u32(item + OFFSET_OF(ItemDescriptor, name)))
 #define SEQUENCE_FIELD(name) \
-  int(ld_shared_u32(item + (SharedMemory::SEQUENCE - SharedMemory::ITEMS) + __builtin_offsetof(SequenceDescriptor, name)))
+  int(ld_shared_u32(item + (SharedMemory::SEQUENCE - SharedMemory::ITEMS) + OFFSET_OF(SequenceDescriptor, name)))
 
 // The item whose descriptor is at `item`. LOOKED_UP: the tiles to visit, the same for all heads of the group, are listed in
 // shared memory, and a QueryTile's q_tile is a position in that list.
