@@ -64,13 +64,13 @@ static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consume
 struct Consumer : ConsumerItems {
   DEVICE void run() {
     if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(PING_PONG_BARRIER, 256);  // consumer 0 has the first slot
-    bool more = begin_item();
-    if (more) {
-      tiles.skip_to_first(*this);
-      issue_first_scores();
-      first_softmax();
-    }
+    bool more = begin_item(), fresh = true;
     while (more) {
+      if (fresh) {
+        tiles.skip_to_first(*this);
+        issue_first_scores();
+        first_softmax();
+      }
       // The buffer that the last O leaves from is given back when its copy has read it: one softmax later that needs no wait.
       if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
@@ -85,26 +85,32 @@ struct Consumer : ConsumerItems {
       // The next item's first scores run beside these last values and beside the store of O. If tiles must be passed over in
       // between, wait for the values first: passing over needs the buffers of V. Under a band nearly every item has such tiles.
       // Q of the next item is read before O leaves through Q's buffer.
-      if constexpr (Tiles::HAS_BELOW) {
+      if constexpr (MASK_KIND == MASK_BAND && !LISTED) {
         end_last_values<0>();
         pass_over(tiles.below);
-      }
-      more = begin_item();
-      if (!more) {
-        if constexpr (!Tiles::HAS_BELOW) end_last_values<0>();
-        store(done);
-        break;
-      }
-      if (Tiles::HAS_BELOW || tiles.skips(*this)) {
-        if constexpr (!Tiles::HAS_BELOW) end_last_values<0>();
-        tiles.skip_to_first(*this);
-        issue_first_scores();
+        more = begin_item();
+        fresh = false;
+        if (more) {
+          pass_over(tiles.above);
+          issue_first_scores();
+          store(done);
+          first_softmax();
+        } else {
+          store(done);
+        }
       } else {
-        issue_first_scores();
-        end_last_values<1>();
+        more = begin_item();
+        fresh = !more || tiles.skips(*this);
+        if (fresh) {
+          end_last_values<0>();
+          store(done);
+        } else {
+          issue_first_scores();
+          end_last_values<1>();
+          store(done);
+          first_softmax();
+        }
       }
-      store(done);
-      first_softmax();
     }
     if constexpr (STORE_FROM_SMEM) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block

@@ -5,7 +5,6 @@
 //   j                   the key tile whose scores are computed next
 //   skip_to_first()     passes over tiles that the block visits and this consumer's rows do not see, until one that they see
 //   skips()             whether such a tile comes first
-//   HAS_BELOW, below    tiles that the block visits after the last one that this consumer's rows see
 //   masked()            whether the tile at hand needs the mask
 //   visit_rest()        a pipeline step for each further tile of the item
 //   hide()              masks the scores of the tile at hand
@@ -17,7 +16,6 @@
 // The rows of one consumer may see fewer tiles than the block visits. Rows that see no tile, and rows past the end, compute one
 // tile behind the mask all the same, which keeps the pipeline's shape.
 struct RangeOfTiles {
-  static constexpr bool HAS_BELOW = MASK_KIND == MASK_BAND;
   int j;
   TileRange tiles;   // that this consumer's rows see
   int above, below;  // tiles that the block visits after and before `tiles`
@@ -75,8 +73,7 @@ struct RangeOfTiles {
 // see; the last tile of the list is computed in any case.
 struct ListOfTiles {
   int j;
-  static constexpr bool HAS_BELOW = false;
-  static constexpr int below = 0;
+  static constexpr int above = 0, below = 0;
   ListedTile listed{};
   TileTally tally[2];  // of a trace: of the item being stored, of the one at hand
 
