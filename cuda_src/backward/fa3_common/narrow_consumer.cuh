@@ -17,21 +17,22 @@ struct NarrowConsumer : TracedConsumer {
   const NarrowMemory& smem;
   const int consumer;
 
-  float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
-  float S_rmem[Br / 2], dP_rmem[Br / 2];
-  float dQ_rmem[DQ_TILES * 4], dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1];  // one of them: see dQ_of()
-  u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1], V_rmem[V_HELD > 0 ? 4 * V_HELD : 1];
-  u32 P_rmem[Br / 4], dS_rmem[Br / 4];
-  u32 P_slope_rmem[SOFTCAP ? Br / 4 : 1];  // P times the slope of the soft cap, a factor of dS
+  // Every member has a value at entry: with undefined registers ptxas runs out of them and serialises wgmma (C7512).
+  float dK_rmem[HEAD_DIM / 2]{}, dV_rmem[HEAD_DIM / 2]{};
+  float S_rmem[Br / 2]{}, dP_rmem[Br / 2]{};
+  float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()
+  u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
+  u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
+  u32 P_slope_rmem[SOFTCAP ? Br / 4 : 1]{};  // P times the slope of the soft cap, a factor of dS
 
-  bool masked;         // the tile has hidden scores
-  u32 pending_tile;    // number in the workspace of the previous tile, whose dQ is pending
+  bool masked = false;   // the tile has hidden scores
+  u32 pending_tile = 0;  // number in the workspace of the previous tile, whose dQ is pending
   u32 n = 0;           // number of the tile, over all items; its dS has number n + zero_tiles
   u32 end = 0;         // of the item's tiles
   u32 zero_tiles = 0;  // tiles of zeros in the ring of dS: one where no item was before
   u32 item = 0;        // number of the item
   u32 kv = 0;          // number of the item among those with tiles: the position in the rings of K and V
-  u32 pending_kv;      // and the one whose K the pending dQ needs
+  u32 pending_kv = 0;  // and the one whose K the pending dQ needs
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
 

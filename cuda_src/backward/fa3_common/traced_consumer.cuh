@@ -7,7 +7,7 @@ struct TracedConsumer {
   const BackwardParams& p;
   const int warp, lane;  // of the warpgroup, of the warp
   KeyBlock block{p, 0};
-  QueryTile tile;
+  QueryTile tile{};
   PhaseLog log = PhaseLog(p.trace, warp == 0 && lane == 0);
 
   DEVICE TracedConsumer(const BackwardParams& p, int thread) : p(p), warp(thread / 32 % 4), lane(thread % 32) {}

@@ -37,12 +37,12 @@ struct Consumer : TracedConsumer {
 
   const PairMemory smem;
 
-  float gradient_rmem[HEAD_DIM / 2];  // dV, or dK
-  float S_rmem[Br / 2];               // S, or dP
-  u32 operand_rmem[Br / 4];           // P, or dS
-  float dQ_rmem[COLUMNS / 2];
+  float gradient_rmem[HEAD_DIM / 2]{};  // dV, or dK
+  float S_rmem[Br / 2]{};               // S, or dP
+  u32 operand_rmem[Br / 4]{};           // P, or dS
+  float dQ_rmem[COLUMNS / 2]{};
 
-  u32 pending_tiles[1 + LATE];  // numbers in the workspace of the tiles whose dQ is pending, the latest first
+  u32 pending_tiles[1 + LATE]{};  // numbers in the workspace of the tiles whose dQ is pending, the latest first
   u32 n = 0;                    // number of the tile
 
   DEVICE Consumer(const BackwardParams& p, const PairMemory& smem, int thread) : TracedConsumer(p, thread), smem(smem) {}
