@@ -90,6 +90,9 @@ def test_every_tiling(spec, config, dtype, precision, deterministic):
             break
     lengths = 2 * config.block_q + 5, 2 * config.block_kv + 3
     case = make_case(1, 2, 1, *lengths, head_dim, dtype, causal=deterministic, dlse=True)
+    deterministic = (
+        deterministic and not config.plain_only
+    )  # persistent blocks have no fixed order of additions
     check(spec, precision, case, config=config, arch=arch, deterministic=deterministic, trace=False)
 
 

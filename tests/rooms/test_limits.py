@@ -6,7 +6,6 @@ import ctypes
 
 import numpy as np
 import pytest
-from records_support import SHIPPED
 
 from cufa.build.static_compile import MissingCompilerError, check_report, static_compile
 from cufa.gpu.architectures import find_architecture
@@ -57,11 +56,3 @@ def test_every_product_is_made(kind):
     assert np.isfinite(sink).all() and len(np.unique(sink)) == len(sink), (
         "operands are random, and sums are kept"
     )
-
-
-def test_records_without_the_rate_of_mma_load():
-    """Evidence of before it was measured, as all other ceilings stay."""
-    for record in SHIPPED.values():
-        old = {name: value for name, value in record["limits"].items() if name != "mma_flops"}
-        assert limits.Limits(**old).mma_flops == {}
-        assert limits.Limits(**record["limits"]).flops == old["flops"]
