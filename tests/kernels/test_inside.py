@@ -194,12 +194,12 @@ def test_what_is_to_be_recorded():
     assert set(PRODUCTS) <= set(PHASES)
 
 
-def test_recorded_traces_are_of_what_runs_today_and_say_what_stamps_cost():
+def test_recorded_traces_say_what_stamps_cost():
+    """The page says of a trace whose kernel has changed since that it is stale."""
     recorded = inside.load_all()
     assert recorded
     for name, trace in recorded.items():
         assert trace.slowdown is not None and 0.9 < trace.slowdown < 1.5, name
-        assert trace.is_current, name
 
 
 def test_command(trace, tmp_path: Path):

