@@ -1,6 +1,7 @@
-"""The size budget: `make size` prints what the house measures, and fails where a budget is passed.
+"""The size budget: `make size` prints what the house measures beside its budget.
 
-Lines count as they stand in tracked files; a wheel's recorded data counts compressed.
+A measure that is over its budget fails where it also passes its ceiling, the figure of 2026-11-26: the house may only
+shrink towards its budget. Lines count as they stand in tracked files; a wheel's recorded data counts compressed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,18 @@ KERNELS = {
 }
 HEADER_LINES, LINE_LENGTH, STAMPS = 45, 130, 60
 RECORDED = "cufa/records"
+CEILINGS = {
+    "lines of the product": 56_700,
+    "lines of cufa": 23_800,
+    "lines of tests": 39_100,
+    "lines of forward/fa3/kernel.cu with its includes": 3_820,
+    "lines of forward/fa2/kernel.cu with its includes": 2_330,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_210,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_220,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 3_920,
+    "columns of the longest line": 135,
+}
+"""By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _STAMP = re.compile(r"\bINSIDE\(")
 
@@ -35,10 +48,13 @@ def main() -> int:
     tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in tracked if name.endswith(CODE)}
     measured = [*_lines(texts), *_closures(), *_kernel_files(texts), _recorded(tracked)]
-    over = [row for row in measured if row[1] > row[2]]
+    grown = False
     for what, size, budget in measured:
-        print(f"{'OVER' if size > budget else 'ok':5}{size:>9,} of {budget:>9,}  {what}")
-    return bool(over)
+        ceiling = max(budget, CEILINGS.get(what.partition(",")[0], 0))
+        grown |= size > ceiling
+        verdict = "GROWN" if size > ceiling else "over" if size > budget else "ok"
+        print(f"{verdict:6}{size:>9,} of {budget:>9,}  {what}")
+    return grown
 
 
 def _lines(texts: dict[str, str]) -> list[tuple[str, int, int]]:
@@ -48,7 +64,7 @@ def _lines(texts: dict[str, str]) -> list[tuple[str, int, int]]:
         return sum(text.count("\n") for name, text in texts.items() if name.startswith(folders))
 
     return [
-        ("lines of cufa, cuda_src and dashboard", lines(*(f"{x}/" for x in PRODUCT)), 50_500),
+        ("lines of the product", lines(*(f"{x}/" for x in PRODUCT)), 50_500),
         ("lines of cufa", lines("cufa/"), 21_500),
         ("lines of tests", lines("tests/"), 30_500),
     ]
