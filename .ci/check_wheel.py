@@ -8,16 +8,26 @@ from pathlib import Path
 import numpy as np
 
 import cufa
-from cufa.build.compiler import SOURCE_DIR, included_files, translation_unit
+from cufa.build.compiler import SOURCE_DIR, choices, config_file, included_files, translation_unit
 from cufa.kernels import KERNELS
 
 package = Path(cufa.__file__).parent
+
+
+def example_of(source: str) -> dict[str, int | bool]:
+    """The values of a kernel's example build."""
+    config = config_file(source)
+    assert config is not None, source
+    return {name: {"true": True, "false": False}.get(x, x) for name, x in choices(config).items()}
+
+
 assert sys.prefix in str(package), f"imported from {package}, not from the environment"
 assert package / "cuda_src" == SOURCE_DIR, SOURCE_DIR
 assert (package / "py.typed").exists()
 for spec in KERNELS.values():
     assert len(included_files(spec.source)) > 1, spec.name
-    assert "#include" in translation_unit(spec.source, {}), spec.name
+    for source in spec.sources:
+        assert f'#include "{source}"' in translation_unit(source, example_of(source)), spec.name
 
 heavy = {"cupy", "torch", "streamlit", "plotly", "cuda"} & {name.split(".")[0] for name in sys.modules}
 assert not heavy, f"import cufa loaded {heavy}"
