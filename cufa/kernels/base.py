@@ -25,10 +25,10 @@ class Split:
     """How the keys of an item are shared out over thread blocks whose results are merged."""
 
     kind: str
-    """"fixed": so many splits of each sequence; "balanced": so many shares of all tiles, at most."""
+    """"fixed": splits of each sequence; "balanced": the most shares of all tiles."""
     count: int
     least: int = 1
-    """"balanced", where lengths are known on the device alone: so many shares, if there are as many tiles."""
+    """"balanced", where lengths are known on the device alone: the fewest shares, if there are as many tiles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Kernel:
     """Masks may give each sequence its own number of first keys, and have global tokens."""
     head_dim_multiple: int = 8
     page_multiple: int = 1
-    """Decode: pages hold a multiple of so many keys."""
+    """Decode: the number of keys in a page is a multiple of this."""
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""

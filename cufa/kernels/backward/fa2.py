@@ -24,7 +24,7 @@ class BackwardConfig(TileConfig):
     """Tiles of the backward: a thread block keeps its keys and visits query tiles."""
 
     warp_keys: int = 32
-    """Keys of a warp; warps beyond those that share out the keys split queries and columns with one another."""
+    """Keys of a warp; warps that get no keys of their own split queries and columns with one another."""
 
     @property
     def shared_keys(self) -> bool:
