@@ -39,6 +39,16 @@ def _head_dims(
     return list(values) or None
 
 
+def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> slice:
+    """Every N-th build, beginning with the K-th."""
+    if value is None:
+        return slice(None)
+    k, _, n = value.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise click.BadParameter(f"{value!r} is not K/N with 1 <= K <= N, such as 1/3")
+    return slice(int(k) - 1, None, int(n))
+
+
 @click.command("compile")
 @click.option("--arch", "archs", multiple=True, metavar="sm_90", callback=_architecture, help="Default: all.")
 @click.option(
@@ -57,6 +67,7 @@ def _head_dims(
     help="Default: 64, 128, 256, and a few odd ones for one architecture.",
 )
 @click.option("--all", "everything", is_flag=True, help="Every combination; takes hours, not minutes.")
+@click.option("--part", metavar="K/N", callback=_part, help="Only each N-th build, from the K-th on.")
 @click.option("--listing", is_flag=True, help="What the loops and source lines of the first build became.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
 @json_option
@@ -65,6 +76,7 @@ def compile_command(
     kernels: tuple[str, ...],
     head_dims: list[int] | None,
     everything: bool,
+    part: slice,
     listing: bool,
     jobs: int | None,
     as_json: bool,
@@ -79,7 +91,7 @@ def compile_command(
     Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
     something.
     """
-    wanted = list(variants(archs, kernels or None, head_dims, everything=everything))
+    wanted = list(variants(archs, kernels or None, head_dims, everything=everything))[part]
     if not wanted:
         raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
     if listing:

@@ -16,6 +16,7 @@ from support import changed
 from cufa.build import compiler
 from cufa.build import variants as variants_module
 from cufa.build.static_compile import MissingCompilerError, nvrtc_version
+from cufa.commands import compile as compile_module
 from cufa.commands.compile import compile_command
 from cufa.kernels import Kernel, Launch, TileConfig
 from cufa.kernels.shared_memory import Buffer
@@ -205,6 +206,16 @@ def test_every_combination_is_more_than_every_two(compile_kernel, monkeypatch):
     assert masks == {(kind, cap) for kind in BAND_KINDS for cap in (False, True)}
 
 
+def test_the_parts_are_the_whole(monkeypatch):
+    built = []
+    monkeypatch.setattr(compile_module, "_with_progress", lambda wanted, jobs: built.extend(wanted) or [])
+    for part in ("1/3", "2/3", "3/3"):
+        CliRunner().invoke(compile_command, ["--kernel", "naive", "--arch", "90", "--part", part])
+    whole = list(variants_module.variants([90], ("naive",), None))
+    assert len(built) == len(whole) > 3
+    assert set(built) == set(whole)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -214,6 +225,7 @@ def test_every_combination_is_more_than_every_two(compile_kernel, monkeypatch):
         (["--head-dim", "264"], "264"),
         (["--kernel", "fa9"], "fa9"),
         (["--jobs", "0"], "--jobs"),
+        (["--part", "3/2"], "'3/2' is not K/N"),
     ],
 )
 def test_wrong_usage_is_exit_status_2(arguments, words):
