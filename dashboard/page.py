@@ -68,19 +68,7 @@ def begin(title: str, lead: str) -> Palette:
     """Title and one sentence. Returns the colours for the page's figures."""
     pace.begin_page()
     colours = palette()
-    names = (
-        "text",
-        "background",
-        "panel",
-        "grid",
-        "accent",
-        "measured",
-        "predicted",
-        "muted",
-        "warn",
-        "alarm",
-    )
-    st.html(_STYLE.format(**{name: getattr(colours, name) for name in names}))
+    st.html(_STYLE.format(**vars(colours)))
     st.title(title, anchor=False)
     st.html(f'<p class="cufa-lead">{glossary.explained(lead)}</p>')
     return colours

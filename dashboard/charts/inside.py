@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,72 +15,48 @@ from cufa.measure.inside import InsideTrace
 from cufa.measure.inside_sums import Intervals, Lane, about
 
 MOST_BARS = 4000
-"""That a browser draws and zooms without waiting."""
+"""Limit for a browser that draws and zooms without delay."""
 MOST_LANES = 24
 
-#: Phases by what they are, drawn in one colour each.
-KINDS: dict[str, tuple[str, ...]] = {
-    "products": (*PRODUCTS, "ISSUE"),
-    "softmax": ("SOFTMAX",),
-    "products and softmax": ("TILE",),
-    "copies": ("COPY",),
-    "stores": ("STORE", "ADD", "MERGE"),
-    "waits for data or space": ("WAIT_DATA", "WAIT_SPACE", "WAIT_ITEM"),
-    "waits for its turn": ("WAIT_TURN",),
-    "waits for products": ("WAIT_PRODUCTS",),
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[Palette], str]]] = {
+    "products": ((*PRODUCTS, "ISSUE"), lambda p: p.accent),
+    "softmax": (("SOFTMAX",), lambda p: p.series[1]),
+    "products and softmax": (("TILE",), lambda p: p.accent),
+    "copies": (("COPY",), lambda p: p.series[2]),
+    "stores": (("STORE", "ADD", "MERGE"), lambda p: p.muted),
+    "waits for data or space": (("WAIT_DATA", "WAIT_SPACE", "WAIT_ITEM"), lambda p: p.alarm),
+    "waits for its ping-pong slot": (("WAIT_TURN",), lambda p: p.warn),
+    "waits for products": (("WAIT_PRODUCTS",), lambda p: p.grid),
 }
+"""Phases that share a colour, and the colour."""
 
 
 def drawn(found: Intervals, first: float, last: float) -> Intervals:
-    """Those that touch a stretch of time."""
+    """Intervals that overlap a span of time."""
     return found[(found["end"] >= first) & (found["begin"] <= last)]
 
 
-def inside_figure(
-    trace: InsideTrace, found: Intervals, lanes: list[Lane], palette: Palette, height: int | None = None
-) -> go.Figure:
-    """``found`` are the intervals to draw, of ``lanes``; the axis is the trace's own clock."""
+def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palette: Palette) -> go.Figure:
+    """Intervals ``found`` of ``lanes``, on the clock of the trace."""
     rows = {lane.log: row for row, lane in enumerate(lanes)}
     found = found[np.isin(found["log"], list(rows))]
-    figure = theme.new_figure(
-        palette, height or 150 + 34 * len(lanes), hovermode="closest", barmode="overlay", bargap=0
-    )
-    for kind, names in KINDS.items():
-        numbers = [PHASES.index(name) for name in names]
+    figure = theme.new_figure(palette, 150 + 34 * len(lanes), barmode="overlay", bargap=0)
+    for kind, (phases, colour) in KINDS.items():
+        numbers = [PHASES.index(name) for name in phases]
         mine = found[np.isin(found["phase"], numbers)]
         states, flights = mine[~mine["flight"]], mine[mine["flight"]]
         if len(states):
-            figure.add_trace(_bars(trace, states, rows, kind, _colour(kind, palette), thin=False))
+            figure.add_trace(_bars(trace, states, rows, kind, colour(palette), thin=False))
         if len(flights):
             figure.add_trace(_bars(trace, flights, rows, "products in flight", palette.accent, thin=True))
     unit = "µs since the SM's first stamp" if trace.is_time else "order: primitives executed, not time"
     figure.update_xaxes(title_text=unit, zeroline=False)
-    figure.update_yaxes(
-        tickvals=list(range(len(lanes))),
-        ticktext=[str(lane) for lane in lanes],
-        range=[len(lanes) - 0.4, -0.6],
-        showgrid=False,
-        zeroline=False,
-        fixedrange=True,
-    )
-    figure.update_layout(dragmode="zoom", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0})
+    places, names = list(range(len(lanes))), [str(lane) for lane in lanes]
+    look = {"showgrid": False, "zeroline": False, "fixedrange": True}
+    figure.update_yaxes(look, tickvals=places, ticktext=names, range=[len(lanes) - 0.4, -0.6])
+    figure.update_layout(dragmode="zoom")
     theme.fixed_margins(figure, left=150, top=56, right=16)
     return figure
-
-
-def _colour(kind: str, palette: Palette) -> str:
-    s = palette.series
-    colours = {
-        "products": palette.accent,
-        "softmax": s[1],
-        "products and softmax": palette.accent,
-        "copies": s[2],
-        "stores": palette.muted,
-        "waits for data or space": palette.alarm,
-        "waits for its turn": palette.warn,
-        "waits for products": palette.grid,
-    }
-    return colours[kind]
 
 
 def _bars(trace: InsideTrace, found: Any, rows: dict[int, int], name: str, colour: str, thin: bool) -> go.Bar:
@@ -100,10 +77,10 @@ def _bars(trace: InsideTrace, found: Any, rows: dict[int, int], name: str, colou
 
 def describe(trace: InsideTrace, lanes: list[Lane]) -> str:
     """The figure in words."""
-    what = "Measured on one SM" if trace.is_time else "Executed on a CPU, in order and not in time"
+    what = "Measured on one SM" if trace.is_time else "Executed on a CPU: order, not time"
     kinds = ", ".join(WORDS[name] for name in (*WAITS[1:4], "SOFTMAX"))
     return (
         f"{what}: what {len(lanes)} warps of {trace.kernel} do, a row per warp, from left to right. "
         f"Colours tell products, softmax, copies, stores and waits apart ({kinds}); a thin bar under a row is "
-        "products in flight, which the warp does not wait for."
+        "products in flight, for which the warp does not wait."
     )

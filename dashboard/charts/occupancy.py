@@ -19,7 +19,7 @@ _NAME_WIDTH = 30
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What one block asks for."""
+    """Resources of one block."""
 
     registers: int
     threads: int
@@ -27,30 +27,24 @@ class Point:
     barriers: int = 1
 
     def on(self, arch: Architecture) -> Occupancy:
-        return occupancy(
-            arch,
-            registers=self.registers,
-            threads=self.threads,
-            shared_memory=self.shared_memory,
-            barriers=self.barriers,
-        )
+        return occupancy(arch, **dataclasses.asdict(self))
 
 
 def verdict(o: Occupancy) -> str:
-    """What limits, and what would lift it, in one sentence."""
+    """The limiting resource, and the change that would add a block, in one sentence."""
     if not o.blocks:
-        return f"It cannot run on {o.arch.name}: one block alone is too large ({_names(o)})."
+        return f"The kernel cannot run on {o.arch.name}: one block exceeds the limit of {_names(o)}."
     plural = "block" if o.blocks == 1 else "blocks"
     text = f"Limited by {_names(o)}: {o.blocks} {plural}, {o.warps} of {o.arch.max_warps} warps per SM"
     needs = o.one_more_block
     if needs is None:
-        return f"{text}; fewer registers or bytes would not add one."
+        return f"{text}; fewer registers or bytes would not add a block."
     parts = []
     if needs.registers is not None:
         parts.append(f"{o.registers - needs.registers} fewer registers per thread")
     if needs.shared_memory is not None:
         parts.append(f"{(o.shared_memory - needs.shared_memory) / 1024:.3g} KiB less shared memory per block")
-    return f"{text}; {' and '.join(parts)} would give {needs.blocks}."
+    return f"{text}; {' and '.join(parts)} would allow {needs.blocks}."
 
 
 def _names(o: Occupancy) -> str:
@@ -66,46 +60,39 @@ SWEEPS = (
 )
 
 
-def curve(
-    arch: Architecture, field: str, kernel: Point, what_if: Point, palette: Palette, height: int = 300
-) -> go.Figure:
+def curve(arch: Architecture, field: str, kernel: Point, what_if: Point, palette: Palette) -> go.Figure:
     """Occupancy against one field of :data:`SWEEPS`, the others as in ``what_if``; both points marked."""
     _, title, unit = next(sweep for sweep in SWEEPS if sweep[0] == field)
     values = _values(arch, field)
     found = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
-    figure = theme.new_figure(palette, height, hovermode="closest")
-    figure.add_trace(
-        go.Scatter(
-            x=[v / unit for v in values],
-            y=[o.fraction for o in found],
-            customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
-            mode="lines",
-            line={"color": palette.accent, "width": 2, "shape": "hv"},
-            fill="tozeroy",
-            fillcolor=_faint(palette.accent),
-            hovertemplate="%{x:,.0f}: %{y:.0%}, %{customdata[0]} blocks, %{customdata[1]} warps<br>"
-            "limited by %{customdata[2]}<extra></extra>",
-            showlegend=False,
-        )
+    figure = theme.new_figure(palette, 300)
+    figure.add_scatter(
+        x=[v / unit for v in values],
+        y=[o.fraction for o in found],
+        customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
+        mode="lines",
+        line={"color": palette.accent, "width": 2, "shape": "hv"},
+        fill="tozeroy",
+        fillcolor=_faint(palette.accent),
+        hovertemplate="%{x:,.0f}: %{y:.0%}, %{customdata[0]} blocks, %{customdata[1]} warps<br>"
+        "limited by %{customdata[2]}<extra></extra>",
+        showlegend=False,
     )
     for name, point, symbol, colour in (
         ("as compiled", kernel, "diamond", palette.measured),
         ("what if", what_if, "circle-open", palette.series[1]),
     ):
-        figure.add_trace(
-            go.Scatter(
-                x=[getattr(point, field) / unit],
-                y=[point.on(arch).fraction],
-                name=name,
-                mode="markers",
-                marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 3, "color": colour}},
-                hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
-            )
+        figure.add_scatter(
+            x=[getattr(point, field) / unit],
+            y=[point.on(arch).fraction],
+            name=name,
+            mode="markers",
+            marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 3, "color": colour}},
+            hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
         )
     figure.update_xaxes(title_text=title, rangemode="tozero")
     most = max(0.2, kernel.on(arch).fraction, *(o.fraction for o in found))
-    figure.update_yaxes(title_text="occupancy", tickformat=".0%", range=[0, min(1.05, 1.25 * most)])
-    return figure
+    return figure.update_yaxes(title_text="occupancy", tickformat=".0%", range=[0, min(1.05, 1.25 * most)])
 
 
 def _values(arch: Architecture, field: str) -> range:
@@ -123,10 +110,10 @@ def table(
     palette: Palette,
     selected: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """Tiles × architecture: blocks, warps and registers in each cell, or why there are none."""
+    """Tiles × architecture: blocks, warps and registers in each cell, or the reason for an empty cell."""
     names = [textwrap.wrap(row, _NAME_WIDTH) for row in rows]
     height = 24 + 16 * max(2, *map(len, names)) if rows else 54
-    figure = theme.new_figure(palette, 96 + height * max(1, len(rows)), hovermode="closest")
+    figure = theme.new_figure(palette, 96 + height * max(1, len(rows)))
     z = [[None if isinstance(o, str) else o.fraction for o in line] for line in cells]
     text = [[o if isinstance(o, str) else _cell(o) for o in line] for line in cells]
     hover = [
@@ -134,26 +121,21 @@ def table(
         for row, line in zip(rows, cells, strict=True)
         for places in [zip((c.replace("<br>", " ") for c in columns), line, strict=True)]
     ]
-    # Faint fills, so that text has the page's own contrast on them.
+    # Faint fills keep the contrast of the text.
     scale = [[0, palette.panel], [1, _faint(palette.accent, 0.55)]]
-    figure.add_trace(
-        go.Heatmap(
-            z=z, text=text, customdata=hover, texttemplate="%{text}",
-            xgap=3, ygap=3,
-            zmin=0, zmax=1, colorscale=scale, showscale=False, textfont={"color": palette.text, "size": 12},
-            hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
-        )
+    figure.add_heatmap(
+        z=z, text=text, customdata=hover, texttemplate="%{text}", xgap=3, ygap=3, zmin=0, zmax=1, colorscale=scale,
+        showscale=False, textfont={"color": palette.text, "size": 12}, hovertemplate="%{customdata}<extra></extra>",
+        hoverongaps=False,
     )  # fmt: skip
     if selected is not None:
         row, column = selected
-        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5, "type": "rect"}
-        figure.update_layout(shapes=[{**box, "line": {"color": palette.text, "width": 2}}])
+        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        figure.add_shape(type="rect", **box, line={"color": palette.text, "width": 2})
     lines = ["<br>".join(name) for name in names]
-    figure.update_yaxes(autorange="reversed", tickvals=list(range(len(rows))), ticktext=lines)
-    figure.update_xaxes(side="top", tickvals=list(range(len(columns))), ticktext=list(columns))
-    figure.update_xaxes(showgrid=False, ticks="", zeroline=False)
-    figure.update_yaxes(showgrid=False, ticks="", zeroline=False)
-    return figure
+    figure.update_yaxes(theme.PLAIN, autorange="reversed", tickvals=list(range(len(rows))), ticktext=lines)
+    places = list(range(len(columns)))
+    return figure.update_xaxes(theme.PLAIN, side="top", tickvals=places, ticktext=list(columns))
 
 
 def _cell(o: Occupancy) -> str:

@@ -17,10 +17,8 @@ from cufa.dashboard.theme import Palette
 from cufa.schedule.schedule import Schedule, Tile
 
 
-def grids(
-    names: Sequence[str], schedules: Sequence[Schedule], palette: Palette, height: int = 430
-) -> go.Figure:
-    """The score matrices of one head side by side, in queries and keys, so that one place is one score in both."""
+def grids(names: Sequence[str], schedules: Sequence[Schedule], palette: Palette) -> go.Figure:
+    """The score matrices of one head side by side, on axes of queries and keys."""
     titles = [name.replace(", ", "<br>", 1) for name in names]  # two lines, in a narrow window
     figure = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=titles)
     classes = [palette.tiles[t] for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED)]
@@ -32,7 +30,7 @@ def grids(
         marker = {**theme.bar_pattern(style, palette), "line": {"width": 0}}
         figure.add_trace(go.Bar(x=[None], y=[None], name=style.label, marker=marker), 1, 1)
     theme.style(
-        figure, palette, height, images=images, hovermode="closest", dragmode="zoom",
+        figure, palette, 430, images=images, dragmode="zoom",
         legend={"itemclick": False, "itemdoubleclick": False, "y": 1.13},
     )  # fmt: skip
     keys = max(s.num_kv_blocks * s.block_kv for s in schedules)
@@ -45,19 +43,16 @@ def grids(
     return figure
 
 
-def timelines(
-    names: Sequence[str], lines: Sequence[Timeline], palette: Palette, height: int = 520
-) -> go.Figure:
+def timelines(names: Sequence[str], lines: Sequence[Timeline], palette: Palette) -> go.Figure:
     """One launch above the other on one axis of time; a dotted line is the end of each."""
     titles = [f"{name}: {_end(timeline)}" for name, timeline in zip(names, lines, strict=True)]
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.1, subplot_titles=titles)
-    theme.style(figure, palette, height, hovermode="closest", bargap=0, barmode="overlay")
-    scale = [[i / (len(palette.scale) - 1), c] for i, c in enumerate(palette.scale)]
+    theme.style(figure, palette, 520, bargap=0, barmode="overlay")
     shapes = []
     for row, timeline in enumerate(lines, 1):
         axis = "" if row == 1 else str(row)
         trace = blocks_trace(timeline)
-        colours = {"colorscale": scale, "cmin": 0, "showscale": False}
+        colours = {"colorscale": theme.colour_scale(palette), "cmin": 0, "showscale": False}
         colours["cmax"] = max(1, int(timeline.blocks.tiles.max(initial=1)))
         figure.update_layout({f"coloraxis{axis}": colours})
         trace.update({"marker_coloraxis" if isinstance(trace, go.Bar) else "coloraxis": f"coloraxis{axis}"})

@@ -1,4 +1,4 @@
-"""Operations that memory limits: rates beside a plain streaming read."""
+"""Memory-bound operations: rates beside a plain streaming read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cufa.measure.decode_cases import OURS
 
 
 def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
-    """How close each contender of each case comes to a plain streaming read of as many bytes."""
+    """Rate of each contender of each case, as a share of a plain streaming read of the same bytes."""
     labels = list(dict.fromkeys(r.label for r in rows))
     grouped = len(labels) <= len(palette.series) and any(r.row.is_peer for r in rows)
     series = {"ours": list(rows)}
@@ -21,20 +21,18 @@ def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
         series = {label: [r for r in rows if r.label == label] for label in labels}
     names = list(dict.fromkeys(_row_name(r, grouped) for r in rows))
     height = 120 + (22 * len(series) + 12) * len(names)
-    figure = theme.new_figure(palette, height, barmode="group", hovermode="closest", showlegend=grouped)
+    figure = theme.new_figure(palette, height, barmode="group", showlegend=grouped)
     for number, (label, mine) in enumerate(series.items()):
-        figure.add_trace(
-            go.Bar(
-                x=[(r.of_read or 0.0) for r in mine],
-                y=[_row_name(r, grouped) for r in mine],
-                name=label,
-                orientation="h",
-                marker={"color": palette.series[number], "pattern": {"shape": ("", "/", "x")[number % 3]}},
-                offsetgroup=label,
-                customdata=[(1e6 * r.seconds, r.label, _split_words(r), str(r.problem)) for r in mine],
-                hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{x:.0%} of a plain "
-                "read<br>%{customdata[3]}<br>%{customdata[2]}<extra></extra>",
-            )
+        figure.add_bar(
+            x=[(r.of_read or 0.0) for r in mine],
+            y=[_row_name(r, grouped) for r in mine],
+            name=label,
+            orientation="h",
+            marker={"color": palette.series[number], "pattern": {"shape": ("", "/", "x")[number % 3]}},
+            offsetgroup=label,
+            customdata=[(1e6 * r.seconds, r.label, _split_words(r), str(r.problem)) for r in mine],
+            hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{x:.0%} of a plain "
+            "read<br>%{customdata[3]}<br>%{customdata[2]}<extra></extra>",
         )
         figure.add_trace(_rates_beside(mine, [_row_name(r, grouped) for r in mine], label, palette))
     figure.add_vline(1.0, line={"color": palette.text, "width": 1.5, "dash": "dot"})
@@ -42,13 +40,12 @@ def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
     figure.update_xaxes(
         title_text="share of a plain streaming read", tickformat=".0%", tickvals=shares, range=[0, 1.2]
     )
-    figure.update_layout(margin={"r": 30})  # rates are wider than their column in a narrow window
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", categoryarray=names)
-    return figure
+    figure.update_yaxes(theme.PLAIN, autorange="reversed", categoryarray=names)
+    return figure.update_layout(margin={"r": 30})  # rates are wider than their column in a narrow window
 
 
 def _rates_beside(rows: Sequence[Measurement], names: Sequence[str], lane: str, palette: Palette) -> go.Bar:
-    """Each bar's rate, right of the line that bars end at: a column of its own, which nothing crosses."""
+    """The rate of each bar, in a column right of the line at 100%."""
     return go.Bar(
         base=[max(1.0, (r.of_read or 0.0)) for r in rows],
         x=[0.2] * len(rows),

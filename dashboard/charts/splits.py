@@ -24,115 +24,85 @@ class Times:
     """Predicted seconds."""
 
     curve: tuple[float, ...]
-    """Of fixed splits, by their number."""
+    """For each number of fixed splits of the curve."""
     planned: float
     here: float
-    """Of the marked number of splits."""
+    """For the marked number of splits."""
     floor: float
-    """Bound of memory alone."""
+    """Lower bound: the memory alone."""
 
 
 def split_figure(
-    curve: Sequence[Split],
-    planned: tuple[str, Split],
-    looked_at: Split,
-    palette: Palette,
-    measured: Mapping[int, float] | None = None,
-    times: Times | None = None,
-    height: int = 440,
-) -> go.Figure:
-    """Time above, SM fill below, by number of fixed splits. Where no time can be predicted, tiles of the place with the
-    most to do stand in its place.
+    curve: Sequence[Split], planned: tuple[str, Split], looked_at: Split, palette: Palette,
+    measured: Mapping[int, float] | None = None, times: Times | None = None,
+) -> go.Figure:  # fmt: skip
+    """Time above, SM fill below, by number of fixed splits. Without predicted times, the upper panel shows the tiles of
+    the busiest place.
 
-    ``planned`` is the planner's schedule and what it comes to: a point of the curve, or a line across when it
-    is balanced, which has no splits. ``measured`` is seconds by splits.
+    ``planned`` is the planner's kind of split and its result: a point of the curve, or a horizontal line for balanced
+    shares. ``measured``: seconds by number of splits.
     """
     schedule, chosen = planned
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
-    theme.style(figure, palette, height, hovermode="x unified")
+    theme.style(figure, palette, 440, hovermode="x unified")
     splits = [s.splits for s in curve]
-    tops = [s.span for s in curve] if times is None else [1e6 * t for t in times.curve]
-    top = {"planned": chosen.span, "here": looked_at.span}
+    tops, top_planned, top_here = [s.span for s in curve], chosen.span, looked_at.span
+    words = "%{y:,.0f} tiles in sequence"
     if times is not None:
-        top = {"planned": 1e6 * times.planned, "here": 1e6 * times.here}
-    words = "%{y:,.0f} tiles one after the other" if times is None else "%{y:,.1f} µs predicted"
+        tops, top_planned, top_here = [1e6 * t for t in times.curve], 1e6 * times.planned, 1e6 * times.here
+        words = "%{y:,.1f} µs predicted"
+    fills = "%{y:.1%} of time on tiles, %{customdata[1]:.2f} waves"
     panels = (
-        (1, tops, words + ", %{customdata[0]:,} blocks"),
-        (2, [s.fill for s in curve], "%{y:.1%} of time on tiles, %{customdata[1]:.2f} waves"),
+        (1, tops, top_planned, top_here, words + ", %{customdata[0]:,} blocks"),
+        (2, [s.fill for s in curve], chosen.fill, looked_at.fill, fills),
     )
-    for row, values, hover in panels:
-        figure.add_trace(
-            go.Scatter(
-                x=splits,
-                y=values,
-                customdata=[(s.blocks, s.waves) for s in curve],
-                mode="lines+markers",
-                name="fixed splits",
-                showlegend=row == 1,
-                line={"color": palette.predicted, "dash": "dash", "width": 2},
-                marker={"size": 5},
-                hovertemplate=hover + "<extra></extra>",
-            ),
-            row,
-            1,
+    for row, values, of_planner, here, hover in panels:
+        place = {"row": row, "col": 1, "showlegend": row == 1}
+        figure.add_scatter(
+            x=splits,
+            y=values,
+            customdata=[(s.blocks, s.waves) for s in curve],
+            mode="lines+markers",
+            name="fixed splits",
+            line={"color": palette.predicted, "dash": "dash", "width": 2},
+            marker={"size": 5},
+            hovertemplate=hover + "<extra></extra>",
+            **place,
         )
         if schedule == "balanced":
-            y = top["planned"] if row == 1 else chosen.fill
             line = {"color": palette.measured, "dash": "longdash", "width": 2}
-            figure.add_trace(
-                go.Scatter(
-                    x=[splits[0], splits[-1]], y=[y, y], mode="lines", line=line, hoverinfo="skip",
-                    name="the planner: shares of all tiles", legendgroup="planner", showlegend=row == 1,
-                ),
-                row, 1,
+            figure.add_scatter(
+                x=[splits[0], splits[-1]], y=[of_planner] * 2, mode="lines", line=line, hoverinfo="skip",
+                name="the planner: shares of all tiles", legendgroup="planner", **place,
             )  # fmt: skip
-        marks = [("this view", looked_at, top["here"], "circle-open", palette.series[1])]
+        marks = [("this view", looked_at, here, "circle-open", palette.series[1])]
         if schedule == "fixed":
-            marks.insert(0, ("the planner", chosen, top["planned"], "diamond", palette.predicted))
-        for name, split, above, symbol, colour in marks:
-            y = above if row == 1 else split.fill
-            figure.add_trace(
-                go.Scatter(
-                    x=[split.splits],
-                    y=[y],
-                    name=name,
-                    legendgroup=name,
-                    showlegend=row == 1,
-                    mode="markers",
-                    marker={
-                        "symbol": symbol,
-                        "size": 13,
-                        "color": colour,
-                        "line": {"width": 3, "color": colour},
-                    },
-                    hoverinfo="skip",
-                ),
-                row,
-                1,
-            )
+            marks.insert(0, ("the planner", chosen, of_planner, "diamond", palette.predicted))
+        for name, split, y, symbol, colour in marks:
+            look = {"symbol": symbol, "size": 13, "color": colour, "line": {"width": 3, "color": colour}}
+            figure.add_scatter(
+                x=[split.splits], y=[y], name=name, legendgroup=name, mode="markers", marker=look,
+                hoverinfo="skip", **place,
+            )  # fmt: skip
     if times is not None:
         seen = [1e6 * t for t in (measured or {}).values()]
         if seen:
-            figure.add_trace(
-                go.Scatter(
-                    x=list(measured or {}), y=seen, mode="markers", name="measured",
-                    marker={"symbol": "square", "size": 10, "color": palette.measured},
-                    hovertemplate="measured: %{y:,.1f} µs<extra></extra>",
-                ),
-                1, 1,
+            figure.add_scatter(
+                x=list(measured or {}), y=seen, mode="markers", name="measured", row=1, col=1,
+                marker={"symbol": "square", "size": 10, "color": palette.measured},
+                hovertemplate="measured: %{y:,.1f} µs<extra></extra>",
             )  # fmt: skip
         least = 1e6 * times.floor
         figure.add_hline(least, line={"color": palette.muted, "dash": "dot", "width": 1.5}, row=1, col=1)
         figure.add_annotation(
             x=0.01, xref="x domain", xanchor="left", y=math.log10(least), yref="y", yanchor="top",
-            text="every byte at the card's rate",
+            text="all bytes at the card's read rate",
         )  # fmt: skip
         tops = [*tops, *seen, least]
     ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
-    axis = theme.logarithmic(0.5 * min(*tops, *top.values()), 1.3 * max(*tops, *top.values()))
+    ends = [*tops, top_planned, top_here]
     title = "tiles of the busiest place" if times is None else "time (µs)"
-    figure.update_yaxes(title_text=title, **axis, row=1, col=1)
-    figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
-    return figure
+    figure.update_yaxes(theme.logarithmic(0.5 * min(ends), 1.3 * max(ends)), title_text=title, row=1, col=1)
+    return figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)

@@ -1,9 +1,9 @@
-"""The score matrix in tiles: classes as colour and pattern, and the work of each query block beside it, or of each key
-block below it.
+"""The score matrix in tiles: classes as colour and pattern, and the work of each query block beside the matrix, or of
+each key block below it.
 
-The tiles are one raster image whose patterns are drawn in screen pixels, so that a hatched region looks
-hatched at 4 × 4 tiles and at 256 × 256. On top of it lies whatever answers the mouse: points while there are
-few enough to be picked one by one (a heatmap's clicks do not reach Streamlit), else a transparent heatmap.
+The tiles are one raster image. Its patterns are drawn in screen pixels: hatching looks alike at 4 × 4 and 256 × 256
+tiles. A transparent layer on top answers the mouse: points for few tiles, which can be clicked, otherwise a heatmap,
+whose clicks do not reach Streamlit.
 """
 
 from __future__ import annotations
@@ -26,32 +26,30 @@ from cufa.schedule.schedule import Schedule, Tile
 Cells = npt.NDArray[np.uint8]
 
 PICKABLE = 64 * 64
-"""Up to this many tiles each can be clicked."""
+"""Up to this many tiles, each can be clicked."""
 _RASTER = 1024, 660
-"""Width and height of the raster, pixels: about the shape that a grid is drawn in, so that patterns keep theirs."""
+"""Width and height of the raster in pixels, near the shape of the drawn grid: patterns must not be stretched."""
 _ROW_HEIGHT = 56
-"""Pixels of a query block, where there are few."""
+"""Pixels of a query block, if the grid has few."""
 _WORK_BELOW = 130
-"""Pixels of what each key block visits, below the grid."""
+"""Pixels of the bars of key blocks, below the grid."""
 _HOVER_CELLS = 256
-"""Longest side of the grid that answers the mouse."""
+"""Longest side of the heatmap that answers the mouse."""
 _BARS = 64
-"""Query blocks up to which the work beside the grid is drawn as bars; areas are drawn sooner."""
-_MARGINS = 120
-"""Pixels of a figure around its grid: legend, ticks, titles."""
+"""Up to this many query blocks, the work beside the grid is drawn as bars; areas draw faster."""
+_MARGINS, _MOST_HEIGHT = 120, 440
+"""Pixels around the grid (legend, ticks, titles), and of the grid at most."""
 _FEW = 12
-"""Blocks up to which each has its number on the axis."""
+"""Up to this many blocks, each has its number on the axis."""
 _BORDER = 8  # index of the colour between tiles, after two (fill, ink) per class
 
 
-def tile_grid(
-    schedule: Schedule, palette: Palette, selected: tuple[int, int] | None = None, height: int = 560
-) -> go.Figure:
-    """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits, or
-    below, in the same columns, those each key block visits.
+def tile_grid(schedule: Schedule, palette: Palette, selected: tuple[int, int] | None = None) -> go.Figure:
+    """Query block × key block in classes. Beside the grid: the tiles that each query block visits; for a schedule by
+    keys, below the grid: the tiles that each key block visits.
 
-    ``selected`` (query block, key block) is framed; where key blocks visit, the column of that one. A point of
-    trace 0 in a pickable grid is a tile: x its key block, y its query block.
+    ``selected`` (query block, key block) is framed; for a schedule by keys, its whole column. In a pickable grid, each
+    point of trace 0 is a tile: x its key block, y its query block.
     """
     by_keys, rows, columns = schedule.by_keys, schedule.num_q_blocks, schedule.num_kv_blocks
     if by_keys:
@@ -61,7 +59,7 @@ def tile_grid(
     theme.style(
         figure,
         palette,
-        _MARGINS + _grid_height(rows, height) + by_keys * _WORK_BELOW,
+        _MARGINS + _grid_height(rows) + by_keys * _WORK_BELOW,
         barmode="stack",
         hovermode="closest",
         clickmode="event+select",
@@ -70,7 +68,7 @@ def tile_grid(
         legend={"traceorder": "normal", "itemclick": False, "itemdoubleclick": False},
         images=[_image(schedule, palette)],
         shapes=_outline(schedule, palette, selected),
-        hoverdistance=-1,  # to whichever tile is nearest: points without a marker have no size
+        hoverdistance=-1,  # the nearest tile answers: points without a marker have no size
     )
     figure.add_trace(_pick(schedule) if rows * columns <= PICKABLE else _hover(schedule), 1, 1)
     figure.add_traces(_block_work(schedule, palette), rows=1 + by_keys, cols=2 - by_keys)
@@ -91,13 +89,13 @@ def tile_grid(
         figure.update_yaxes(title_text="query block", row=1, col=1)
     if columns <= _FEW:
         figure.update_xaxes(tickvals=list(range(columns)), row=1 + by_keys, col=1)
-    theme.fixed_margins(figure, top=58)  # for a legend of two lines, in a narrow window
+    theme.fixed_margins(figure, top=58)  # in a narrow window the legend has two lines
     return figure
 
 
-def _grid_height(rows: int, height: int) -> int:
-    """Pixels of the grid in a figure of this height: fewer where few query blocks would be stretched."""
-    return min(height - _MARGINS, max(2, rows) * _ROW_HEIGHT)
+def _grid_height(rows: int) -> int:
+    """Pixels of the grid; few query blocks are not stretched."""
+    return min(_MOST_HEIGHT, max(2, rows) * _ROW_HEIGHT)
 
 
 def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
@@ -117,7 +115,7 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
 
 
 def raster(tiles: Cells, palette: Palette, size: tuple[int, int] = _RASTER) -> Image.Image:
-    """Classes as an image with a palette of nine colours, of about this size."""
+    """Classes as an image of about this size, with a palette of nine colours."""
     tiles = reduce_tiles(tiles, max(size))
     wide, high = (max(1, pixels // cells) for pixels, cells in zip(size, tiles.shape[::-1], strict=True))
     cells = np.repeat(np.repeat(tiles, high, 0), wide, 1)
@@ -140,8 +138,8 @@ def raster(tiles: Cells, palette: Palette, size: tuple[int, int] = _RASTER) -> I
 
 
 def reduce_tiles(tiles: Cells, longest: int) -> Cells:
-    """At most ``longest`` cells a side. A cell that stands for several tiles shows the class that needs the
-    most care: padded over partial over full over skipped."""
+    """At most ``longest`` cells per side. A cell of several tiles shows the first class of padded, partial, full,
+    skipped."""
     step = -(-max(tiles.shape) // longest)
     if step <= 1:
         return tiles
@@ -153,26 +151,18 @@ def reduce_tiles(tiles: Cells, longest: int) -> Cells:
 
 
 def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
-    """As an entry of ``layout.images``, in tile coordinates."""
-    return {
-        "source": _png(schedule, palette.name),
-        "xref": "x",
-        "yref": "y",
-        "x": -0.5,
-        "y": -0.5,
-        "sizex": schedule.num_kv_blocks,
-        "sizey": schedule.num_q_blocks,
-        "sizing": "stretch",
-        "layer": "below",
-    }
+    """An entry of ``layout.images``, in tile coordinates."""
+    size = {"sizex": schedule.num_kv_blocks, "sizey": schedule.num_q_blocks, "sizing": "stretch"}
+    place = {"xref": "x", "yref": "y", "x": -0.5, "y": -0.5, "layer": "below"}
+    return {"source": _png(schedule, palette.name), **place, **size}
 
 
 def image_in_scores(schedule: Schedule, palette: Palette, axis: str = "") -> dict[str, object]:
-    """The tiles as an entry of ``layout.images`` whose axes count queries and keys; ``axis`` is their number."""
+    """An entry of ``layout.images`` for axes that count queries and keys; ``axis``: number of the axes."""
     return {
         **_image(schedule, palette),
         "xref": f"x{axis}",
-        "yref": "y" if not axis else f"y{axis}",
+        "yref": f"y{axis}",
         "x": 0,
         "y": 0,
         "sizex": schedule.num_kv_blocks * schedule.block_kv,
@@ -181,7 +171,7 @@ def image_in_scores(schedule: Schedule, palette: Palette, axis: str = "") -> dic
 
 
 def hover_in_scores(schedule: Schedule) -> go.Heatmap:
-    """What answers the mouse over :func:`image_in_scores`."""
+    """The layer that answers the mouse over :func:`image_in_scores`."""
     trace = _hover(schedule)
     height, width = schedule.block_q * trace.dy, schedule.block_kv * trace.dx
     return trace.update(
@@ -190,16 +180,16 @@ def hover_in_scores(schedule: Schedule) -> go.Heatmap:
         y0=height / 2,
         dy=height,
         hovertemplate=f"tiles of {schedule.block_q} × {schedule.block_kv}, around query %{{y:,.0f}} and key "
-        "%{x:,.0f}<br><b>%{z}% of the scores here are wanted</b><extra></extra>",
+        "%{x:,.0f}<br><b>%{z}% of the scores here are visible</b><extra></extra>",
     )
 
 
-@functools.lru_cache(32)  # selecting a tile changes nothing about it
+@functools.lru_cache(32)  # the selected tile is not part of the image
 def _png(schedule: Schedule, palette_name: str) -> str:
-    """The raster as a data URI, at the lightest compression: nine colours in long runs are small anyway."""
+    """The raster as a data URI, lightly compressed: long runs of nine colours are small in any case."""
     buffer = io.BytesIO()
     width, height = _RASTER
-    high = max(1, height * _grid_height(schedule.num_q_blocks, 560) // (560 - _MARGINS))
+    high = max(1, height * _grid_height(schedule.num_q_blocks) // _MOST_HEIGHT)
     raster(schedule.tiles, theme.PALETTES[palette_name], (width, high)).save(buffer, "png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
@@ -207,23 +197,15 @@ def _png(schedule: Schedule, palette_name: str) -> str:
 def _outline(
     schedule: Schedule, palette: Palette, selected: tuple[int, int] | None
 ) -> list[dict[str, object]]:
-    """The selected tile, framed twice so that it shows on every fill."""
+    """Two frames around the selected tile, visible on every fill."""
     if selected is None:
         return []
     row, column = selected
-    # At least 1% of the side, or it would vanish in a large grid.
+    # At least 1% of the side: a smaller frame is invisible in a large grid.
     dy, dx = (max(0.5, 0.006 * n) for n in (schedule.num_q_blocks, schedule.num_kv_blocks))
     if schedule.by_keys:
         row, dy = (schedule.num_q_blocks - 1) / 2, schedule.num_q_blocks / 2
-    box = {
-        "type": "rect",
-        "xref": "x",
-        "yref": "y",
-        "x0": column - dx,
-        "x1": column + dx,
-        "y0": row - dy,
-        "y1": row + dy,
-    }
+    box = {"type": "rect", "x0": column - dx, "x1": column + dx, "y0": row - dy, "y1": row + dy}
     return [
         {**box, "line": {"color": palette.background, "width": 6}},
         {**box, "line": {"color": palette.text, "width": 3}},
@@ -231,7 +213,7 @@ def _outline(
 
 
 def _pick(schedule: Schedule) -> go.Scatter:
-    """A point per tile, which can be clicked; not drawn, as thousands of elements take a browser 0.2 s."""
+    """A clickable point per tile; invisible, as drawing thousands of elements takes a browser 0.2 s."""
     tiles = schedule.tiles
     row, column = (x.ravel() for x in np.indices(tiles.shape))
     last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1
@@ -253,8 +235,7 @@ def _pick(schedule: Schedule) -> go.Scatter:
 
 
 def _hover(schedule: Schedule) -> go.Heatmap:
-    """Transparent. A word for each cell would be most of the page's bytes; how much of it is wanted is one
-    number, and says more."""
+    """A transparent heatmap of the share of visible scores, in percent: one byte per cell."""
     step = -(-max(schedule.tiles.shape) // _HOVER_CELLS)
     area = schedule.block_q * schedule.block_kv * step * step
     wanted = work.wanted_scores(schedule, step)
@@ -272,13 +253,13 @@ def _hover(schedule: Schedule) -> go.Heatmap:
         showscale=False,
         zsmooth="fast",
         hovertemplate=f"query {block} %{{y:.0f}}, key block %{{x:.0f}}<br>"
-        "<b>%{z}% of its scores are wanted</b><extra></extra>",
+        "<b>%{z}% of its scores are visible</b><extra></extra>",
         name="tiles",
     )
 
 
 def _block_work(schedule: Schedule, palette: Palette) -> list[go.Bar] | list[go.Scatter]:
-    """Tiles of each block that visits some, by class: of query blocks to the right, of key blocks upwards."""
+    """Tiles of each block by class: of query blocks to the right, of key blocks upwards."""
     by_keys, blocks = schedule.by_keys, np.arange(schedule.num_blocks)
     block, count = ("x", "y") if by_keys else ("y", "x")
     who, orientation = ("key", "v") if by_keys else ("query", "h")

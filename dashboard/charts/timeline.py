@@ -10,30 +10,31 @@ from cufa.dashboard.model.launch import KEYS, WHOLE_HEAD, Blocks, Timeline
 from cufa.dashboard.theme import Palette
 
 BARS = 400
-"""Up to this many blocks each is drawn as a bar (0.2 ms in a browser); beyond, time is cut into bins."""
+"""Up to this many blocks, each is a bar (0.2 ms in a browser); beyond, time is cut into bins."""
 _MOST_BINS = 600
 _CELLS = 64_000
-"""Of places × bins."""
+"""Places × bins."""
 
 
 def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> go.Figure:
     """Thread blocks over time, coloured by the tiles they visit; the end of the run as a line."""
-    figure = theme.new_figure(palette, height, hovermode="closest", bargap=0, barmode="overlay")
+    figure = theme.new_figure(palette, height, bargap=0, barmode="overlay")
     figure.add_trace(blocks_trace(timeline))
     unit = "tile times, predicted" if timeline.unit == "tiles" else "µs since the first block started"
     figure.update_xaxes(title_text=f"time ({unit})", range=[0, timeline.span * 1.01], zeroline=False)
     figure.update_yaxes(sm_axis(timeline))
     figure.update_layout(shapes=background(timeline, palette))
-    colours = [[i / (len(palette.scale) - 1), c] for i, c in enumerate(palette.scale)]
     bar = {"title": {"text": "tiles", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
     most = max(1, int(timeline.blocks.tiles.max(initial=1)))
-    figure.update_layout(coloraxis={"colorscale": colours, "cmin": 0, "cmax": most, "colorbar": bar})
+    figure.update_layout(
+        coloraxis={"colorscale": theme.colour_scale(palette), "cmin": 0, "cmax": most, "colorbar": bar}
+    )
     theme.fixed_margins(figure, left=54, top=12, right=74)
     return figure
 
 
 def blocks_trace(timeline: Timeline) -> go.Bar | go.Heatmap:
-    """The blocks, as bars while they are few."""
+    """Few blocks as bars, many as a heatmap."""
     return _bars(timeline) if len(timeline.blocks) <= BARS else _bins(timeline)
 
 
@@ -61,60 +62,45 @@ def describe_timeline(timeline: Timeline) -> str:
     )
 
 
-def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 260) -> go.Figure:
+def sm_finish(timelines: dict[str, Timeline], palette: Palette) -> go.Figure:
     """When each SM finished, as share of the run, SMs sorted: the area above a line is the tail."""
-    figure = theme.new_figure(palette, height, hovermode="x unified")
+    figure = theme.new_figure(palette, 260, hovermode="x unified")
     lowest = 1.0
     for number, (name, timeline) in enumerate(timelines.items()):
         share = np.sort(timeline.sm_end) / timeline.span if timeline.span else timeline.sm_end
         lowest = min(lowest, float(share.min()))
-        figure.add_trace(
-            go.Scatter(
-                x=np.arange(1, len(share) + 1),
-                y=share,
-                name=name,
-                mode="lines",
-                line={
-                    "color": palette.predicted if not number else palette.measured,
-                    "dash": "dash" if timeline.unit == "tiles" else "solid",
-                    "width": 2.5,
-                    "shape": "hv",
-                },
-                hovertemplate="%{y:.1%} of the run<extra>%{fullData.name}</extra>",
-            )
+        colour, dash = (palette.measured, "solid") if number else (palette.predicted, "dash")
+        figure.add_scatter(
+            x=np.arange(1, len(share) + 1),
+            y=share,
+            name=name,
+            mode="lines",
+            line={"color": colour, "dash": dash, "width": 2.5, "shape": "hv"},
+            hovertemplate="%{y:.1%} of the run<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title_text="SMs, first to finish on the left")
-    figure.update_yaxes(
-        title_text="finished at (share of the run)", tickformat=".0%", range=[max(0.0, lowest - 0.1), 1.02]
-    )
-    return figure
+    span = [max(0.0, lowest - 0.1), 1.02]
+    return figure.update_yaxes(title_text="finished at (share of the run)", tickformat=".0%", range=span)
 
 
 def background(timeline: Timeline, palette: Palette, axis: str = "") -> list[dict[str, object]]:
-    """Idle time is the colour of nothing happening. ``axis`` is the number of the axes, where there are several."""
-    box = {
-        "type": "rect",
-        "xref": f"x{axis}",
-        "yref": f"y{axis}",
-        "x0": 0,
-        "x1": timeline.span,
-        "y0": -0.5,
-        "y1": timeline.num_sms - 0.5,
-    }
-    end = {**box, "type": "line", "x0": timeline.span}
+    """Idle time as a filled background, the end of the run as a line. ``axis``: number of the axes of a subplot."""
+    rows = {"xref": f"x{axis}", "yref": f"y{axis}", "y0": -0.5, "y1": timeline.num_sms - 0.5}
+    rows["x1"] = timeline.span
+    end = {"color": palette.text, "width": 1.5, "dash": "dot"}
     return [
-        {**box, "fillcolor": palette.idle, "line": {"width": 0}, "layer": "below"},
-        {**end, "line": {"color": palette.text, "width": 1.5, "dash": "dot"}},
+        {**rows, "type": "rect", "x0": 0, "fillcolor": palette.idle, "line": {"width": 0}, "layer": "below"},
+        {**rows, "type": "line", "x0": timeline.span, "line": end},
     ]
 
 
 def _places(timeline: Timeline) -> np.ndarray:
-    """Where each block is drawn: its SM's number, the SM's places side by side around it."""
+    """Vertical position of each block: the number of its SM, with the SM's places side by side around it."""
     return timeline.sm + (timeline.slot + 0.5) / timeline.slots_per_sm - 0.5
 
 
 def _hover(blocks: Blocks) -> str:
-    """What a block is, of the columns of :func:`_columns`."""
+    """Hover text of a block, from the columns of :func:`_columns`."""
     kind = int(blocks.q_block[0]) if len(blocks) else 0
     what = {
         WHOLE_HEAD: "head %{customdata[2]}, batch %{customdata[3]}: all of it",
@@ -124,7 +110,7 @@ def _hover(blocks: Blocks) -> str:
 
 
 def _columns(timeline: Timeline) -> np.ndarray:
-    """In as few bytes as hold them: they are most of what a browser is sent."""
+    """Number, query block, head and batch of each block, in the smallest integer type: most bytes of the page."""
     blocks = timeline.blocks
     number = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
     columns = np.column_stack([number, np.maximum(blocks.q_block, 0), blocks.head, blocks.batch])
@@ -147,10 +133,10 @@ def _bars(timeline: Timeline) -> go.Bar:
 
 
 def _bins(timeline: Timeline) -> go.Heatmap:
-    """The block that holds each place in the middle of each bin; empty where none does."""
+    """The block that occupies each place in the middle of each time bin; NaN where the place is empty."""
     places = timeline.num_sms * timeline.slots_per_sm
     bins = min(_MOST_BINS, max(60, _CELLS // places))
-    width = (timeline.span or 1.0) / bins  # nobody has a tile to compute
+    width = (timeline.span or 1.0) / bins  # span 0: no block has a tile
     first = np.clip(np.ceil(timeline.start / width - 0.5), 0, bins).astype(np.int64)
     last = np.clip(np.ceil(timeline.end / width - 0.5), 0, bins).astype(np.int64)  # exclusive
     lengths = last - first

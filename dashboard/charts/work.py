@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,59 +27,39 @@ def si(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def flops_figure(work: Work, palette: Palette, operation: str = "forward", height: int = 210) -> go.Figure:
+def flops_figure(work: Work, palette: Palette, operation: str = "forward") -> go.Figure:
     """Useful, done and dense floating-point operations of an operation, one bar each."""
-    figure = theme.new_figure(palette, height, barmode="stack", hovermode="closest", bargap=0.35)
+    figure = theme.new_figure(palette, 210, barmode="stack", bargap=0.35, showlegend=False)
     full, partial, skipped = (palette.tiles[t] for t in (Tile.FULL, Tile.PARTIAL, Tile.SKIPPED))
-    unit = "FLOP"
     for name, row, value, style in (
         ("useful", "useful", work.useful, full),
         ("useful part", "done", work.useful, full),
-        ("thrown away", "done", work.waste, partial),
+        ("wasted", "done", work.waste, partial),
         ("dense", "no mask", work.dense, skipped),
     ):
-        figure.add_trace(
-            go.Bar(
-                x=[value],
-                y=[row],
-                orientation="h",
-                name=name,
-                marker=theme.bar_pattern(style, palette),
-                showlegend=False,
-                hovertemplate=f"{name}: {si(value, unit)}<extra></extra>",
-            )
-        )
+        look, hover = theme.bar_pattern(style, palette), f"{name}: {si(value, 'FLOP')}<extra></extra>"
+        figure.add_bar(x=[value], y=[row], orientation="h", name=name, marker=look, hovertemplate=hover)
     for row, value in (("useful", work.useful), ("done", work.done), ("no mask", work.dense)):
-        figure.add_annotation(
-            x=value, y=row, text=si(value, unit), xanchor="left", xshift=6, font={"color": palette.text}
-        )
-    figure.update_xaxes(
-        title_text=f"floating-point operations of the {operation} pass", exponentformat="SI",
-        range=[0, 1.28 * max(work.dense, work.done, 1)],
-    )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    return figure
+        ink = {"color": palette.text}
+        figure.add_annotation(x=value, y=row, text=si(value, "FLOP"), xanchor="left", xshift=6, font=ink)
+    title = f"floating-point operations of the {operation} pass"
+    limit = 1.28 * max(work.dense, work.done, 1)
+    figure.update_xaxes(title_text=title, exponentformat="SI", range=[0, limit])
+    return figure.update_yaxes(autorange="reversed", showgrid=False)
 
 
 def speedup_figure(
-    from_launch: tuple[Sequence[int], Sequence[float]],
-    from_tiles: tuple[Sequence[int], Sequence[float]],
-    here: tuple[int, float],
-    measured: Mapping[str, Mapping[int, float]],
-    palette: Palette,
-    height: int = 380,
-    *,
-    limit: float = 2.0,
-    with_published: bool = True,
-) -> go.Figure:
-    """Skipping by length: predicted from tile counts and from simulated launches, each as lengths and ratios, what
-    tile counts tend to, and what was measured: ratio by length for each name. Far ratios get a logarithmic axis.
-    """
-    figure = theme.new_figure(palette, height, hovermode="closest")
+    from_launch: tuple[Sequence[int], Sequence[float]], from_tiles: tuple[Sequence[int], Sequence[float]],
+    here: tuple[int, float], measured: Mapping[str, Mapping[int, float]], palette: Palette, *,
+    limit: float = 2.0, with_published: bool = True,
+) -> go.Figure:  # fmt: skip
+    """Speed-up by skipping over length: predicted from tile counts and from simulated launches (lengths and ratios),
+    the limit of tile counts, and measured series. Large ratios get a logarithmic axis."""
+    figure = theme.new_figure(palette, 380)
 
     def add(name: str, xy: tuple[Sequence[float], Sequence[float]], **looks: object) -> None:
         hover = "length %{x:,}: %{y:.3f}×<extra>%{fullData.name}</extra>"
-        figure.add_trace(go.Scatter(x=list(xy[0]), y=list(xy[1]), name=name, hovertemplate=hover, **looks))
+        figure.add_scatter(x=list(xy[0]), y=list(xy[1]), name=name, hovertemplate=hover, **looks)
 
     dashed = {"color": palette.predicted, "dash": "dash", "width": 2.5}
     add("predicted: tiles alone", from_tiles, mode="lines", line=dashed)
@@ -92,9 +71,9 @@ def speedup_figure(
         colour = (palette.measured, palette.series[5], palette.series[1], palette.series[4])[number % 4]
         looks = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbols[number % 4], "size": 10}}
         add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
-    cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
-    published = [x.seqlen for x in VERSIONS], [x.fa1_ms / x.fa2_ms for x in VERSIONS]
     if with_published:
+        cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
+        published = [x.seqlen for x in VERSIONS], [x.fa1_ms / x.fa2_ms for x in VERSIONS]
         add("published FA1→FA2, A10G", published, mode="markers", marker=cross)
     dot = {"size": 13, "color": palette.accent, "line": {"width": 2, "color": palette.background}}
     add("this view", ((here[0],), (here[1],)), mode="markers", marker=dot)
@@ -102,47 +81,42 @@ def speedup_figure(
     is_log = top > _FAR
     if limit < float("inf"):
         top = max(top, 1.05 * limit)
-        figure.add_hline(limit, line={"color": palette.muted, "width": 1.5, "dash": "longdash"})
-        place = math.log10(limit) if is_log else limit
-        text = f"{limit:g}×: what tile counts tend to"
-        figure.add_annotation(xref="paper", x=0.01, xanchor="left", y=place, yanchor="bottom", text=text)
+        theme.reference_line(figure, palette, limit, f"{limit:g}×: limit of the tile counts", is_log=is_log)
     powers = list(from_tiles[0])
+    names = [f"{n // 1024}k" if n >= 1024 else str(n) for n in powers]
     figure.update_xaxes(
-        title_text="sequence length (queries = keys)", type="log", tickvals=powers,
-        ticktext=[f"{n // 1024}k" if n >= 1024 else str(n) for n in powers],
-    )  # fmt: skip
+        title_text="sequence length (queries = keys)", type="log", tickvals=powers, ticktext=names
+    )
     figure.update_yaxes(title_text="time without skipping ÷ time with it", ticksuffix="×")
-    figure.update_yaxes(theme.logarithmic(0.9, 1.2 * top, "×") if is_log else {"range": [0.9, top * 1.05]})
-    return figure
+    return figure.update_yaxes(
+        theme.logarithmic(0.9, 1.2 * top, "×") if is_log else {"range": [0.9, top * 1.05]}
+    )
 
 
-def softmax_figure(step: Step, palette: Palette, height: int = 380) -> go.Figure:
+def softmax_figure(step: Step, palette: Palette) -> go.Figure:
     """Running maximum m and sum l of each row, before and after one key block."""
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.08)
-    theme.style(figure, palette, height, hovermode="x unified")
+    theme.style(figure, palette, 380, hovermode="x unified")
     rows = np.arange(len(step.m_after))
-    for panel, (before, after, symbol) in enumerate(
-        ((step.m_before, step.m_after, "m"), (step.l_before, step.l_after, "l")), 1
-    ):
-        for name, values, colour, dash in (
-            ("before", before, palette.muted, "dot"),
-            ("after", after, palette.accent, "solid"),
+    state = (("m", step.m_before, step.m_after), ("l", step.l_before, step.l_after))
+    for panel, (symbol, before, after) in enumerate(state, 1):
+        for name, values, colour, dash, mark in (
+            ("before", before, palette.muted, "dot", "circle-open"),
+            ("after", after, palette.accent, "solid", "circle"),
         ):
-            finite = np.where(np.isfinite(values), values, np.nan)
-            looks = {
-                "mode": "lines" if len(rows) > 1 else "markers",
-                "line": {"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
-                "marker": {
-                    "color": colour,
-                    "size": 10,
-                    "symbol": "circle" if name == "after" else "circle-open",
-                },
-            }
-            figure.add_trace(
-                go.Scatter(x=rows, y=finite, name=f"{name} the tile", legendgroup=name, showlegend=panel == 1,
-                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>", **looks),
-                panel, 1,
-            )  # fmt: skip
+            figure.add_scatter(
+                x=rows,
+                y=np.where(np.isfinite(values), values, np.nan),
+                name=f"{name} the tile",
+                legendgroup=name,
+                showlegend=panel == 1,
+                hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>",
+                mode="lines" if len(rows) > 1 else "markers",
+                line={"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
+                marker={"color": colour, "size": 10, "symbol": mark},
+                row=panel,
+                col=1,
+            )
     figure.update_yaxes(title_text="m: running maximum", row=1, col=1)
     figure.update_yaxes(title_text="l: running sum", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="row of the query block", row=2, col=1)

@@ -19,8 +19,7 @@ run_live.show_active(runs, palette)
 left, right = page.fields(5, 1.1)
 with left:
     run = run_live.choose_run(controls, runs)
-with right:
-    zoomed = controls.flag("zoom", "Zoom in", help="Without the way to zero, and without outliers.")
+zoomed = controls.flag("zoom", "Zoom in", help="Without the way to zero, and without outliers.", at=right)
 found = run_result.choose_shape(controls, run)
 controls.finish()
 if run is None:

@@ -109,7 +109,7 @@ def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palet
         series,
         palette,
         "time of FA1 ÷ time of FA2",
-        limit=(2.0, "2×: what skipping alone tends to"),
+        line=(2.0, "2×: limit of skipping alone"),
         ratio=True,
         published=_PUBLISHED,
     )

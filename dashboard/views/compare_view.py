@@ -43,8 +43,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     for m in latest:
         families.setdefault(m.family, []).append(m)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
-    with right:
-        family = controls.choice("shapes", "Shapes", ranked, local=True)
+    family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
     metrics = {name: words for name, words in _METRICS.items() if name != "joules" or any(map(_joules, rows))}
@@ -52,8 +51,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     with columns[0]:
         usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
         metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)
-    with columns[1]:
-        base = controls.choice("base", "Baseline", labels, _slowest(rows), local=True)
+    base = controls.choice("base", "Baseline", labels, _slowest(rows), local=True, at=columns[1])
     shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [m for m in rows if m.label in shown]
     if not rows:
@@ -179,7 +177,7 @@ def _show_speedup(
     )
     page.verdict(text, tag=_tag(rows[0]), small=True)
     title = f"time of {base} ÷ time"
-    figure = charts.by_length(series, palette, title, reference=(1.0, f"1×: {base}"), ratio=True, names=names)
+    figure = charts.by_length(series, palette, title, line=(1.0, f"1×: {base}"), ratio=True, names=names)
     page.figure(figure, "compare.speedup", _describe(series, title))
     st.caption(
         f"Ratio of medians of times measured {rows[0].regime}; bars are 95% bootstrap intervals over the samples."

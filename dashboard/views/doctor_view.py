@@ -46,8 +46,7 @@ def show(controls: Controls, palette: Palette) -> None:
     order = [Status.PROBLEM, Status.ABSENT, Status.OK]
     kept = [c for c in checks if shown == "all" or c.status is not Status.OK]
     lines = "".join(_line(c) for c in sorted(kept, key=lambda c: order.index(c.status)))
-    colours = {n: getattr(palette, n) for n in ("grid", "measured", "muted", "alarm", "text")}
-    st.html(_STYLE.format(**colours) + f'<div class="cufa-checks">{lines}</div>')
+    st.html(_STYLE.format(**vars(palette)) + f'<div class="cufa-checks">{lines}</div>')
     with st.expander("As text, for a bug report", icon=":material/content_copy:"):
         st.code(doctor.as_text(checks), language=None)
 

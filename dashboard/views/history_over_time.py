@@ -8,7 +8,7 @@ import streamlit as st
 
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
-from cufa.dashboard.charts import over_time as charts
+from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.model import evidence
 from cufa.dashboard.model.many import speedup, time_of
 from cufa.dashboard.model.measurements import Measurement, in_words

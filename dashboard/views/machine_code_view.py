@@ -78,13 +78,11 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
         return
     columns = page.fields(1.1, 2, 2)
     words = {name: text for name, text in _WORDS.items() if name == "ptx" or listing.sass}
-    with columns[0]:
-        language = controls.choice("as", "Machine code", words, segmented=True, local=True)
+    language = controls.choice("as", "Machine code", words, segmented=True, local=True, at=columns[0])
     entries = listing.sass if language == "sass" else listing.ptx
     name = next(iter(entries))
     if len(entries) > 1:
-        with columns[2]:
-            name = controls.choice("entry", "Launch", list(entries))
+        name = controls.choice("entry", "Launch", list(entries), at=columns[2])
     code = entries[name]
     own = choice.spec.source_of(choice.config)
     with columns[1]:
@@ -99,7 +97,7 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
     _show_mix(code, loops, choice, palette)
     if code.live is not None:
         alt = f"Line of live registers over {len(code.instructions):,} instructions, at most {code.live}."
-        page.figure(charts.live_figure(code, None, own, palette), "code.live", alt)
+        page.figure(charts.live_figure(code, own, palette), "code.live", alt)
         st.caption(
             "General registers that hold something, instruction by instruction; loops over tiles are shaded."
         )
@@ -161,12 +159,10 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     busiest = max(costs.values(), key=lambda c: c.count, default=None)
     start = busiest.line if busiest else 1
     left, right = page.fields(1, 4)
-    with right:
-        is_all = controls.flag("all", "Lines without code too")
+    is_all = controls.flag("all", "Lines without code too", at=right)
     shown = [n for n in range(1, len(lines) + 1) if is_all or n in costs]
     _take_line(controls, shown)
-    with left:
-        line = controls.integer("line", "Line", start, 1, max(1, len(lines)))
+    line = controls.integer("line", "Line", start, 1, max(1, len(lines)), at=left)
     st.dataframe(
         [_row(n, lines[n - 1], costs.get(n)) for n in shown],
         hide_index=True,

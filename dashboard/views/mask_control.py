@@ -35,17 +35,16 @@ def choose(
     begin = settings(start, start_softcap)
     columns = page.line_of_fields(224, 144, 144, 144, 132, 132)
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
-    with next(columns):
-        kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True)
+    kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True, at=next(columns))
     left, right = None, None if kind == "full" else 0
     if kind == "window":
-        with next(columns):
-            left = controls.optional("left", "Keys before", begin["left"], 0, MOST, step=128, help=SIDE_HELP)
+        left = controls.optional(
+            "left", "Keys before", begin["left"], 0, MOST, step=128, help=SIDE_HELP, at=next(columns)
+        )
     if kind == "window" and not cached:
-        with next(columns):
-            right = controls.optional(
-                "right", "Keys after", begin["right"], 0, MOST, step=128, help=SIDE_HELP
-            )
+        right = controls.optional(
+            "right", "Keys after", begin["right"], 0, MOST, step=128, help=SIDE_HELP, at=next(columns)
+        )
     diagonal: str | int = DIAGONALS[0]
     if kind != "full" and not cached:
         diagonal = choose_diagonal(controls, begin, columns)
@@ -65,19 +64,18 @@ def choose_diagonal(
 ) -> str | int:
     """Where the diagonal lies; the number of a key has a place of its own. ``begin`` has ``diag`` and ``at``."""
     words = {name: name.replace("-", " ") for name in DIAGONALS} | {AT: "at a key"}
-    with next(columns):
-        place = controls.choice(
-            "diag",
-            "Diagonal",
-            words,
-            begin["diag"],
-            help="Where the first query's own key is: bottom right makes the last query's key the last one, "
-            "top left makes the first query's key the first one.",
-        )
+    place = controls.choice(
+        "diag",
+        "Diagonal",
+        words,
+        begin["diag"],
+        help="Where the first query's own key is: bottom right makes the last query's key the last one, "
+        "top left makes the first query's key the first one.",
+        at=next(columns),
+    )
     if place != AT:
         return place
-    with next(columns):
-        return controls.integer("at", "Key of query 0", begin["at"], -MOST, MOST, step=128)
+    return controls.integer("at", "Key of query 0", begin["at"], -MOST, MOST, step=128, at=next(columns))
 
 
 def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:

@@ -75,11 +75,10 @@ class _Fields:
 
     def side(self, name: str, label: str, default: int | None) -> int | None:
         """An end of a window."""
-        with self.line.container(width=_NARROW):
-            return self.controls.optional(
-                name, label, self.begin(name, default), 0, mask_control.MOST, step=128,
-                help=mask_control.SIDE_HELP,
-            )  # fmt: skip
+        return self.controls.optional(
+            name, label, self.begin(name, default), 0, mask_control.MOST, step=128,
+            help=mask_control.SIDE_HELP,
+        at=self.line.container(width=_NARROW))  # fmt: skip
 
     def diagonal(self) -> str | int:
         begin = {"diag": self.begin("diag", "bottom-right", str), "at": self.begin("at", 0)}
@@ -90,8 +89,9 @@ class _Fields:
             yield self.line.container(width=_WIDTH)
 
     def flag(self, name: str, label: str, default: bool) -> bool:
-        with self.line.container(width=_NARROW):
-            return self.controls.flag(name, label, self.begin(name, default, lambda x: x == "1"))
+        return self.controls.flag(
+            name, label, self.begin(name, default, lambda x: x == "1"), at=self.line.container(width=_NARROW)
+        )
 
     def text(self, name: str, label: str, default: str, form: Form[Read], help: str) -> Read:
         with self.below:
@@ -188,8 +188,7 @@ def _shared_question(x: _Fields) -> Mask:
 def _evict(x: _Fields) -> Mask:
     least = x.number("least", "Kept for at least", x.seqlen_k // 16, "Rows from a key's own on.", least=1)
     most = x.number("most", "and at most", x.seqlen_k // 2, least=1)
-    with x.line.container(width=_NARROW):
-        seed = x.controls.integer("seed", "Seed", x.begin("seed", 0), 0, 9999)
+    seed = x.controls.integer("seed", "Seed", x.begin("seed", 0), 0, 9999, at=x.line.container(width=_NARROW))
     diagonal = x.diagonal()
     form = mask_texts.LENGTHS
     help = (

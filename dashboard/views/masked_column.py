@@ -21,8 +21,7 @@ def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
     grid = st.container()  # above the control that says which of its columns is selected
     columns = view.schedule.num_kv_blocks
     left, text = page.fields(1, 4)
-    with left:
-        kv_block = controls.integer("k", "Key block", columns // 2, 0, columns - 1)
+    kv_block = controls.integer("k", "Key block", columns // 2, 0, columns - 1, at=left)
     text.caption(
         "Click a column in the grid, or type its number. A thread block keeps K and V of its keys, and adds up their "
         "dK and dV, while it visits query blocks; to dQ, which stays in memory, every key block adds its part."

@@ -59,19 +59,14 @@ def choose(controls: Controls) -> View:
             words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
             algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True)
         columns = page.fields(1, 1, 1, 1, 1, 1)
-        with columns[0]:
-            seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128)
-        with columns[1]:
-            seqlen_k = controls.integer("sk", "Keys", 4096, 1, MAX_LENGTH, step=128)
-        with columns[2]:
-            batch = controls.integer("batch", "Batch", 4, 1, 4096)
-        with columns[3]:
-            heads = controls.integer("heads", "Heads", 16, 1, 1024)
+        seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128, at=columns[0])
+        seqlen_k = controls.integer("sk", "Keys", 4096, 1, MAX_LENGTH, step=128, at=columns[1])
+        batch = controls.integer("batch", "Batch", 4, 1, 4096, at=columns[2])
+        heads = controls.integer("heads", "Heads", 16, 1, 1024, at=columns[3])
         with columns[4]:
             help_text = "Divisors of the heads: fewer is GQA, one is MQA. They change traffic, not tiles."
             kv_heads = choose_kv_heads(controls, heads, help=help_text)
-        with columns[5]:
-            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
+        head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[5]))
         mask, softcap = mask_editor.choose(controls, seqlen_q, seqlen_k)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
         scale = default_scale(head_dim)
@@ -89,19 +84,15 @@ def choose_config(controls: Controls, problem: Problem, spec: Kernel, device: De
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
     planned = config_key(spec.choose(problem, configs, device)) if configs else _CUSTOM
     columns = page.fields(3, 1.2, 1.2, 1)
-    with columns[0]:
-        chosen = controls.choice(
-            "tiles", "Tiles (queries × keys) of this kernel on this card", words, planned
-        )
+    chosen = controls.choice(
+        "tiles", "Tiles (queries × keys) of this kernel on this card", words, planned, at=columns[0]
+    )
     if chosen != _CUSTOM:
         return fitting[chosen]
     start = next(iter(configs), spec.configs[0])
-    with columns[1]:
-        block_q = controls.integer("bq", "Queries per tile", start.block_q, 16, 1024, step=16)
-    with columns[2]:
-        block_kv = controls.integer("bkv", "Keys per tile", start.block_kv, 16, 1024, step=16)
-    with columns[3]:
-        blocks = controls.integer("per_sm", "Blocks per SM", start.blocks_per_sm, 1, 32)
+    block_q = controls.integer("bq", "Queries per tile", start.block_q, 16, 1024, step=16, at=columns[1])
+    block_kv = controls.integer("bkv", "Keys per tile", start.block_kv, 16, 1024, step=16, at=columns[2])
+    blocks = controls.integer("per_sm", "Blocks per SM", start.blocks_per_sm, 1, 32, at=columns[3])
     longest = max(problem.seqlen_q, problem.seqlen_k)
     least = -(-longest // (16 * MOST_BLOCKS_A_SIDE)) * 16
     if min(block_q, block_kv) < least:

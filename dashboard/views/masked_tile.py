@@ -70,10 +70,8 @@ def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     # The first tile starts from nothing, which says less.
     second = int(visited[:2][-1]) if len(visited) else 0
     left, right, text = page.fields(1, 1, 3)
-    with left:
-        q_block = controls.integer("q", "Query block", row, 0, rows - 1)
-    with right:
-        kv_block = controls.integer("k", "Key block", second, 0, columns - 1)
+    q_block = controls.integer("q", "Query block", row, 0, rows - 1, at=left)
+    kv_block = controls.integer("k", "Key block", second, 0, columns - 1, at=right)
     text.caption(
         "Click a tile in the grid, or type its place. Rows run through the CPU path with random inputs, one "
         "head, in the order of the key blocks."

@@ -82,8 +82,7 @@ def choose(controls: Controls) -> Choice:
                 for name, spec in KERNELS.items()
             }
             spec = KERNELS[controls.choice("kernel", "Kernel", words)]
-        with columns[1]:
-            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, str(HEAD_DIM)))
+        head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, str(HEAD_DIM), at=columns[1]))
         problems = compiled_problems(spec, head_dim)
         with columns[2]:
             kinds = {inputs_key(p): _inputs_words(p) for p in problems}
@@ -96,8 +95,7 @@ def choose(controls: Controls) -> Choice:
             str(number): text for number, text in enumerate(dict.fromkeys(map(lengths_words, problems)))
         }
         if len(lengths) > 1:
-            with columns[1]:
-                wanted = lengths[controls.choice("cache", "Lengths", lengths)]
+            wanted = lengths[controls.choice("cache", "Lengths", lengths, at=columns[1])]
             problems = [p for p in problems if lengths_words(p) == wanted]
         with columns[2]:
             served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]

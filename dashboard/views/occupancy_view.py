@@ -167,16 +167,16 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     with columns[0]:
         most = arch.max_registers_per_thread
         registers = controls.integer("regs", "Registers per thread", entry.registers, 16, most, slider=True)
-    with columns[1]:
-        shared = controls.integer(
-            "smem",
-            "Shared memory per block (bytes)",
-            entry.shared_bytes,
-            0,
-            arch.shared_memory_per_block,
-            step=16,
-            slider=True,
-        )
+    shared = controls.integer(
+        "smem",
+        "Shared memory per block (bytes)",
+        entry.shared_bytes,
+        0,
+        arch.shared_memory_per_block,
+        step=16,
+        slider=True,
+        at=columns[1],
+    )
     with columns[2]:
         most = arch.max_threads_per_block
         threads = controls.integer(

@@ -45,8 +45,7 @@ def show(controls: Controls, palette: Palette) -> None:
             suite = controls.choice("suite", "Shapes", words, local=True)
         rows = [r for r in chosen.rows if r.suite == suite]
         regimes = list(dict.fromkeys(str(r.regime) for r in rows))
-        with right:
-            regime = controls.choice("regime", "Regime", regimes, segmented=True, local=True)
+        regime = controls.choice("regime", "Regime", regimes, segmented=True, local=True, at=right)
         rows = [r for r in rows if r.regime == regime]
         mask = mask_control.choose_among(controls, (r.problem for r in rows))
         rows = [r for r in rows if mask in ("", r.mask)]

@@ -41,8 +41,7 @@ def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
         columns = page.fields(1.9, 2.1, 3.4)
-        with columns[0]:
-            device_name = controls.choice("on", "Run on", run_devices(), local=True)
+        device_name = controls.choice("on", "Run on", run_devices(), local=True, at=columns[0])
         device = device_of(device_name)
         with columns[1]:
             named = dict.fromkeys(suite.operation for suite in SUITES.values())
@@ -177,10 +176,8 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         mask_control.put("run", start)
     st.session_state["run.preset.applied"] = preset
     columns = page.fields(1, 1, 1, 1, 1, 1)
-    with columns[0]:
-        batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096)
-    with columns[1]:
-        heads = controls.integer("heads", "Heads", start.heads, 1, 1024)
+    batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096, at=columns[0])
+    heads = controls.integer("heads", "Heads", start.heads, 1, 1024, at=columns[1])
     with columns[2]:
         kv_heads = choose_kv_heads(controls, heads, start.kv_heads)
     with columns[3]:
@@ -190,8 +187,9 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     with columns[4]:
         label = "Cached tokens" if cached else "Keys"
         seqlen_k = controls.integer("sk", label, start.seqlen_k, 1, 1 << 20, step=128)
-    with columns[5]:
-        head_dim = controls.integer("d", "Head dim", start.head_dim, 8, MAX_HEAD_DIM, step=HEAD_DIM_STEP)
+    head_dim = controls.integer(
+        "d", "Head dim", start.head_dim, 8, MAX_HEAD_DIM, step=HEAD_DIM_STEP, at=columns[5]
+    )
     if head_dim % HEAD_DIM_STEP:
         rounded = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
         controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; {rounded} is used.")
@@ -228,8 +226,7 @@ def _choose_cache(
     elements = {"same": "as the queries"}
     known = dict.fromkeys(x for s in kernels_of(problem.operation).values() for x in s.k_dtypes)
     elements |= {x: x for x in known if problem.itemsize == 2 and device is not None}
-    with columns[1]:
-        element = controls.choice("cache", "Type of the cache", elements)
+    element = controls.choice("cache", "Type of the cache", elements, at=columns[1])
     k_dtype = None if element == "same" else element
     cache = _paged(page_size, problem.batch, problem.seqlen_k)
     if page_size and problem.seqlen_k % page_size:

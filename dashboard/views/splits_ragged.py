@@ -31,8 +31,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     with left:
         default = max(8, choice.problem.batch)
         size = controls.integer("ragged", "Sequences of different length", default, 2, 512)
-    with right:
-        spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024)
+    spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024, at=right)
     given = dataclasses.replace(choice.problem.cache, given=True)
     problem = dataclasses.replace(choice.problem, batch=size, lengths=given)
     plans = {s: choice.plan(s, problem) for s in ("fixed", "balanced")}

@@ -73,18 +73,13 @@ def choose(controls: Controls) -> Choice | None:
     """The controls of the page; None, with a message, if no kernel serves the problem."""
     with page.control_box():
         columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
-        with columns[0]:
-            batch = controls.integer("batch", "Sequences", 1, 1, 512)
-        with columns[1]:
-            heads = controls.integer("heads", "Heads", 32, 1, 256)
+        batch = controls.integer("batch", "Sequences", 1, 1, 512, at=columns[0])
+        heads = controls.integer("heads", "Heads", 32, 1, 256, at=columns[1])
         with columns[2]:
             kv_heads = choose_kv_heads(controls, heads, 8)
-        with columns[3]:
-            cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024)
-        with columns[4]:
-            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
-        with columns[5]:
-            dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
+        cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024, at=columns[3])
+        head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[4]))
+        dtype, _, cache = controls.choice("dtype", "Type", _DTYPES, at=columns[5]).partition(".")
         mask, softcap = mask_control.choose(controls, cached=True)
         columns = page.fields(1, 1.5, 2.9, 1.3)
         with columns[0]:

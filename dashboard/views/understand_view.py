@@ -42,15 +42,14 @@ def choose(controls: Controls) -> Case:
         algorithm = controls.choice("algorithm", "Algorithm and loop order", _ORDERS, segmented=True)
         places = page.fields(2.2, 1, 3.4)
         if algorithm == "decode":
-            with places[0]:
-                splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True)
+            splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True, at=places[0])
             mask = "full"
         else:
-            with places[0]:
-                mask = controls.choice("mask", "Mask", _MASKS, segmented=True)
+            mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0])
             splits = "4"
-        with places[1]:
-            seed = controls.integer("seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V (and dO).")
+        seed = controls.integer(
+            "seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V (and dO).", at=places[1]
+        )
     return Case(algorithm, mask, seed, int(splits))
 
 

@@ -22,7 +22,7 @@ def test_lanes_of_an_executed_block(server: str, browser: Browser, theme: str, w
     said = page.locator(".cufa-verdict", has_text="Executed on the CPU: order, not time")
     expect(said).to_be_visible()
     visit.settle()
-    figure = page.get_by_role("figure", name="Executed on a CPU, in order and not in time")
+    figure = page.get_by_role("figure", name="Executed on a CPU: order, not time")
     expect(figure).to_be_visible()
     figure.scroll_into_view_if_needed()
     expect(figure.get_by_text("producer").first).to_be_visible()

@@ -92,7 +92,7 @@ def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
     [
         (Ratio(1.5, 1.4, 1.6), "B is 1.50× (1.40–1.60) faster than A.", "good", "triangle-right"),
         (Ratio(0.5, 0.4, 0.8), "B is 2.00× (1.25–2.50) slower than A.", "warn", "triangle-left"),
-        (Ratio(1.0, 0.9, 1.1), "No difference", "", "circle"),
+        (Ratio(1.0, 0.9, 1.1), "No significant difference", "", "circle"),
     ],
 )
 def test_a_difference_in_words(ratio: Ratio, words_: str, tone: str, symbol: str) -> None:
@@ -158,5 +158,5 @@ def test_a_link_to_a_row_that_is_gone_says_how_many_there_are_not_which(elsewher
     app = open_page("history", a="made-up-gpu.gone.7")
     (warning,) = app.warning
     rows = len(app.selectbox(key="history.a").options)
-    assert f"'made-up-gpu.gone.7', which is not one of the {rows:,} that there are; showing " in warning.value
+    assert f"'made-up-gpu.gone.7', which is not one of the {rows:,} options; showing " in warning.value
     assert len(warning.value) < 200
