@@ -8,7 +8,6 @@ such a trace shows order, not time, and is not kept.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import zipfile
 from pathlib import Path
@@ -23,10 +22,11 @@ from ..kernels import KERNELS, TileConfig
 from ..kernels.params import TRACE_RECORD
 from ..plan.planner import Plan
 from ..problem.problem import Problem
-from . import measured, npz, timing
+from . import measured, measuring, npz, timing
 from .cards import RECORDS_DIR
 from .inputs import Inputs, given_to
 from .machine import environment
+from .runner import bind
 
 INSIDE_DIR = RECORDS_DIR / "inside"
 _RUNS = 5
@@ -104,8 +104,8 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
     shortest = min(runs, key=lambda run: int(run.heads["end_clock"].max() - run.heads["start_clock"].min()))
     if wrong := mistakes(shortest):
         raise ValueError(f"the logs of {plan.spec.name} are not sound: {wrong[0]}")
-    plain = functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))
-    times = timing.measure({"stamping": stamping.launch, "plain": plain}, on_gpu=True, seconds=_TIMED)
+    contenders: dict[str, list[timing.Run]] = {"stamping": [stamping.launch], "plain": [bind(plan, given)]}
+    times = measuring.measure(contenders, on_gpu=True, seconds=_TIMED)
     slowdown = timing.speedup(times["stamping"], times["plain"]).value
     return _of(plan, "cycles", environment(plan.device), shortest, slowdown)
 

@@ -13,15 +13,15 @@ from ..build.compiler import cupy_options, translation_unit
 from ..gpu.architectures import Device
 from ..problem.problem import Problem
 from .cases import Work
-from .timing import Run, Timing, measure
+from .measuring import time_of
+from .timing import Run, Timing
 
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
-#: Of cuda_src/limits/tensor_cores.cu: products per warp in one iteration, exponentials per thread.
+_SOURCE = "limits/tensor_cores.cu"
+#: Of this source: products per warp in one iteration, exponentials per thread.
 _PRODUCTS, _CHAINS = 16, 16
 _FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
-
-
 #: Of cuda_src/limits/wgmma.cu: operations a warpgroup in one iteration, bytes of operand B.
 _WGMMA_FLOPS = 4 * 2 * 64 * 256 * 16
 _WGMMA_SHARED = 256 * 128
@@ -92,7 +92,7 @@ def _gpu_limits(device: Device) -> Limits:
             sustained[kind] = work / float(np.median(t.samples[len(t.samples) // 2 :]))
     blocks = _BLOCKS_PER_SM * device.num_sms
     exponentials = blocks * _THREADS * _ITERATIONS * _CHAINS
-    rate = exponentials / _timing("limits/tensor_cores.cu", "exp2_limit", "float16", blocks).p10
+    rate = exponentials / _timing(_SOURCE, "exp2_limit", "float16", blocks).p10
     return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate(), mma_flops, launch_seconds(device))
 
 
@@ -101,14 +101,14 @@ def mma_rates(device: Device) -> dict[str, float]:
     blocks = _BLOCKS_PER_SM * device.num_sms
     products = blocks * (_THREADS // 32) * _ITERATIONS * _PRODUCTS
     return {
-        kind: products * each / _timing("limits/tensor_cores.cu", "mma_limit", kind, blocks).p10
+        kind: products * each / _timing(_SOURCE, "mma_limit", kind, blocks).p10
         for kind, each in _FLOPS_A_PRODUCT.items()
     }
 
 
 def launch_seconds(device: Device) -> float:
     """:attr:`Limits.launch_seconds` of the current GPU."""
-    return _timing("limits/tensor_cores.cu", "exp2_limit", "float16", device.num_sms, iterations=0).p10
+    return _timing(_SOURCE, "exp2_limit", "float16", device.num_sms, iterations=0).p10
 
 
 def _timing(
@@ -116,13 +116,26 @@ def _timing(
 ) -> Timing:
     import cupy
 
-    unit = translation_unit(source, _constants(kind))
-    options = cupy_options(90 if shared_memory else 80)
-    function = cupy.RawModule(code=unit, options=options).get_function(entry)
-    sink = cupy.empty(blocks * _THREADS, cupy.float32)
-    arguments = (sink, np.int32(iterations))
-    run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
-    return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
+    arguments = (cupy.empty(blocks * _THREADS, cupy.float32), np.int32(iterations))
+    run = launch_of(source, entry, _constants(kind), (blocks, _THREADS, shared_memory), arguments)
+    return time_of(run, on_gpu=True, seconds=1.0 if shared_memory else 0.5)
+
+
+def launch_of(
+    source: str,
+    entry: str,
+    constants: dict[str, bool],
+    shape: tuple[int, int, int],
+    arguments: tuple[Any, ...],
+) -> Run:
+    """A launch of a kernel below ``cuda_src/limits``. ``shape``: blocks, threads of a block, bytes of shared memory."""
+    import cupy
+
+    blocks, threads, shared_memory = shape
+    options = cupy_options(90 if source == "limits/wgmma.cu" else 80)
+    module = cupy.RawModule(code=translation_unit(source, constants), options=options)
+    function = module.get_function(entry)
+    return functools.partial(function, (blocks,), (threads,), arguments, shared_mem=shared_memory)
 
 
 def _constants(kind: str) -> dict[str, bool]:
@@ -136,19 +149,18 @@ def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
     blocks, threads = 2 * device["multiProcessorCount"], 1024
-    unit = translation_unit("limits/tensor_cores.cu", _constants("float16"))
-    kernel = cupy.RawModule(code=unit, options=cupy_options()).get_function("read_limit")
     sink, each = cupy.empty(blocks * threads, np.float32), num_bytes // len(arrays)
     parts = [cupy.ascontiguousarray(x).reshape(-1).view(np.uint8)[:each] for x in arrays]
     whole = parts[0] if len(parts) == 1 else cupy.concatenate(parts)
-    return functools.partial(kernel, (blocks,), (threads,), (whole, np.uint64(whole.size // 16), sink))
+    arguments = (whole, np.uint64(whole.size // 16), sink)
+    return launch_of(_SOURCE, "read_limit", _constants("float16"), (blocks, threads, 0), arguments)
 
 
 def _gpu_read_rate() -> float:
     import cupy
 
     run = streaming_read([cupy.empty(_COPY_BYTES, cupy.uint8)], _COPY_BYTES)
-    return _COPY_BYTES / measure({"read": run}, on_gpu=True)["read"].p10
+    return _COPY_BYTES / time_of(run, on_gpu=True, seconds=0.5).p10
 
 
 def _gpu_copy_rate() -> float:
@@ -156,22 +168,18 @@ def _gpu_copy_rate() -> float:
 
     source = cupy.empty(_COPY_BYTES, cupy.uint8)
     run = functools.partial(cupy.copyto, cupy.empty_like(source), source)
-    return 2 * _COPY_BYTES / measure({"copy": run}, on_gpu=True)["copy"].p10
+    return 2 * _COPY_BYTES / time_of(run, on_gpu=True, seconds=0.5).p10
 
 
 def _cpu_limits() -> Limits:
     rng = np.random.default_rng(0)
     source = np.ones(1 << 24, np.float64)  # 128 MiB: several times what caches hold
-    run = functools.partial(np.copyto, np.empty_like(source), source)
-    copy = measure({"copy": run}, on_gpu=False, seconds=0.1)["copy"]
+    copy = time_of(functools.partial(np.copyto, np.empty_like(source), source), on_gpu=False, seconds=0.1)
     n, flops = 1024, {}
     for dtype in (np.float32, np.float64):
         a, b = rng.standard_normal((2, n, n)).astype(dtype)
-        product = np.empty((n, n), dtype)
-        name = np.dtype(dtype).name
-        run = functools.partial(np.matmul, a, b, out=product)
-        flops[name] = 2 * n**3 / measure({name: run}, on_gpu=False, seconds=0.15)[name].p10
+        run = functools.partial(np.matmul, a, b, out=np.empty((n, n), dtype))
+        flops[np.dtype(dtype).name] = 2 * n**3 / time_of(run, on_gpu=False, seconds=0.15).p10
     x = -rng.random(1 << 16, np.float32)
-    y = np.empty_like(x)
-    exp = measure({"exp": lambda: np.exp(x, out=y)}, on_gpu=False, seconds=0.05)["exp"]
+    exp = time_of(functools.partial(np.exp, x, out=np.empty_like(x)), on_gpu=False, seconds=0.05)
     return Limits(2 * source.nbytes / copy.p10, flops, x.size / exp.p10)

@@ -24,8 +24,7 @@ from .limits import Limits
 from .machine import environment
 from .regimes import Regime
 from .runner import Row, Skipped
-from .sustained import Load
-from .timing import Ratio, Timing, as_nanoseconds
+from .timing import Load, Ratio, Timing, as_nanoseconds
 
 SCHEMA = 2
 """Of runs."""

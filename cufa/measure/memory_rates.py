@@ -7,18 +7,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..build.compiler import cupy_options, translation_unit
 from ..gpu.architectures import Device
 from ..plan.tuning import write_json
-from . import cards, machine
-from .timing import measure
+from . import cards, limits, machine
+from .measuring import time_of
 
 FOLDER = "memory"
 """Below the records."""
@@ -44,8 +42,6 @@ def measure_rates(device: Device) -> MemoryRates:
     """On the current GPU; takes about a second."""
     import cupy
 
-    unit = translation_unit("limits/memory.cu", {})
-    module = cupy.RawModule(code=unit, options=cupy_options())
     blocks = _BLOCKS_PER_SM * device.num_sms
     sink = cupy.empty(blocks * _THREADS, np.float32)
     round_bytes = blocks * _THREADS * _UNROLL * _LANE_BYTES
@@ -53,9 +49,8 @@ def measure_rates(device: Device) -> MemoryRates:
     shared_bytes = _THREADS * _LANE_BYTES
 
     def seconds(name: str, arguments: tuple[Any, ...], shared: int = 0) -> float:
-        kernel = module.get_function(name)
-        run = functools.partial(kernel, (blocks,), (_THREADS,), arguments, shared_mem=shared)
-        return measure({name: run}, on_gpu=True, seconds=0.5)[name].p10
+        run = limits.launch_of("limits/memory.cu", name, {}, (blocks, _THREADS, shared), arguments)
+        return time_of(run, on_gpu=True, seconds=0.5).p10
 
     from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
     from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), _UNROLL * shared_bytes)
@@ -68,9 +63,13 @@ def measure_rates(device: Device) -> MemoryRates:
     )
 
 
+def path_of(device: str) -> Path:
+    return cards.path_of(device, cards.RECORDS_DIR / FOLDER).with_suffix(".json")
+
+
 def load(device: str) -> MemoryRates | None:
     """The recorded rates of a GPU, by its name; None: not recorded. Raises ValueError for a damaged file."""
-    file = cards.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
+    file = path_of(device)
     if not file.is_file():
         return None
     try:
@@ -80,13 +79,7 @@ def load(device: str) -> MemoryRates | None:
 
 
 def record(found: MemoryRates) -> None:
-    folder = cards.RECORDS_DIR / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{_slug(found.device)}.json", dataclasses.asdict(found))
-
-
-def _slug(device: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    write_json(path_of(found.device), dataclasses.asdict(found))
 
 
 if __name__ == "__main__":

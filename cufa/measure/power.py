@@ -1,7 +1,7 @@
-"""What the card draws while a contender runs: NVML's energy counter, power and SM clock, sampled by a thread.
+"""Power of the card while a contender runs: NVML's energy counter, power and SM clock, sampled by a thread.
 
-NVML comes with the driver and is reached through nvidia-ml-py. Where one of them is missing, or the GPU does
-not tell, figures are None and :attr:`Power.missing` says why; times are measured all the same.
+NVML comes with the driver and is reached through nvidia-ml-py. Where either is missing, or the GPU does not report a
+figure, the figure is None and :attr:`Power.missing` says why. Times are measured all the same.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 #: Between samples. The energy counter moves in steps of about 0.1 s.
 SAMPLE_SECONDS = 0.025
@@ -22,8 +21,7 @@ SAMPLE_SECONDS = 0.025
 #: Steps of the counter must span this much: the moment of a step is known to one sample only.
 ENERGY_SECONDS = 2.0
 
-
-#: Why a card lowers its clock, by NVML's bits; that nothing runs and that somebody set a clock are none.
+#: NVML's bits of the reasons why a card lowers its clock. An idle card and a clock set by hand are not among them.
 REASONS = {
     "power limit": 0x04,
     "hardware slowdown": 0x08,
@@ -44,7 +42,7 @@ class Sample:
     watts: float
     clock_mhz: float
     throttled_by: tuple[str, ...] = ()
-    """What keeps the clock down, of :data:`REASONS`."""
+    """Names of :data:`REASONS` that keep the clock down."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Power:
     missing: str = ""
     """Why a figure is None."""
     throttled: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Share of the time that each of :data:`REASONS` kept the clock down; empty: none did, or none was told."""
+    """Share of the time that each of :data:`REASONS` kept the clock down; empty: none did, or none is reported."""
 
 
 class Meter(Protocol):
@@ -99,9 +97,9 @@ class NvmlMeter:
         )
 
     def _throttled_by(self) -> tuple[str, ...]:
-        """Nothing where the card does not tell."""
+        """Empty where the card does not report reasons."""
         nvml = self._nvml
-        # The same by its former name: nvidia-ml-py 13 has both.
+        # Two names of one function: older versions of nvidia-ml-py only have the second.
         ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         ask = ask or getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         try:
@@ -111,7 +109,7 @@ class NvmlMeter:
         return tuple(name for name, bit in REASONS.items() if bits & bit)
 
     def _milliwatts(self) -> float:
-        """Of this moment: nvmlDeviceGetPowerUsage is an average over a second on recent GPUs."""
+        """Of this moment: nvmlDeviceGetPowerUsage averages over a second on recent GPUs."""
         nvml = self._nvml
         (field,) = nvml.nvmlDeviceGetFieldValues(self._gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
         if field.nvmlReturn == nvml.NVML_SUCCESS:
@@ -119,18 +117,18 @@ class NvmlMeter:
         return float(nvml.nvmlDeviceGetPowerUsage(self._gpu))
 
 
+@dataclasses.dataclass(frozen=True)
 class NoMeter:
-    """Stands where nothing can be read."""
+    """Takes the place of a meter where nothing can be read."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    reason: str
 
     def read(self) -> Sample:
         raise RuntimeError(self.reason)
 
 
 def open_meter(on_gpu: bool) -> Meter:
-    """For the current GPU; one that says why it cannot be read where that is so."""
+    """The meter of the current GPU; one that raises the reason when it is read, where NVML cannot be used."""
     if not on_gpu:
         return NoMeter("a CPU's energy is not measured")
     try:
@@ -140,22 +138,19 @@ def open_meter(on_gpu: bool) -> Meter:
 
 
 class Sampler:
-    """Reads a meter from a thread of its own for as long as the ``with`` lasts."""
+    """Reads a meter from its own thread while the ``with`` block runs."""
 
-    def __init__(self, meter: Meter, seconds: float = SAMPLE_SECONDS) -> None:
-        self._meter, self._seconds = meter, seconds
-        self._stop = threading.Event()
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._stop = meter, threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._samples: list[Sample] = []
-        self._missing = ""
+        self._missing = "nothing was sampled"
 
     def __enter__(self) -> Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -164,27 +159,20 @@ class Sampler:
             try:
                 self._samples.append(self._meter.read())
             except Exception as error:  # NVML may stop answering at any time; the measurement goes on
-                self._missing = str(error)
+                self._samples, self._missing = [], str(error)
                 return
-            self._stop.wait(self._seconds)
+            self._stop.wait(SAMPLE_SECONDS)
 
     def power(self, seconds_per_call: float) -> Power:
-        """Of everything sampled. For a GPU that was busy with calls of this length all the time."""
-        if self._missing or not self._samples:
-            return Power(missing=self._missing or "nothing was sampled")
-        return summarise(self._samples, seconds_per_call)
+        """For a GPU that was busy with calls of this length all the time."""
+        return summarise(self._samples, seconds_per_call) if self._samples else Power(missing=self._missing)
 
 
 def summarise(samples: Sequence[Sample], seconds_per_call: float) -> Power:
-    """Medians, and joules per call: what the counter gained per second, times the seconds of a call.
+    """Medians, and joules per call: what the energy counter gained per second, times the seconds of a call.
 
-    The gain is taken from one step of the counter to another, so that no part of a step is counted at either
-    end.
+    The gain is taken from one step of the counter to another, so that both ends are full steps.
     """
-
-    def median(of: Callable[[Sample], Any]) -> float:
-        return float(statistics.median(map(of, samples)))
-
     joules, missing = None, ""
     steps = [b for a, b in itertools.pairwise(samples) if b.joules != a.joules]
     if len(steps) >= 2 and steps[-1].seconds - steps[0].seconds >= ENERGY_SECONDS:
@@ -193,5 +181,10 @@ def summarise(samples: Sequence[Sample], seconds_per_call: float) -> Power:
     else:
         missing = "joules take 3 s of measuring: the energy counter moves in steps"
     counts = collections.Counter(name for sample in samples for name in sample.throttled_by)
-    throttled = {name: counts[name] / len(samples) for name in REASONS if counts[name]}
-    return Power(median(lambda s: s.watts), median(lambda s: s.clock_mhz), joules, missing, throttled)
+    return Power(
+        statistics.median(sample.watts for sample in samples),
+        statistics.median(sample.clock_mhz for sample in samples),
+        joules,
+        missing,
+        {name: counts[name] / len(samples) for name in REASONS if counts[name]},
+    )

@@ -22,9 +22,9 @@ from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.measure.cases import READ, Case, Contender, Work
+from cufa.measure.measuring import WARM_SECONDS
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
-from cufa.measure.sustained import WARM_SECONDS
 from cufa.plan.operation import OPERATIONS, Operation
 from cufa.plan.planner import serving_configs
 from cufa.problem.lengths import Cached

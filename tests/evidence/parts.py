@@ -6,9 +6,9 @@ import dataclasses
 
 from cufa.gpu.architectures import Device
 from cufa.measure.cases import Case
+from cufa.measure.measuring import WARM_SECONDS
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
-from cufa.measure.sustained import WARM_SECONDS
 from cufa.problem.problem import Problem
 
 

@@ -24,8 +24,7 @@ from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.runner import Row
 from cufa.measure.suites import SUITES, make
-from cufa.measure.sustained import Load
-from cufa.measure.timing import Timing
+from cufa.measure.timing import Load, Timing
 from cufa.problem.mask import CAUSAL
 
 # --- Errors of kernels, simulated ---------------------------------------------------------------------------
@@ -98,8 +97,8 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
         load = Load(10, 2, 0.5, 0.0, Power(600.0, 1500.0, 0.01))
         rows = [
             Row(
-                case.name, label, case.problem, Timing((t,) * 3, Regime.SUSTAINED), 0.0, plans[label], 1e-5,
-                "memory", Work.of(case.problem), load=load,
+                case.name, label, case.problem, Timing((t,) * 3, Regime.SUSTAINED, load=load), 0.0, plans[label],
+                1e-5, "memory", Work.of(case.problem),
             )
             for label, t in times.items()
         ]  # fmt: skip

@@ -217,8 +217,11 @@ CPU = [
 
 TOOLS = [
     *_of(
-        "cufa/measure/timing.py", "bench",
-        ("order = names if rounds % 2 == 0 else names[::-1]", "order = names", "one contender is always first"),
+        "cufa/measure/measuring.py", "measuring",
+        ("[:: -1 if rounds % 2 else 1]", "", "one contender is always first"),
+    ),
+    *_of(
+        "cufa/measure/timing.py", "measuring",
         ("together = len(a) == len(b) and slow.regime is Regime.IN_TURNS", "together = False", "drift counts as noise"),
     ),
     *_of(

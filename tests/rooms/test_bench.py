@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 
 import ml_dtypes
 import numpy as np
@@ -14,12 +13,11 @@ from cufa import flash_attention, masks
 from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
 from cufa.kernels.forward.fa2 import Fa2Config
-from cufa.measure import check, inputs, peers, runner, suites, timing
+from cufa.measure import check, inputs, peers, runner, suites
 from cufa.measure.cases import READ, Case, Contender, Work, contenders
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.limits import Limits, measure_limits
 from cufa.measure.runner import run_case
-from cufa.measure.timing import Timing, speedup
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Packed, Padded
@@ -28,63 +26,6 @@ from cufa.reference.dense import attention_reference, attention_reference_backwa
 from cufa.run.cpu.run import RUNS
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
-
-
-class TestTiming:
-    def test_percentiles(self):
-        t = Timing(tuple(np.linspace(1, 2, 101)))
-        assert (t.p10, t.p50, t.p90) == pytest.approx((1.1, 1.5, 1.9))
-
-    def test_contenders_take_turns_in_alternating_order(self):
-        calls = []
-        got = timing.measure(
-            {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, on_gpu=False, seconds=0
-        )
-        assert "".join(calls[:4]) == "aabb", "each is warmed up twice"
-        assert "".join(calls[4:]) == "abba" * (timing.MIN_ROUNDS // 2)
-        assert {name: len(t.samples) for name, t in got.items()} == dict.fromkeys("ab", timing.MIN_ROUNDS)
-
-    def test_samples_belong_to_their_contender(self):
-        got = timing.measure(
-            {"slow": lambda: time.sleep(3e-3), "fast": lambda: None}, on_gpu=False, seconds=0.05
-        )
-        assert min(got["slow"].samples) >= 3e-3 > min(got["fast"].samples)
-
-    def test_rounds_are_bounded(self):
-        got = timing.measure({"x": lambda: None}, on_gpu=False, seconds=60)
-        assert len(got["x"].samples) == timing.MAX_ROUNDS
-
-    def test_host_time_counts_calls(self):
-        calls = []
-        t = timing.host_time(lambda: calls.append(1), lambda: None, calls=200, batch=20)
-        assert len(t.samples) == 10
-        assert len(calls) == 220, "one batch is a warm-up"
-
-
-class TestSpeedup:
-    def test_of_equal_samples_is_one(self):
-        t = Timing(tuple(np.random.default_rng(0).normal(1, 0.1, 50)))
-        assert (speedup(t, t).low, speedup(t, t).value, speedup(t, t).high) == (1, 1, 1)
-
-    def test_common_drift_cancels(self):
-        drift = np.linspace(1, 3, 60)
-        ratio = speedup(Timing(tuple(2 * drift)), Timing(tuple(drift)))
-        assert (ratio.low, ratio.value, ratio.high) == pytest.approx((2, 2, 2))
-
-    def test_interval_covers_the_truth(self):
-        """95% of intervals contain the true ratio; fewer than 180 of 200 would be a rare accident."""
-        rng = np.random.default_rng(1)
-        covered = 0
-        for seed in range(200):
-            a, b = rng.lognormal(np.log(3), 0.2, 40), rng.lognormal(np.log(2), 0.2, 40)
-            ratio = speedup(Timing(tuple(a)), Timing(tuple(b)), resamples=300, seed=seed)
-            covered += ratio.low <= 1.5 <= ratio.high
-        assert covered >= 180
-
-    def test_unequal_lengths(self):
-        ratio = speedup(Timing((2.0,) * 10), Timing((1.0,) * 7))
-        assert ratio.value == 2
-        assert str(ratio) == "2.00× (2.00–2.00)"
 
 
 def checked(problem, lengths=None, on_gpu=False):

@@ -13,7 +13,7 @@ import cufa
 from cufa import doctor
 from cufa.cli import _COMMANDS, main
 from cufa.commands.common import bytes_text, seconds_text
-from cufa.measure import timing
+from cufa.measure import measuring
 from cufa.plan.candidates import algorithms
 
 NO_GPU = why_no_gpu() is not None
@@ -22,7 +22,9 @@ needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without 
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(timing, "MIN_ROUNDS", 3)  # what is printed is asked here, not how well it is measured
+    monkeypatch.setattr(
+        measuring, "MIN_ROUNDS", 3
+    )  # what is printed is asked here, not how well it is measured
 
     def invoke(*arguments: str):
         return CliRunner().invoke(main, arguments, catch_exceptions=False)
@@ -269,7 +271,7 @@ def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run, monkeypatc
     def measured(*_, **__):
         raise AssertionError("the other one was measured all the same")
 
-    monkeypatch.setattr("cufa.measure.runner.measure", measured)
+    monkeypatch.setattr("cufa.measure.measuring.measure", measured)
     for operation in ((), ("--operation", "backward")):
         result = run(
             "compare",

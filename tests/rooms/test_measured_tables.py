@@ -26,8 +26,7 @@ from cufa.measure.ladder import ladder
 from cufa.measure.measured import by_case
 from cufa.measure.power import Power
 from cufa.measure.suites import make
-from cufa.measure.sustained import Load
-from cufa.measure.timing import speedup
+from cufa.measure.timing import Load, speedup
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL
 

@@ -23,7 +23,7 @@ from cufa.measure import cards, measured
 from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
-from cufa.measure.sustained import Load
+from cufa.measure.timing import Load
 from cufa.plan import tuning
 from cufa.plan.operation import Tuned
 from cufa.plan.planner import fitting_configs, make_plan

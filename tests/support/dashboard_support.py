@@ -24,8 +24,7 @@ from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.runner import Row
 from cufa.measure.suites import SUITES
-from cufa.measure.sustained import Load
-from cufa.measure.timing import Timing
+from cufa.measure.timing import Load, Timing
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
@@ -127,11 +126,20 @@ def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str,
         load = None
         if regime is Regime.SUSTAINED:
             load = Load(1000, 4, 3.0, 0.0, Power(joules=600 * seconds, watts=600.0, clock_mhz=1500.0))
-        timing = Timing((seconds,) * 3, regime)
+        timing = Timing((seconds,) * 3, regime, load=load)
         row = Row(
-            case.name, contender.label, problem, timing, error, plan, floor, bound, work, case.lengths,
-            load=load, **derived,
-        )  # fmt: skip
+            case.name,
+            contender.label,
+            problem,
+            timing,
+            error,
+            plan,
+            floor,
+            bound,
+            work,
+            case.lengths,
+            **derived,
+        )
         rows.append(measured.row_json(row))
     return rows
 

@@ -96,9 +96,9 @@ def fa3_row(contender, seconds, **sustained):
 
 def measured_row(label, problem, seconds, plan=None, case="", load=None, lengths=None):
     """Twenty samples of the same length."""
-    timing = Timing((seconds,) * 20, Regime.SUSTAINED if load else Regime.IN_TURNS)
+    timing = Timing((seconds,) * 20, Regime.SUSTAINED if load else Regime.IN_TURNS, load=load)
     error, work = None if label == READ else 1e-3, Work.of(problem, lengths)
-    return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths, load=load)
+    return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths)
 
 
 def rows_json(rows):

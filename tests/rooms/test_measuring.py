@@ -1,23 +1,157 @@
-"""The sustained regime on a made-up clock, GPU and energy counter: no test waits or measures."""
+"""Timing in both regimes, on made-up clocks, GPUs and energy counters, and the statistics of samples."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from cufa.measure import power, sustained
+from cufa.measure import measuring, power
 from cufa.measure.cases import Case, contenders
 from cufa.measure.limits import Limits
 from cufa.measure.power import NoMeter, NvmlMeter, Power, Sample, summarise
 from cufa.measure.regimes import Regime
 from cufa.measure.runner import run_case
 from cufa.measure.suites import make
-from cufa.measure.timing import Timing, speedup
+from cufa.measure.timing import Run, Timing, speedup
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
+
+
+FLUSH_US = 85.0
+
+
+class Gpu:
+    """A stream: the host's clock, and when the device will have done all that is enqueued. In microseconds."""
+
+    def __init__(self) -> None:
+        self.host = self.busy_until = 0.0
+        self.flushes = 0
+        runtime = SimpleNamespace(getDevice=lambda: 0, getDeviceProperties=lambda _: {"l2CacheSize": 1 << 20})
+        self.cuda = SimpleNamespace(
+            runtime=runtime,
+            Event=lambda: Event(self),
+            get_elapsed_time=lambda start, stop: (stop.at - start.at) * 1e-3,
+        )
+        self.uint8 = "uint8"
+
+    def empty(self, nbytes: int, dtype: str) -> SimpleNamespace:
+        return SimpleNamespace(nbytes=nbytes, data=SimpleNamespace(memset_async=self.flush))
+
+    def flush(self, value: int, nbytes: int) -> None:
+        self.flushes += 1
+        self.enqueue(FLUSH_US, 2.0)
+
+    def enqueue(self, device: float, host: float) -> None:
+        self.host += host
+        self.busy_until = max(self.busy_until, self.host) + device
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.gpu.host += 1.0
+        self.at = max(self.gpu.busy_until, self.gpu.host)
+
+    @property
+    def done(self) -> bool:
+        return self.at <= self.gpu.host
+
+    def synchronize(self) -> None:
+        self.gpu.host = max(self.gpu.host, self.at)
+
+
+def a_call(gpu: Gpu, host: float, device: float, kernels: int = 3) -> Run:
+    def run() -> None:
+        for _ in range(kernels):
+            gpu.enqueue(device / kernels, host / kernels)
+
+    return run
+
+
+@pytest.mark.parametrize("host", [5.0, 60.0, 200.0, 900.0])
+def test_the_time_is_the_devices(host):
+    gpu = Gpu()
+    runs = {"slow host": a_call(gpu, host, 30.0), "quick": a_call(gpu, 10.0, 40.0)}
+    found = measuring.in_turns(runs, measuring.GpuLane(gpu), 0)
+    assert found["slow host"].samples == pytest.approx((30e-6,) * measuring.MIN_ROUNDS)
+    assert found["quick"].samples == pytest.approx((40e-6,) * measuring.MIN_ROUNDS)
+
+
+def test_a_quick_host_flushes_once_for_each_call():
+    gpu = Gpu()
+    measuring.in_turns({str(n): a_call(gpu, 5.0, 30.0) for n in range(4)}, measuring.GpuLane(gpu), 0)
+    assert gpu.flushes == measuring.MIN_ROUNDS * (1 + 4)
+
+
+def test_calls_that_take_the_host_too_long_are_timed_all_the_same():
+    gpu, most = Gpu(), measuring._MAX_FLUSHES
+    found = measuring.in_turns({"": a_call(gpu, 5000.0, 30.0)}, measuring.GpuLane(gpu), 0)[""]
+    assert all(30e-6 < sample < 5.1e-3 for sample in found.samples)
+    assert gpu.flushes == sum(range(1, most)) + measuring.MIN_ROUNDS * (1 + most)
+
+
+class TestTiming:
+    def test_percentiles(self):
+        t = Timing(tuple(np.linspace(1, 2, 101)))
+        assert (t.p10, t.p50, t.p90) == pytest.approx((1.1, 1.5, 1.9))
+
+    def test_contenders_take_turns_in_alternating_order(self):
+        calls = []
+        got = measuring.measure(
+            {"a": [lambda: calls.append("a")], "b": [lambda: calls.append("b")]}, on_gpu=False, seconds=0
+        )
+        assert "".join(calls[:4]) == "aabb", "each is warmed up twice"
+        assert "".join(calls[4:]) == "abba" * (measuring.MIN_ROUNDS // 2)
+        assert {name: len(t.samples) for name, t in got.items()} == dict.fromkeys("ab", measuring.MIN_ROUNDS)
+
+    def test_samples_belong_to_their_contender(self):
+        got = measuring.measure(
+            {"slow": [lambda: time.sleep(3e-3)], "fast": [lambda: None]}, on_gpu=False, seconds=0.05
+        )
+        assert min(got["slow"].samples) >= 3e-3 > min(got["fast"].samples)
+
+    def test_rounds_are_bounded(self):
+        got = measuring.measure({"x": [lambda: None]}, on_gpu=False, seconds=60)
+        assert len(got["x"].samples) == measuring.MAX_ROUNDS
+
+    def test_host_time_counts_calls(self):
+        calls = []
+        t = measuring.host_time(lambda: calls.append(1), lambda: None, calls=200, batch=20)
+        assert len(t.samples) == 10
+        assert len(calls) == 220, "one batch is a warm-up"
+
+
+class TestSpeedup:
+    def test_of_equal_samples_is_one(self):
+        t = Timing(tuple(np.random.default_rng(0).normal(1, 0.1, 50)))
+        assert (speedup(t, t).low, speedup(t, t).value, speedup(t, t).high) == (1, 1, 1)
+
+    def test_common_drift_cancels(self):
+        drift = np.linspace(1, 3, 60)
+        ratio = speedup(Timing(tuple(2 * drift)), Timing(tuple(drift)))
+        assert (ratio.low, ratio.value, ratio.high) == pytest.approx((2, 2, 2))
+
+    def test_interval_covers_the_truth(self):
+        """95% of intervals contain the true ratio; fewer than 180 of 200 would be a rare accident."""
+        rng = np.random.default_rng(1)
+        covered = 0
+        for seed in range(200):
+            a, b = rng.lognormal(np.log(3), 0.2, 40), rng.lognormal(np.log(2), 0.2, 40)
+            ratio = speedup(Timing(tuple(a)), Timing(tuple(b)), resamples=300, seed=seed)
+            covered += ratio.low <= 1.5 <= ratio.high
+        assert covered >= 180
+
+    def test_unequal_lengths(self):
+        ratio = speedup(Timing((2.0,) * 10), Timing((1.0,) * 7))
+        assert ratio.value == 2
+        assert str(ratio) == "2.00× (2.00–2.00)"
 
 
 class FakeGpu:
@@ -54,17 +188,17 @@ class FakeGpu:
 
 
 def alone(gpu, contenders, **options):
-    return sustained.measure_alone(contenders, gpu, NoMeter("none"), seconds=1.0, **options)
+    return measuring.alone(contenders, gpu, NoMeter("none"), seconds=1.0, **options)
 
 
-class TestMeasuring:
+class TestAlone:
     def test_one_contender_after_the_other_each_warmed_up(self):
         gpu = FakeGpu()
         found = alone(gpu, {"a": [gpu.call("a", 1e-3)], "b": [gpu.call("b", 2e-3)]})
         assert "".join(gpu.order).count("ab") == 1, "no turns are taken"
         assert gpu.order.count("a") * 1e-3 >= 1.5, "warmed up and measured"
         for name, seconds in (("a", 1e-3), ("b", 2e-3)):
-            timing, load = found[name]
+            timing, load = found[name], found[name].load
             assert timing.regime is Regime.SUSTAINED
             assert timing.p50 == pytest.approx(seconds)
             assert 1.0 <= load.seconds < 1.1 and load.calls == pytest.approx(load.seconds / seconds)
@@ -72,14 +206,14 @@ class TestMeasuring:
 
     def test_the_gpu_never_waits_and_the_host_never_runs_away(self):
         gpu = FakeGpu(host=5e-6)
-        ((timing, load),) = alone(gpu, {"a": [gpu.call("a", 20e-6)]}).values()
-        assert timing.p50 == pytest.approx(20e-6) and load.starved == 0
+        (timing,) = alone(gpu, {"a": [gpu.call("a", 20e-6)]}).values()
+        assert timing.p50 == pytest.approx(20e-6) and timing.load.starved == 0
         assert gpu.furthest_ahead < 0.05
 
     def test_calls_slower_than_their_kernels_are_told(self):
         gpu = FakeGpu(host=20e-6)
-        ((timing, load),) = alone(gpu, {"a": [gpu.call("a", 5e-6)]}).values()
-        assert load.host_bound and timing.p50 == pytest.approx(20e-6, rel=0.1)
+        (timing,) = alone(gpu, {"a": [gpu.call("a", 5e-6)]}).values()
+        assert timing.load.host_bound and timing.p50 == pytest.approx(20e-6, rel=0.1)
 
     def test_inputs_are_taken_in_rotation(self):
         gpu = FakeGpu()
@@ -106,7 +240,7 @@ class TestMeasuring:
 
     @pytest.mark.parametrize(("set_bytes", "sets"), [(1 << 30, 1), (60 << 20, 4), (1 << 20, 64), (0, 64)])
     def test_sets_that_outgrow_l2(self, set_bytes, sets):
-        assert sustained.sets_wanted(set_bytes, l2_bytes=60 << 20) == sets
+        assert measuring.sets_wanted(set_bytes, l2_bytes=60 << 20) == sets
 
 
 class TestPower:
