@@ -19,7 +19,6 @@ constexpr int BLOCKS_PER_SM = 1;      // resident thread blocks that registers m
 constexpr int SMEM_BYTES = 203200;    // dynamic shared memory of the launch: SharedMemory::BYTES (decode/memory.cuh)
 
 constexpr bool TMA_COPIES = true;     // the copy engine reads the cache (sm_90), else cp.async does
-constexpr bool WHOLE_ROWS = false;    // TMA_COPIES: a box holds whole rows, else 128 bytes of each row
 constexpr bool FOLD_COMBINE = true;   // the last warp to finish its rows of a work item merges them
 constexpr bool CLUSTER_MERGE = false; // the splits of a work item are one thread block cluster, which merges them (sm_90)
 

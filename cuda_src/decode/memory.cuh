@@ -14,21 +14,18 @@ constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
 constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
 
 // A stage: K, then V. By cp.async, rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine, groups of
-// 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). WHOLE_ROWS: the chunks of
-// a row follow one another as in memory (one box for each group; two rows of an ldmatrix conflict). Else the first chunks of all
-// rows come before their second chunks (a box for each chunk column; no conflicts).
+// 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). The first chunks of all 16
+// rows come before their second chunks: a box for each column of chunks, and the rows of an ldmatrix have no bank conflicts.
 constexpr int CHUNK_BYTES = 128;
 constexpr int CHUNKS = (KV_ROW_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;  // of a row
 constexpr int KV_PITCH = TMA_COPIES ? CHUNKS * CHUNK_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
 constexpr int GROUP_BYTES = 16 * KV_PITCH;
-constexpr bool ROWS_WHOLE = TMA_COPIES && WHOLE_ROWS;
 constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
 constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
 constexpr int O_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int MAX_SPLITS = CLUSTER_MERGE ? 8 : 0;  // of a cluster: the blocks that a cluster of any GPU may have
-static_assert(!ROWS_WHOLE || (KV_ROW_BYTES == CHUNKS * CHUNK_BYTES && (CHUNKS & (CHUNKS - 1)) == 0), "WHOLE_ROWS: chunks");
 static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "all rings have equally many warps and keys");
 static_assert(RING_KEYS == 16 || RING_KEYS == 32, "a stage is whole groups of keys, and a lane holds the page of one key");
 static_assert(!TMA_COPIES || RING_KEYS == 16, "TMA_COPIES: one box holds the keys of a stage");
@@ -67,7 +64,7 @@ struct RowSums {
 // Unit `unit` of a row of K; of V, KV_TILE_BYTES further.
 DEVICE u32 tile_address(u32 stage, int row, int unit) {
   if constexpr (!TMA_COPIES) return stage + row * KV_PITCH + unit * 16;
-  const int chunk = ROWS_WHOLE ? row % 16 * CHUNKS + unit / 8 : unit / 8 * 16 + row % 16;
+  const int chunk = unit / 8 * 16 + row % 16;
   return stage + row / 16 * GROUP_BYTES + chunk * CHUNK_BYTES + (unit ^ chunk) % 8 * 16;
 }
 
@@ -76,6 +73,6 @@ DEVICE u32 tile_address(u32 stage, int row, int unit) {
 DEVICE u32 lane_address(int row, int unit) { return tile_address(0, row, unit); }
 DEVICE u32 unit_address(u32 group, u32 lane_share, int unit) {
   if constexpr (!TMA_COPIES) return group + lane_share + unit * 16;
-  const int chunk = unit / 8 * (ROWS_WHOLE ? 1 : 16);
+  const int chunk = unit / 8 * 16;
   return ((group + lane_share) ^ ((unit ^ chunk) % 8 * 16)) + chunk * CHUNK_BYTES;
 }

@@ -1,5 +1,5 @@
-// The ring of decode/stream.cuh, filled by the copy engine (sm_90): one lane requests boxes of 16 keys (whole rows, or 128 bytes
-// of each), and one mbarrier per stage says when all bytes have landed.
+// The ring of decode/stream.cuh, filled by the copy engine (sm_90): one lane requests boxes of 16 keys and 128
+// bytes of each, and one mbarrier per stage says when all bytes have landed.
 //
 // Pages are looked up a warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue as the
 // cache.
@@ -9,7 +9,7 @@
 // storing one of them to the cache while the box is read.
 #pragma once
 #include "primitives/mbarrier.cuh"
-#include "primitives/tma_rows.cuh"
+#include "primitives/tma.cuh"
 #include "decode/stream.cuh"
 
 struct TmaKeyStream : KeyStream {
@@ -64,13 +64,9 @@ struct TmaKeyStream : KeyStream {
   }
 
   DEVICE void copy_group(const TensorMap* map, u32 target, u32 barrier, int row, int row_page) const {
-    if constexpr (ROWS_WHOLE) {
-      tma_load_5d(target, map, barrier, 0, 0, row, kv_head, row_page);
-    } else {
 #pragma unroll
-      for (int i = 0; i < CHUNKS; ++i) {
-        tma_load_4d(target + i * 16 * CHUNK_BYTES, map, barrier, i * (CHUNK_BYTES / KV_ITEM), row, kv_head, row_page);
-      }
+    for (int i = 0; i < CHUNKS; ++i) {
+      tma_load_4d(target + i * 16 * CHUNK_BYTES, map, barrier, i * (CHUNK_BYTES / KV_ITEM), row, kv_head, row_page);
     }
   }
 

@@ -13,7 +13,7 @@ constexpr u32 kUnit = 16;          // bytes that the swizzle moves as one
 constexpr u32 kSwizzleSpan = 128;  // bytes of a row of the box
 
 u32 box_bytes(const TensorMap& map) { 
-  return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.box[4] * map.item_bytes;
+  return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.item_bytes;
 }
 
 // f(shared address, global address or null where the box hangs over the tensor, bytes) for every unit.
@@ -22,13 +22,13 @@ void for_each_unit(const Box& box, F f) {
   const TensorMap& map = box.map;
   const u32 row_bytes = map.box[0] * map.item_bytes, rows = box_bytes(map) / row_bytes;
   for (u32 row = 0; row < rows; ++row) {
-    i64 at[5] = {box.first[0]};
-    for (u32 axis = 1, rest = row; axis < 5; rest /= map.box[axis], ++axis) {
+    i64 at[4] = {box.first[0]};
+    for (u32 axis = 1, rest = row; axis < 4; rest /= map.box[axis], ++axis) {
       at[axis] = i64(box.first[axis]) + rest % map.box[axis];
     }
     bool inside = true;
     const unsigned char* source = map.address;
-    for (int axis = 1; axis < 5; ++axis) {
+    for (int axis = 1; axis < 4; ++axis) {
       inside = inside && at[axis] >= 0 && at[axis] < i64(map.sizes[axis]);
       source += at[axis] * i64(map.strides[axis]);
     }
@@ -91,7 +91,7 @@ static void check_box(Thread& thread, const Box& box, Site site) {
 // Bytes in a row: a tensor of one axis.
 static Box linear(const void* global, u32 smem, u32 bytes) {
   const u32 words = bytes / 4;
-  return {{static_cast<const unsigned char*>(global), 4, 1, {words, 1, 1, 1, 1}, {4}, {words, 1, 1, 1, 1}}, smem, {}, false};
+  return {{static_cast<const unsigned char*>(global), 4, {words, 1, 1, 1}, {4}, {words, 1, 1, 1}}, smem, {}, false};
 }
 
 static void load(const Box& box, u32 barrier, Site site) {
@@ -130,8 +130,8 @@ static void load(const Box& box, u32 barrier, Site site) {
   }
 }
 
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
-  load({*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, barrier, site);
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site) {
+  load({*map, smem, {first[0], first[1], first[2], first[3]}}, barrier, site);
 }
 void load_linear(u32 smem, const void* global, u32 bytes, u32 barrier, Site site) {
   load(linear(global, smem, bytes), barrier, site);

@@ -1,4 +1,4 @@
-// Host twins of the primitives that decode kernels alone use: grid.cuh, float8.cuh, tma_rows.cuh.
+// Host twins of the primitives that decode kernels alone use: grid.cuh, float8.cuh.
 #pragma once
 #include "host/hopper_host.h"
 
@@ -28,11 +28,6 @@ DEVICE u32 atomic_inc_wrap(u32* counter, u32 last, SITE) { return cufa_host::inc
 // Launches follow one another here, but in checked mode what is touched too early is found.
 DEVICE void grid_release_next() { cufa_host::let_next_launch_begin(); }
 DEVICE void grid_await_previous() { cufa_host::await_launch_before(); }
-
-// ---- tma_rows.cuh
-DEVICE void tma_load_5d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4, SITE) {
-  cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3, c4}, site);
-}
 
 // ---- float8.cuh
 DEVICE u32 cvt_f16x2_e4m3x2(u16 x) { return cufa_host::e4m3_as_half(x & 0xff) | u32(cufa_host::e4m3_as_half(x >> 8)) << 16; }

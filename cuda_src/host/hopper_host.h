@@ -10,10 +10,10 @@
 // with the 128-byte swizzle.
 struct TensorMap {
   const unsigned char* address;
-  u32 item_bytes, rank;
-  u64 sizes[5];    // elements, innermost first; axes from `rank` on have one
-  u64 strides[5];  // bytes
-  u32 box[5];      // elements
+  u32 item_bytes;
+  u64 sizes[4];    // elements, innermost axis first
+  u64 strides[4];  // bytes
+  u32 box[4];      // elements
 };
 
 namespace cufa_host {
@@ -25,7 +25,7 @@ void mbarrier_wait(u32 barrier, u32 parity, bool from_cluster, Site site);
 void mbarrier_init_fence();
 
 // bulk_copy.cpp
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site);
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site);
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
 void commit_stores();
 void await_stores_read();
@@ -92,7 +92,7 @@ DEVICE void registers_raise_to(SITE) {
 
 // ---- tma.cuh
 DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {
-  cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3, 0}, site);
+  cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3}, site);
 }
 DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE) {
   cufa_host::store_box(map, smem, {c0, c1, c2, c3}, site);

@@ -60,8 +60,6 @@ class Box:
     """The box of a tensor map: how many rows of one head a copy moves, 128 bytes of each."""
 
     rows: int
-    whole_rows: bool = False
-    """A copy moves all bytes of each row, as an axis of 128-byte pieces."""
     promotion: int = 256
     """Fewest bytes that a request brings to the L2 cache; 0: only those requested."""
 

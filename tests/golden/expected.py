@@ -350,16 +350,6 @@ def _tma_boxes(probe: Probe) -> Expected:
     return Expected(np.stack([box(tensor, rows, tuple(map(int, f))) for f in firsts]).view(np.uint32))
 
 
-def _tma_rows(probe: Probe) -> Expected:
-    """Whole rows of (batch, heads, rows, columns) from (row, head, batch) on; zeros outside."""
-    tensor, rows = probe.tensors[0]
-    boxes = []
-    for row, head, batch in probe.inputs[1:].view(np.int32).reshape(-1, 3).tolist():
-        halves = [box(tensor, rows, (column, row, head, batch)) for column in (0, 64)]
-        boxes.append(np.concatenate(halves, 1))
-    return Expected(np.stack(boxes).view(np.uint32))
-
-
 def _tma_store(probe: Probe) -> Expected:
     """What lies outside of the tensor is not written, what lies between the boxes stays zero."""
     assert probe.output_tensor is not None

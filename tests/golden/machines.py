@@ -20,7 +20,7 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     from cufa.run.emulate import build as host_build
     from cufa.run.emulate.calls import Execution
     from cufa.run.emulate.launch import execute
-    from cufa.run.emulate.memory import GlobalArray, row_map, tensor_map
+    from cufa.run.emulate.memory import GlobalArray, tensor_map
 
     stores = probe.output_tensor is not None
     types = ["ProbeParams", *["TensorMap"] * (3 if stores else len(probe.tensors))]
@@ -30,7 +30,7 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
     memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
     memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
-    maps = [(row_map if probe.whole_rows else tensor_map)(x, rows) for x, rows in probe.tensors]
+    maps = [tensor_map(x, rows) for x, rows in probe.tensors]
     if probe.output_tensor is not None:
         shape, rows = probe.output_tensor
         maps = [tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
@@ -66,7 +66,7 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
     params["in"], params["out"] = source.data.ptr, out.data.ptr
     on_device = [cupy.asarray(x) for x, _ in probe.tensors]
     boxes = [rows for _, rows in probe.tensors]
-    maps = [_tensor_map(x, rows, probe.whole_rows) for x, rows in zip(on_device, boxes, strict=True)]
+    maps = [_tensor_map(x, rows) for x, rows in zip(on_device, boxes, strict=True)]
     if probe.output_tensor is not None:
         shape, rows = probe.output_tensor
         maps = [_tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
@@ -74,11 +74,11 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
     return out.get()
 
 
-def _tensor_map(x, box_rows: int, whole_rows: bool = False) -> np.ndarray:
+def _tensor_map(x, box_rows: int) -> np.ndarray:
     from cufa.kernels import Box
     from cufa.problem.element import ELEMENTS
     from cufa.run.cuda.tensor_map import TensorMap
 
-    encoded = TensorMap(ELEMENTS[str(x.dtype)], x.shape, x.strides, Box(box_rows, whole_rows))
+    encoded = TensorMap(ELEMENTS[str(x.dtype)], x.shape, x.strides, Box(box_rows))
     encoded.point_to(x.data.ptr)
     return np.frombuffer(ctypes.string_at(encoded.address, 128), [("bytes", np.uint8, 128)])

@@ -23,7 +23,6 @@ FOLDER = Path(__file__).parents[1] / "probes"
 SOURCE = str(FOLDER / "primitive_probes.cu")
 HOPPER_SOURCE = str(FOLDER / "hopper_probes.cu")
 DECODE_SOURCE = str(FOLDER / "decode_probes.cu")
-ROW_SOURCE = str(FOLDER / "row_probes.cu")
 TILE_SOURCE = str(FOLDER / "hopper_tile_probes.cu")
 CLUSTER_SOURCE = str(FOLDER / "cluster_probes.cu")
 REDUCTION_SOURCE = str(FOLDER / "reduction_probes.cu")
@@ -112,8 +111,6 @@ class Probe:
     constants: tuple[tuple[str, int | bool], ...] = ()
     entry_name: str = ""
     """When it is not the probe's own."""
-    whole_rows: bool = False
-    """The boxes of ``tensors`` hold whole rows."""
     output_tensor: tuple[tuple[int, ...], int] | None = None
     """Instead of ``tensors``: (shape, rows of a box) of the output as float16, for stores by tensor map."""
     cluster: int = 1
@@ -323,17 +320,6 @@ def tma_store_probe() -> Probe:
     return Probe(
         "tma_store", inputs, int(np.prod(shape)) // 2, 1, 64, TILE_SOURCE, rows * 128,
         constants=(("COLUMNS", 64), ("DEPTH", rows), ("BFLOAT16", False)), output_tensor=(shape, rows),
-    )  # fmt: skip
-
-
-def tma_rows_probe() -> Probe:
-    """Boxes of whole rows, two pieces of 128 bytes each: inside, over both ends, outside."""
-    rows, tensor = 24, random_normals("rows", 2 * 3 * 40 * 128).reshape(2, 3, 40, 128).astype(np.float16)
-    firsts = [(3, 1, 0), (30, 2, 1), (-6, 0, 1), (0, 3, 0), (0, -1, 1), (0, 0, 2), (40, 1, 1)]
-    inputs = np.concatenate([[len(firsts)], np.array(firsts).ravel()]).astype(np.int32).view(np.uint32)
-    return Probe(
-        "tma_rows", inputs, len(firsts) * rows * 64, 1, 64, ROW_SOURCE, rows * 256 + 8,
-        ((tensor, rows),) * 3, (("COLUMNS", 128), ("ROWS", rows)), whole_rows=True,
     )  # fmt: skip
 
 

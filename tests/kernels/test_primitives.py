@@ -90,17 +90,6 @@ def test_tma_boxes_here(schedule, copies):
 
 
 @pytest.mark.gpu
-def test_tma_rows_on_a_gpu():
-    """Boxes of whole rows, a row being an axis of 128-byte pieces."""
-    assert_as_expected(probes.tma_rows_probe(), run_on_gpu(probes.tma_rows_probe()))
-
-
-@pytest.mark.parametrize("copies", ["early", "late"])
-def test_tma_rows_here(copies):
-    assert_as_expected(probes.tma_rows_probe(), run_here(probes.tma_rows_probe(), copies=copies))
-
-
-@pytest.mark.gpu
 def test_tma_store_on_a_gpu():
     """Boxes over the ends of a tensor are clipped; a buffer is written again as soon as it has been read. In
     a process of its own: a store that the copy engine refuses ends all that a process has on the GPU."""
@@ -142,7 +131,6 @@ def test_expectations_can_fail():
         *PROBES,
         probes.tma_boxes_probe(),
         probes.tma_store_probe(),
-        probes.tma_rows_probe(),
         probes.tile_probe("f16", 24, 72),
     ]:
         values = expected_of(probe).values

@@ -61,19 +61,16 @@ class TensorMap:
             )
         ]
         columns = _BOX_BYTES // element.itemsize
-        pieces = head_dim // columns
-        sizes = [columns, pieces] if box.whole_rows else [head_dim]
-        of_box = [columns, pieces] if box.whole_rows else [columns]
-        rank = len(sizes) + 3
+        rank = 4
         self._arguments = (
             ctypes.c_void_p(self.address),
             ctypes.c_int(element.tensor_map_type),
             ctypes.c_uint32(rank),
         )
         self._geometry = (
-            (ctypes.c_uint64 * rank)(*sizes, seqlen, heads, batch),
-            (ctypes.c_uint64 * (rank - 1))(*[_BOX_BYTES] * box.whole_rows, *steps),
-            (ctypes.c_uint32 * rank)(*of_box, box.rows, 1, 1),
+            (ctypes.c_uint64 * rank)(head_dim, seqlen, heads, batch),
+            (ctypes.c_uint64 * (rank - 1))(*steps),
+            (ctypes.c_uint32 * rank)(columns, box.rows, 1, 1),
             (ctypes.c_uint32 * rank)(*[1] * rank),
             ctypes.c_int(0),
             ctypes.c_int(_SWIZZLE_128B),

@@ -104,10 +104,9 @@ class TensorMap(ctypes.Structure):
     _fields_ = [
         ("address", ctypes.c_void_p),
         ("item_bytes", ctypes.c_uint32),
-        ("rank", ctypes.c_uint32),
-        ("sizes", ctypes.c_uint64 * 5),
-        ("strides", ctypes.c_uint64 * 5),
-        ("box", ctypes.c_uint32 * 5),
+        ("sizes", ctypes.c_uint64 * 4),
+        ("strides", ctypes.c_uint64 * 4),
+        ("box", ctypes.c_uint32 * 4),
     ]
 
 
@@ -120,22 +119,7 @@ def tensor_map(x: npt.NDArray[Any], box_rows: int) -> TensorMap:
     return TensorMap(
         address=x.ctypes.data,
         item_bytes=x.itemsize,
-        rank=4,
-        sizes=(*x.shape[::-1], 1),
-        strides=(*x.strides[::-1], 0),
-        box=(_BOX_BYTES // x.itemsize, box_rows, 1, 1, 1),
-    )
-
-
-def row_map(x: npt.NDArray[Any], box_rows: int) -> TensorMap:
-    """Boxes of ``box_rows`` whole rows of one head of ``x``: a row is an axis of 128-byte pieces."""
-    columns = _BOX_BYTES // x.itemsize
-    pieces = x.shape[3] // columns
-    return TensorMap(
-        address=x.ctypes.data,
-        item_bytes=x.itemsize,
-        rank=5,
-        sizes=(columns, pieces, *x.shape[2::-1]),
-        strides=(x.itemsize, _BOX_BYTES, *x.strides[2::-1]),
-        box=(columns, pieces, box_rows, 1, 1),
+        sizes=x.shape[::-1],
+        strides=x.strides[::-1],
+        box=(_BOX_BYTES // x.itemsize, box_rows, 1, 1),
     )

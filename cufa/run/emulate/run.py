@@ -21,7 +21,7 @@ from ...problem import mask_memory
 from ..packing import pack
 from . import build
 from .launch import Execution, Finding, execute_all
-from .memory import GlobalArray, guarded_copy, row_map, tensor_map
+from .memory import GlobalArray, guarded_copy, tensor_map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,8 +207,8 @@ def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> 
     """Tensor maps where the kernels look for them; those that are arguments are returned."""
     outside = []
     for name, box in plan.spec.boxes(plan.config).items():
-        shape, field = row_map if box.whole_rows else tensor_map, plan.operation.operand(name).map_field
-        filled = shape(operands[name].array, box.rows)
+        field = plan.operation.operand(name).map_field
+        filled = tensor_map(operands[name].array, box.rows)
         if field in plan.operation.params.names:
             ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
         else:
