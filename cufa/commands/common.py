@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..calls.arrays import FORWARD_DTYPES
 from ..calls.decode_shapes import MAX_CAPACITY, MAX_TOKENS
 from ..gpu.architectures import Device
-from ..measure.backward_cases import of_forward
+from ..measure.cases import of_forward
 from ..measure.decode_cases import make_decode
 from ..measure.regimes import Regime
 from ..measure.suites import OPERATION_NAMES, make

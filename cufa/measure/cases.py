@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..gpu.architectures import Device
-from ..kernels import TileConfig
+from ..kernels import TileConfig, kernels_of
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
 from . import peers
@@ -74,6 +74,24 @@ class Case:
 
 def contenders(*algorithms: str) -> tuple[Contender, ...]:
     return tuple(Contender(algorithm) for algorithm in algorithms)
+
+
+def of_forward(problem: Problem, *, deterministic: bool = False) -> Problem:
+    """The backward of a forward problem."""
+    return dataclasses.replace(problem, operation="backward", deterministic=deterministic)
+
+
+def best(problem: Problem, device: Device | None) -> list[str]:
+    """Algorithms meant to be fast (those that skip masked tiles) that serve a problem, preferred first."""
+    capability = device.arch.capability if device else None
+    serving = (
+        spec.algorithm
+        for spec in kernels_of(problem.operation).values()
+        if spec.skip_masked_tiles
+        and not spec.refuses(problem, capability)
+        and any(config.fits(problem.head_dim) for config in spec.configs)
+    )
+    return list(dict.fromkeys(serving))
 
 
 def one_item_a_block(plan: Plan) -> Plan:

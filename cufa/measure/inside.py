@@ -1,15 +1,13 @@
 """Inside traces: what each warp of one SM's blocks did when, recorded on a GPU or executed on a CPU.
 
-A trace file is an .npz of logs (:mod:`cufa.build.phases`) and a JSON description. Those under ``cufa/records/inside``
-ship with the package and are shown on machines without a GPU. On a CPU the clock counts what the executor has executed:
-such a trace shows order, not time, and is not kept.
+A trace file has logs (:mod:`cufa.build.phases`, :mod:`cufa.measure.kernel_runs`). The files under
+``cufa/records/inside`` ship with the package and are shown on machines without a GPU. On a CPU the clock counts
+executed primitives: such a trace shows order, not time, and is not kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,13 @@ import numpy.typing as npt
 
 from ..build.compiler import keeps_logs
 from ..build.phases import LOG_HEAD, PHASES, STAMP, Logs, intervals, mistakes
-from ..kernels import KERNELS, TileConfig
+from ..kernels import KERNELS
 from ..kernels.params import TRACE_RECORD
 from ..plan.planner import Plan
-from ..problem.problem import Problem
-from . import measured, measuring, npz, timing
+from . import kernel_runs, measured, measuring, timing
 from .cards import RECORDS_DIR
 from .inputs import Inputs, given_to
+from .kernel_runs import KernelRun
 from .machine import environment
 from .runner import bind
 
@@ -35,35 +33,20 @@ _TIMED = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class InsideTrace:
+class InsideTrace(KernelRun):
     """One run of one kernel, seen from inside."""
 
-    kernel: str
-    """Name in the registry."""
-    digest: str
-    """Of the kernel's sources, without stamps, when it ran."""
-    problem: Problem
-    config: TileConfig
     clock: str
     """ "cycles" of a GPU's SM, or "executed": how much a CPU had executed, which is order and not time."""
     phases: tuple[str, ...]
-    """What the numbers in the stamps mean."""
-    environment: dict[str, Any]
-    """As :func:`cufa.measure.machine.environment`; of a CPU empty."""
+    """Names of the phase numbers in the stamps."""
     slowdown: float | None
     """Time of a run that stamps over that of the build without stamps, timed in turns; None: not on a GPU."""
     logs: Logs = dataclasses.field(repr=False)
-    code: str | None = None
-    """Digest of the traced build's machine code, "" where it is not known; None: traced on this machine."""
 
     @property
     def is_time(self) -> bool:
         return self.clock == "cycles"
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the build that ran still gives the same machine code."""
-        return measured.is_current(self.kernel, self.digest, {} if self.code is None else {"code": self.code})
 
     @property
     def unit(self) -> str:
@@ -77,10 +60,7 @@ class InsideTrace:
     @property
     def name(self) -> str:
         """Of its file, without suffix."""
-        p, c = self.problem, self.config
-        parts = [self.environment.get("device", "cpu"), self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
-        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text, str(c)]
-        return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+        return self.file_name(str(self.config))
 
 
 def record(plan: Plan, sm: int = 0) -> InsideTrace:
@@ -134,63 +114,54 @@ def _check_kept(plan: Plan) -> None:
 def _of(
     plan: Plan, clock: str, where: dict[str, Any], logs: Logs, slowdown: float | None = None
 ) -> InsideTrace:
-    spec = plan.spec
-    digest = measured.digest(spec)
-    return InsideTrace(spec.name, digest, plan.problem, plan.config, clock, PHASES, where, slowdown, logs)
+    digest = measured.digest(plan.spec)
+    return InsideTrace(
+        plan.spec.name, digest, plan.problem, plan.config, where, clock, PHASES, slowdown, logs
+    )
 
 
 def save(trace: InsideTrace, directory: Path) -> Path:
     """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU."""
     if not trace.is_time:
         raise ValueError("executed on a CPU: its clock counts what was executed, and nothing of it is kept")
-    described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "logs"}
-    described |= {"problem": trace.problem.as_json(), "config": dataclasses.asdict(trace.config)}
-    described |= {"refused": trace.logs.refused}
-    stamps = np.concatenate([np.zeros(0, STAMP), *trace.logs.stamps])
+    logs = trace.logs
+    stamps = np.concatenate([np.zeros(0, STAMP), *logs.stamps])
     # Differences of the clock, and fields side by side, compress to a half.
-    clocks = [np.diff(x["clock"], prepend=x["clock"][:1]) for x in trace.logs.stamps if len(x)]
-    arrays: dict[str, Any] = {f"head_{name}": trace.logs.heads[name] for name in LOG_HEAD.names or ()}
-    arrays |= {f"item_{name}": trace.logs.items[name] for name in TRACE_RECORD.names or ()}
+    clocks = [np.diff(x["clock"], prepend=x["clock"][:1]) for x in logs.stamps if len(x)]
+    arrays = kernel_runs.fields_of(logs.heads, "head_") | kernel_runs.fields_of(logs.items, "item_")
     arrays |= {
-        "kept": np.array([len(x) for x in trace.logs.stamps]),
-        "first": np.array([x["clock"][0] if len(x) else 0 for x in trace.logs.stamps], np.uint32),
+        "kept": np.array([len(x) for x in logs.stamps]),
+        "first": np.array([x["clock"][0] if len(x) else 0 for x in logs.stamps], np.uint32),
         "clock": np.concatenate([np.zeros(0, np.uint32), *clocks]),
         "code": stamps["code"],
     }
-    return npz.save(directory / f"{trace.name}.npz", described, arrays)
+    described = trace.described() | {"refused": logs.refused}
+    return kernel_runs.save(directory / f"{trace.name}.npz", described, arrays)
 
 
 def load(file: Path) -> InsideTrace:
     """Raises ValueError for a file that is no inside trace of this version."""
-    try:
-        described, stored = npz.load(file)
-        described.pop("schema", None)
-        heads, items = _struct(stored, "head_", LOG_HEAD), _struct(stored, "item_", TRACE_RECORD)
-        ends = np.cumsum(stored["kept"])[:-1]
-        clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
-        stamps = []
-        for first, clock, code in zip(stored["first"], clocks, codes, strict=True):
-            log = np.zeros(len(code), STAMP)
-            log["clock"] = np.cumsum(clock, dtype=np.uint32) + first
-            log["code"] = code
-            stamps.append(log)
-        logs = Logs(heads, tuple(stamps), items, described.pop("refused"))
-        described["problem"] = Problem.from_json(described["problem"])
-        described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
-        described["phases"] = tuple(described["phases"])
-        if described["phases"] != PHASES:
-            raise ValueError("its phases have other numbers")
-        return InsideTrace(**described, logs=logs)
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file.name} is no inside trace that this version reads: {error}") from error
+    return kernel_runs.load(file, "inside trace", _read)
 
 
-def _struct(stored: Any, prefix: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    names = dtype.names or ()
-    found = np.zeros(len(stored[prefix + names[0]]), dtype)
-    for name in names:
-        found[name] = stored[prefix + name]
-    return found
+def _read(described: dict[str, Any], stored: kernel_runs.Arrays) -> InsideTrace:
+    described["phases"] = tuple(described["phases"])
+    if described["phases"] != PHASES:
+        raise ValueError("its phases have other numbers")
+    ends = np.cumsum(stored["kept"])[:-1]
+    clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
+    stamps = []
+    for first, clock, code in zip(stored["first"], clocks, codes, strict=True):
+        log = np.zeros(len(code), STAMP)
+        log["clock"] = np.cumsum(clock, dtype=np.uint32) + first
+        log["code"] = code
+        stamps.append(log)
+    heads, items = (
+        kernel_runs.struct_of(stored, dtype, prefix)
+        for dtype, prefix in ((LOG_HEAD, "head_"), (TRACE_RECORD, "item_"))
+    )
+    logs = Logs(heads, tuple(stamps), items, described.pop("refused"))
+    return InsideTrace(**described, logs=logs)
 
 
 def load_all(directory: Path = INSIDE_DIR) -> dict[str, InsideTrace]:

@@ -4,19 +4,16 @@ the mask. torch's FlexAttention knows them all."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from .. import masks
+from ..gpu.architectures import Device
 from ..problem.lengths import Packed
 from ..problem.mask import CAUSAL, FULL, Mask
 from ..problem.problem import Problem
-from .backward_cases import of_forward
-from .cases import Case, Contender, contenders
-
-Best = Callable[[Problem], list[str]]
-"""Algorithms of ours that serve, preferred first."""
+from .cases import Case, Contender, best, contenders, of_forward
 
 _PEERS = ("flex", "fa4", "torch flash", "torch cudnn")
 
@@ -27,21 +24,23 @@ DOCUMENTS = (700, 1500, 300, 2100, 1024, 900, 168, 1500)
 _QUESTION, _ANSWERS = 2000, (900, 1500, 700, 1200, 1092, 800)
 
 
-def bands(shape: Problem, best: Best) -> Iterator[Case]:
+def bands(shape: Problem, device: Device | None) -> Iterator[Case]:
     """What tiles that are skipped and a capped score are worth."""
     for mask, softcap in ((FULL, None), (CAUSAL, None), (WINDOW, None), (CAUSAL, 30.0)):
         problem = dataclasses.replace(shape, mask=mask, softcap=softcap)
-        yield Case(problem, contenders(*best(problem), *_PEERS))
+        yield Case(problem, contenders(*best(problem, device), *_PEERS))
 
 
-def beyond(shape: Problem, best: Best) -> Iterator[Case]:
+def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
     """Forward and backward, and the backward without a mask, which those with half of the scores are held against."""
     for operation in (lambda p: p, of_forward):
-        yield _documents(operation(shape), best)
+        yield _documents(operation(shape), device)
         for name, mask in {"no mask": FULL, **others(shape.seqlen_k)}.items():
             problem = operation(dataclasses.replace(shape, mask=mask))
             if problem.operation == "backward" or mask not in (FULL, WINDOW):  # those are among the bands
-                yield Case(problem, contenders(*best(problem), "flex"), f"{name}, {problem.operation}")
+                yield Case(
+                    problem, contenders(*best(problem, device), "flex"), f"{name}, {problem.operation}"
+                )
 
 
 def others(seqlen: int) -> dict[str, Mask]:
@@ -58,7 +57,7 @@ def others(seqlen: int) -> dict[str, Mask]:
     }
 
 
-def _documents(shape: Problem, best: Best) -> Case:
+def _documents(shape: Problem, device: Device | None) -> Case:
     """The same documents as a mask of columns, and packed, as sequences of their own."""
     problem = dataclasses.replace(shape, mask=masks.documents(DOCUMENTS, seqlen=shape.seqlen_k))
     lengths = DOCUMENTS * shape.batch
@@ -67,6 +66,6 @@ def _documents(shape: Problem, best: Best) -> Case:
         shape, batch=len(lengths), seqlen_q=max(lengths), seqlen_k=max(lengths), mask=CAUSAL,
         lengths=Packed(tokens, tokens, lengths, lengths),
     )  # fmt: skip
-    ours = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed))
-    found = (*contenders(*best(problem)), *ours, *contenders("flex"))
+    ours = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed, device))
+    found = (*contenders(*best(problem, device)), *ours, *contenders("flex"))
     return Case(problem, found, f"causal documents, {problem.operation}")

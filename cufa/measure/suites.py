@@ -1,32 +1,49 @@
-"""Named sets of cases: what `cufa bench --suite` and the recording tool run."""
+"""Named sets of cases: what `cufa bench --suite` and the recorder run."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..gpu.architectures import Device
 from ..kernels import kernels_of
 from ..plan.planner import fitting_configs, make_plan
-from ..problem.mask import CAUSAL, FULL, Mask
+from ..problem.mask import CAUSAL, FULL, Band, Mask
 from ..problem.problem import Problem, default_scale
-from . import backward_cases, decode_cases, mask_cases
-from .cases import Case, Contender, contenders
-from .ladder import ladder
+from . import decode_cases, mask_cases
+from .cases import Case, Contender, best, contenders, of_forward
+from .ladder import ladder, variations
+
+Cases = Callable[[Device | None], Iterator[Case]]
+"""Cases for a GPU, or for the CPU (None)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
     name: str
     title: str
-    cases: Callable[[Device | None], Iterator[Case]]
-    """Cases for a GPU, or for the CPU (None)."""
-    gpu_only: bool = False
+    cases: Cases
+    gpu_only: bool
     """Too much work for a CPU, or about something that only a GPU has."""
-    operation: str = "forward"
+    operation: str
     """Of its first case: the first suite of an operation is what `cufa bench` runs when it is given no more."""
+
+
+SUITES: dict[str, Suite] = {}
+
+
+def _suite(
+    name: str, title: str, operation: str = "forward", *, gpu_only: bool = True
+) -> Callable[[Cases], Cases]:
+    """Names a set of cases. Suites are offered in the order of their definition."""
+
+    def add(cases: Cases) -> Cases:
+        SUITES[name] = Suite(name, title, cases, gpu_only, operation)
+        return cases
+
+    return add
 
 
 def make(
@@ -45,41 +62,49 @@ def make(
 
 
 _MASKS = (FULL, CAUSAL)
+_TORCH = ("torch flash", "torch cudnn")
 
 
-def _best(problem: Problem, device: Device | None) -> list[str]:
-    """Algorithms meant to be fast (those that skip what is masked) that serve a problem, preferred first."""
-    capability = device.arch.capability if device else None
-    specs = kernels_of(problem.operation).values()
-    serving = [
-        s.algorithm
-        for s in specs
-        if s.skip_masked_tiles
-        and not s.refuses(problem, capability)
-        and any(config.fits(problem.head_dim) for config in s.configs)
-    ]
-    return list(dict.fromkeys(serving))
+def _hidden(seqlen: int, head_dim: int, mask: Mask, dtype: str = "bfloat16") -> Problem:
+    """16k tokens and 2048 hidden, as in the FlashAttention-2 paper."""
+    return make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, dtype, mask)
 
 
-def _published_shapes() -> Iterator[Problem]:
-    """Those of the FlashAttention-2 paper, 16k tokens and 2048 hidden, to 16k long."""
-    for head_dim in (64, 128, 256):
-        for seqlen in (1024, 4096, 16384):
-            for mask in _MASKS:
-                yield make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
+def _published_shapes(dtype: str = "bfloat16") -> Iterator[Problem]:
+    """Those of the FlashAttention-2 paper, to 16k long."""
+    for head_dim, seqlen, mask in itertools.product((64, 128, 256), (1024, 4096, 16384), _MASKS):
+        yield _hidden(seqlen, head_dim, mask, dtype)
 
 
+@_suite("quick", "every algorithm, a few shapes", gpu_only=False)
+def _quick(device: Device | None) -> Iterator[Case]:
+    """The default of `cufa bench`: a few seconds anywhere."""
+    specs = kernels_of("forward").values()
+    if device is None:
+        # One GPU's own algorithm has no loop nest of its own in NumPy.
+        names = dict.fromkeys(s.algorithm for s in specs if not s.uses_copy_engine)
+        for seqlen, mask in ((512, FULL), (512, CAUSAL), (1024, CAUSAL)):
+            yield Case(make(1, 4, seqlen, 64, "float32", mask), contenders(*names))
+        return
+    names = dict.fromkeys(s.algorithm for s in specs if s.runs_on(device.arch.capability))
+    for head_dim, seqlen, mask in ((64, 4096, CAUSAL), (128, 4096, FULL), (128, 4096, CAUSAL)):
+        yield Case(make(2, 2048 // head_dim, seqlen, head_dim, "float16", mask), contenders(*names))
+
+
+@_suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16")
 def _forward(device: Device | None) -> Iterator[Case]:
     for problem in _published_shapes():
-        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn", "fa4"))
+        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
 
 
+@_suite("fa3", "forward, the preferred kernel only")
 def _fa3(device: Device | None) -> Iterator[Case]:
     """The same shapes, only what the planner prefers: half the time of "forward", for work on one kernel."""
     for problem in _published_shapes():
-        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
+        yield Case(problem, contenders(best(problem, device)[0], *_TORCH, "fa4"))
 
 
+@_suite("awkward", "short, ragged and uneven shapes, bfloat16")
 def _awkward(device: Device | None) -> Iterator[Case]:
     """Few heads and short sequences, few queries, grouped heads, lengths off the tile by one, head dims
     between the round ones. Causal with Sq ≠ Sk is aligned bottom-right for all: torch's flash backend takes
@@ -97,31 +122,34 @@ def _awkward(device: Device | None) -> Iterator[Case]:
         problem = make(
             batch, heads, seqlen_q, head_dim, "bfloat16", mask, kv_heads=kv_heads, seqlen_k=seqlen_k
         )
-        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn"))
+        yield Case(problem, contenders(*best(problem, device), *_TORCH))
 
 
+@_suite("chunks", "few queries over many keys, bfloat16")
 def _chunks(device: Device | None) -> Iterator[Case]:
     """Chunks of a prompt against what a cache holds of it: few queries over many keys, which are split."""
     for seqlen_q, seqlen_k, mask in itertools.product(
         (16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS
     ):
         problem = make(1, 32, seqlen_q, 128, "bfloat16", mask, kv_heads=8, seqlen_k=seqlen_k)
-        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn", "fa4"))
+        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
 
 
+@_suite("ladder", "FA3, its techniques one after the other")
 def _ladder(device: Device | None) -> Iterator[Case]:
-    """FA3's techniques one after the other, on the planner's tiles for each shape."""
-    assert device is not None, "FA3 is Hopper's"
-    for head_dim, seqlen in ((64, 4096), (128, 1024), (128, 4096), (256, 4096)):
-        for mask in _MASKS:
-            problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
-            try:
-                plan = make_plan(problem, device, "fa3")
-            except ValueError:  # another architecture
-                return
-            yield Case(problem, ladder("fa3", plan.config))
+    """On the planner's tiles for each shape; no case on other architectures than Hopper."""
+    for (head_dim, seqlen), mask in itertools.product(
+        ((64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS
+    ):
+        problem = _hidden(seqlen, head_dim, mask)
+        try:
+            plan = make_plan(problem, device, "fa3")
+        except ValueError:  # another architecture
+            return
+        yield Case(problem, ladder("fa3", plan.config))
 
 
+@_suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", gpu_only=False)
 def _versions(device: Device | None) -> Iterator[Case]:
     """FA1 → FA2: batch 2, 4 heads, d64; what skipping tiles alone gives is fa2_noskip → fa2."""
     for seqlen in (512, 1024, 2048, 4096):
@@ -137,19 +165,18 @@ def _versions(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders("fa1", "fa2_noskip", "fa2"))
 
 
+@_suite("float32", "float32 that keeps float32 accuracy, 16k tokens × 2048 hidden")
 def _float32(device: Device | None) -> Iterator[Case]:
-    for head_dim in (64, 128, 256):
-        for seqlen in (1024, 4096, 16384):
-            for mask in _MASKS:
-                problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "float32", mask)
-                # The scores of 16k rows would take tens of GiB.
-                math = ("torch math",) if seqlen < 16384 else ()
-                yield Case(problem, contenders(*_best(problem, device), "torch efficient", *math))
+    for problem in _published_shapes("float32"):
+        # The scores of 16k rows would take tens of GiB.
+        math = ("torch math",) if problem.seqlen_q < 16384 else ()
+        yield Case(problem, contenders(*best(problem, device), "torch efficient", *math))
     for mask in _MASKS:
         problem = make(2, 32, 4096, 64, "float32", mask, precision="tf32")
-        yield Case(problem, contenders(*_best(problem, device)))
+        yield Case(problem, contenders(*best(problem, device)))
 
 
+@_suite("fa1-blocks", "FA1 block sizes and warps")
 def _fa1_blocks(device: Device | None) -> Iterator[Case]:
     """Every tiling of FA1 that fits: the block sweep; in float32 on shapes of which one is published."""
     assert device is not None, "which tilings fit depends on the GPU"
@@ -162,6 +189,7 @@ def _fa1_blocks(device: Device | None) -> Iterator[Case]:
         yield Case(problem, tuple(Contender("fa1", config) for config in fitting_configs(spec, 64, device)))
 
 
+@_suite("memory", "naive against FA2, growing length", gpu_only=False)
 def _memory(device: Device | None) -> Iterator[Case]:
     """What not storing the score matrix is worth: naive against FA2, growing length."""
     for seqlen in (1024, 2048, 4096, 8192) if device else (1024, 2048, 4096):
@@ -169,57 +197,75 @@ def _memory(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders("naive", "fa2"))
 
 
-def _quick(device: Device | None) -> Iterator[Case]:
-    """The default of `cufa bench`: a few seconds anywhere."""
-    specs = kernels_of("forward").values()
-    if device is None:
-        # One GPU's own algorithm has no loop nest of its own in NumPy.
-        names = dict.fromkeys(s.algorithm for s in specs if not s.uses_copy_engine)
-        for seqlen, mask in ((512, FULL), (512, CAUSAL), (1024, CAUSAL)):
-            yield Case(make(1, 4, seqlen, 64, "float32", mask), contenders(*names))
-        return
-    names = dict.fromkeys(s.algorithm for s in specs if s.runs_on(device.arch.capability))
-    for head_dim, seqlen, mask in ((64, 4096, CAUSAL), (128, 4096, FULL), (128, 4096, CAUSAL)):
-        yield Case(make(2, 2048 // head_dim, seqlen, head_dim, "float16", mask), contenders(*names))
-
-
+@_suite("masks", "masks and softcap, 2 × 32/8 heads × 8192, d128, bfloat16")
 def _masks(device: Device | None) -> Iterator[Case]:
     """One shape under every mask; then windows in decoding."""
-    shape, best = make(2, 32, 8192, 128, "bfloat16", kv_heads=8), functools.partial(_best, device=device)
-    yield from mask_cases.bands(shape, best)
-    yield from mask_cases.beyond(shape, best)
+    shape = make(2, 32, 8192, 128, "bfloat16", kv_heads=8)
+    yield from mask_cases.bands(shape, device)
+    yield from mask_cases.beyond(shape, device)
     yield from decode_cases.windows(device)
 
 
+@_suite("energy", "shapes that meet the power limit, bfloat16")
 def _energy(device: Device | None) -> Iterator[Case]:
     """The shapes whose joules are published, and two further head dims: where a card's power limit decides."""
     shapes = ((64, 16384, CAUSAL), (128, 16384, CAUSAL), (128, 4096, FULL), (256, 16384, CAUSAL))
-    problems = [make(16384 // n, 2048 // d, n, d, "bfloat16", mask) for d, n, mask in shapes]
+    problems = [_hidden(n, d, mask) for d, n, mask in shapes]
     problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
     for problem in problems:
-        yield Case(problem, contenders(_best(problem, device)[0], "torch cudnn", "fa4"))
+        yield Case(problem, contenders(best(problem, device)[0], "torch cudnn", "fa4"))
 
 
+_suite("decode", "decode: one query token, head dim 128, bfloat16", "decode")(decode_cases.decode)
+_suite("decode-published", "decode: the published shapes only", "decode")(decode_cases.published)
+_suite("splits", "decode: splits of the keys, few to many", "decode")(decode_cases.sweep)
+
+
+@_suite("backward-quick", "backward: a few shapes", "backward", gpu_only=False)
 def _backward_quick(device: Device | None) -> Iterator[Case]:
     """What `cufa bench backward` runs: a few seconds anywhere."""
     dtype, lengths = ("float32", (512, 1024)) if device is None else ("float16", (1024, 4096))
     for seqlen, mask in itertools.product(lengths, _MASKS):
-        problem = backward_cases.of_forward(make(1, 8, seqlen, 64, dtype, mask))
-        yield Case(problem, contenders(*_best(problem, device)))
+        problem = of_forward(make(1, 8, seqlen, 64, dtype, mask))
+        yield Case(problem, contenders(*best(problem, device)))
 
 
+@_suite("backward", "backward: 16k tokens × 2048 hidden, bfloat16", "backward")
 def _backward(device: Device | None) -> Iterator[Case]:
-    yield from backward_cases.published(_published_shapes(), functools.partial(_best, device=device))
+    for problem in map(of_forward, _published_shapes()):
+        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
 
 
+@_suite("backward-beside", "backward: determinism, groups, windows, odd shapes, float32", "backward")
 def _backward_beside(device: Device | None) -> Iterator[Case]:
-    best = functools.partial(_best, device=device)
-    yield from backward_cases.beside(make(2, 32, 4096, 128, "bfloat16"), best)
-    shapes = itertools.product((64, 128), (1024, 4096), _MASKS)
-    problems = (make(16384 // n, 2048 // d, n, d, "float32", mask) for d, n, mask in shapes)
-    yield from backward_cases.float32(problems, best)
+    """One change at a time from one shape; then float32."""
+    shape = make(2, 32, 4096, 128, "bfloat16")
+    for mask in (FULL, CAUSAL):
+        problem = of_forward(dataclasses.replace(shape, mask=mask))
+        ordered = dataclasses.replace(problem, deterministic=True)
+        fixed = (
+            Contender(name, name=f"{name} deterministic", problem=ordered) for name in best(ordered, device)
+        )
+        yield Case(problem, (*contenders(*best(problem, device)), *fixed, *contenders("torch flash")))
+    changes: tuple[dict[str, Any], ...] = (
+        {"mask": CAUSAL, "kv_heads": 8},
+        {"mask": CAUSAL, "kv_heads": 8, "seqlen_q": 1024, "seqlen_k": 1024},
+        {"mask": Band(1023, 0), "seqlen_q": 8192, "seqlen_k": 8192},
+        {"mask": CAUSAL, "softcap": 30.0},
+        {"mask": CAUSAL, "seqlen_q": 4097, "seqlen_k": 4097},
+        {"mask": FULL, "seqlen_q": 1023, "seqlen_k": 1023, "batch": 8},
+        *({"mask": CAUSAL, "head_dim": d, "scale": default_scale(d)} for d in (80, 96, 192)),
+        {"mask": FULL, "head_dim": 96, "scale": default_scale(96)},
+    )
+    for change in changes:
+        problem = of_forward(dataclasses.replace(shape, **change))
+        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
+    for head_dim, seqlen, mask in itertools.product((64, 128), (1024, 4096), _MASKS):
+        problem = of_forward(_hidden(seqlen, head_dim, mask, "float32"))
+        yield Case(problem, contenders(*best(problem, device), "torch efficient"))
 
 
+@_suite("backward-energy", "backward: shapes that meet the power limit, bfloat16", "backward")
 def _backward_energy(device: Device | None) -> Iterator[Case]:
     """The backward where the power limit decides, long enough for joules."""
     for head_dim, seqlen, mask in (
@@ -228,91 +274,21 @@ def _backward_energy(device: Device | None) -> Iterator[Case]:
         (128, 4096, CAUSAL),
         (128, 16384, CAUSAL),
     ):
-        problem = backward_cases.of_forward(
-            make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
-        )
-        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "fa4"))
+        problem = of_forward(make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask))
+        yield Case(problem, contenders(best(problem, device)[0], "torch flash", "fa4"))
 
 
+@_suite("backward-ladder", "FA3's backward, its techniques one after the other", "backward")
 def _backward_ladder(device: Device | None) -> Iterator[Case]:
-    assert device is not None, "FA3 is Hopper's"
-    shapes = itertools.product(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
-    problems = (make(16384 // n, 2048 // d, n, d, "bfloat16", mask) for (d, n), mask in shapes)
-    yield from backward_cases.steps(problems, device)
-
-
-SUITES = {
-    suite.name: suite
-    for suite in (
-        Suite("quick", "every algorithm, a few shapes", _quick),
-        Suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16", _forward, gpu_only=True),
-        Suite("fa3", "forward, the preferred kernel only", _fa3, gpu_only=True),
-        Suite("awkward", "short, ragged and uneven shapes, bfloat16", _awkward, gpu_only=True),
-        Suite("chunks", "few queries over many keys, bfloat16", _chunks, gpu_only=True),
-        Suite("ladder", "FA3, its techniques one after the other", _ladder, gpu_only=True),
-        Suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", _versions),
-        Suite(
-            "float32",
-            "float32 that keeps float32 accuracy, 16k tokens × 2048 hidden",
-            _float32,
-            gpu_only=True,
-        ),
-        Suite("fa1-blocks", "FA1 block sizes and warps", _fa1_blocks, gpu_only=True),
-        Suite("memory", "naive against FA2, growing length", _memory),
-        Suite("masks", "masks and softcap, 2 × 32/8 heads × 8192, d128, bfloat16", _masks, gpu_only=True),
-        Suite("energy", "shapes that meet the power limit, bfloat16", _energy, gpu_only=True),
-        Suite(
-            "decode",
-            "decode: one query token, head dim 128, bfloat16",
-            decode_cases.decode,
-            gpu_only=True,
-            operation="decode",
-        ),
-        Suite(
-            "decode-published",
-            "decode: the published shapes only",
-            decode_cases.published,
-            gpu_only=True,
-            operation="decode",
-        ),
-        Suite(
-            "splits",
-            "decode: splits of the keys, few to many",
-            decode_cases.sweep,
-            gpu_only=True,
-            operation="decode",
-        ),
-        Suite("backward-quick", "backward: a few shapes", _backward_quick, operation="backward"),
-        Suite(
-            "backward",
-            "backward: 16k tokens × 2048 hidden, bfloat16",
-            _backward,
-            gpu_only=True,
-            operation="backward",
-        ),
-        Suite(
-            "backward-beside",
-            "backward: determinism, groups, windows, odd shapes, float32",
-            _backward_beside,
-            gpu_only=True,
-            operation="backward",
-        ),
-        Suite(
-            "backward-energy",
-            "backward: shapes that meet the power limit, bfloat16",
-            _backward_energy,
-            gpu_only=True,
-            operation="backward",
-        ),
-        Suite(
-            "backward-ladder",
-            "FA3's backward, its techniques one after the other",
-            _backward_ladder,
-            gpu_only=True,
-            operation="backward",
-        ),
-    )
-}
+    """On the planner's tiles for each shape; no case on other architectures than Hopper."""
+    shapes = ((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096))
+    for (head_dim, seqlen), mask in itertools.product(shapes, _MASKS):
+        problem = of_forward(_hidden(seqlen, head_dim, mask))
+        try:
+            plan = make_plan(problem, device, "fa3")
+        except ValueError:  # another architecture
+            return
+        yield Case(problem, (*ladder("fa3", plan.config), *variations(plan)))
 
 
 #: Operations in the order in which they are offered: that of their first suites.

@@ -1,7 +1,7 @@
-"""Traces: which thread block ran when, on which SM, and how many tiles it counted, as the kernel recorded it.
+"""Traces: which thread block ran when, on which SM, and how many tiles it counted, as recorded by the kernel.
 
-A trace file is an .npz of :data:`cufa.kernels.params.TRACE_RECORD` entries and a JSON description. Those under
-``cufa/records/traces`` ship with the package and are shown on machines without a GPU. Where there is one,
+A trace file has :data:`cufa.kernels.params.TRACE_RECORD` entries (:mod:`cufa.measure.kernel_runs`). The files under
+``cufa/records/traces`` ship with the package and are shown on machines without a GPU. On a machine with a GPU
 
     python -m cufa.measure.traces DIRECTORY --request JSON
 
@@ -13,22 +13,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ..gpu.architectures import Device
-from ..kernels import KERNELS, TileConfig, read_config
+from ..kernels import read_config
+from ..kernels.params import TRACE_RECORD
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
-from . import measured, npz
+from . import kernel_runs, measured
 from .cards import RECORDS_DIR
 from .inputs import Inputs, given_to
+from .kernel_runs import KernelRun
 from .machine import environment
 
 TRACES_DIR = RECORDS_DIR / "traces"
@@ -36,54 +35,35 @@ _RUNS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class Trace(KernelRun):
     """One traced run of one kernel."""
 
-    kernel: str
-    """Name in the registry."""
-    digest: str
-    """Of the kernel's sources when it was traced."""
-    problem: Problem
-    config: TileConfig
     num_sms: int
-    environment: dict[str, Any]
-    """As :func:`cufa.measure.machine.environment`."""
     records: npt.NDArray[Any] = dataclasses.field(repr=False)
     """:data:`cufa.kernels.params.TRACE_RECORD`, sorted by batch, head and query block."""
-    code: str | None = None
-    """Digest of the traced build's machine code, "" where it is not known; None: traced on this machine."""
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the traced build still gives the same machine code."""
-        return measured.is_current(self.kernel, self.digest, {} if self.code is None else {"code": self.code})
 
     @property
     def name(self) -> str:
         """Of its file, without suffix."""
-        p, c = self.problem, self.config
-        parts = [self.environment["device"], self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
-        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text]
-        parts += [f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}"]
-        return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+        c = self.config
+        return self.file_name(f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}")
 
 
 def record(plan: Plan) -> Trace:
-    """Trace a plan on the current GPU: of a few runs the shortest, so that caches and clocks are warm.
+    """Trace a plan on the current GPU. The shortest of a few runs is kept: caches and clocks are warm then.
 
     Raises ValueError for a kernel that keeps no trace.
     """
     from ..run.cuda import backend as cuda
 
     assert plan.device is not None
-    arrays = Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem)
-    given = given_to(plan.operation, arrays)
+    given = given_to(plan.operation, Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem))
     runs = [cuda.trace(plan, given) for _ in range(_RUNS)]
     if not runs[0]["end_ns"].all():
         raise ValueError(f"{plan.spec.name} writes no trace records")
     shortest = min(runs, key=lambda r: int(r["end_ns"].max() - r["start_ns"].min()))
     here, digest = environment(plan.device), measured.digest(plan.spec)
-    return Trace(plan.spec.name, digest, plan.problem, plan.config, plan.device.num_sms, here, shortest)
+    return Trace(plan.spec.name, digest, plan.problem, plan.config, here, plan.device.num_sms, shortest)
 
 
 def save(trace: Trace, directory: Path) -> Path:
@@ -91,27 +71,18 @@ def save(trace: Trace, directory: Path) -> Path:
     shifted = trace.records.copy()
     for field in ("start_ns", "end_ns"):
         shifted[field] -= trace.records["start_ns"].min()
-    described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "records"}
-    described |= {"problem": trace.problem.as_json(), "config": dataclasses.asdict(trace.config)}
-    arrays = {name: shifted[name] for name in shifted.dtype.names or ()}
-    return npz.save(directory / f"{trace.name}.npz", described, arrays)
+    return kernel_runs.save(
+        directory / f"{trace.name}.npz", trace.described(), kernel_runs.fields_of(shifted)
+    )
 
 
 def load(file: Path) -> Trace:
     """Raises ValueError for a file that is no trace of this version."""
-    from ..kernels.params import TRACE_RECORD
 
-    try:
-        described, stored = npz.load(file)
-        found = np.zeros(len(stored["sm"]), TRACE_RECORD)
-        for name in TRACE_RECORD.names or ():
-            found[name] = stored[name]
-        described.pop("schema", None)
-        described["problem"] = Problem.from_json(described["problem"])
-        described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
-        return Trace(**described, records=found)
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file.name} is no trace that this version reads: {error}") from error
+    def make(described: dict[str, Any], stored: kernel_runs.Arrays) -> Trace:
+        return Trace(**described, records=kernel_runs.struct_of(stored, TRACE_RECORD))
+
+    return kernel_runs.load(file, "trace", make)
 
 
 def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:

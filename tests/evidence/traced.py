@@ -8,7 +8,7 @@ from types import ModuleType
 
 from cufa.gpu.architectures import Device
 from cufa.measure import inside, traces
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.suites import make
 from cufa.plan.planner import Plan, make_plan

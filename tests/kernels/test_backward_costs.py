@@ -14,7 +14,7 @@ from cufa.commands.rows import print_needs
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.measure import additions, bounds, measured, predictions, suites
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.costs import cost_of, table_of
 from cufa.measure.limits import Limits
 from cufa.measure.measured import Measured

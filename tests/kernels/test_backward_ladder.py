@@ -17,7 +17,7 @@ from test_emulate_backward import check
 from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 from cufa.gpu.architectures import Device
 from cufa.measure import suites
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.ladder import is_step, ladder, variations
 from cufa.plan.planner import make_plan
 

@@ -119,7 +119,7 @@ def made(*warps: list[tuple[int, str, int]]) -> InsideTrace:
     problem = make(1, 1, 300, 64, "bfloat16", CAUSAL)
     plan = make_plan(problem, H200, "fa3")
     logs = Logs(heads, tuple(stamps), Room(1).read(np.zeros(Room(1).size, np.uint8)).items, 0)
-    return InsideTrace(plan.spec.name, "", problem, plan.config, "executed", PHASES, {}, None, logs)
+    return InsideTrace(plan.spec.name, "", problem, plan.config, {}, "executed", PHASES, None, logs)
 
 
 def test_sums_of_a_ping_pong():

@@ -31,7 +31,7 @@ from cufa.dashboard.model.many import machine_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
 from cufa.measure import cards, traces
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL

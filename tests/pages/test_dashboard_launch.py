@@ -16,7 +16,7 @@ from dashboard_support import DEVICE, make_records, make_trace
 from cufa.dashboard.model import launch, trace
 from cufa.kernels import KERNELS
 from cufa.measure import traces
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask

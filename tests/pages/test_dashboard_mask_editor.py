@@ -29,7 +29,7 @@ from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views import links
 from cufa.measure import traces
-from cufa.measure.backward_cases import of_forward
+from cufa.measure.cases import of_forward
 from cufa.measure.mask_cases import DOCUMENTS, others
 from cufa.measure.suites import SUITES, make
 from cufa.plan.planner import make_plan

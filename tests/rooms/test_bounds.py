@@ -14,8 +14,7 @@ from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.measure import bounds, predictions, suites
-from cufa.measure.backward_cases import of_forward
-from cufa.measure.cases import one_item_a_block
+from cufa.measure.cases import of_forward, one_item_a_block
 from cufa.measure.costs import cost_of
 from cufa.measure.ladder import ladder
 from cufa.measure.limits import Limits

@@ -190,8 +190,8 @@ def make_trace(plan: Plan, **changes: Any) -> traces.Trace:
         measured.digest(plan.spec),
         plan.problem,
         plan.config,
-        DEVICE.num_sms,
         dict(ENVIRONMENT),
+        DEVICE.num_sms,
         make_records(plan),
     )
     return dataclasses.replace(trace, **changes)
