@@ -10,12 +10,13 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import sampling
+from changed_sources import with_changed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -195,3 +196,17 @@ def nvrtc() -> None:
         nvrtc_version()
     except MissingCompilerError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """``plant(file, old, new)``: kernels compiled next have ``new`` where the file has ``old``, which occurs once."""
+    from cufa.build import compiler
+
+    def apply(file: str, old: str, new: str) -> None:
+        found = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").count(old)
+        assert found == 1, f"{old!r} occurs {found} times in {file}"
+        sources = with_changed(tmp_path, file, lambda text: text.replace(old, new))
+        monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
+
+    return apply

@@ -12,7 +12,6 @@ import pytest
 from backward_support import near
 from lengths_support import OPTIONS, Ragged, dense
 from test_emulate_lengths import MAKE, assert_right, served
-from test_emulate_mutants import plant
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, Kernel, TileConfig
@@ -128,10 +127,10 @@ def planted_case(spec: Kernel, options: str, kind: str) -> Ragged:
 
 
 @pytest.mark.parametrize(("spec", "bug"), IN_KERNELS)
-def test_planted(tmp_path, monkeypatch, spec, bug):
+def test_planted(plant, spec, bug):
     file, old, new, options, kind = PLANTED[bug]
     case = planted_case(spec, options, kind)
-    plant(tmp_path, monkeypatch, file, old, new)
+    plant(file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         assert_right(case, run(case, spec))
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from lengths_support import TOLERANCE
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
-from test_emulate_mutants import plant
 
 import cufa
 from cufa import masks
@@ -231,11 +230,11 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-def test_planted(tmp_path, monkeypatch, bug):
+def test_planted(plant, bug):
     file, old, new, (options, mask, lengths) = PLANTED[bug]
     config = SPEC.configs[0]
     check(options, mask, lengths, config)
-    plant(tmp_path, monkeypatch, file, old, new)
+    plant(file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         check(options, mask, lengths, config)
 
@@ -271,8 +270,8 @@ PLANTED_NEAR_0 = {
 
 
 @pytest.mark.parametrize("bug", PLANTED_NEAR_0)
-def test_planted_near_0(tmp_path, monkeypatch, bug):
+def test_planted_near_0(plant, bug):
     file, old, new, mask, scale = PLANTED_NEAR_0[bug]
-    plant(tmp_path, monkeypatch, file, old, new)
+    plant(file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         check_near_0_and_far(NEAR_0[0], mask, "bfloat16", scale)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from backward_support import near
 from lengths_support import LENGTHS, OPTIONS, head_dim_near, packed, padded, takes
-from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
@@ -306,12 +305,12 @@ def kernels_with(bug: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("kernel", "bug"), [(x, bug) for bug in BUGS for x in kernels_with(bug)])
-def test_planted_bugs_are_noticed(kernel, bug, patch):  # noqa: F811
+def test_planted_bugs_are_noticed(kernel, bug, plant):
     run, kind, options, lengths, file, right, wrong, *_ = BUGS[bug]
     spec = KERNELS[kernel]
     case = MAKE[kind](lengths, options, near(spec, 64), "float16")
     assert_right(case, run(case, spec))
-    patch(file, lambda text: text.replace(right, wrong))
+    plant(file, right, wrong)
     with pytest.raises((AssertionError, EmulationError)):  # a wrong result, or a finding
         assert_right(case, run(case, spec))
 

@@ -11,7 +11,6 @@ import pytest
 from backward_support import NAMES, assert_gradients, make_case, near
 from sampling import of_today
 from support import assert_attention, forward_operands, make_inputs
-from test_emulate_mutants import plant
 
 from cufa import masks
 from cufa.calls import arrays
@@ -410,7 +409,7 @@ def _shown(config: TileConfig) -> dict[str, Mask]:
 
 
 @pytest.mark.parametrize(("bug", "kernel"), IN_KERNELS)
-def test_planted(tmp_path, monkeypatch, bug, kernel):
+def test_planted(plant, bug, kernel):
     """Each is found by what the tests above compare."""
     file, old, new, _, mask = PLANTED[bug]
     spec = KERNELS[kernel]
@@ -421,7 +420,7 @@ def test_planted(tmp_path, monkeypatch, bug, kernel):
     options = {"config": config, "head_dim": head_dim, "execution": Execution()}
     if bug in of_today(list(PLANTED), "masks beyond clean", fixed=0, dated=2):
         execute(spec, _shown(config)[mask], 200, 300, **options)
-    plant(tmp_path, monkeypatch, file, old, new)
+    plant(file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         execute(spec, _shown(config)[mask], 200, 300, **options)
 

@@ -260,7 +260,7 @@ FORWARD = [
         ("if (KIND == MASK_BAND && begin >= end) range", "if (false) range", "a block that sees nothing visits tiles"),
     ),
     *_of(
-        "cuda_src/shared/softmax.cuh", "emulate_kernels emulate_mutants",
+        "cuda_src/shared/softmax.cuh", "emulate_kernels emulate_planted",
         ("x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 2));",
          "x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 1));", "the maximum of half a row"),
         ("l[r] *= alpha[r];", "", "a row's sum is not brought to the new maximum"),

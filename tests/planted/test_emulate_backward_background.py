@@ -1,5 +1,5 @@
 """Hopper's backward where thread blocks do the passes before and after beside their tiles: gradients, who has which
-strips, and bugs that must be found."""
+strips."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 from backward_support import NAMES, assert_gradients, make_case
-from test_emulate_backward_bugs import Bug, bug, check_planted, patch
+from planted_runs import small_batches
 
 from cufa import plan_backward
 from cufa.kernels import KERNELS
@@ -15,24 +15,14 @@ from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.run.emulate.calls import emulate_backward
 from cufa.schedule import key_order
 
-__all__ = ["patch"]
-
-BACKGROUND, ITEMS = "backward/fa3_common/background.cuh", "backward/fa3_common/items.cuh"
-LOADER, CONSUMER = "backward/fa3_common/loader.cuh", "backward/fa3_common/narrow_consumer.cuh"
 #: Linked, with dQ added from registers: tiles of 128 rows and of 64; not linked, with dQ added by the copy engine.
 LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persistent)
-#: Five groups of a head each, ragged tiles.
-SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
 
 
 @pytest.fixture
-def small_groups(monkeypatch):
-    """A head each, but for two in the last; all but the first are prepared beside tiles, all but the last converted."""
-    monkeypatch.setattr(key_order, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(key_order, "_LAST_ITEMS", 4)
-    monkeypatch.setattr(key_order, "_GROUP_ITEMS", 1)
-    for name in ("_BUSY_KEYS", "_NARROW_BUSY_KEYS", "_UNEVEN_LEAD"):
-        monkeypatch.setattr(key_order, name, 1)
+def small_groups():
+    with small_batches():
+        yield
 
 
 def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
@@ -109,98 +99,3 @@ def test_a_group_keeps_every_sm_busy():
     problem = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90").problem
     groups = key_order.head_groups(problem, 32)
     assert groups.size * 32 >= 132
-
-
-BUGS = {
-    "tiles visited before they are prepared": bug(
-        LOADER, "      if (at.first) await_prepared(at.block);\n", "", "race", LONG
-    ),
-    "zeros and numbers that the copy engine does not see": bug(
-        ITEMS, "  global_proxy_fence();  // the", "  // the", "proxy-fence", LONG
-    ),
-    "converted before all have added": bug(
-        BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(head_batch));\n", "", "race", LONG
-    ),
-    "additions told before they are done": bug(
-        ITEMS,
-        "  if constexpr (BULK_ADD) bulk_wait();\n",
-        "",
-        "race wrong",
-        STAGED,
-        head_dim=104,
-    ),
-    "additions told without a release": bug(
-        ITEMS,
-        "  red_release_gpu_add(counter(p, ADDED, head_batch)",
-        "  atomic_add(counter(p, ADDED, head_batch)",
-        "race",
-        LONG,
-    ),
-    "additions never told": bug(
-        CONSUMER,
-        "    unpublished_batch_plus_1 = at(item - 1).head_batch() + 1;\n",
-        "",
-        "divergence",
-        LONG,
-    ),
-    "additions never told, where items are not linked": bug(
-        CONSUMER,
-        "      if constexpr (IS_PERSISTENT) unpublished_batch_plus_1 = block.head_batch() + 1;\n",
-        "",
-        "divergence",
-        STAGED,
-        head_dim=104,
-    ),
-    "additions told before the last one": bug(
-        CONSUMER,
-        "      if constexpr (IS_PERSISTENT) publish();\n      ::add_dq",
-        "      if constexpr (ITEMS_OVERLAP) end_previous_item();\n"
-        "      if constexpr (IS_PERSISTENT) publish();\n      ::add_dq",
-        "race barrier",
-        LONG,
-    ),
-    "a key block without tiles begun before the one before is told of": bug(
-        CONSUMER,
-        "(count == 0 || block.head_batch() > unpublished_batch_plus_1)",
-        "(block.head_batch() > unpublished_batch_plus_1)",
-        "divergence wrong race",
-        LONG,
-        heads=9,
-        kv_heads=9,
-        seqlen_q=100,
-        seqlen_k=520,
-        mask=Band(None, 0, "top-left"),
-    ),
-    "strips read before they are there": bug(
-        BACKGROUND, "        cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
-    ),
-    "slots taken while they are read": bug(
-        BACKGROUND,
-        "      warp_sync();  // all lanes have read the slot and written their results\n",
-        "",
-        "race",
-        LONG,
-    ),
-    "one row of O for another": bug(
-        BACKGROUND, "const u32 r = row + u / ROW_UNITS;", "const u32 r = row;", "", LONG
-    ),
-    "scale forgotten": bug(
-        BACKGROUND,
-        "u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale",
-        "u32_as_float(v.x), u32_as_float(v.y)",
-        "",
-        LONG,
-    ),
-    "rows of a strip's lower half lost": bug(
-        BACKGROUND, "      if (has_lower)", "      if (false)", "", SHORT, head_dim=72
-    ),
-}
-
-
-@pytest.mark.usefixtures("small_groups")
-@pytest.mark.sampled(fixed=2, dated=1)
-@pytest.mark.parametrize("name", BUGS)
-def test_planted(patch, name):
-    planted: Bug = BUGS[name]
-    shape = {**SHAPE, **planted.case}
-    check_planted(patch, dataclasses.replace(planted, case=shape), algorithm="fa3")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-
 import numpy as np
 import pytest
-from changed_sources import with_changed
 from planted_support import run_planted
-from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
-from cufa.build import compiler
-from cufa.kernels import KERNELS, Launch
-from cufa.run.emulate.calls import EmulationError, Execution, run_plan
+from cufa.kernels import Launch
+from cufa.run.emulate.calls import Execution
 from cufa.run.emulate.memory import tensor_map
 
 TILES, N = 5, 32
@@ -88,44 +82,3 @@ def test_planted(name, schedule, copies):
         np.testing.assert_allclose(as_matrix(out), expected, atol=1e-4)
         return
     assert any(f.kind in kinds and message in f.message for f in found), text
-
-
-def fa3_findings(causal: bool):
-    """Of FA3 with Q in registers, several short items a block, in checked mode."""
-    q, k, v = make_inputs(1, 3, 1, 200, 130, 128, "float16")
-    config = next(c for c in KERNELS["fa3_forward"].configs if c.q_in_registers and c.fits(128))
-    plan = plan_with_blocks(make_problem(q, k, v, causal), config, 1)
-    return run_plan(plan, forward_operands(q, k, v), Execution("checked"), trace=False).findings
-
-
-@pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without Q's", "without the store's"])
-def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
-    """A GPU hides it nearly always: without the fence after ldmatrix a few rows in a million were wrong."""
-    file = "forward/fa3/consumer.cuh"
-    parts = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").split("async_proxy_fence();")
-    assert len(parts) == 3
-    if which is not None:
-        joints = ["async_proxy_fence();"] * 2
-        joints[which] = ""
-        without = parts[0] + joints[0] + parts[1] + joints[1] + parts[2]
-        monkeypatch.setattr(compiler, "SOURCE_DIR", with_changed(tmp_path, file, lambda _: without))
-    found = fa3_findings(causal=False)
-    assert {f.kind for f in found} == (set() if which is None else {"proxy-fence"}), "\n".join(
-        map(str, found)
-    )
-
-
-def test_registers_that_a_launch_does_not_have(tmp_path, monkeypatch):
-    """A GPU waits for them for ever. The kernel's own assertion is left out, as a new kernel may have none."""
-    copy = tmp_path / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    source = copy / "forward/fa3/kernel.cu"
-    text = source.read_text(encoding="utf-8")
-    changed, replaced = re.subn(r"static_assert\(registers_suffice\(.*\n.*\n", "", text)
-    assert replaced == changed.count("{{24, 240}, {40, 232}}") == 1
-    source.write_text(changed.replace("{{24, 240}, {40, 232}}", "{{24, 248}, {40, 232}}"), encoding="utf-8")
-    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
-    with pytest.raises(
-        EmulationError, match="asks for 248 registers per thread and has 168; of the 12 x 168"
-    ):
-        fa3_findings(causal=False)

@@ -6,14 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from changed_sources import with_changed
-from decode_kernel_support import configs, operands_of, plan_of
-from decode_support import make_case
 from planted_support import run_planted
 
-from cufa.build import compiler
 from cufa.kernels import Launch
-from cufa.run.emulate.calls import EmulationError, Execution, run_plan
+from cufa.run.emulate.calls import Execution
 from cufa.run.emulate.launch import execute
 
 THREADS = 64
@@ -157,44 +153,3 @@ def test_grids_that_are_no_clusters(cluster, message):
     launch = Launch("planted_cluster", (8, 1, 1), THREADS, 0, cluster=cluster)
     with pytest.raises(ValueError, match=message):
         execute(0, launch, [], [], Execution())
-
-
-#: What the merge of decoding's splits in a cluster needs: file, text, what comes in its place, kinds found.
-NEEDED = {
-    "the wait for all blocks to begin": (
-        "decode/merge.cuh", "if constexpr (CLUSTER_MERGE) cluster_wait();", "", {"block-not-running"}
-    ),
-    "the fence after mbarrier.init": ("decode/cluster.cuh", "mbarrier_init_fence();", "", {"race"}),
-    "the wait for what is received": (
-        "decode/cluster.cuh", "mbarrier_wait_cluster(barrier, 0);", "",
-        {"block-not-running", "copy-not-awaited", "never-written"},
-    ),
-    "that it is for other blocks": (
-        "decode/cluster.cuh", "mbarrier_wait_cluster(barrier", "mbarrier_wait(barrier", {"race"}
-    ),
-    "the arrival": ("decode/cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
-    "all bytes": (
-        "decode/cluster.cuh", "expect_tx(barrier, splits * (", "expect_tx(barrier, splits * (-16 + ",
-        {"copy-not-awaited", "deadlock"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", NEEDED)
-def test_decoding_needs(tmp_path, monkeypatch, what):
-    file, text, instead, kinds = NEEDED[what]
-    assert (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").count(text) == 1
-    sources = with_changed(tmp_path, file, lambda before: before.replace(text, instead))
-    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
-    case = make_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
-    config = configs("decode_split_tma", 64)[0].merged_in_cluster()
-    for schedule in ("ascending", "descending", 1):
-        plan, execution = (
-            plan_of(case, "decode_split_tma", 3, config),
-            Execution("checked", schedule=schedule),
-        )
-        try:
-            found = run_plan(plan, operands_of(case), execution, trace=False).findings
-        except EmulationError as error:
-            found = error.findings
-        assert kinds & {f.kind for f in found}, found

@@ -7,14 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_emulate_backward_bugs
-import test_emulate_backward_bugs_f32
-import test_emulate_backward_bugs_hopper
 import test_emulate_backward_scores
-import test_emulate_fa3_lists
 import test_emulate_fa3_scores
 import test_emulate_lengths
 import test_emulate_masks_beyond
+import test_emulate_planted
 import test_emulate_splits
 from mutant_table import MUTANTS, file_of_tests
 
@@ -23,19 +20,14 @@ from cufa.build.compiler import SOURCE_DIR
 #: File and text, by the module that plants the bug and the bug's name.
 PLACES = {
     **{
-        (module.__name__, name): (bug.file, bug.old)
-        for module in (
-            test_emulate_backward_bugs,
-            test_emulate_backward_bugs_f32,
-            test_emulate_backward_bugs_hopper,
-        )
-        for name, bug in module.BUGS.items()
+        (group, f"{i} {bug.what}"): (bug.file, bug.old)
+        for group, bugs in test_emulate_planted.BUGS.items()
+        for i, bug in enumerate(bugs)
     },
     **{
         (module.__name__, name): (bug[0], bug[1])
         for module in (
             test_emulate_backward_scores,
-            test_emulate_fa3_lists,
             test_emulate_fa3_scores,
             test_emulate_masks_beyond,
             test_emulate_splits,
