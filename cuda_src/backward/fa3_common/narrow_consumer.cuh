@@ -132,16 +132,25 @@ struct NarrowConsumer : TracedConsumer {
     kv = uniform(kv + 1);
     take_values();
   }
-  // Whether items overlap here: there is a next item with tiles, and this warp may wait for its rows before it publishes this
-  // item. If the item has one tile, the previous item's dQ is pending and still needs the K buffer that the next item would
-  // overwrite.
-  DEVICE bool overlaps_next_item(int& count) const {
-    if constexpr (!ITEMS_OVERLAP) return false;
-    if (pending_kv != kv || !smem.rings.has(item + 1)) return false;
-    const KeyBlock next = at(item + 1);
-    count = next.count();
-    const u32 published = unpublished_batch_plus_1 > 0 ? unpublished_batch_plus_1 : block.head_batch() + 1;
-    return count != 0 && next.head_batch() <= published;
+  // If items overlap here, calls visit_last_tile(): there is a next item with tiles, and this warp may wait for its rows before it
+  // publishes this item. If the item has one tile, the previous item's dQ is pending and still needs the K buffer that the next
+  // item would overwrite. The call stands behind early returns: behind a condition joined to one value, ptxas keeps a second copy
+  // of end_previous_item() in visit_last_tile().
+  template <typename VisitLastTile>
+  DEVICE bool goes_on_to_next_item(const VisitLastTile& visit_last_tile) {
+    if constexpr (!ITEMS_OVERLAP) {
+      return false;
+    } else {
+      if (pending_kv != kv || !smem.rings.has(item + 1)) return false;
+      const KeyBlock next = at(item + 1);
+      const int count = next.count();
+      if (count == 0 || next.head_batch() > (unpublished_batch_plus_1 > 0 ? unpublished_batch_plus_1 : block.head_batch() + 1)) {
+        return false;
+      }
+      visit_last_tile();
+      end = n + uniform(u32(count));
+      return true;
+    }
   }
   // dQ of the last tile, when no other product is in flight.
   template <bool LAST>
@@ -216,10 +225,11 @@ struct NarrowConsumer : TracedConsumer {
     begin_products();
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : ATOM_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
+    const u32 dS = smem.dS + smem.dS_ring.stage(dS_number()) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS;
+    const u32 K = smem.K_of(pending_kv) + consumer * NEXT_COLUMNS;
     auto& dQ = dQ_of<LAST>();
     wgmma_registers(dQ);
-    issue_dq<Bc, false, LAST ? LAST_DQ_TILES : DQ_TILES>(
-        dQ, smem.dS_of(dS_number(), 0) + consumer * NEXT_ROWS, smem.K_of(pending_kv) + consumer * NEXT_COLUMNS);
+    issue_dq<Bc, false, LAST ? LAST_DQ_TILES : DQ_TILES>(dQ, dS, K);
     commit(QUERY_GRADIENTS, NO_TILE);
   }
   // Before an item's first tile there is no dQ to add, unless items overlap.

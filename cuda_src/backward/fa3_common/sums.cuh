@@ -58,7 +58,7 @@ DEVICE void pass_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
   red_release_gpu_add(ticket_counter(block, tile, rank), 1);
 }
 
-// DETERMINISTIC and BULK_ADD: one of ADDERS threads, which share the tiles. Memory has add_staged().
+// DETERMINISTIC and BULK_ADD: one of ADDERS threads, which share the tiles. Memory has dQ_handover and add_staged().
 template <typename Memory>
 struct DqAdder {
   const BackwardParams& p;
@@ -68,11 +68,12 @@ struct DqAdder {
   DEVICE void run() const {
     visit_items(p, start, [&](const TileVisit& at) {
       if (at.n % ADDERS != adder) return;
-      const DqHandover staged = dq_handover(opaque(start));
+      const Memory smem(opaque(start));
+      const DqHandover staged = smem.dQ_handover;
       await_ticket(at.block, at.tile);
       staged.wait_empty(at.n);  // the other adder's tile: else its phase would be taken for this tile's
       staged.wait_full(at.n);
-      Memory(opaque(start)).add_staged(p, at.block.workspace_tile(at.tile));
+      smem.add_staged(p, at.block.workspace_tile(at.tile));
       bulk_commit();
       bulk_wait_read();
       staged.release(at.n, 0);

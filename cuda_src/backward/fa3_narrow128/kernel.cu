@@ -58,21 +58,11 @@ struct Consumer : NarrowConsumer {
       begin_first_tile();
       do {
         while (n + 1 < end) visit<LAST, NEXT_TILE>();
-      } while (visit_next_item<LAST>());
+      } while (goes_on_to_next_item([&] { visit<LAST, NEXT_ITEM>(); }));
       visit<LAST, NOTHING_MORE>();
       end_last_tile<LAST>();
     });
   }
-  // The last tile of this item, with the first tile of the next one behind it.
-  template <bool LAST>
-  DEVICE bool visit_next_item() {
-    int count = 0;
-    if (!overlaps_next_item(count)) return false;
-    if constexpr (ITEMS_OVERLAP) visit<LAST, NEXT_ITEM>();
-    end = n + uniform(u32(count));
-    return true;
-  }
-
   // One tile, whose P is made: dQ of the previous tile, dP, dV, dS, dK, and P of the next tile.
   template <bool LAST, Following NEXT>
   DEVICE void visit() {

@@ -54,20 +54,11 @@ struct Consumer : NarrowConsumer {
       begin_first_tile();
       do {
         while (n + 1 < end) visit<NEXT_TILE>();
-      } while (visit_next_item());
+      } while (goes_on_to_next_item([&] { visit<NEXT_ITEM>(); }));
       visit<NOTHING_MORE>();
       end_last_tile<false>();
     });
   }
-  // The last tile of this item, with the first tile of the next one behind it.
-  DEVICE bool visit_next_item() {
-    int count = 0;
-    if (!overlaps_next_item(count)) return false;
-    if constexpr (ITEMS_OVERLAP) visit<NEXT_ITEM>();
-    end = n + uniform(u32(count));
-    return true;
-  }
-
   // One tile, whose P is made (IN_HALVES: its first half): dP, dV, dS, dQ, dK, and P of the next tile.
   template <Following NEXT>
   DEVICE void visit() {
