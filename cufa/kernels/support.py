@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
+from ..problem.columns import Columns
 from ..problem.mask import Band
-from ..problem.mask_memory import columns_of
 from ..problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
         return
     if kind not in kernel.masks:
         yield f"serves band masks, not {_IRREGULAR_MASKS.get(kind, kind)}"
-    columns = columns_of(problem)
-    if columns is not None and columns.band.beyond_band:
+    columns = problem.kernel_mask
+    if isinstance(columns, Columns) and columns.band.beyond_band:
         yield "serves masks that hide keys from runs of rows within a plain band, not within a band with exempt tokens"
     for option in _options(problem):
         if option not in kernel.options_with_irregular_masks:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Launch, Split, TileConfig
 from ..kernels.support import refusal
-from ..problem import mask_memory
 from ..problem.integers import Integers
 from ..problem.problem import Problem
 from ..schedule import order
@@ -110,7 +109,7 @@ class Plan:
 
     @property
     def _workspace_text(self) -> str:
-        of_mask = mask_memory.workspace_bytes(self.problem, self.config.block_kv) if self.workspace else 0
+        of_mask = mask_bytes(self.problem, self.config) if self.workspace else 0
         holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
         holds += [
             "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
@@ -181,9 +180,14 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
-    if of_mask := mask_memory.workspace_bytes(problem, config.block_kv):  # behind all else
+    if of_mask := mask_bytes(problem, config):  # behind all else
         workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
+
+
+def mask_bytes(problem: Problem, config: TileConfig) -> int:
+    """Bytes at the end of the workspace that kernels keep of the mask."""
+    return problem.kernel_mask.workspace_bytes(problem.seqlen_k, config.block_kv)
 
 
 def _check_class(spec: Kernel, config: TileConfig) -> None:

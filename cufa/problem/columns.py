@@ -22,6 +22,8 @@ from .tile_classes import Bools, Ints
 #: Beyond every row: a run from or up to here is open at that end.
 FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
 
+_RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a key block: cuda_src/shared/irregular_mask.cuh
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns(Mask):
@@ -69,10 +71,6 @@ class Columns(Mask):
     def num_intervals(self) -> int:
         return self.intervals.shape[0] // 2
 
-    def columns(self, seqlen_k: int) -> Columns:
-        """The mask with numbers for each of ``seqlen_k`` keys, as :class:`Chunks` computes them."""
-        return self
-
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         return self.band.edges(seqlen_q, seqlen_k)
 
@@ -110,6 +108,23 @@ class Columns(Mask):
     @property
     def beyond_band(self) -> str:
         return "columns" if self.num_intervals == 1 else "columns2"
+
+    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
+        _, sequences, heads, keys = self.intervals.shape
+        shift = shift_of(self.rows, seqlen_q, seqlen_k)
+        return {
+            "runs": self.intervals,
+            "sequences": sequences,
+            "heads": heads,
+            "keys": keys,
+            "run_shift": shift,
+        }
+
+    def workspace_bytes(self, seqlen_k: int, block_kv: int) -> int:
+        """Runs of whole key blocks, and their least and greatest ends in each key block."""
+        _, sequences, heads, _ = self.intervals.shape
+        blocks = sequences * heads * self.num_intervals * -(-seqlen_k // block_kv)
+        return blocks * (block_kv * _RUN_BYTES + _EXTREMES_BYTES)
 
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
@@ -159,14 +174,14 @@ class Chunks(Mask):
     size: int
     diagonal: str | int = "bottom-right"
 
-    def columns(self, seqlen_k: int) -> Columns:
+    def for_kernels(self, seqlen_k: int) -> Columns:
         return _chunk_columns(self.size, self.diagonal, seqlen_k)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        return self.columns(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
+        return self.for_kernels(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
 
     @property
     def beyond_band(self) -> str:
@@ -178,12 +193,12 @@ class Chunks(Mask):
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
     ) -> tuple[Bools, Bools]:
-        return self.columns(seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+        return self.for_kernels(seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
 
     def visible_per_key(
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
-        return self.columns(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+        return self.for_kernels(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     def __str__(self) -> str:
         where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"

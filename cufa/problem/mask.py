@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .integers import Integers
+from .integers import INT32, Integers
 from .mask_family import DIAGONALS, Edges, Mask, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints, TileRanges, Tiles
 
@@ -90,6 +90,16 @@ class Band(Mask):
     def on_host(self) -> Band:
         prefix, keep, global_tokens = (x.on_host() if isinstance(x, Integers) else x for x in self._sets)
         return dataclasses.replace(self, prefix=prefix, keep=keep, global_tokens=global_tokens)
+
+    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
+        found: dict[str, int | Integers] = {}
+        for name, x in zip(("prefix", "keep", "global"), self._sets, strict=True):
+            number = "global_tokens" if name == "global" else name
+            if isinstance(x, Integers):
+                found |= {f"{name}_of": x, number: int(x.shape[0] > 1)}  # the step from sequence to sequence
+            else:
+                found[number] = min(x, int(INT32.max))
+        return found
 
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int

@@ -155,6 +155,19 @@ class Mask:
         (may some score be visible, is every score surely visible), (blocks of rows, blocks of keys)."""
         raise self._missing("rectangles")
 
+    def for_kernels(self, seqlen_k: int) -> Mask:
+        """The same mask as kernels read it: a band, or columns with runs for each of ``seqlen_k`` keys."""
+        return self
+
+    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
+        """Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
+        Asked of :meth:`for_kernels`."""
+        return {}
+
+    def workspace_bytes(self, seqlen_k: int, block_kv: int) -> int:
+        """Bytes that kernels keep of the mask at the end of their workspace. Asked of :meth:`for_kernels`."""
+        return 0
+
     # --- How much is visible ------------------------------------------------------------------------------
 
     def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:

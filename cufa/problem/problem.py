@@ -176,6 +176,11 @@ class Problem:
         return "band" if first is not None else "full" if last is None else "causal"
 
     @property
+    def kernel_mask(self) -> Mask:
+        """The mask as kernels read it: a band or columns."""
+        return self.mask.for_kernels(self.seqlen_k)
+
+    @property
     def later_rows_see_more(self) -> bool:
         """Query blocks differ in length, and the last are the longest: the mask has a right bound only. Also True for
         irregular masks, because most lie within a causal mask."""

@@ -16,8 +16,7 @@ from cufa.calls import arrays
 from cufa.calls.mask_arguments import resolve_mask
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.plan.planner import Plan
-from cufa.problem import mask_memory
+from cufa.plan.planner import Plan, mask_bytes
 from cufa.problem.mask import Mask
 from cufa.problem.options import Options
 from cufa.problem.problem import Problem
@@ -242,7 +241,7 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
     workspace = spec.workspace(problem, config, None)
     assert workspace == 0 or not before
-    workspace += mask_memory.workspace_bytes(problem, config.block_kv)
+    workspace += mask_bytes(problem, config)
     return Plan(problem, spec, config, device, (*before, launch), workspace, ())
 
 

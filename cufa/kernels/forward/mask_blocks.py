@@ -3,7 +3,7 @@ block of keys (``prepare_mask`` of cuda_src/shared/irregular_mask.cuh)."""
 
 from __future__ import annotations
 
-from ...problem.mask_memory import columns_of
+from ...problem.columns import Columns
 from ...problem.problem import Problem
 from ..base import Launch, ceil_div
 from ..config import TileConfig
@@ -13,8 +13,8 @@ _THREADS, _MOST_BLOCKS = 128, 1 << 12  # MASK_THREADS; beyond, warps take severa
 
 def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
     """None where the mask has no numbers for each key."""
-    columns = columns_of(problem)
-    if columns is None:
+    columns = problem.kernel_mask
+    if not isinstance(columns, Columns):
         return ()
     _, sequences, heads, _ = columns.intervals.shape
     warps = sequences * heads * columns.num_intervals * ceil_div(problem.seqlen_k, config.block_kv)

@@ -24,7 +24,7 @@ from ...kernels import Box
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
-from ..packing import element_of, pack
+from ..packing import element_of, mask_arrays, pack
 from . import mask_uploads
 from .launches import Graphs, Launches
 from .tensor_map import TensorMap
@@ -128,7 +128,10 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._params = pack(plan, given)
-        of_mask = mask_uploads.on_device(plan.problem, prepared.device_id)
+        of_mask = {
+            name: mask_uploads.of_numbers(x, prepared.device_id)
+            for name, x in mask_arrays(plan.problem).items()
+        }
         for name, numbers in of_mask.items():
             setattr(self._params.mask, name, numbers.data.ptr)
         block_order = plan.block_order

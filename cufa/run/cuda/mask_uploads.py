@@ -10,9 +10,7 @@ from typing import Any
 
 import cupy
 
-from ...problem import mask_memory
 from ...problem.integers import Integers
-from ...problem.problem import Problem
 
 _copies: weakref.WeakKeyDictionary[Integers, dict[int, Any]] = weakref.WeakKeyDictionary()
 _streams: dict[int, Any] = {}
@@ -20,11 +18,6 @@ _lock = threading.Lock()
 in_flight: collections.deque[list[Any]] = collections.deque(maxlen=1024)
 """What the latest launches read of masks that may be gone already. The driver queues fewer launches than that, then the
 host waits for one."""
-
-
-def on_device(problem: Problem, device_id: int) -> dict[str, Any]:
-    """CuPy arrays by member of ``MaskParams``. Raises ValueError for numbers on another GPU."""
-    return {name: of_numbers(x, device_id) for name, x in mask_memory.arrays(problem).items()}
 
 
 def of_numbers(numbers: Integers, device_id: int) -> Any:

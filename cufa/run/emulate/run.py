@@ -17,8 +17,7 @@ from ...build.phases import Logs, Room
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
-from ...problem import mask_memory
-from ..packing import pack
+from ..packing import mask_arrays, pack
 from . import build
 from .launch import Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, tensor_map
@@ -97,7 +96,7 @@ def run_plan(
     own = _own_memory(plan, room if inside else None)
     of_mask = {
         name: GlobalArray(f"mask.{name}", x.values, writable=False)
-        for name, x in mask_memory.arrays(plan.problem).items()
+        for name, x in mask_arrays(plan.problem).items()
     }
     order = (
         []
