@@ -13,8 +13,8 @@ from .backward.fa2 import Fa2Backward
 from .backward.fa2_f32 import Fa2BackwardF32
 from .backward.fa3 import Fa3Backward
 from .backward.fa3_pair import Fa3BackwardWide
-from .base import Box, Kernel, Launch, Split
-from .config import TileConfig
+from .base import Kernel
+from .config import Box, Launch, Split, TileConfig
 from .decode import DECODE
 from .forward.fa1 import Fa1Forward
 from .forward.fa1_f32 import Fa1ForwardF32

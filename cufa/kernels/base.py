@@ -8,60 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..gpu.architectures import Device
+from ..problem.columns import Columns
 from ..problem.lengths import LENGTH_KINDS
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..schedule.order import Order
 from ..schedule.schedule import Schedule
-from .config import TileConfig
-from .shared_memory import Buffer, constants, layout
+from .config import Box, Buffer, Launch, Split, SplitConfig, TileConfig, ceil_div, constants, layout
 from .support import refusal
 
 Config = Any
 """A config of the kernel's own class: that of :attr:`Kernel.configs`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """How the keys of an item are shared out over thread blocks whose results are merged."""
-
-    kind: str
-    """"fixed": splits of each sequence; "balanced": the most shares of all tiles."""
-    count: int
-    least: int = 1
-    """"balanced", where lengths are known on the device alone: the fewest shares, if there are as many tiles."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """One kernel launch of a plan."""
-
-    entry: str
-    """extern "C" name in the source file."""
-    grid: tuple[int, int, int]
-    num_threads: int
-    shared_memory: int
-    """Dynamic shared memory, bytes."""
-    dependent: bool = False
-    """Programmatic dependent launch: its blocks may become resident before the previous launch ends, and wait for
-    that launch themselves (sm_90)."""
-    persistent: bool = False
-    """Persistent blocks: the planner launches no more than the GPU runs at once."""
-    cluster: int = 1
-    """Blocks of a thread block cluster, along the first axis of the grid (sm_90)."""
-
-    def __str__(self) -> str:
-        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
-        memory = f"{self.shared_memory:,} B shared"
-        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {memory}{clusters}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """The box of a tensor map: how many rows of one head a copy moves, 128 bytes of each."""
-
-    rows: int
-    promotion: int = 256
-    """Fewest bytes that a request brings to the L2 cache; 0: only those requested."""
 
 
 class Kernel:
@@ -229,6 +185,57 @@ class Kernel:
         }
 
 
+class ForwardKernel(Kernel):
+    """A forward kernel that can split the keys of a query block (:class:`~cufa.kernels.config.SplitConfig`)."""
+
+    workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
+
+    def with_other_launches(
+        self,
+        problem: Problem,
+        config: SplitConfig,
+        launch: Launch,
+        split: Split | None,
+        merge: str,
+        dependent: bool = False,
+    ) -> tuple[Launch, ...]:
+        """``launch``, whose grid is its query blocks, with the pass over the mask before it. If keys are split: the
+        launch in splits, and the launch ``merge``, a thread for each four columns of a row."""
+        if not config.split_keys:
+            return (*mask_launches(problem, config), launch)
+        count = split.count if split else 2  # what is compiled does not depend on it
+        vectors = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim // 4
+        return (
+            dataclasses.replace(launch, grid=(launch.grid[0], count, 1), persistent=False),
+            Launch(
+                merge, (ceil_div(vectors, _COMBINE_THREADS), 1, 1), _COMBINE_THREADS, 0, dependent=dependent
+            ),
+        )
+
+    def workspace(self, problem: Problem, config: SplitConfig, split: Split | None = None) -> int:
+        """A partial result for every split of every query block."""
+        if not config.split_keys:
+            return 0
+        count = split.count if split else 2
+        return config.query_items(problem) * count * config.slot_bytes(problem.head_dim)
+
+
+_COMBINE_THREADS = 256  # COMBINE_THREADS of cuda_src/forward/splits.cuh
+_MASK_THREADS, _MOST_MASK_BLOCKS = 128, 1 << 12  # MASK_THREADS; beyond, warps take several key blocks
+
+
+def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
+    """The pass before a forward kernel that finds the least and greatest end of each run in each key block
+    (``prepare_mask`` of cuda_src/shared/irregular_mask.cuh). Empty for masks without runs of rows per key."""
+    columns = problem.kernel_mask
+    if not isinstance(columns, Columns):
+        return ()
+    _, sequences, heads, _ = columns.intervals.shape
+    warps = sequences * heads * columns.num_intervals * ceil_div(problem.seqlen_k, config.block_kv)
+    blocks = min(ceil_div(warps, _MASK_THREADS // 32), _MOST_MASK_BLOCKS)
+    return (Launch("mask_blocks", (blocks, 1, 1), _MASK_THREADS, 0),)
+
+
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
 def _tile_constants(kernel: Kernel, config: Config, head_dim: int) -> Mapping[str, int | bool]:
     return {**config.constants(head_dim), **constants(kernel.shared_memory(config, head_dim))}
@@ -237,7 +244,3 @@ def _tile_constants(kernel: Kernel, config: Config, head_dim: int) -> Mapping[st
 @functools.lru_cache(4096)  # every plan asks for that of every config
 def _shared_bytes(kernel: Kernel, config: Config, head_dim: int) -> int:
     return layout(kernel.shared_memory(config, head_dim))[1]
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

@@ -1,13 +1,12 @@
-"""Tile configs: the compile-time choices of a build that the problem does not fix. Each family of kernels adds fields
-in a subclass."""
+"""Values that describe a build and its launches: tile configs, shared memory, launches, boxes of tensor maps."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from ..problem.problem import MAX_HEAD_DIM
+from ..problem.problem import MAX_HEAD_DIM, Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,15 @@ class TileConfig:
     def head_rows(self) -> int:
         """Queries of one head in a tile: all of its rows, unless heads share it."""
         return self.block_q
+
+    def query_items(self, problem: Problem) -> int:
+        """Query blocks of all heads; heads that share a tile count once."""
+        packed = self.block_q // self.head_rows
+        return problem.query_blocks(self.head_rows) * (problem.heads // packed)
+
+    def slot_bytes(self, head_dim: int) -> int:
+        """A partial result in the workspace: rows of O, m, l and two words of padding, in float32."""
+        return self.block_q * (head_dim + 4) * 4
 
     @property
     def blocks_of_item(self) -> int:
@@ -97,3 +105,119 @@ class SplitConfig(TileConfig):
     def warps_text(self) -> str:
         packed = f" of {self.packed_heads} heads" if self.packed_heads > 1 else ""
         return packed + super().warps_text + (", keys split" if self.split_keys else "")
+
+    def in_splits(self) -> tuple[Self, ...]:
+        """The same tiles with keys split: of one head, and of so many that each has 32 queries, or in half as many rows
+        16. A head's rows are those of whole warps."""
+        packed = (1, 2) if self.block_q == 128 else (1, 4)
+        return tuple(dataclasses.replace(self, split_keys=True, packed_heads=n) for n in packed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How the keys of an item are shared out over thread blocks whose results are merged."""
+
+    kind: str
+    """"fixed": splits of each sequence; "balanced": the most shares of all tiles."""
+    count: int
+    least: int = 1
+    """"balanced", where lengths are known on the device alone: the fewest shares, if there are as many tiles."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan."""
+
+    entry: str
+    """extern "C" name in the source file."""
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_memory: int
+    """Dynamic shared memory, bytes."""
+    dependent: bool = False
+    """Programmatic dependent launch: its blocks may become resident before the previous launch ends, and wait for
+    that launch themselves (sm_90)."""
+    persistent: bool = False
+    """Persistent blocks: the planner launches no more than the GPU runs at once."""
+    cluster: int = 1
+    """Blocks of a thread block cluster, along the first axis of the grid (sm_90)."""
+
+    def __str__(self) -> str:
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        memory = f"{self.shared_memory:,} B shared"
+        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {memory}{clusters}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """The box of a tensor map: how many rows of one head a copy moves, 128 bytes of each."""
+
+    rows: int
+    promotion: int = 256
+    """Fewest bytes that a request brings to the L2 cache; 0: only those requested."""
+
+
+# --- Shared memory ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """One part of a thread block's shared memory. The source knows it as ``<NAME>_OFFSET`` and ``<NAME>_BYTES``."""
+
+    name: str
+    size: int
+    """Bytes; 0 where a build does without it."""
+    align: int = 16
+    """Bytes of which its offset is a multiple; dynamic shared memory itself begins at a multiple of 1024."""
+    over: str | None = None
+    """A buffer before it at whose offset it begins: it takes that one's place, and the place of those behind that one
+    as far as it reaches. None: behind all that come before it."""
+
+
+def layout(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+    """The offset of each buffer, by name, and the bytes of all.
+
+    Raises ValueError for a name that is used twice, an ``over`` that names no buffer before it, and a place that is
+    not aligned.
+    """
+    offsets: dict[str, int] = {}
+    end = 0
+    for x in buffers:
+        if x.name in offsets:
+            raise ValueError(f"two buffers are called {x.name!r}: give each a name of its own")
+        if x.over is None:
+            offset = end = align_up(end, x.align)
+        elif x.over not in offsets:
+            raise ValueError(f"buffer {x.name!r} lies over {x.over!r}, which does not come before it")
+        else:
+            offset = offsets[x.over]
+        if offset % x.align:
+            raise ValueError(
+                f"buffer {x.name!r} lies over {x.over!r} at offset {offset}: no multiple of its align={x.align}"
+            )
+        offsets[x.name] = offset
+        end = max(end, offset + x.size)
+    return offsets, end
+
+
+def constants(buffers: Sequence[Buffer]) -> dict[str, int | bool]:
+    """What the source is given."""
+    offsets, total = layout(buffers)
+    found: dict[str, int | bool] = {"SMEM_BYTES": total}
+    for x in buffers:
+        found |= {f"{x.name}_OFFSET": offsets[x.name], f"{x.name}_BYTES": x.size}
+    return found
+
+
+def align_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def tile_pitch(columns: int, itemsize: int, pad_to: int) -> int:
+    """Bytes from row to row of a tile whose products read multiples of ``pad_to`` bytes: an odd number of 16-byte
+    units, as ``mma/copy.cuh`` says why."""
+    return (align_up(columns * itemsize, pad_to) // 16 | 1) * 16
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

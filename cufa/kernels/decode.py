@@ -9,10 +9,8 @@ from typing import Any, Self
 
 from ..gpu.architectures import Device
 from ..problem.problem import BAND_KINDS, Problem
-from .base import Box, Kernel, Launch, Split, ceil_div
-from .config import TileConfig
-from .shared_memory import Buffer, tile_pitch
-from .splits import slot_bytes
+from .base import Kernel
+from .config import Box, Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
 #: Blocks that a cluster of any GPU may have.
 MAX_CLUSTER = 8
@@ -218,7 +216,7 @@ class DecodeSplit(Kernel):
         num_splits = split.count if split else 2
         if num_splits == 1 or config.cluster_merge:
             return 0
-        return items(problem, config) * num_splits * slot_bytes(problem, config)
+        return items(problem, config) * num_splits * config.slot_bytes(problem.head_dim)
 
     def counters(self, problem: Problem, config: DecodeConfig, workspace: int) -> int:
         """One per warp of a work item: the last warp that counts merges."""
@@ -278,7 +276,7 @@ class DecodeBalanced(DecodeSplit):
 
     def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
         """A share leaves at most two partial results, at its ends."""
-        return (split.count if split else 2) * 2 * slot_bytes(problem, config)
+        return (split.count if split else 2) * 2 * config.slot_bytes(problem.head_dim)
 
 
 #: In order of preference: boxes are 3 to 5% faster than cp.async on long caches (H200).

@@ -14,7 +14,6 @@ from ..gpu.architectures import Device
 from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa2 import STRIP
 from ..kernels.params import Params, softmax_scalars
-from ..kernels.splits import query_items
 from ..problem.columns import Columns
 from ..problem.integers import Integers
 from ..problem.lengths import Packed, Padded
@@ -136,7 +135,7 @@ class Forward(DenseOperation):
         return {**super().scalars(plan, arrays), **of_splits}
 
     def num_records(self, plan: Plan) -> int:
-        return query_items(plan.problem, plan.config) * plan.num_splits
+        return plan.config.query_items(plan.problem) * plan.num_splits
 
 
 class Backward(DenseOperation):

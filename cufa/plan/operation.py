@@ -102,7 +102,7 @@ class Operation:
     cpu_config: TileConfig
     """Tiles of the CPU path."""
     splits: bool = False
-    """Keys of one item may be shared out over thread blocks (:class:`~cufa.kernels.base.Split`)."""
+    """Keys of one item may be shared out over thread blocks (:class:`~cufa.kernels.config.Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
 

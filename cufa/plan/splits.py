@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
-from ..kernels.splits import query_items
 from ..kernels.support import refusal
 from ..problem.problem import Problem
 from ..schedule.decode import used_of
@@ -105,7 +104,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if best.seconds > _WORTH * whole:
         return choice
     reason = (
-        f"{query_items(problem, choice.config)} items for {held} blocks at once: "
+        f"{choice.config.query_items(problem)} items for {held} blocks at once: "
         f"splitting keys is expected to take {best.seconds / whole:.2f} of the time"
     )
     return _chosen(spec, problem, best, (*choice.reasons, reason))
@@ -138,7 +137,7 @@ def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
     """Fewer items than SMs, or tiles with rows that heads could share. (If each SM has an item, and room for another,
     splits took 1.27 to 1.38 of the time: fa2_forward, 1 × 8 × 2,048, d128.)"""
     shared = problem.group_size > 1 and 2 * problem.seqlen_q <= config.block_q
-    return shared or query_items(problem, config) < device.num_sms
+    return shared or config.query_items(problem) < device.num_sms
 
 
 def _held(device: Device, spec: Kernel, config: TileConfig, problem: Problem) -> int:
@@ -153,7 +152,7 @@ def _estimates(
 ) -> Iterator[Estimate]:
     for config in configs:
         most = int(_schedule(problem, config).visits.max())
-        upto = max(2, 2 * _held(device, spec, config, problem) // query_items(problem, config))
+        upto = max(2, 2 * _held(device, spec, config, problem) // config.query_items(problem))
         counts = range(1, min(most, upto) + 1) if asked is None else (min(asked, max(most, 1)),)
         for count in counts:
             yield Estimate(config, count, seconds(problem, device, spec, config, count))
@@ -166,7 +165,7 @@ def _schedule(problem: Problem, config: TileConfig) -> Schedule:
 
 def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, splits: int) -> float:
     """The estimate: see the head of this file."""
-    schedule, items = _schedule(problem, config), query_items(problem, config)
+    schedule, items = _schedule(problem, config), config.query_items(problem)
     held = _held(device, spec, config, problem)
     most = max(int(schedule.visits.max()), 1)
     used = used_of(most, splits)

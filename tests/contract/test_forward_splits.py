@@ -9,7 +9,6 @@ import pytest
 import cufa
 from cufa.gpu.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.kernels import KERNELS
-from cufa.kernels.splits import query_items
 from cufa.plan import splits
 from cufa.plan.planner import make_plan
 
@@ -33,7 +32,7 @@ def test_few_queries_over_many_keys_fill_the_gpu(algorithm, queries, keys):
     main, merge = found.launches
     blocks, room = math.prod(main.grid), 132 * found.config.blocks_per_sm
     assert 0.45 * room < blocks <= room
-    assert main.grid[:2] == (query_items(found.problem, found.config), found.num_splits)
+    assert main.grid[:2] == (found.config.query_items(found.problem), found.num_splits)
     assert merge.entry == f"{algorithm}_combine"
     assert merge.grid[0] * 256 >= 32 * queries * 32
     assert merge.dependent == (algorithm == "fa3")
@@ -67,7 +66,7 @@ def test_the_plan_says_splits_bytes_and_why():
     text = str(found)
     assert f"splits     fixed: {found.num_splits} of the keys of each query block" in text
     rows, slot = found.config.block_q, (128 + 4) * 4
-    assert found.workspace == query_items(found.problem, found.config) * found.num_splits * rows * slot
+    assert found.workspace == found.config.query_items(found.problem) * found.num_splits * rows * slot
     assert f"workspace  {found.workspace:,} B: of each split" in text
     assert "is expected to take 0." in text
 
@@ -127,7 +126,7 @@ def test_the_estimate_grows_with_keys_and_falls_with_splits_that_fill_idle_sms(n
     for config in spec.fitting(spec.split_configs, 128, device):
         one, two = (splits.seconds(problem, device, spec, config, n) for n in (1, 2))
         assert splits.seconds(longer, device, spec, config, 1) > 1.8 * one
-        if query_items(problem, config) * 2 <= device.num_sms:
+        if config.query_items(problem) * 2 <= device.num_sms:
             assert two < 0.7 * one
 
 

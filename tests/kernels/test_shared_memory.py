@@ -10,7 +10,7 @@ from support import changed
 from cufa.build.static_compile import CompileError, static_compile
 from cufa.gpu.architectures import find_architecture
 from cufa.kernels import KERNELS
-from cufa.kernels.shared_memory import Buffer, constants, layout, tile_pitch
+from cufa.kernels.config import Buffer, constants, layout, tile_pitch
 from cufa.plan.operation import OPERATIONS
 
 

@@ -111,7 +111,7 @@ PLANNING = [
         ("isinstance(name, str) and name in known", "isinstance(name, str)", "a kernel that is gone is preferred"),
     ),
     *_of(
-        "cufa/kernels/shared_memory.py", "shared_memory configs",
+        "cufa/kernels/config.py", "shared_memory configs",
         ("end = max(end, offset + x.size)", "end = offset + x.size", "a small buffer over a large one cuts it short"),
         ("// 16 | 1) * 16", "// 16) * 16", "rows of a tile share their banks"),
     ),

@@ -9,9 +9,8 @@ from ...problem.problem import MASK_KINDS, Problem
 from ...schedule import key_order
 from ...schedule.order import Order, makespan
 from ...schedule.schedule import Schedule
-from ..base import Kernel, Launch, Split, ceil_div
-from ..config import TileConfig
-from ..shared_memory import Buffer, tile_pitch
+from ..base import Kernel
+from ..config import Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
 STRIP = 16
 """Query rows that a warp of the passes before and after takes: those of one accumulator of mma.sync."""

@@ -7,8 +7,8 @@ from ...problem.problem import MASK_KINDS, Problem
 from ...schedule import key_order
 from ...schedule.order import Order
 from ...schedule.schedule import Schedule
-from ..base import Box, Kernel, Launch, Split, ceil_div
-from ..shared_memory import Buffer
+from ..base import Kernel
+from ..config import Box, Buffer, Launch, Split, ceil_div
 from .fa2 import PASS_WARPS, STRIP
 from .fa3_config import (
     GROUP_KEYS,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..base import ceil_div
-from ..config import TileConfig
-from ..shared_memory import Buffer
+from ..config import Buffer, TileConfig, ceil_div
 
 GROUP_KEYS = 64
 """Rows of Sᵀ in one consumer warpgroup."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared_memory import Buffer
+from ..config import Buffer
 from .fa3 import Fa3Backward
 from .fa3_config import Fa3BackwardConfig, numbers_and_barriers, tile_config, tiles
 

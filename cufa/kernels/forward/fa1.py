@@ -8,9 +8,8 @@ from ...gpu.architectures import Device
 from ...problem.problem import Problem
 from ...schedule.order import Order, whole_heads
 from ...schedule.schedule import Schedule
-from ..base import Kernel, Launch, Split, ceil_div
-from ..config import TileConfig
-from ..shared_memory import Buffer, tile_pitch
+from ..base import Kernel
+from ..config import Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
 
 @dataclasses.dataclass(frozen=True)

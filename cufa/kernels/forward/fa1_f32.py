@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared_memory import Buffer, tile_pitch
+from ..config import Buffer, tile_pitch
 from .fa1 import Fa1Config, Fa1Forward
 
 

@@ -8,11 +8,8 @@ from ...gpu.architectures import Device
 from ...problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ...schedule.order import Order, query_blocks
 from ...schedule.schedule import Schedule
-from ..base import Kernel, Launch, Split
-from ..config import SplitConfig
-from ..shared_memory import Buffer, tile_pitch
-from ..splits import forward_workspace, in_splits, query_items, with_merge
-from .mask_blocks import mask_launches
+from ..base import ForwardKernel
+from ..config import Buffer, Launch, Split, SplitConfig, tile_pitch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,7 @@ _CONFIGS = (
 )
 
 
-class Fa2Forward(Kernel):
+class Fa2Forward(ForwardKernel):
     name = "fa2_forward"
     algorithm = "fa2"
     title = "FlashAttention-2 forward, 16-bit tensor cores"
@@ -62,9 +59,8 @@ class Fa2Forward(Kernel):
         x
         for config in _CONFIGS
         if config.min_head_dim != 136 and config.block_kv <= 64
-        for x in in_splits(config)
+        for x in config.in_splits()
     )
-    workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
 
     def shared_memory(self, config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
         """Q (later O); stages, each a tile of K and one of V; if pairs of warps exchange them, P and row maxima."""
@@ -82,14 +78,9 @@ class Fa2Forward(Kernel):
     ) -> tuple[Launch, ...]:
         """One block per query block and head. If keys are split: one per split, and a merge. If the mask has runs of
         rows per key: first their reduction over each key block."""
-        blocks = query_items(problem, config)
+        blocks = config.query_items(problem)
         launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
-        if config.split_keys:
-            return with_merge(launch, "fa2_combine", problem, split)
-        return (*mask_launches(problem, config), launch)
-
-    def workspace(self, problem: Problem, config: Fa2Config, split: Split | None = None) -> int:
-        return forward_workspace(problem, config, split)
+        return self.with_other_launches(problem, config, launch, split, "fa2_combine")
 
     def choose(self, problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
         """The first that fits; 64 query rows per block if 128 would leave SMs idle or rows empty.

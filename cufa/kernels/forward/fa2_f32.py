@@ -6,10 +6,9 @@ from ...gpu.architectures import Device
 from ...problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ...schedule.order import Order, query_blocks
 from ...schedule.schedule import Schedule
-from ..base import Kernel, Launch, Split, ceil_div
-from ..shared_memory import Buffer, tile_pitch
+from ..base import Kernel, mask_launches
+from ..config import Buffer, Launch, Split, ceil_div, tile_pitch
 from .fa2 import Fa2Config
-from .mask_blocks import mask_launches
 
 
 class Fa2ForwardF32(Kernel):

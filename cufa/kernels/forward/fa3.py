@@ -8,11 +8,8 @@ from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, Problem
 from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
-from ..base import Box, Kernel, Launch, Split, ceil_div
-from ..config import SplitConfig
-from ..shared_memory import Buffer
-from ..splits import forward_workspace, in_splits, query_items, with_merge
-from .mask_blocks import mask_launches
+from ..base import ForwardKernel
+from ..config import Box, Buffer, Launch, Split, SplitConfig, ceil_div
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,10 +105,10 @@ _SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
 def _split_configs() -> tuple[Fa3Config, ...]:
     """One item a block: O goes straight from registers to the workspace."""
     tiles = [dataclasses.replace(x, store_by_tma=False) for x in _SLOWNESS if x.block_q <= 128]
-    return tuple(x for config in tiles for x in in_splits(config))
+    return tuple(x for config in tiles for x in config.in_splits())
 
 
-class Fa3Forward(Kernel):
+class Fa3Forward(ForwardKernel):
     name = "fa3_forward"
     algorithm = "fa3"
     title = "FlashAttention-3 forward: TMA, WGMMA, warp specialisation"
@@ -125,7 +122,6 @@ class Fa3Forward(Kernel):
     skip_masked_tiles = True
     configs = tuple(_SLOWNESS)
     split_configs = _split_configs()
-    workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
     reads_block_order = True
 
     def shared_memory(self, config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
@@ -158,14 +154,9 @@ class Fa3Forward(Kernel):
     ) -> tuple[Launch, ...]:
         """Persistent blocks that share out query blocks and heads. If keys are split: one block per split, and a merge.
         If the mask has runs of rows per key: first their reduction over each key block."""
-        items = query_items(problem, config)
+        items = config.query_items(problem)
         launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-        if config.split_keys:
-            return with_merge(launch, "fa3_combine", problem, split, dependent=True)
-        return (*mask_launches(problem, config), launch)
-
-    def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
-        return forward_workspace(problem, config, split)
+        return self.with_other_launches(problem, config, launch, split, "fa3_combine", dependent=True)
 
     def counters(self, problem: Problem, config: Fa3Config, workspace: int) -> int:
         return int(problem.tiles_are_listed)

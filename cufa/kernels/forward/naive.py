@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from ...problem.problem import MASK_KINDS, Problem
-from ..base import Kernel, Launch, Split, ceil_div
-from ..config import TileConfig
-from ..shared_memory import Buffer, tile_pitch
-from .mask_blocks import mask_launches
+from ..base import Kernel, mask_launches
+from ..config import Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
 
 class Naive(Kernel):

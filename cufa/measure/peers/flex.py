@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns
+from ...problem.columns import FROM_THE_START, TO_THE_END, Columns
 from ...problem.integers import Integers
 from ...problem.mask import Band, reduced
 from ...problem.mask_family import shift_of
@@ -60,9 +60,7 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
 
     Raises NotImplementedError for masks of other classes than those of :mod:`cufa.masks`.
     """
-    mask = problem.mask.on_host()
-    if isinstance(mask, Chunks):
-        mask = mask.columns(problem.seqlen_k)
+    mask = problem.mask.on_host().for_kernels(problem.seqlen_k)
     runs = _hidden_runs(mask, problem, put) if isinstance(mask, Columns) else []
     band = mask.band if isinstance(mask, Columns) else mask
     if not isinstance(band, Band):

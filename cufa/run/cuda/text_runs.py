@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 
 from ...build.compiler import cupy_options, translation_unit
-from ...kernels.base import ceil_div
+from ...kernels.config import ceil_div
 from .backend import compiled_function
 from .launches import NumberKernel
 
