@@ -18,10 +18,9 @@ from ..measure.runner import Row, run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
 from ..plan import tuning
-from ..plan.candidates import algorithms
+from ..plan.candidates import algorithms, tuning_key
 from ..plan.operation import OPERATIONS
 from ..plan.planner import make_plan, serving_configs
-from ..plan.problem_classes import tuning_key
 from ..problem.problem import Problem
 from .common import (
     Exit,

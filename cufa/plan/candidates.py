@@ -1,7 +1,9 @@
-"""Which kernels serve a problem, in order of preference, and why the others do not."""
+"""Which kernels serve a problem, in order of preference, and why the others do not. A measurement of one problem holds
+for its class: :func:`tuning_key` and :func:`problem_class`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from ..gpu.architectures import Device
@@ -10,7 +12,6 @@ from ..kernels.support import refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
 from .operation import Operation
-from .problem_classes import problem_class
 
 
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
@@ -49,35 +50,41 @@ def serving_kernels(
     if device is None:
         # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
         return named, [reason] if algorithm != "auto" or kernel else []
-    refusals = {spec.name: refusal(spec, problem, device=device) for spec in named}
-    serving = [spec for spec in named if refusals[spec.name] is None]
+    free = algorithm == "auto" and kernel is None
+    measured = fastest.get(problem_class(problem)) if free and not operation.splits else None
+    preferred = sorted(named, key=lambda spec: spec.name != measured)
+    found = (spec for spec in preferred if refusal(spec, problem, device=device) is None)
+    # Decode takes a kernel by its schedule, which follows from the splits; the others take the first.
+    serving = list(found if operation.splits else itertools.islice(found, 1))
     if not serving:
-        raise ValueError(_refused(problem, device, algorithm, refusals))
-    if algorithm == "auto" and kernel is None:
-        serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
-        reason += _passed_over(serving[0], refusals)
+        raise ValueError(_refused(problem, device, algorithm, named))
+    if free and operation.splits:
+        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
+        reason = f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
+    elif free:
+        reason = _preference(serving[0], measured, named, problem, device)
     return serving, [reason]
 
 
-def _preferred(
-    operation: Operation, serving: list[Kernel], measured: str | None, device: Device
-) -> tuple[list[Kernel], str]:
-    """The kernels, the preferred one first, and the reason."""
-    first = next((spec for spec in serving if spec.name == measured), None)
-    if operation.splits:
-        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
-        return serving, f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
-    if first is None:
-        return serving, (
-            f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "
-            f"was measured for its class on {device.name})"
-        )
-    preferred = [first, *(spec for spec in serving if spec is not first)]
-    return preferred, f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
+def _preference(
+    chosen: Kernel, measured: str | None, known: list[Kernel], problem: Problem, device: Device
+) -> str:
+    """Why ``chosen`` is preferred, and why kernels before it in the registry are not."""
+    reason = (
+        f"auto: {chosen.name} is the fastest measured for this class of problem on {device.name}"
+        if chosen.name == measured
+        else f"auto: {chosen.name} is first in the registry's order of those that serve this problem (nothing "
+        f"was measured for its class on {device.name})"
+    )
+    before = [
+        f"{spec.name} {refusal(spec, problem, device=device) or 'was measured, and is slower'}"
+        for spec in known[: known.index(chosen)]
+    ]
+    return reason + (f" ({'; '.join(before)})" if before else "")
 
 
-def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:
-    why = "; ".join(f"{name} {reason}" for name, reason in refusals.items())
+def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kernel]) -> str:
+    why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in named)
     cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
     dense = not isinstance(problem.lengths, (Padded, Packed))
     if problem.mask.beyond_band in MASK_KINDS or problem.alibi or problem.sink or not dense:
@@ -87,10 +94,31 @@ def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping
     return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
 
 
-def _passed_over(chosen: Kernel, refusals: Mapping[str, str | None]) -> str:
-    before = []
-    for name, reason in refusals.items():
-        if name == chosen.name:
-            break
-        before.append(f"{name} {reason or 'was measured, and is slower'}")
-    return f" ({'; '.join(before)})" if before else ""
+def tuning_key(spec: Kernel, problem: Problem) -> str:
+    """Shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class, and number of
+    query rows in all to a power of two: how many thread blocks there are decides which tiles fill the GPU."""
+    rows = problem.batch * problem.heads * problem.seqlen_q
+    return (
+        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
+        f"{_length_class(problem)}/{_power_of_two(rows)} rows"
+    )
+
+
+def problem_class(problem: Problem) -> str:
+    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask, score changes
+    and kind of lengths, and length class."""
+    elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
+    mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
+    if problem.lengths.kind != "dense":
+        mask += f"-{problem.lengths.kind}"
+    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
+
+
+def _length_class(problem: Problem) -> int:
+    """The power of two nearest below seqlen_k: no choice depends on more."""
+    return _power_of_two(problem.seqlen_k)
+
+
+def _power_of_two(count: int) -> int:
+    """The largest power of two up to ``count``; 1 for 0."""
+    return 1 << max(count.bit_length() - 1, 0)

@@ -13,9 +13,8 @@ from ..problem.integers import Integers
 from ..problem.problem import Problem
 from ..schedule import order
 from ..schedule.schedule import Schedule
-from .candidates import serving_kernels
+from .candidates import serving_kernels, tuning_key
 from .operation import OPERATIONS, Choice, Operation, Request, Tuned
-from .problem_classes import tuning_key
 from .splits import with_splits
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ def make_plan(
 
     ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
     splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
-    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.problem_classes.tuning_key` to the tiles that ``cufa
-    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.problem_classes.problem_class`
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.candidates.tuning_key` to the tiles that ``cufa
+    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.candidates.problem_class`
     to the kernel
     that recorded benchmarks found fastest there; where neither knows, the registry's order decides.
 

@@ -35,7 +35,7 @@ def _slug(device_name: str) -> str:
 
 @functools.cache
 def load(device_name: str) -> Mapping[str, Tuned]:
-    """Winners by :func:`cufa.plan.problem_classes.tuning_key`: the user's own, else those that ship with the
+    """Winners by :func:`cufa.plan.candidates.tuning_key`: the user's own, else those that ship with the
     package. Empty
     when nothing has been tuned on this model. What was measured of a kernel that has changed since is left out."""
     winners = {}
@@ -98,7 +98,7 @@ TILES = Path(__file__).parents[1] / "records" / "tuned"
 
 @functools.cache
 def fastest_kernels(device_name: str) -> Mapping[str, str]:
-    """Names of kernels by :func:`cufa.plan.problem_classes.problem_class`; empty for a GPU model without recorded
+    """Names of kernels by :func:`cufa.plan.candidates.problem_class`; empty for a GPU model without recorded
     benchmarks."""
     known = {spec.name for spec in KERNELS.values()}
     entries = _read(recorded_path(device_name))

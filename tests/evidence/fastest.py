@@ -12,13 +12,13 @@ from cufa.measure.cards import Card
 from cufa.measure.measured import Measured, by_case
 from cufa.measure.regimes import Regime
 from cufa.plan import tuning
+from cufa.plan.candidates import problem_class
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
-from cufa.plan.problem_classes import problem_class
 
 
 def fastest(card: Card) -> dict[str, str]:
-    """Kernel by :func:`cufa.plan.problem_classes.problem_class`, for every class in which the registry's first
+    """Kernel by :func:`cufa.plan.candidates.problem_class`, for every class in which the registry's first
     choice took
     turns with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
     device = Device.typical(card.environment["arch"])

@@ -97,12 +97,12 @@ PLANNING = [
         ("tuned.config in fitting and", "", "tuned tiles that do not fit are taken"),
     ),
     *_of(
-        "cufa/plan/problem_classes.py", "planner tuning",
+        "cufa/plan/candidates.py", "planner tuning",
         ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
     ),
     *_of(
         "cufa/plan/candidates.py", "planner tuning",
-        ("serving = [spec for spec in named if refusals[spec.name] is None]", "serving = named", "no refusal counts"),
+        ("(spec for spec in preferred if refusal(spec, problem, device=device) is None)", "iter(preferred)", "no refusal counts"),
     ),
     *_of(
         "cufa/plan/tuning.py", "tuning",

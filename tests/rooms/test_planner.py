@@ -18,11 +18,10 @@ from cufa.build.compiler import SOURCE_DIR
 from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
 from cufa.kernels.params import softmax_scalars
-from cufa.plan.candidates import algorithms
+from cufa.plan.candidates import algorithms, tuning_key
 from cufa.plan.dense import FORWARD
 from cufa.plan.operation import OPERATIONS, Tuned
 from cufa.plan.planner import fitting_configs, make_plan
-from cufa.plan.problem_classes import tuning_key
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem

@@ -25,9 +25,9 @@ from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
 from cufa.measure.timing import Load
 from cufa.plan import tuning
+from cufa.plan.candidates import tuning_key
 from cufa.plan.operation import Tuned
 from cufa.plan.planner import fitting_configs, make_plan
-from cufa.plan.problem_classes import tuning_key
 from cufa.problem.mask import CAUSAL, Band
 
 
