@@ -3,7 +3,6 @@ is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy.typing as npt
@@ -12,14 +11,9 @@ from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
-from ..problem.options import Options
-from ..problem.problem import Problem
-from . import arrays, calls, optional_operands
-from .dense import (
-    DenseCall,
-    plan_shapes,
-)
-from .mask_arguments import check_causal, resolve_mask
+from ..problem.options import Options, check_causal, resolve_mask
+from .call import BackwardCall
+from .calls import plan_shapes, run
 from .warm import find, typed
 
 
@@ -128,65 +122,10 @@ def flash_attention_backward(
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    named: dict[str, Any] = {
-        x.name: None if value is None and (x.result or x.name == "dlse") else arrays.as_array(x.name, value)
-        for x, value in zip(BACKWARD.operands, given, strict=False)
-    }
-    arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
+    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
-    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    optional = optional_operands.read(optional, named["q"])
-    call = BackwardCall(
-        {name: named[name] for name in BACKWARD.inputs} | optional,
-        {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in optional else {}),
-        asked,
-    )
-    return calls.run(call, device, options)
-
-
-@dataclasses.dataclass(frozen=True)
-class BackwardCall(DenseCall):
-    name = "backward"
-
-    def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
-        given = self.inputs
-        of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
-        dtype = arrays.dtype_name(of_dtype, on_gpu)
-        inputs, problem = self.problem(dtype)
-        problem = dataclasses.replace(problem, operation=self.name)
-        for name in ("out", "dout"):
-            if given[name].shape != given["q"].shape:
-                raise ValueError(
-                    f"{name} has shape {given[name].shape} but q has {given['q'].shape}: they must be equal"
-                )
-        for name in ("lse", "dlse"):
-            if given[name] is not None:
-                _check_rows(name, given[name], problem, self.options.layout)
-        for name, x in of_dtype.items():
-            arrays.check_last_axis(name, x)
-            arrays.check_address(name, x)
-        call = dataclasses.replace(self, inputs=inputs)
-        call.check_results(problem)
-        return call, problem
-
-
-def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
-    """``x`` is one number per query, of the forward's dtype and contiguous."""
-    shape, dtype = problem.lse_shape, problem.lse_dtype
-    arrays.check_rows(name, x.shape, shape, layout)
-    if x.dtype != dtype:
-        raise TypeError(
-            f"{name} is {x.dtype}; for q of {problem.dtype} it must be {dtype}, as flash_attention(..., "
-            f"return_lse=True) returns it: convert with {name}.astype({dtype!r})"
-        )
-    if x.size and not x.flags.c_contiguous:
-        module = "cupy" if arrays.is_device_array(x) else "numpy"
-        raise ValueError(
-            f"{name} has strides {x.strides} for shape {shape}: it must be contiguous; "
-            f"use {module}.ascontiguousarray({name})"
-        )
-    arrays.check_address(name, x)
+    return run(BackwardCall.read(given, wanted, asked), device, options)
 
 
 def plan_backward(

@@ -4,134 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..gpu.architectures import Device
 from ..plan import tuning
 from ..plan.candidates import any_serves
-from ..plan.operation import OPERATIONS, Operand, Operation
+from ..plan.operation import OPERATIONS
 from ..plan.planner import Plan, make_plan
-from ..problem.checks import check_flag
+from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import array_memory, arrays, optional_operands
+from . import arrays, optional_operands
+from .call import Call
+from .shapes import FORWARD_DTYPES, asked_dtype, dtype_name, make_problem
 from .warm import SeenCall, find, remember
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """The arguments of one call, read but not yet checked. Every operation has a subclass that checks them."""
-
-    name: ClassVar[str]
-    """Name of the operation."""
-
-    inputs: dict[str, Any]
-    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
-    results: dict[str, Any]
-    """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
-    one that the call allocates."""
-    options: Options
-
-    @property
-    def operation(self) -> Operation:
-        return OPERATIONS[self.name]
-
-    @property
-    def first(self) -> tuple[str, Any]:
-        """Name and array of the first input, which is never None; the call is computed where this array is."""
-        return next(iter(self.inputs.items()))
-
-    def check(self, on_gpu: bool) -> tuple[Call, Problem]:
-        """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
-        read them, and the problem that it is."""
-        raise NotImplementedError
-
-    def gpu_serves(self) -> bool:
-        """Whether a call with NumPy inputs can be computed on the current GPU. Raises what :meth:`check` raises."""
-        _, problem = self.check(on_gpu=False)
-        return any_serves(problem, cuda_module().current_device().arch.capability)
-
-    def check_results(self, problem: Problem) -> None:
-        """Arrays that are given for results can take them. Part of every :meth:`check`."""
-        for operand in self._results():
-            x = self.results.get(operand.name)
-            if x is not None:
-                arrays.same_place(dict([self.first, (operand.name, x)]))
-                arrays.check_result(operand, x, *self._form(operand, problem))
-        self.check_memory({**self.inputs, **self.results})
-
-    @classmethod
-    def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
-        operand name; those that are None, or missing, share no memory."""
-        there = {name: x for name, x in given.items() if x is not None}
-        for operand in OPERATIONS[cls.name].all_operands:
-            if operand.result and operand.name in there:
-                arrays.check_apart(operand.name, there)
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """Inputs that the call writes to."""
-        return ()
-
-    def finish_on_host(self, problem: Problem) -> None:
-        """Copy inputs that a call on the GPU wrote to back to NumPy arrays."""
-
-    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """All operands in launch order, axes in canonical order, over the same memory; None for results that are
-        not asked for."""
-        axes = arrays.LAYOUTS[self.options.layout]
-        given = {**self.inputs, **results}
-        found = {}
-        for operand in self.operation.operands:
-            x = given.get(operand.name)
-            found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
-        return found | self._optional(given)
-
-    def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The optional operands, if any is given; None for the others."""
-        found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
-        return found if any(x is not None for x in found.values()) else {}
-
-    def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
-        """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
-        found = dict(self.results)
-        for operand in self._results():
-            if operand.name in found and found[operand.name] is None:
-                found[operand.name] = empty(*self._form(operand, problem))
-        return found
-
-    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
-        """Shape and dtype of a result."""
-        if isinstance(operand.like, str):
-            like = self.inputs[operand.like]
-            return like.shape, like.dtype
-        return operand.like(problem), np.dtype(problem.lse_dtype)
-
-    def fill_empty(self, results: Mapping[str, Any]) -> None:
-        """Fill the results of a problem without any score."""
-        for operand in self._results():
-            if operand.name in results:
-                results[operand.name][...] = operand.nothing
-
-    def _results(self) -> list[Operand]:
-        return [x for x in self.operation.all_operands if x.result]
-
-
-def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
-    """:attr:`Call.results` of attention, from the arguments of its calls."""
-    results = {"out": None if out is None else arrays.as_array("out", out)}
-    return {**results, "lse": None} if check_flag("return_lse", return_lse) else results
 
 
 def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
     """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.calls.warm.find` told this call
     apart by."""
     name, x = call.first
-    if arrays.is_device_array(x):
+    if is_device_array(x):
         if device not in (None, "cuda"):
             raise ValueError(
                 f"device={device!r} but {name} is on a GPU; use device=None, or move it with {name}.get()"
@@ -220,8 +117,8 @@ def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
     operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
     return dataclasses.replace(
         problem,
-        alignment=array_memory.alignment(*(given[x.name] for x in operands)),
-        positive_strides=array_memory.positive_strides(*(given[x.name] for x in operands if x.mapped)),
+        alignment=arrays.alignment(*(given[x.name] for x in operands)),
+        positive_strides=arrays.positive_strides(*(given[x.name] for x in operands if x.mapped)),
     )
 
 
@@ -295,12 +192,14 @@ def gpu_available() -> bool:
 
 def use_gpu(device: str | None, call: Call) -> bool:
     """Whether a call with NumPy inputs is computed on a GPU."""
-    arrays.check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
+    check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
     if device == "cuda" and not gpu_available():
         raise ValueError(
             "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"
         )
-    return device == "cuda" or (device is None and gpu_available() and call.gpu_serves())
+    return device == "cuda" or (
+        device is None and gpu_available() and call.gpu_serves(cuda_module().current_device())
+    )
 
 
 def planning_device(name: str | None, served: bool) -> Device | None:
@@ -318,3 +217,35 @@ def planning_device(name: str | None, served: bool) -> Device | None:
         return cuda_module().current_device() if usable else None
     assert name is not None
     return Device.typical(name)
+
+
+def plan_shapes(
+    q: Any,
+    k: Any,
+    v: Any,
+    dtype: npt.DTypeLike | None,
+    device: str | None,
+    options: Options,
+    optional: dict[str, Any],
+    operation: str = "forward",
+) -> Plan:
+    """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``optional`` are the
+    operands of :mod:`cufa.calls.optional_operands`."""
+    k = q if k is None else k
+    v = k if v is None else v
+    shapes = [
+        x if isinstance(x, tuple) else as_array(name, x).shape for name, x in (("q", q), ("k", k), ("v", v))
+    ]
+    if dtype is None:
+        dtype = "float16" if isinstance(q, tuple) else as_array("q", q).dtype
+    name = asked_dtype(dtype)
+    if name not in FORWARD_DTYPES:
+        served = ", ".join(FORWARD_DTYPES)
+        raise ValueError(f"dtype={name!r} is not served; use one of {served}")
+    if device is None and is_device_array(q):  # the call could not move to the CPU
+        dtype_name({"q": q}, on_gpu=True)
+    problem = dataclasses.replace(make_problem(shapes, name, options), operation=operation)
+    problem = optional_operands.planned({name: x for name, x in optional.items() if x is not None}, problem)
+    could_move = device is None and not is_device_array(q)
+    target = planning_device(device, any_serves(problem) if could_move else name != "float64")
+    return plan_for(problem, target, options)

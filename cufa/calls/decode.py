@@ -10,12 +10,13 @@ import numpy.typing as npt
 from ..gpu.architectures import Device
 from ..plan.decode_operation import DECODE
 from ..plan.planner import Plan
+from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.mask import Mask
-from ..problem.options import Options, check_num_splits
-from . import arrays, calls, optional_operands
+from ..problem.options import Options, check_num_splits, decode_mask
+from . import optional_operands
+from .calls import plan_for, planning_device, run
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
-from .decode_shapes import make_problem
-from .mask_arguments import decode_mask
+from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 
 
@@ -168,10 +169,11 @@ def flash_decode(
     if seen is not None:
         return seen(given, addresses)
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
-    results = calls.attention_results(out, return_lse)
+    results = {"out": None if out is None else as_array("out", out)}
+    results |= {"lse": None} if check_flag("return_lse", return_lse) else {}
     inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
     call = DecodeCall.read(inputs, results, asked)
-    return calls.run(call, device, options)
+    return run(call, device, options)
 
 
 def plan_decode(
@@ -208,31 +210,26 @@ def plan_decode(
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache
-    given = {
-        name: x if x is None or isinstance(x, tuple) else arrays.as_array(name, x)
-        for name, x in given.items()
-    }
+    given = {name: x if x is None or isinstance(x, tuple) else as_array(name, x) for name, x in given.items()}
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
-    of_q = arrays.asked_dtype(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
+    of_q = asked_dtype(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
     few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
-    of_cache = arrays.asked_dtype(
-        getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype
-    )
+    of_cache = asked_dtype(getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype)
 
     # Device arrays: the call cannot run on the CPU.
-    stays = any(arrays.is_device_array(x) for x in given.values())
+    stays = any(is_device_array(x) for x in given.values())
 
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
-        problem = optional_operands.planned(few, make_problem(shapes, *names, asked))
+        problem = optional_operands.planned(few, make_decode_problem(shapes, *names, asked))
         if found is not None:
             check_gpu_serves(problem)
-        return calls.plan_for(problem, found, asked)
+        return plan_for(problem, found, asked)
 
-    found = calls.planning_device(device, served=True)
+    found = planning_device(device, served=True)
     try:
         return planned(found)
     except (TypeError, ValueError):
@@ -244,6 +241,6 @@ def plan_decode(
 def _options(
     window: Any, mask: Any, softcap: Any, scale: Any, layout: Any, schedule: Any, num_splits: Any
 ) -> Options:
-    arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
+    check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
     found = decode_mask(window, mask)
     return Options(found, softcap, scale, None, layout, str(schedule), num_splits)

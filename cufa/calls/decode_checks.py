@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from ..gpu.architectures import Device
 from ..plan.operation import PER_HEAD
+from ..problem.checks import as_array, is_device_array
 from ..problem.lengths import Cached
 from ..problem.options import Options
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
-from . import array_memory, arrays, calls, optional_operands
-from .decode_shapes import make_problem
+from . import arrays, optional_operands
+from .call import Call
+from .calls import plan_for
+from .shapes import make_decode_problem
 
 CACHES = ("k_cache", "v_cache")
 _BIG = ("q", "k_cache", "v_cache", "k_new", "v_new")
@@ -24,7 +28,7 @@ _DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float3
 _EIGHT_BITS = ("uint8", "float8_e4m3fn")
 _FLOAT8 = "float8_e4m3"
 
-Array = array_memory.Array
+Array = arrays.Array
 
 
 def check_gpu_serves(problem: Problem) -> None:
@@ -36,7 +40,7 @@ def check_gpu_serves(problem: Problem) -> None:
         )
 
 
-class DecodeCall(calls.Call):
+class DecodeCall(Call):
     """Inputs are arrays in one place, or None. Lengths, block table and scales may be on the host beside a GPU's
     arrays."""
 
@@ -55,11 +59,11 @@ class DecodeCall(calls.Call):
         )
         return cls(inputs, results, options)
 
-    def gpu_serves(self) -> bool:
+    def gpu_serves(self, device: Device) -> bool:
         """Whether the call can be planned for the current GPU. The CPU path names what is wrong with a call."""
         try:
             _, problem = self.check(on_gpu=True)
-            calls.plan_for(problem, calls.cuda_module().current_device(), self.options)
+            plan_for(problem, device, self.options)
         except (TypeError, ValueError):
             return False
         return True
@@ -69,9 +73,9 @@ class DecodeCall(calls.Call):
         shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
         of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
         q = self.inputs["q"]
-        module = "cupy" if arrays.is_device_array(q) else "numpy"
+        module = "cupy" if is_device_array(q) else "numpy"
         names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
-        problem = make_problem(shapes, *names, self.options)
+        problem = make_decode_problem(shapes, *names, self.options)
         if on_gpu:
             check_gpu_serves(problem)
         for name in _BIG:
@@ -118,10 +122,10 @@ def _as_array(name: str, x: Any) -> Array:
     if x is None and name not in ("q", *CACHES):
         return None
     if name in _BIG:
-        array = arrays.as_array(name, x)
+        array = as_array(name, x)
         return array.view(np.uint8) if str(array.dtype) == "float8_e4m3fn" else array
     if not isinstance(x, (numbers.Number, list, tuple)):
-        return arrays.as_array(name, x)
+        return as_array(name, x)
     try:
         return np.asarray(x)
     except (TypeError, ValueError) as error:
@@ -130,7 +134,7 @@ def _as_array(name: str, x: Any) -> Array:
 
 def _may_move(x: Array, q: Array) -> bool:
     """Whether a small host array is copied to the GPU of the other arrays."""
-    return arrays.is_device_array(q) and isinstance(x, np.ndarray)
+    return is_device_array(q) and isinstance(x, np.ndarray)
 
 
 def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:
@@ -176,7 +180,7 @@ def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
     if x is None:
         return None
-    on_device = arrays.is_device_array(x)
+    on_device = is_device_array(x)
     if x.dtype.kind not in "iu" and x.size == 0 and not on_device:
         x = x.astype(np.int32)  # an empty list has no type
     if x.dtype.kind not in "iu" or (on_device and x.dtype != np.int32):
@@ -215,7 +219,7 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
             f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.k_element.name}"
         )
     shape = (problem.kv_heads,)
-    on_device = arrays.is_device_array(x)
+    on_device = is_device_array(x)
     if x.dtype.kind not in "fiu" or (on_device and x.dtype != np.float32):
         raise TypeError(f"{name} is {x.dtype}; it must be float32: convert with {name}.astype('float32')")
     if not on_device:
@@ -313,11 +317,11 @@ def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:
     cache = given[name]
     if isinstance(cache, np.ndarray) and not cache.flags.writeable:
         raise ValueError(f"{name} is read-only, but k_new is appended to it: pass a writeable array")
-    if array_memory.overlaps_itself(cache):
+    if arrays.overlaps_itself(cache):
         raise ValueError(
             f"{name} has strides {cache.strides} for shape {cache.shape}: elements share memory, so nothing "
             "can be appended"
         )
     for other, x in given.items():
-        if other != name and type(x) is type(cache) and array_memory.shares_memory(cache, x):
+        if other != name and type(x) is type(cache) and arrays.shares_memory(cache, x):
             raise ValueError(f"{name} overlaps {other} in memory, but k_new is appended to it: pass a copy")

@@ -3,22 +3,17 @@ out is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy.typing as npt
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
+from ..problem.checks import check_flag
 from ..problem.mask import Mask
-from ..problem.options import Options, check_num_splits
-from ..problem.problem import Problem
-from . import arrays, calls, optional_operands
-from .dense import (
-    DenseCall,
-    plan_shapes,
-)
-from .mask_arguments import check_causal, resolve_mask
+from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
+from .call import ForwardCall
+from .calls import plan_shapes, run
 from .warm import find, typed
 
 
@@ -169,28 +164,10 @@ def flash_attention(
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    arrays.same_place(inputs)
-    optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    inputs |= optional_operands.read(optional, inputs["q"])
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
-    call = ForwardCall(inputs, calls.attention_results(out, return_lse), asked)
-    return calls.run(call, device, options)
-
-
-class ForwardCall(DenseCall):
-    name = "forward"
-
-    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
-        qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
-        inputs, problem = self.problem(arrays.dtype_name(qkv, on_gpu))
-        for name, x in qkv.items():
-            arrays.check_last_axis(name, x)
-            arrays.check_address(name, x)
-        call = dataclasses.replace(self, inputs=inputs)
-        call.check_results(problem)
-        return call, problem
+    return run(ForwardCall.read(given, wanted, asked), device, options)
 
 
 def plan(

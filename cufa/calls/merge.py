@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..problem.checks import as_array, is_device_array
 from ..run.cpu.combine import combine
-from . import arrays
+from . import arrays, shapes
 
 _SERVED = ("float16", "bfloat16", "float32", "float64")
 _LSE = ("float32", "float64")
@@ -62,12 +63,12 @@ def merge_attention_states(
     >>> out, lse = cufa.merge_attention_states(o1, l1, o2, l2)  # doctest: +SKIP
     """
     given = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
-    given = {name: arrays.as_array(name, x) for name, x in given.items()}
+    given = {name: as_array(name, x) for name, x in given.items()}
     _check(given, layout)
     out_a, lse_a, out_b, lse_b = given.values()
     if layout == "bshd":
         lse_a, lse_b = lse_a.swapaxes(1, 2), lse_b.swapaxes(1, 2)
-    merge = _merge_on_gpu if arrays.is_device_array(out_a) else _merge_on_cpu
+    merge = _merge_on_gpu if is_device_array(out_a) else _merge_on_cpu
     out, lse = merge(out_a, lse_a, out_b, lse_b)
     return out, lse.swapaxes(1, 2) if layout == "bshd" else lse
 
@@ -87,7 +88,7 @@ def _compute_dtype(out: Any, lse: Any) -> Any:
 
 def _check(given: dict[str, Any], layout: str) -> None:
     out_a, lse_a, out_b, lse_b = given.values()
-    arrays.check_layout(layout)
+    shapes.check_layout(layout)
     arrays.same_place(given)
     for name, x, served in (("out_a", out_a, _SERVED), ("lse_a", lse_a, _LSE)):
         if str(x.dtype) not in served:
@@ -98,7 +99,7 @@ def _check(given: dict[str, Any], layout: str) -> None:
         if x.shape != y.shape:
             raise ValueError(f"{name} has shape {x.shape} but {other} has {y.shape}: they must be equal")
     if out_a.ndim < 1 or (layout == "bshd" and out_a.ndim != 4):
-        raise ValueError(f"out_a has shape {out_a.shape}; layout {layout!r} takes {arrays.AXES[layout]}")
+        raise ValueError(f"out_a has shape {out_a.shape}; layout {layout!r} takes {shapes.AXES[layout]}")
     expected = out_a.shape[:-1]
     if layout == "bshd":
         expected = (expected[0], expected[2], expected[1])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..plan.operation import PER_HEAD, PER_HEAD_AND_LENGTHS
+from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import Problem
@@ -30,8 +31,8 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
                 x = np.asarray(x) if len(x) else np.zeros(0, np.int32)
             except ValueError as error:
                 raise TypeError(f"{name} is no array of numbers: {error}") from error
-        found[name] = arrays.as_array(name, x)
-        if q is not None and arrays.is_device_array(found[name]):
+        found[name] = as_array(name, x)
+        if q is not None and is_device_array(found[name]):
             arrays.same_place({"q": q, name: found[name]})
     return found
 
@@ -71,7 +72,7 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
         allowed = " or ".join(map(str, shapes))
         words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
         raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {allowed}")
-    if arrays.is_device_array(x):
+    if is_device_array(x):
         if str(x.dtype) != "float32":
             raise TypeError(
                 f"{name} is {x.dtype}; on a GPU it must be float32: convert with {name}.astype('float32')"
@@ -112,7 +113,7 @@ def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
         raise TypeError(f"{name} is {x.dtype}: it takes int32; convert with {name}.astype('int32')")
     if x.shape != shape:
         raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {shape}")
-    if arrays.is_device_array(x):
+    if is_device_array(x):
         if str(x.dtype) != "int32":
             raise TypeError(
                 f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"

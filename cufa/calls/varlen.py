@@ -7,21 +7,10 @@ from typing import Any
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
-from ..problem.options import Options
-from . import arrays, calls, optional_operands
-from .backward import BackwardCall
-from .dense import PackedCall
-from .forward import ForwardCall
-from .mask_arguments import check_causal, resolve_mask
+from ..problem.options import Options, check_causal, resolve_mask
+from .call import PackedBackward, PackedForward
+from .calls import run
 from .warm import find, typed
-
-
-class PackedForward(PackedCall, ForwardCall):
-    pass
-
-
-class PackedBackward(PackedCall, BackwardCall):
-    pass
 
 
 def flash_attention_varlen(
@@ -80,20 +69,16 @@ def flash_attention_varlen(
         kernels that take packed lengths are listed at :func:`flash_attention`.
     """
     causal = check_causal(causal)
-    optional = {"alibi_slopes": alibi_slopes, "sink": sink}
-    cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
     given = q, k, v, out, None, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    arrays.same_place(inputs)
-    inputs |= optional_operands.read({**optional, **_both(cu_seqlens)}, inputs["q"])
+    _check_given(cu_seqlens_q, cu_seqlens_k)
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     asked = Options(resolve_mask(causal, window, mask), softcap, scale, precision, "bshd", algorithm)
-    call = PackedForward(inputs, calls.attention_results(out, return_lse), asked)
-    return calls.run(call, device, options)
+    return run(PackedForward.read(given, wanted, asked), device, options)
 
 
 def flash_attention_varlen_backward(
@@ -146,8 +131,6 @@ def flash_attention_varlen_backward(
         As :func:`flash_attention_varlen`.
     """
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
-    optional = {"alibi_slopes": alibi_slopes, "sink": sink}
-    cu_seqlens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes
     given = (
@@ -157,22 +140,14 @@ def flash_attention_varlen_backward(
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    named: dict[str, Any] = {
-        x.name: None if value is None and (x.result or x.name == "dlse") else arrays.as_array(x.name, value)
-        for x, value in zip(BACKWARD.operands, given, strict=False)
-    }
-    arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
+    _check_given(cu_seqlens_q, cu_seqlens_k)
+    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic)
-    inputs = {name: named[name] for name in BACKWARD.inputs}
-    inputs |= optional_operands.read({**optional, **_both(cu_seqlens)}, named["q"])
-    results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
-    call = PackedBackward(inputs, results, asked)
-    return calls.run(call, device, options)
+    return run(PackedBackward.read(given, wanted, asked), device, options)
 
 
-def _both(cu_seqlens: dict[str, Any]) -> dict[str, Any]:
-    for name, x in cu_seqlens.items():
+def _check_given(cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is None:
             raise TypeError(f"{name} is None: it says where each sequence begins, and the last ends")
-    return cu_seqlens

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..plan.operation import Operation
-from . import array_memory
+from . import arrays
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -93,7 +93,7 @@ class SeenCall:
 
     ``launch`` takes the addresses of all operands in launch order, 0 for those that are None, with the arrays'
     device being the current one. ``call`` is the one that was checked, ``results`` those it returned. Its
-    :meth:`~cufa.calls.calls.Call.check_memory` is asked again for arrays whose ranges meet, once per relative offset
+    :meth:`~cufa.calls.call.Call.check_memory` is asked again for arrays whose ranges meet, once per relative offset
     of the two arrays.
     """
 
@@ -154,8 +154,8 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
     spans = {}
     for i, x in enumerate(arrays_):
         if x is not None and x.size:
-            low, high = array_memory.byte_range(x)
-            spans[i] = low - array_memory.address(x), high - array_memory.address(x)
+            low, high = arrays.byte_range(x)
+            spans[i] = low - arrays.address(x), high - arrays.address(x)
     found = {}
     for i in written:
         for j in spans:

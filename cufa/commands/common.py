@@ -13,8 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..calls.arrays import FORWARD_DTYPES
-from ..calls.decode_shapes import MAX_CAPACITY, MAX_TOKENS
+from ..calls.shapes import FORWARD_DTYPES, MAX_CAPACITY, MAX_TOKENS
 from ..gpu.architectures import Device
 from ..measure.cases import of_forward
 from ..measure.decode_cases import make_decode

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from ..calls.mask_arguments import decode_mask, resolve_mask
 from ..masks import causal as causal_mask
 from ..masks import window as window_mask
 from ..problem.checks import check_window
 from ..problem.mask import FULL, Band, Mask
-from ..problem.scores import check_softcap
+from ..problem.options import check_softcap, decode_mask, resolve_mask
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -116,9 +116,6 @@ TRACE_RECORD = numpy_struct("shared/params.cuh", "TraceRecord")
 
 SMALLEST_SCALE, LARGEST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
-#: Of a call: times log2(e) it is still a float32.
-MAX_SCALE = LARGEST_SCALE / math.log2(math.e)
-
 
 def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
     """``scale_log2`` and ``softcap`` of a parameter structure: scores in units of log2, before and, with a

@@ -6,8 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ..problem.as_array import as_array, is_device_array
-from ..problem.checks import check_diagonal, check_flag, check_window, integers, module_of, shown
+from ..problem.checks import (
+    as_array,
+    check_diagonal,
+    check_flag,
+    check_window,
+    integers,
+    is_device_array,
+    module_of,
+    shown,
+)
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
 

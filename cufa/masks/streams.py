@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..problem.as_array import is_device_array
-from ..problem.checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
+from ..problem.checks import (
+    check_count,
+    check_diagonal,
+    check_flag,
+    check_from_0,
+    integers,
+    is_device_array,
+    module_of,
+)
 from ..problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..problem.integers import Integers
 from ..problem.mask import CAUSAL, Band, Mask

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.arrays import is_device_array
+from ..problem.checks import is_device_array
 from ..problem.element import Element
 from ..problem.lengths import DENSE
 from ..problem.mask_family import Mask

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from typing import Any
 
 import numpy as np
 
-from .mask import FULL, Mask
-from .scores import check_softcap
+from .checks import array_kind, check_flag, check_window, shown
+from .columns import Chunks
+from .mask import CAUSAL, FULL, Band, Mask
+from .problem import default_scale
+
+#: The smallest cap that float32, which scores are computed in, can tell from 0.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+#: Kernels compute tanh with an error of 2e-7, and so scores with one of 2e-7 times the cap: up to here that is less
+#: than what 16-bit inputs round away.
+MAX_SOFTCAP = 10_000
+
+#: The largest scale that float32 holds after multiplication by log2(e).
+MAX_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +57,117 @@ def check_num_splits(num_splits: Any) -> int | None:
             f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
         )
     return int(num_splits)
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A cap as a number, or None. Raises TypeError or ValueError naming the argument."""
+    if softcap is None:
+        return None
+    try:
+        if isinstance(softcap, (bool, np.bool_, str, bytes)):
+            raise TypeError
+        value = float(softcap)
+    except (TypeError, ValueError):
+        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
+    except OverflowError:
+        value = math.inf
+    if not _SMALLEST <= value < math.inf:
+        raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
+    if value > MAX_SOFTCAP:
+        raise ValueError(
+            f"softcap={softcap!r} must be at most {MAX_SOFTCAP:,}: kernels know scores to 2e-7 of the cap; for no cap "
+            "pass None"
+        )
+    return value
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return default_scale(head_dim)
+    try:
+        # float() would take these.
+        if isinstance(scale, (bool, str, bytes)) or str(getattr(scale, "dtype", "")) == "bool":
+            raise TypeError(scale)
+        value = float(scale)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"scale must be a number or None, not {array_kind(scale)}") from error
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"scale={value} must be finite and at least 0; to negate the scores, negate q")
+    if value > MAX_SCALE:
+        raise ValueError(
+            f"scale={value} is too large: kernels multiply by it in float32, in units of log2, so it is at most "
+            f"{MAX_SCALE:.4g}; scale q instead"
+        )
+    return value
+
+
+def resolve_precision(dtype: str, precision: str | None) -> str:
+    """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
+    if dtype != "float32":
+        if precision is not None:
+            raise ValueError(
+                f"precision={precision!r} is a choice for float32 inputs only; {dtype} takes precision=None"
+            )
+        return "native"
+    if precision is None:
+        return "tf32" if os.environ.get("CUPY_TF32") == "1" else "float32"
+    if not isinstance(precision, str) or precision not in ("float32", "tf32"):
+        raise ValueError(f"precision={precision!r} is not known; use None, 'float32' or 'tf32'")
+    return precision
+
+
+def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
+    """The one mask that the arguments of a call come to.
+
+    Raises TypeError or ValueError, naming the argument, for values that are none and for contradictions.
+    """
+    causal = check_causal(causal)
+    if mask is not None and not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {shown(mask)}: "
+            "arrays of booleans are not taken"
+        )
+    if mask is not None:
+        for name, given in (("causal", causal or None), ("window", window)):
+            if given is not None:
+                raise ValueError(f"mask={mask} and {name}={given} both say what is seen: pass one of them")
+        return mask
+    if window is None:
+        return CAUSAL if causal else FULL
+    left, right = check_window(window)
+    if causal and right not in (None, 0):
+        raise ValueError(
+            f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
+            f"window=({left}, 0), or causal=False"
+        )
+    return Band(left, 0 if causal else right)
+
+
+def decode_mask(window: Any, mask: Any = None) -> Mask:
+    """Of a decoding call, whose queries are the last tokens of their sequence: causal, in a window or not, with tokens
+    that are exempt from it, or in chunks.
+
+    Raises TypeError or ValueError, naming the argument, for what is none.
+    """
+    if mask is not None:
+        found = resolve_mask(False, window, mask)
+        of_last_tokens = isinstance(found, (Band, Chunks)) and found.diagonal == "bottom-right"
+        if not of_last_tokens or (isinstance(found, Band) and found.right != 0):
+            raise ValueError(
+                f"mask={mask}: the queries of a decoding call are the last tokens of their sequence; it takes "
+                "cufa.masks.causal(), window(left, 0), prefix, streaming, global_window(tokens, left, 0) and chunks, "
+                "with the default diagonal"
+            )
+        return found
+    if window is None:
+        return CAUSAL
+    left, right = check_window(window)
+    if right not in (None, 0):
+        raise ValueError(f"window={window!r}: decoding is causal, so right must be 0 or None")
+    return Band(left, 0)
+
+
+def check_causal(causal: Any) -> bool:
+    return check_flag("causal", causal, ": other masks go to mask=, such as cufa.masks.window")

@@ -17,17 +17,9 @@ In this order:
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-
-#: The smallest cap that float32, which scores are computed in, can tell from 0.
-_SMALLEST = float(np.finfo(np.float32).tiny)
-
-#: Kernels compute tanh with an error of 2e-7, and so scores with one of 2e-7 times the cap: up to here that is less
-#: than what 16-bit inputs round away.
-MAX_SOFTCAP = 10_000
 
 
 def softcapped(s: Any, cap: float) -> Any:
@@ -65,25 +57,3 @@ def sink_gradient(sink: Any, lse: Any, delta: Any) -> Any:
     nothing = np.isneginf(lse)  # then the sink is -inf too, or the row lies past the end
     weight = np.exp(sink[:, None] - np.where(nothing, np.inf, lse))
     return -(weight * np.where(nothing, 0, delta)).sum(axis=-1)
-
-
-def check_softcap(softcap: Any) -> float | None:
-    """A cap as a number, or None. Raises TypeError or ValueError naming the argument."""
-    if softcap is None:
-        return None
-    try:
-        if isinstance(softcap, (bool, np.bool_, str, bytes)):
-            raise TypeError
-        value = float(softcap)
-    except (TypeError, ValueError):
-        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
-    except OverflowError:
-        value = math.inf
-    if not _SMALLEST <= value < math.inf:
-        raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
-    if value > MAX_SOFTCAP:
-        raise ValueError(
-            f"softcap={softcap!r} must be at most {MAX_SOFTCAP:,}: kernels know scores to 2e-7 of the cap; for no cap "
-            "pass None"
-        )
-    return value

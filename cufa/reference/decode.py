@@ -7,11 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..calls.arrays import check_mask, check_not_masked
 from ..calls.decode_checks import check_integers, check_length
-from ..calls.mask_arguments import decode_mask
+from ..calls.shapes import check_mask
+from ..problem.checks import check_not_masked
 from ..problem.lengths import Cached
 from ..problem.mask_family import Mask
+from ..problem.options import decode_mask
 from .dense import Array, as_bhsd, attention_reference
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..calls.arrays import check_mask, check_not_masked, check_rows, check_scale
-from ..calls.mask_arguments import resolve_mask
+from ..calls.shapes import check_mask, check_rows
+from ..problem.checks import check_not_masked
 from ..problem.mask import Mask
-from ..problem.scores import check_softcap, distances, softcap_derivative, softcapped
+from ..problem.options import check_scale, check_softcap, resolve_mask
+from ..problem.scores import distances, softcap_derivative, softcapped
 
 Array = npt.NDArray[np.float64]
 

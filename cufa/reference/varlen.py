@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..calls import optional_operands
-from ..calls.arrays import check_not_masked, check_rows
+from ..calls.shapes import check_rows
+from ..problem.checks import check_not_masked
 from .dense import Array, attention_reference, attention_reference_backward
 
 

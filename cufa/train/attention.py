@@ -11,13 +11,12 @@ from thinc.api import Model, Ragged, glorot_uniform_init, registry, to_numpy
 from thinc.types import Floats3d
 from thinc.util import get_width, is_numpy_array, is_xp_array, partial
 
-from ..calls.arrays import check_head_dim, check_scale, resolve_precision
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
-from ..calls.mask_arguments import resolve_mask
+from ..calls.shapes import check_head_dim
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
-from ..problem.scores import check_softcap
+from ..problem.options import check_scale, check_softcap, resolve_mask, resolve_precision
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Sequences = TypeVar("Sequences", Floats3d, Ragged)

@@ -16,8 +16,8 @@ from cufa import masks
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
+from cufa.problem.options import MAX_SOFTCAP
 from cufa.problem.problem import BAND_KINDS, Problem
-from cufa.problem.scores import MAX_SOFTCAP
 
 _KINDS = {"causal": "causal", "full": "full", "window": "window"}
 AT = "at"

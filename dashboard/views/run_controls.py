@@ -7,8 +7,7 @@ import dataclasses
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.calls.arrays import FORWARD_DTYPES
-from cufa.calls.decode_shapes import MAX_TOKENS
+from cufa.calls.shapes import FORWARD_DTYPES, MAX_TOKENS
 from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key

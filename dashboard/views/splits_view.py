@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.calls.decode_shapes import MAX_TOKENS
+from cufa.calls.shapes import MAX_TOKENS
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts

@@ -19,11 +19,11 @@ from support import DTYPES, EPSILON, make_problem
 from test_cpu_backend import LAYOUTS
 
 from cufa import attention_reference
-from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
 from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.options import resolve_mask
 from cufa.run.cpu import backward as cpu_backward
 from cufa.run.cpu import tiles as cpu_tiles
 

@@ -13,8 +13,7 @@ from sampling import of_today
 from support import assert_attention, forward_operands, make_inputs
 
 from cufa import masks
-from cufa.calls import arrays
-from cufa.calls.mask_arguments import resolve_mask
+from cufa.calls.shapes import make_problem
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
 from cufa.kernels.support import refusal
@@ -22,7 +21,7 @@ from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
 from cufa.problem.mask import Band, Mask
-from cufa.problem.options import Options
+from cufa.problem.options import Options, resolve_mask
 from cufa.problem.problem import BAND_KINDS, Problem
 from cufa.run.emulate.calls import Emulation, EmulationError, Execution, emulate_backward, run_plan
 
@@ -97,7 +96,7 @@ def run(
     """One run of 2 sequences of 4 heads that share keys in pairs."""
     dtype = dtype or spec.dtypes[0]
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, head_dim, dtype)
-    problem = arrays.make_problem(
+    problem = make_problem(
         [x.shape for x in (q, k, v)],
         dtype,
         Options(resolve_mask(False, None, mask), softcap, None, precision if dtype == "float32" else None),
@@ -270,7 +269,7 @@ def test_hidden_keys_are_not_read():
     mask = Columns(
         Band(), Integers(np.array([64 * [0] + 64 * [0] + 128 * [9], 128 * [500] + 128 * [0]])[:, None, None])
     )
-    problem = arrays.make_problem(
+    problem = make_problem(
         [x.shape for x in (q, k, v)],
         "float16",
         Options(mask),
@@ -428,7 +427,7 @@ def test_planted(plant, bug, kernel):
 def test_what_is_refused_is_refused_in_words():
     within_sets = dataclasses.replace(columns(0, 64, 64, 1), band=Band(right=0, prefix=3))
     for mask, words in ((within_sets, "within a plain band"),):
-        problem = arrays.make_problem(
+        problem = make_problem(
             [(1, 1, 64, 64)] * 3,
             "float16",
             Options(mask),

@@ -13,8 +13,8 @@ from decode_support import make_case, on_gpu
 
 import cufa
 from cufa import masks
-from cufa.calls.mask_arguments import decode_mask
 from cufa.kernels import kernels_of
+from cufa.problem.options import decode_mask
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from support import (
 )
 
 from cufa import masks
-from cufa.calls.arrays import make_problem as shaped
+from cufa.calls.shapes import make_problem as shaped
 from cufa.gpu.architectures import Device
 from cufa.measure.ladder import ladder
 from cufa.plan.planner import make_plan

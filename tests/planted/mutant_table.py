@@ -65,7 +65,11 @@ CORE = [
     *_of(
         "cufa/problem/scores.py", "masks cpu_backward reference_backward",
         ("return 1 - (capped", "return 1 + (capped", "the slope of a soft cap above 1"),
+    ),
+    *_of(
+        "cufa/problem/options.py", "masks api",
         ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
+        ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
     ),
     *_of(
         "cufa/kernels/params.py", "planner emulate_kernels",
@@ -129,7 +133,7 @@ PLANNING = [
 
 CALLS = [
     *_of(
-        "cufa/calls/array_memory.py", "arrays api backward_api decode_errors decode_api",
+        "cufa/calls/arrays.py", "arrays api backward_api decode_errors decode_api",
         ("return start + sum(s for s in spans if s < 0),", "return start,", "reversed arrays: an overlap is missed"),
         ("extent = stride * (size - 1) + extent", "extent = stride * (size - 1)", "rows that share elements are written"),
         ("            if size > 1:\n                bits |= stride", "            if size > 0:\n                bits |= stride",
@@ -137,15 +141,17 @@ CALLS = [
         ("        stride > 0 for x in arrays", "        stride >= 0 for x in arrays", "broadcast axes pass for positive strides"),
     ),
     *_of(
-        "cufa/problem/as_array.py", "arrays api backward_api decode_errors decode_api",
+        "cufa/problem/checks.py", "arrays api backward_api decode_errors decode_api",
         ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
     ),
     *_of(
         "cufa/calls/arrays.py", "arrays api backward_api decode_errors decode_api",
-        ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
-        ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
         ("not x.flags.writeable:\n        raise ValueError(f\"{name} is read-only: pass", "False:\n        raise ValueError(f\"{name} is read-only: pass",
          "a read-only out is found by NumPy, or written"),
+    ),
+    *_of(
+        "cufa/calls/shapes.py", "arrays api backward_api decode_errors decode_api",
+        ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
     ),
     *_of(
         "cufa/schedule/decode.py", "decode_splits decode_cpu decode_merge emulate_decode_window",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.calls import array_memory
+from cufa.calls import arrays
 
 SIZES, STEPS = st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(-6, 6)
 
@@ -41,7 +41,7 @@ def bytes_of(x):
 @given(views())
 def test_the_range_of_an_array_is_that_of_its_bytes(view):
     x, _ = view
-    low, high = array_memory.byte_range(x)
+    low, high = arrays.byte_range(x)
     found = bytes_of(x)
     assert (low, high) == ((min(found), max(found) + 1) if found else (low, low))
 
@@ -52,7 +52,7 @@ def test_no_array_that_overlaps_itself_is_missed(view):
     x, _ = view
     found = bytes_of(x)
     if len(set(found)) < len(found):
-        assert array_memory.overlaps_itself(x)
+        assert arrays.overlaps_itself(x)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_no_array_that_overlaps_itself_is_missed(view):
 )
 def test_arrays_that_overlap_themselves(shape, strides, overlaps):
     x = np.lib.stride_tricks.as_strided(np.zeros(100, np.float32)[50:], shape, strides)
-    assert array_memory.overlaps_itself(x) == overlaps
+    assert arrays.overlaps_itself(x) == overlaps
 
 
 def test_reversed_arrays_are_compared_where_they_lie():
     buffer = np.zeros((4, 8), np.float32)
-    low, high = array_memory.byte_range(buffer)
-    assert array_memory.byte_range(buffer[::-1]) == array_memory.byte_range(buffer[::-1, ::-1]) == (low, high)
-    assert array_memory.byte_range(buffer[2::-1]) == (low, high - 32)
-    assert array_memory.shares_memory(buffer[1::-1], buffer[:1])
-    assert not array_memory.shares_memory(buffer[3:1:-1], buffer[:2])
+    low, high = arrays.byte_range(buffer)
+    assert arrays.byte_range(buffer[::-1]) == arrays.byte_range(buffer[::-1, ::-1]) == (low, high)
+    assert arrays.byte_range(buffer[2::-1]) == (low, high - 32)
+    assert arrays.shares_memory(buffer[1::-1], buffer[:1])
+    assert not arrays.shares_memory(buffer[3:1:-1], buffer[:2])
 
 
 def test_alignment_is_that_of_every_row_and_array():
@@ -97,16 +97,16 @@ def test_alignment_is_that_of_every_row_and_array():
     def at(offset, row=64):
         return np.ndarray((2, 4, 8), np.float16, buffer, start + offset, (row * 4, row, 2))
 
-    assert [array_memory.alignment(at(n)) for n in (0, 2, 4, 6, 8, 16, 24, 32)] == [16, 2, 4, 2, 8, 16, 8, 16]
-    assert [array_memory.alignment(at(0, row)) for row in (64, 66, 68, 72, 80)] == [16, 2, 4, 8, 16]
-    assert array_memory.alignment(at(0), at(4)) == array_memory.alignment(at(4), at(0)) == 4
-    assert array_memory.alignment(at(0, 66)[:1, :1]) == 16, "never stepped along"
+    assert [arrays.alignment(at(n)) for n in (0, 2, 4, 6, 8, 16, 24, 32)] == [16, 2, 4, 2, 8, 16, 8, 16]
+    assert [arrays.alignment(at(0, row)) for row in (64, 66, 68, 72, 80)] == [16, 2, 4, 8, 16]
+    assert arrays.alignment(at(0), at(4)) == arrays.alignment(at(4), at(0)) == 4
+    assert arrays.alignment(at(0, 66)[:1, :1]) == 16, "never stepped along"
 
 
 def test_strides_are_positive_where_they_are_stepped_along():
     x = np.zeros((2, 3, 4), np.float32)
-    assert array_memory.positive_strides(x, x[:, :, ::2], x.transpose(2, 0, 1))
-    assert not array_memory.positive_strides(x, x[:, ::-1])
-    assert not array_memory.positive_strides(x, np.broadcast_to(x[:1], x.shape))
-    assert array_memory.positive_strides(np.broadcast_to(x[:1, :1], (1, 1, 4)), x[:0])
-    assert array_memory.positive_strides(np.lib.stride_tricks.as_strided(x, (1, 4), (-16, 4)))
+    assert arrays.positive_strides(x, x[:, :, ::2], x.transpose(2, 0, 1))
+    assert not arrays.positive_strides(x, x[:, ::-1])
+    assert not arrays.positive_strides(x, np.broadcast_to(x[:1], x.shape))
+    assert arrays.positive_strides(np.broadcast_to(x[:1, :1], (1, 1, 4)), x[:0])
+    assert arrays.positive_strides(np.lib.stride_tricks.as_strided(x, (1, 4), (-16, 4)))

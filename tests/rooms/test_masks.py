@@ -13,9 +13,9 @@ from mask_support import BANDS, tiles_of
 
 import cufa
 from cufa.calls import calls
-from cufa.calls.mask_arguments import decode_mask, resolve_mask
 from cufa.problem.integers import Integers
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask, reduced
+from cufa.problem.options import decode_mask, resolve_mask
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])

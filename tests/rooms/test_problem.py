@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-from cufa.kernels.params import MAX_SCALE, softmax_scalars
+from cufa.kernels.params import softmax_scalars
 from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.options import MAX_SCALE
 from cufa.problem.problem import Problem, default_scale
 
 

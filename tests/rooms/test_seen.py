@@ -14,8 +14,9 @@ import pytest
 from support import changed
 
 import cufa
-from cufa.calls import array_memory, calls
+from cufa.calls import arrays, calls
 from cufa.calls import warm as seen
+from cufa.calls.call import Call
 from cufa.plan.operation import OPERATIONS, Operand
 from cufa.problem.mask import CAUSAL, FULL
 from cufa.problem.options import Options
@@ -200,7 +201,7 @@ def test_masks_that_are_equal_take_the_short_cut(short_cut):
 
 
 @dataclasses.dataclass(frozen=True)
-class Toy(calls.Call):
+class Toy(Call):
     """A call of as many inputs and results as are named, of which ``written`` are written to."""
 
     name = "toy"
@@ -301,7 +302,7 @@ def test_interleaved_views_are_apart(toy):
     with pytest.raises(ValueError, match="out overlaps k"):
         run(Q, both[:, 0], V, both[:, 0])
     assert len(launched) == 1
-    assert array_memory.shares_memory(both, both[1:, :, 2]) and not array_memory.shares_memory(
+    assert arrays.shares_memory(both, both[1:, :, 2]) and not arrays.shares_memory(
         both[:, 1], both[:, 0, ::2]
     )
 

@@ -10,7 +10,7 @@ import pytest
 from cufa import masks
 from cufa.kernels import Launch
 from cufa.masks import streams
-from cufa.problem import as_array, checks
+from cufa.problem import checks
 from cufa.run.emulate import build
 from cufa.run.emulate.launch import Execution, execute
 from cufa.run.emulate.memory import GlobalArray
@@ -75,7 +75,7 @@ def asked(monkeypatch):
         found.append((lengths, seqlen, form))
         return OnGpu(4 if form == "both ways" else 2, 1, 1, seqlen)
 
-    for module in (streams, as_array, checks):
+    for module in (streams, checks):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, OnGpu))
     monkeypatch.setattr(streams, "_text_runs", lambda: text_runs)
     monkeypatch.setattr(streams, "_checked", {})

@@ -10,8 +10,8 @@ import numpy as np
 from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
-from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import Kernel
+from cufa.problem.options import resolve_mask
 from cufa.problem.scores import softcap_derivative, softcapped
 
 NAMES = ("dq", "dk", "dv")

@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 from support import assert_attention, poisoned_like
 
-from cufa.calls.mask_arguments import resolve_mask
 from cufa.kernels import TileConfig
 from cufa.plan.candidates import algorithms
 from cufa.plan.planner import Plan, make_plan
+from cufa.problem.options import resolve_mask
 from cufa.problem.problem import Problem, default_scale
 from cufa.run.cpu import forward as cpu
 

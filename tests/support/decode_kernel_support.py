@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from decode_support import Case
 
-from cufa.calls import array_memory
+from cufa.calls import arrays
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import row_blocks
@@ -64,7 +64,7 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         operation="decode",
         alibi="alibi_slopes" in case.options,
         sink="sink" in case.options,
-        alignment=math.gcd(array_memory.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
+        alignment=math.gcd(arrays.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
     )  # fmt: skip
 
 

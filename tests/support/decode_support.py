@@ -14,9 +14,8 @@ from support import DTYPES, EPSILON, naive_same_dtype
 from cufa import decode_reference
 from cufa.calls import calls
 from cufa.calls.decode_checks import DecodeCall
-from cufa.calls.mask_arguments import decode_mask
 from cufa.plan.operation import OPERATIONS
-from cufa.problem.options import Options
+from cufa.problem.options import Options, decode_mask
 from cufa.problem.problem import Problem
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)

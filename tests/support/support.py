@@ -12,13 +12,12 @@ import ml_dtypes
 import numpy as np
 
 from cufa import attention_reference
-from cufa.calls import arrays
-from cufa.calls.mask_arguments import resolve_mask
+from cufa.calls import shapes
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
 from cufa.plan.planner import Plan, mask_bytes
 from cufa.problem.mask import Mask
-from cufa.problem.options import Options
+from cufa.problem.options import Options, resolve_mask
 from cufa.problem.problem import Problem
 from cufa.problem.scores import softcapped
 
@@ -196,7 +195,7 @@ def make_problem(
     softcap: float | None = None,
 ) -> Problem:
     """Of arrays in "bhsd", with the default scale."""
-    return arrays.make_problem(
+    return shapes.make_problem(
         [x.shape for x in (q, k, v)],
         str(q.dtype),
         Options(resolve_mask(causal, None, mask), softcap),

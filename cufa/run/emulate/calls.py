@@ -14,24 +14,18 @@ lists. The primitives' results are held to a GPU's by golden vectors (``tests/go
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ...calls import arrays, optional_operands
-from ...calls.backward import BackwardCall
-from ...calls.calls import Call, with_memory
-from ...calls.forward import ForwardCall
-from ...calls.mask_arguments import resolve_mask
-from ...calls.varlen import PackedBackward, PackedForward
+from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
+from ...calls.calls import with_memory
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
-from ...plan.operation import PER_HEAD_AND_LENGTHS
 from ...plan.planner import make_plan
 from ...problem.checks import check_flag
 from ...problem.mask import Mask
-from ...problem.options import Options
+from ...problem.options import Options, resolve_mask
 from .launch import EmulationError, Execution, Finding
 from .run import Emulation, run_plan
 
@@ -112,12 +106,11 @@ def emulate(
         No C++ compiler, or it refused the kernel.
     """
     execution = Execution(mode, schedule, copies, threads)
-    inputs = _on_host({"q": q, "k": k, "v": v})
-    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
-    kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
+    optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
+    kind, layout = (PackedForward, "bshd") if cu_seqlens_q is not None else (ForwardCall, layout)
     mask = resolve_mask(causal, window, mask)
     options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
-    call = kind({**inputs, **few}, {"out": None, "lse": None}, options)
+    call = kind.read((q, k, v, None, None, *_optional(*optional)), ("out", "lse"), options)
     return _run(call, execution, config, arch, trace, inside)
 
 
@@ -160,34 +153,28 @@ def emulate_backward(
     others are those of :func:`emulate`, as is what is raised.
     """
     execution = Execution(mode, schedule, copies, threads)
-    inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
-    inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
-    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
-    wanted = dict.fromkeys(("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink"))
+    optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
+    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
     deterministic = check_flag("deterministic", deterministic)
-    kind, layout = (PackedBackward, "bshd") if "cu_seqlens_q" in few else (BackwardCall, layout)
+    kind, layout = (PackedBackward, "bshd") if cu_seqlens_q is not None else (BackwardCall, layout)
     mask = resolve_mask(causal, window, mask)
     options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
-    call = kind({**inputs, **few}, wanted, options)
+    given = dout, q, k, v, out, lse, dlse, None, None, None, *_optional(*optional)
+    call = kind.read(given, wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 
-def _few(*given: Any) -> dict[str, Any]:
-    names = (x.name for x in PER_HEAD_AND_LENGTHS)
-    return optional_operands.read(dict(zip(names, given, strict=True)), None)
-
-
-def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: arrays.as_array(name, x) for name, x in given.items()}
-    for name, x in found.items():
-        if not isinstance(x, np.ndarray):
-            raise TypeError(f"{name} is on a GPU; emulation takes NumPy arrays: use {name}.get()")
-    return found
+def _optional(*given: Any) -> tuple[Any, ...]:
+    """The optional operands of a call, or none."""
+    return given if any(x is not None for x in given) else ()
 
 
 def _run(
     call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool, inside: bool
 ) -> Emulation:
+    for name, x in call.inputs.items():
+        if name in call.operation.inputs and x is not None and not isinstance(x, np.ndarray):
+            raise TypeError(f"{name} is on a GPU; emulation takes NumPy arrays: use {name}.get()")
     call, problem = call.check(on_gpu=True)
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")

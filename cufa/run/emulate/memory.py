@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...calls.array_memory import byte_range
+from ...calls.arrays import byte_range
 
 _POISON = 0xFF  # NaN in float16, bfloat16 and float32
 

@@ -1,0 +1,259 @@
+"""One call as a value: its arrays and options, how they are checked, and the problem that they state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from ..gpu.architectures import Device
+from ..plan.candidates import any_serves
+from ..plan.operation import OPERATIONS, Operand, Operation
+from ..problem.checks import as_array, is_device_array
+from ..problem.mask import FULL
+from ..problem.options import Options
+from ..problem.problem import Problem
+from . import arrays, optional_operands
+from .shapes import LAYOUTS, check_mask, check_rows, dtype_name, make_problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The arguments of one call, read but not yet checked. Every operation has a subclass that checks them."""
+
+    name: ClassVar[str]
+    """Name of the operation."""
+
+    inputs: dict[str, Any]
+    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
+    results: dict[str, Any]
+    """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
+    one that the call allocates."""
+    options: Options
+
+    may_be_none: ClassVar[tuple[str, ...]] = ()
+    """Inputs that can be left out, beside the operation's optional operands."""
+
+    @classmethod
+    def read(cls, given: Sequence[Any], wanted: Sequence[str], options: Options) -> Self:
+        """The call of the arguments ``given``, in the order of the operation's operands, and the results ``wanted``.
+
+        Raises TypeError or ValueError, naming the argument, for what is no array, and for arrays in different places.
+        """
+        operation = OPERATIONS[cls.name]
+        named = dict(zip((x.name for x in operation.all_operands), given, strict=False))
+        found = {
+            x.name: None
+            if named[x.name] is None and (x.result or x.name in cls.may_be_none)
+            else as_array(x.name, named[x.name])
+            for x in operation.operands
+        }
+        arrays.same_place({"q": found["q"], **{name: x for name, x in found.items() if x is not None}})
+        inputs = {name: found[name] for name in operation.inputs}
+        if len(given) > len(found):
+            optional = {x.name: named.get(x.name) for x in operation.optional_operands if not x.result}
+            inputs |= optional_operands.read(optional, found["q"])
+        return cls(inputs, {name: found.get(name) for name in wanted}, options)
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.name]
+
+    @property
+    def first(self) -> tuple[str, Any]:
+        """Name and array of the first input, which is never None; the call is computed where this array is."""
+        return next(iter(self.inputs.items()))
+
+    def check(self, on_gpu: bool) -> tuple[Call, Problem]:
+        """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
+        read them, and the problem that it is."""
+        raise NotImplementedError
+
+    def gpu_serves(self, device: Device) -> bool:
+        """Whether a call with NumPy inputs can be computed on this GPU. Raises what :meth:`check` raises."""
+        _, problem = self.check(on_gpu=False)
+        return any_serves(problem, device.arch.capability)
+
+    def check_results(self, problem: Problem) -> None:
+        """Arrays that are given for results can take them. Part of every :meth:`check`."""
+        for operand in self._results():
+            x = self.results.get(operand.name)
+            if x is not None:
+                arrays.same_place(dict([self.first, (operand.name, x)]))
+                arrays.check_result(operand, x, *self._form(operand, problem))
+        self.check_memory({**self.inputs, **self.results})
+
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
+        operand name; those that are None, or missing, share no memory."""
+        there = {name: x for name, x in given.items() if x is not None}
+        for operand in OPERATIONS[cls.name].all_operands:
+            if operand.result and operand.name in there:
+                arrays.check_apart(operand.name, there)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Inputs that the call writes to."""
+        return ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        """Copy inputs that a call on the GPU wrote to back to NumPy arrays."""
+
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """All operands in launch order, axes in canonical order, over the same memory; None for results that are
+        not asked for."""
+        axes = LAYOUTS[self.options.layout]
+        given = {**self.inputs, **results}
+        found = {}
+        for operand in self.operation.operands:
+            x = given.get(operand.name)
+            found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
+        return found | self._optional(given)
+
+    def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The optional operands, if any is given; None for the others."""
+        found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
+        return found if any(x is not None for x in found.values()) else {}
+
+    def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
+        """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
+        found = dict(self.results)
+        for operand in self._results():
+            if operand.name in found and found[operand.name] is None:
+                found[operand.name] = empty(*self._form(operand, problem))
+        return found
+
+    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of a result."""
+        if isinstance(operand.like, str):
+            like = self.inputs[operand.like]
+            return like.shape, like.dtype
+        return operand.like(problem), np.dtype(problem.lse_dtype)
+
+    def fill_empty(self, results: Mapping[str, Any]) -> None:
+        """Fill the results of a problem without any score."""
+        for operand in self._results():
+            if operand.name in results:
+                results[operand.name][...] = operand.nothing
+
+    def _results(self) -> list[Operand]:
+        return [x for x in self.operation.all_operands if x.result]
+
+
+class DenseCall(Call):
+    """A call with arrays of four axes."""
+
+    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        """The inputs as kernels read them, and the problem that their shapes and the options state."""
+        shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
+        problem = make_problem(shapes, dtype, self.options)
+        if len(self.inputs) == len(self.operation.inputs):
+            return self.inputs, problem
+        return optional_operands.check(self.inputs, problem)
+
+
+class PackedCall(Call):
+    """A call with packed sequences: arrays (tokens, heads, head_dim)."""
+
+    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        shapes = {name: self.inputs[name].shape for name in ("q", "k", "v")}
+        for name, shape in shapes.items():
+            if len(shape) != 3:
+                raise ValueError(
+                    f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
+                )
+        if shapes["v"] != shapes["k"]:
+            raise ValueError(f"v has shape {shapes['v']} but k has {shapes['k']}: they must be equal")
+        # As one sequence, but for the mask.
+        options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
+        problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
+        cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
+        cu_q, cu_k, lengths = optional_operands.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
+        problem = dataclasses.replace(
+            problem,
+            mask=self.options.mask,
+            batch=len(cu_q) - 1,
+            seqlen_q=max(lengths.queries, default=0) if lengths.queries is not None else lengths.total_q,
+            seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
+            lengths=lengths,
+        )
+        check_mask(problem.mask, problem.batch, problem.kv_heads, None)
+        return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
+
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """With the axes of dense arrays: (1, heads, tokens, head_dim), and (1, heads, tokens) of numbers of queries."""
+        given = {**self.inputs, **results}
+        found = {}
+        for operand in self.operation.operands:
+            x = given.get(operand.name)
+            found[operand.name] = None if x is None else (x.swapaxes(0, 1) if operand.stride else x)[None]
+        return found | self._optional(given)
+
+
+class ForwardCall(DenseCall):
+    name = "forward"
+
+    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
+        qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
+        inputs, problem = self.problem(dtype_name(qkv, on_gpu))
+        for name, x in qkv.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
+
+class BackwardCall(DenseCall):
+    name = "backward"
+    may_be_none = ("dlse",)
+
+    def check(self, on_gpu: bool) -> tuple[BackwardCall, Problem]:
+        given = self.inputs
+        of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
+        dtype = dtype_name(of_dtype, on_gpu)
+        inputs, problem = self.problem(dtype)
+        problem = dataclasses.replace(problem, operation=self.name)
+        for name in ("out", "dout"):
+            if given[name].shape != given["q"].shape:
+                raise ValueError(
+                    f"{name} has shape {given[name].shape} but q has {given['q'].shape}: they must be equal"
+                )
+        for name in ("lse", "dlse"):
+            if given[name] is not None:
+                _check_rows(name, given[name], problem, self.options.layout)
+        for name, x in of_dtype.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
+
+def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
+    """``x`` is one number per query, of the forward's dtype and contiguous."""
+    shape, dtype = problem.lse_shape, problem.lse_dtype
+    check_rows(name, x.shape, shape, layout)
+    if x.dtype != dtype:
+        raise TypeError(
+            f"{name} is {x.dtype}; for q of {problem.dtype} it must be {dtype}, as flash_attention(..., "
+            f"return_lse=True) returns it: convert with {name}.astype({dtype!r})"
+        )
+    if x.size and not x.flags.c_contiguous:
+        module = "cupy" if is_device_array(x) else "numpy"
+        raise ValueError(
+            f"{name} has strides {x.strides} for shape {shape}: it must be contiguous; "
+            f"use {module}.ascontiguousarray({name})"
+        )
+    arrays.check_address(name, x)
+
+
+class PackedForward(PackedCall, ForwardCall):
+    pass
+
+
+class PackedBackward(PackedCall, BackwardCall):
+    pass

@@ -1,0 +1,271 @@
+"""Shapes and dtypes of a call: checked against each other, and stated as a Problem. Arrays are not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..problem.checks import check_choice, check_sizes, is_device_array
+from ..problem.lengths import Cached
+from ..problem.mask import Mask
+from ..problem.options import Options, check_scale, resolve_precision
+from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from .arrays import Array
+
+LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
+AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
+
+#: Elements that flash_attention takes; the last on a CPU only.
+FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+#: Most query tokens of one call.
+MAX_TOKENS = 16
+
+#: Most tokens of one sequence, cached or new: their sum is a number of 32 bits in the kernels.
+MAX_CAPACITY = 2**30 - 1
+
+PAGE_AXES = {
+    "bhsd": "(num_pages, kv_heads, page_size, head_dim)",
+    "bshd": "(num_pages, page_size, kv_heads, head_dim)",
+}
+
+Shape = tuple[int, ...]
+
+
+def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
+    """The dtype that q, k and v share. Raises TypeError when they differ or it is not served."""
+    (first, q), *others = arrays.items()
+    name = str(q.dtype)
+    supported = [d for d in FORWARD_DTYPES if not (on_gpu and d == "float64")]
+    if name not in supported:
+        module = "cupy" if is_device_array(q) else "numpy"
+        cure = f".astype({module}.float32)"
+        if name == "float64":
+            cure += ", or .astype(ml_dtypes.bfloat16) for the tensor cores' full speed"
+        raise TypeError(
+            f"{first} is {name}; attention on the {'GPU' if on_gpu else 'CPU'} takes {', '.join(supported)}: "
+            f"convert with {first}{cure}"
+        )
+    for other, x in others:
+        if x.dtype != q.dtype:
+            raise TypeError(
+                f"{other} is {x.dtype} but {first} is {name}: convert with {other}.astype({first}.dtype)"
+            )
+    return name
+
+
+def asked_dtype(dtype: Any) -> str:
+    """The name of a dtype: a name, a NumPy dtype or a scalar type (ml_dtypes.bfloat16); else the value's text."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(np.dtype(dtype))
+    except TypeError:
+        return str(dtype)
+
+
+def make_problem(
+    shapes: Sequence[tuple[int, ...]],
+    dtype: str,
+    options: Options,
+) -> Problem:
+    """Check the shapes of q, k and v and the options, and state the problem.
+
+    Raises ValueError naming the argument.
+    """
+    q_shape, k_shape, v_shape = shapes
+    layout = options.layout
+    check_layout(layout)
+    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
+    q_shape, k_shape, v_shape = (
+        check_sizes(name, shape) for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape))
+    )
+    batch, heads, seqlen_q, head_dim = (q_shape[i] for i in LAYOUTS[layout])
+    k_batch, kv_heads, seqlen_k, k_head_dim = (k_shape[i] for i in LAYOUTS[layout])
+    if v_shape != k_shape:
+        raise ValueError(f"v has shape {v_shape} but k has {k_shape}: they must be equal")
+    if k_batch != batch:
+        raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
+    if k_head_dim != head_dim:
+        raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
+    check_head_dim(head_dim)
+    check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
+    check_mask(options.mask, batch, kv_heads, seqlen_k)
+    return Problem(
+        batch,
+        heads,
+        kv_heads,
+        seqlen_q,
+        seqlen_k,
+        head_dim,
+        dtype,
+        mask=options.mask,
+        scale=check_scale(options.scale, head_dim),
+        softcap=options.softcap,
+        precision=resolve_precision(dtype, options.precision),
+        deterministic=options.deterministic,
+    )
+
+
+def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> None:
+    """``seqlen_k`` None: sequences have different lengths."""
+    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+    if misfit is not None:
+        raise ValueError(f"mask, {mask}, {misfit}")
+
+
+def check_layout(layout: str) -> None:
+    check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
+
+
+def check_head_dim(head_dim: int) -> None:
+    if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        cure = ""
+        if 0 < head_dim < MAX_HEAD_DIM:
+            cure = f": pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+        raise ValueError(
+            f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
+            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}{cure}"
+        )
+
+
+def check_heads(heads: int, name: str, kv_heads: int, reading: str) -> None:
+    if (heads > 0 and kv_heads == 0) or (kv_heads and heads % kv_heads):
+        raise ValueError(
+            f"q has {heads} heads and {name} has {kv_heads}: query heads must be a multiple of key/value "
+            f"heads ({reading})"
+        )
+
+
+def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
+    """``shape`` is one number per query, as the forward returns them."""
+    if shape == expected:
+        return
+    hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
+    if len(expected) == 3 and shape == (expected[0], expected[2], expected[1]):
+        hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
+    raise ValueError(f"{name} has shape {shape}; it takes one number per query, {words} = {expected}{hint}")
+
+
+def make_decode_problem(
+    shapes: Mapping[str, Shape | None],
+    dtype: str,
+    cache_dtype: str,
+    options: Options,
+) -> Problem:
+    """Check the shapes of a call's arrays (None for those left out), and state the problem."""
+    layout = options.layout
+    check_layout(layout)
+    table = shapes["block_table"]
+    axes = AXES[layout] if table is None else PAGE_AXES[layout]
+    q_shape, k_shape = (
+        _four_axes(name, shapes[name], of, layout) for name, of in (("q", AXES[layout]), ("k_cache", axes))
+    )
+    if shapes["v_cache"] != shapes["k_cache"]:
+        raise ValueError(
+            f"v_cache has shape {shapes['v_cache']} but k_cache has {shapes['k_cache']}: they must be equal"
+        )
+    batch, heads, tokens, head_dim = q_shape
+    outer, kv_heads, length, k_head_dim = k_shape
+    if k_head_dim != head_dim:
+        raise ValueError(f"k_cache has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
+    check_head_dim(head_dim)
+    check_heads(heads, "k_cache", kv_heads, f"layout {layout!r} reads its shape as {axes}")
+    if not 1 <= tokens <= MAX_TOKENS:
+        cure = (
+            "for more use cufa.flash_attention(…, causal=True)"
+            if tokens
+            else "without one leave out the call"
+        )
+        raise ValueError(
+            f"q has {tokens} tokens per sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: {cure}"
+        )
+    if table is None and outer != batch:
+        raise ValueError(
+            f"k_cache has batch {outer} but q has {batch}: they must be equal, unless block_table says which "
+            "pages are whose"
+        )
+    if table is not None:
+        table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
+    capacity = length if table is None else table[1] * length
+    check_mask(options.mask, batch, kv_heads, None)
+    new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
+    if max(capacity, new_tokens) > MAX_CAPACITY:
+        what = "block_table" if table is not None and new_tokens < capacity else "k_cache"
+        raise ValueError(
+            f"{what} has room for {capacity:,} tokens per sequence, and k_new {new_tokens:,}: kernels count up "
+            f"to {MAX_CAPACITY:,}; pass only the part, or the columns, that are used"
+        )
+    lengths = Cached(
+        page_size=0 if table is None else length,
+        max_pages=0 if table is None else table[1],
+        num_pages=0 if table is None else outer,
+        given=shapes["cache_seqlens"] is not None,
+        new_tokens=new_tokens,
+    )
+    return Problem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen_q=tokens,
+        seqlen_k=capacity,
+        head_dim=head_dim,
+        dtype=dtype,
+        mask=options.mask,
+        scale=check_scale(options.scale, head_dim),
+        softcap=options.softcap,
+        lengths=lengths,
+        k_dtype=None if cache_dtype == dtype else cache_dtype,
+        v_dtype=None if cache_dtype == dtype else cache_dtype,
+        operation="decode",
+    )
+
+
+def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str) -> Shape:
+    """The shape of block_table, beside that of the pages."""
+    table = check_sizes("block_table", table)
+    if len(table) != 2 or table[0] != batch:
+        raise ValueError(
+            f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
+        )
+    if page_size == 0:
+        raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
+    if num_pages == 0 and batch and table[1]:
+        raise ValueError(
+            f"k_cache has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
+            "allocate pages, or pass a block_table of 0 columns"
+        )
+    return table
+
+
+def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
+    """In the order (batch or pages, heads, tokens, head_dim)."""
+    if shape is None or len(shape) != 4:
+        raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}")
+    shape = check_sizes(name, shape)
+    return tuple(shape[i] for i in LAYOUTS[layout])
+
+
+def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, layout: str) -> int:
+    if shapes["k_new"] is None and shapes["v_new"] is None:
+        return 0
+    for missing, other in (("k_new", "v_new"), ("v_new", "k_new")):
+        if shapes[missing] is None:
+            raise ValueError(f"{other} came without {missing}: new keys and values are appended together")
+    if shapes["v_new"] != shapes["k_new"]:
+        raise ValueError(
+            f"v_new has shape {shapes['v_new']} but k_new has {shapes['k_new']}: they must be equal"
+        )
+    batch, heads, tokens, head_dim = _four_axes("k_new", shapes["k_new"], AXES[layout], layout)
+    if (batch, heads, head_dim) != sizes:
+        raise ValueError(
+            f"k_new has shape {shapes['k_new']} for batch {sizes[0]}, {sizes[1]} key/value heads, head_dim "
+            f"{sizes[2]}: layout {layout!r} takes {AXES[layout]} with those"
+        )
+    if shapes["cache_seqlens"] is None:
+        raise ValueError("k_new came without cache_seqlens, which says where in the cache to append it")
+    return tokens
