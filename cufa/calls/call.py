@@ -47,15 +47,27 @@ class Call:
         found = {
             x.name: None
             if named[x.name] is None and (x.result or x.name in cls.may_be_none)
-            else as_array(x.name, named[x.name])
+            else (as_array if x.result else cls.to_array)(x.name, named[x.name])
             for x in operation.operands
         }
-        arrays.same_place({"q": found["q"], **{name: x for name, x in found.items() if x is not None}})
+        q = found["q"]
+        bound = {name: x for name, x in found.items() if x is not None and not cls.may_move(name, x, q)}
+        arrays.same_place({"q": q, **bound})
         inputs = {name: found[name] for name in operation.inputs}
         if len(given) > len(found):
             optional = {x.name: named.get(x.name) for x in operation.optional_operands if not x.result}
-            inputs |= optional_operands.read(optional, found["q"])
+            inputs |= optional_operands.read(optional, q)
         return cls(inputs, {name: found.get(name) for name in wanted}, options)
+
+    @staticmethod
+    def to_array(name: str, x: Any) -> Any:
+        """An input as a NumPy or CuPy array."""
+        return as_array(name, x)
+
+    @staticmethod
+    def may_move(name: str, x: Any, q: Any) -> bool:
+        """Whether an array that is not where q is will be copied there."""
+        return False
 
     @property
     def operation(self) -> Operation:

@@ -169,11 +169,8 @@ def flash_decode(
     if seen is not None:
         return seen(given, addresses)
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
-    results = {"out": None if out is None else as_array("out", out)}
-    results |= {"lse": None} if check_flag("return_lse", return_lse) else {}
-    inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
-    call = DecodeCall.read(inputs, results, asked)
-    return run(call, device, options)
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
+    return run(DecodeCall.read(given, wanted, asked), device, options)
 
 
 def plan_decode(

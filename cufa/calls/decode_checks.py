@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..gpu.architectures import Device
-from ..plan.operation import PER_HEAD
 from ..problem.checks import as_array, is_device_array
 from ..problem.lengths import Cached
-from ..problem.options import Options
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
 from . import arrays, optional_operands
@@ -46,18 +44,25 @@ class DecodeCall(Call):
 
     name = "decode"
 
-    @classmethod
-    def read(cls, given: Mapping[str, Any], results: dict[str, Any], options: Options) -> DecodeCall:
-        """The arguments as arrays. Raises TypeError or ValueError for an argument that is no array, or in another
-        place."""
-        few = {x.name: given[x.name] for x in PER_HEAD if given.get(x.name) is not None}
-        inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
-        q = inputs["q"]
-        inputs |= optional_operands.read(few, q)
-        arrays.same_place(
-            {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
-        )
-        return cls(inputs, results, options)
+    may_be_none = ("cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale")
+
+    @staticmethod
+    def to_array(name: str, x: Any) -> Array:
+        """Lengths, tables and scales may be plain numbers."""
+        if name in _BIG:
+            array = as_array(name, x)
+            return array.view(np.uint8) if str(array.dtype) == "float8_e4m3fn" else array
+        if not isinstance(x, (numbers.Number, list, tuple)):
+            return as_array(name, x)
+        try:
+            return np.asarray(x)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} is no array of numbers: {error}") from error
+
+    @staticmethod
+    def may_move(name: str, x: Array, q: Array) -> bool:
+        """Small host arrays are copied to the GPU of the other arrays."""
+        return name not in _BIG and is_device_array(q) and isinstance(x, np.ndarray)
 
     def gpu_serves(self, device: Device) -> bool:
         """Whether the call can be planned for the current GPU. The CPU path names what is wrong with a call."""
@@ -115,26 +120,6 @@ class DecodeCall(Call):
             from ..run.cpu import decode as cpu_decode
 
             cpu_decode.append(self.arrays({}))
-
-
-def _as_array(name: str, x: Any) -> Array:
-    """The argument as an array; None if it is optional and absent. Lengths, tables and scales may be plain numbers."""
-    if x is None and name not in ("q", *CACHES):
-        return None
-    if name in _BIG:
-        array = as_array(name, x)
-        return array.view(np.uint8) if str(array.dtype) == "float8_e4m3fn" else array
-    if not isinstance(x, (numbers.Number, list, tuple)):
-        return as_array(name, x)
-    try:
-        return np.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is no array of numbers: {error}") from error
-
-
-def _may_move(x: Array, q: Array) -> bool:
-    """Whether a small host array is copied to the GPU of the other arrays."""
-    return is_device_array(q) and isinstance(x, np.ndarray)
 
 
 def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:

@@ -16,7 +16,7 @@ from ..plan.operation import Operation
 from . import arrays
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from .call import Call
 
 _MAX_SEEN = 1024
 _seen: dict[tuple[Any, ...], SeenCall] = {}

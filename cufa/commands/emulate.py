@@ -12,7 +12,8 @@ from rich.table import Table
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig, kernels_of
 from ..measure import costs, counting
-from ..plan.planner import make_plan, serving_configs
+from ..plan.candidates import serving_configs
+from ..plan.planner import make_plan
 from ..problem.problem import Problem
 from ..problem.work import WORK
 from ..reference.dense import attention_reference, attention_reference_backward

@@ -18,9 +18,9 @@ from ..measure.runner import Row, run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
 from ..plan import tuning
-from ..plan.candidates import algorithms, tuning_key
+from ..plan.candidates import algorithms, serving_configs, tuning_key
 from ..plan.operation import OPERATIONS
-from ..plan.planner import make_plan, serving_configs
+from ..plan.planner import make_plan
 from ..problem.problem import Problem
 from .common import (
     Exit,

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 
 from ..gpu.architectures import Device
-from ..kernels import Kernel, kernels_of
+from ..kernels import Kernel, TileConfig, kernels_of
 from ..kernels.support import refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
@@ -92,6 +92,12 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
     elif algorithm != "auto":
         cure += ", or leave the choice to 'auto'"
     return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
+
+
+def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
+    """The fitting configs that serve the problem."""
+    fitting = spec.fitting(spec.configs, problem.head_dim, device)
+    return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
 
 def tuning_key(spec: Kernel, problem: Problem) -> str:

@@ -3,6 +3,8 @@ whether lengths differ."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
@@ -10,7 +12,9 @@ from ..problem.problem import Problem
 from ..schedule.decode import WAVES
 from .decode_splits import Cut, choose_cut, longest
 from .operation import Choice, Request
-from .planner import Plan, fitting_configs
+
+if TYPE_CHECKING:
+    from .planner import Plan
 
 #: A tile in NumPy: enough keys to amortise calls, and enough query rows that a tile of keys is converted once.
 CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
@@ -99,7 +103,7 @@ def _cut_for_gpu(
             reason = f"{MAX_CLUSTER} splits: these tiles merge in clusters, which have no more blocks"
             cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
         return config, cut
-    fitting = fitting_configs(serving[0], problem.head_dim, device)
+    fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device)
     config = serving[0].choose(problem, fitting, device)
     in_cluster = config.merged_in_cluster()
     cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)

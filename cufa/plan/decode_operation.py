@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..gpu.architectures import Device
 from ..kernels import Kernel
@@ -15,10 +15,13 @@ from ..kernels.params import Params, softmax_scalars
 from ..problem.lengths import Cached
 from ..problem.mask import CAUSAL, Band
 from ..problem.problem import Problem, default_scale
-from ..schedule.decode import num_tiles, used_of
+from ..schedule.decode import num_tiles
+from ..schedule.schedule import used_of
 from . import decode
 from .operation import PER_HEAD, Arrays, Choice, Operand, Operation, Request, register, stride_of_sequences
-from .planner import Plan
+
+if TYPE_CHECKING:
+    from .planner import Plan
 
 #: Query tokens, and what they see: one of each kind of mask.
 _MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))

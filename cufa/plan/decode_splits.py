@@ -13,7 +13,8 @@ from ..gpu.architectures import Device
 from ..kernels import TileConfig
 from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from ..problem.problem import Problem
-from ..schedule.decode import WAVES, most_tiles, num_tiles, used_of
+from ..schedule.decode import WAVES, most_tiles, num_tiles
+from ..schedule.schedule import used_of
 
 #: Fixed splits must fill one wave at least this far.
 FULL_WAVE = 0.9

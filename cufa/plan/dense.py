@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..problem.lengths import Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
 from ..problem.problem import MAX_SIZE, Problem, default_scale
 from ..schedule.key_order import head_groups, in_groups, in_small_groups
+from .candidates import serving_configs, tuning_key
 from .operation import (
     PER_HEAD_AND_LENGTHS,
     Arrays,
@@ -30,7 +31,10 @@ from .operation import (
     register,
     stride_of_sequences,
 )
-from .planner import Plan, choose_tiles
+from .splits import with_splits
+
+if TYPE_CHECKING:
+    from .planner import Plan
 
 _OPTIONAL: tuple[dict[str, Any], ...] = (
     {},
@@ -50,6 +54,9 @@ _MASKS = (
     *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
 )
 
+_MEASURED = (90,)
+"""Architectures on which the registry's tiles were measured. On others the planner takes tiles that fit."""
+
 
 class DenseOperation(Operation):
     """What forward and backward share."""
@@ -59,7 +66,13 @@ class DenseOperation(Operation):
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
     ) -> Choice:
-        return choose_tiles(problem, device, serving, request)
+        """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
+        if device is None:
+            reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+            if request.num_splits is not None:
+                reason += f", without splits of keys (num_splits={request.num_splits} is for GPUs)"
+            return Choice(self.cpu_kernel(serving), request.config or self.cpu_config, (reason,))
+        return with_splits(problem, device, _whole(problem, device, serving[0], request), request)
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
         """NumPy follows FA2's schedule unless another algorithm is asked for."""
@@ -178,6 +191,24 @@ class Backward(DenseOperation):
 
     def num_records(self, plan: Plan) -> int:
         return plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads
+
+
+def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:
+    """The kernel with a config that does not split keys."""
+    if request.config is not None:
+        return Choice(spec, request.config)
+    fitting = serving_configs(spec, problem, device)
+    chosen = spec.choose(problem, fitting, device)
+    tuned = request.tuned.get(tuning_key(spec, problem))
+    if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
+        return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
+    known = (
+        "measured on an H200 or H100 for others of its kind, not for this shape: see `cufa tune`"
+        if device.arch.capability in _MEASURED
+        else f"never measured on {device.arch.name}: see `cufa tune`"
+    )
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
+    return Choice(spec, chosen, (reason,))
 
 
 def _band(p: Problem) -> dict[str, int]:

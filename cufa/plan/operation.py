@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Kernel, Split, TileConfig
-from ..kernels.params import Params
+from ..kernels.params import Params, strides_of
 
 if TYPE_CHECKING:
     from ..gpu.architectures import Device
+    from ..problem.element import Element
     from ..problem.problem import Problem
     from .planner import Plan
 
@@ -49,6 +50,13 @@ class Operand:
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)
         object.__setattr__(self, "written", self.written or self.result)
+
+    def element(self, problem: Problem) -> Element:
+        """Element of a strided operand: k_cache and k_new hold what k does, gradients what q does."""
+        return {
+            "q": problem.q_element, "k": problem.k_element, "v": problem.v_element, "o": problem.out_element,
+            "d": problem.q_element,
+        }[self.stride[0]]  # fmt: skip
 
     @property
     def map_field(self) -> str:
@@ -109,6 +117,22 @@ class Operation:
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         """Every number of the parameter structure."""
         raise NotImplementedError
+
+    def pack(self, plan: Plan, arrays: Arrays) -> Any:
+        """The parameter structure, all but the pointers."""
+        problem, params = plan.problem, self.params.new()
+        for operand in self.operands:
+            x = arrays[operand.name]
+            if operand.stride and x is not None:
+                setattr(params, operand.stride, strides_of(x.strides, operand.element(problem).itemsize))
+        for name, value in self.scalars(plan, arrays).items():
+            setattr(params, name, value)
+        if "mask" in self.params.names:
+            for name, number in problem.mask_params.items():
+                if isinstance(number, int):
+                    setattr(params.mask, name, number)
+            params.mask.workspace = plan.workspace - problem.mask_bytes(plan.config.block_kv)
+        return params
 
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request

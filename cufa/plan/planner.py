@@ -13,17 +13,13 @@ from ..problem.integers import Integers
 from ..problem.problem import Problem
 from ..schedule import order
 from ..schedule.schedule import Schedule
-from .candidates import serving_kernels, tuning_key
-from .operation import OPERATIONS, Choice, Operation, Request, Tuned
-from .splits import with_splits
+from .candidates import serving_kernels
+from .operation import OPERATIONS, Operation, Request, Tuned
 
 if TYPE_CHECKING:
     from ..schedule.order import Order
 
 _MAX_GRID_YZ = 65535
-
-MEASURED = (90,)
-"""Architectures on which the registry's tiles were measured. On others the planner takes tiles that fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +104,7 @@ class Plan:
 
     @property
     def _workspace_text(self) -> str:
-        of_mask = mask_bytes(self.problem, self.config) if self.workspace else 0
+        of_mask = self.problem.mask_bytes(self.config.block_kv) if self.workspace else 0
         holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
         holds += [
             "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
@@ -179,14 +175,9 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
-    if of_mask := mask_bytes(problem, config):  # behind all else
+    if of_mask := problem.mask_bytes(config.block_kv):  # behind all else
         workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
-
-
-def mask_bytes(problem: Problem, config: TileConfig) -> int:
-    """Bytes at the end of the workspace that kernels keep of the mask."""
-    return problem.kernel_mask.workspace_bytes(problem.seqlen_k, config.block_kv)
 
 
 def _check_class(spec: Kernel, config: TileConfig) -> None:
@@ -226,38 +217,3 @@ def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
 def fitting_configs(spec: Kernel, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
     """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
     return spec.fitting(spec.configs, head_dim, device)
-
-
-def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
-    """The fitting configs that serve the problem."""
-    fitting = fitting_configs(spec, problem.head_dim, device)
-    return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
-
-
-def choose_tiles(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:
-    """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
-    operation = OPERATIONS[problem.operation]
-    if device is None:
-        reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
-        if request.num_splits is not None:
-            reason += f", without splits of keys (num_splits={request.num_splits} is for GPUs)"
-        return Choice(operation.cpu_kernel(serving), request.config or operation.cpu_config, (reason,))
-    return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
-
-
-def _choose_whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:
-    """The kernel with a config that does not split keys."""
-    if request.config is not None:
-        return Choice(spec, request.config)
-    fitting = serving_configs(spec, problem, device)
-    chosen = spec.choose(problem, fitting, device)
-    tuned = request.tuned.get(tuning_key(spec, problem))
-    if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
-        return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
-    known = (
-        "measured on an H200 or H100 for others of its kind, not for this shape: see `cufa tune`"
-        if device.arch.capability in MEASURED
-        else f"never measured on {device.arch.name}: see `cufa tune`"
-    )
-    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
-    return Choice(spec, chosen, (reason,))

@@ -28,9 +28,8 @@ from ..kernels import Kernel, Split, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.support import refusal
 from ..problem.problem import Problem
-from ..schedule.decode import used_of
 from ..schedule.order import ITEM_COST
-from ..schedule.schedule import Schedule
+from ..schedule.schedule import Schedule, used_of
 from .operation import Choice, Request
 
 #: Bytes per second: what an H200 copies at (cufa/records).

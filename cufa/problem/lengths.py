@@ -3,13 +3,20 @@
 Dense arrays are as long as their shapes say. In padded ones each sequence is the first part of its place; packed ones
 lie one behind the other. A cache has room for ``seqlen_k`` keys per sequence; how many are valid may be known on the
 device alone.
+
+The parts of a problem (:func:`parts`) have one score matrix each: sequences of different lengths, and sequences or
+heads with masks of their own. A part is a dense problem; a count of the whole problem is a sum over its parts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 Place = tuple[int, slice, slice, slice]
 """Where a sequence is: its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of
@@ -193,3 +200,68 @@ def _range(lengths: Numbers) -> str:
 
 
 DENSE = Lengths()
+
+
+# --- Parts with one score matrix each ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """Some sequences and heads, as slices of arrays (batch, heads, seqlen, head_dim)."""
+
+    problem: Problem
+    """Dense, with one mask for all its sequences and heads."""
+    sequence: int
+    """Index of the first sequence in the whole problem."""
+    batch: slice
+    kv_heads: slice
+    heads: slice
+    rows: slice
+    keys: slice
+
+    def queries(self, x: Any) -> Any:
+        """This part of an array of queries, or of one number per query."""
+        return x[self.batch, self.heads, self.rows]
+
+    def of_keys(self, x: Any) -> Any:
+        return x[self.batch, self.kv_heads, self.keys]
+
+
+def parts(problem: Problem) -> tuple[Part, ...]:
+    """Where numbers are known on a GPU alone, of what they may be at most (:attr:`Mask.outline`)."""
+    return tuple(_parts(dataclasses.replace(problem, mask=problem.mask.outline)))
+
+
+def _parts(problem: Problem) -> Iterator[Part]:
+    of_batch, of_heads = problem.mask.spread
+    sequences = problem.lengths.places()
+    if sequences is None and (of_batch, of_heads) == (1, 1):
+        dense = (
+            problem if isinstance(problem.lengths, Cached) else dataclasses.replace(problem, lengths=DENSE)
+        )
+        yield Part(dense, 0, _ALL, _ALL, _ALL, _ALL, _ALL)
+        return
+    if sequences is None:
+        step = 1 if of_batch > 1 else max(problem.batch, 1)
+        sequences = [(b, slice(b, b + step), _ALL, _ALL) for b in range(0, problem.batch, step)]
+    kv_heads = 1 if of_heads > 1 else problem.kv_heads
+    for sequence, batch, rows, keys in sequences:
+        for head in range(0, problem.kv_heads, max(kv_heads, 1)):
+            yield Part(
+                dataclasses.replace(
+                    problem,
+                    batch=batch.stop - batch.start,
+                    heads=kv_heads * problem.group_size,
+                    kv_heads=kv_heads,
+                    seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
+                    seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
+                    mask=problem.mask.at(sequence, head),
+                    lengths=DENSE,
+                ),
+                sequence,
+                batch,
+                slice(head, head + kv_heads),
+                slice(head * problem.group_size, (head + kv_heads) * problem.group_size),
+                rows,
+                keys,
+            )

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from .element import ELEMENTS, Element
-from .lengths import DENSE, Cached, Lengths, Packed
+from .integers import Integers
+from .lengths import DENSE, Cached, Lengths, Packed, Part, parts
 from .mask import FULL, Mask, reduced
 from .mask_family import Edges
-from .parts import Part, parts
 from .work import WORK
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
@@ -179,6 +179,20 @@ class Problem:
     def kernel_mask(self) -> Mask:
         """The mask as kernels read it: a band or columns."""
         return self.mask.for_kernels(self.seqlen_k)
+
+    @property
+    def mask_params(self) -> dict[str, int | Integers]:
+        """The members of ``MaskParams`` that the mask decides; an array is a pointer there."""
+        return self.kernel_mask.params(self.seqlen_q, self.seqlen_k)
+
+    @property
+    def mask_arrays(self) -> dict[str, Integers]:
+        """The arrays among :attr:`mask_params`."""
+        return {name: x for name, x in self.mask_params.items() if isinstance(x, Integers)}
+
+    def mask_bytes(self, block_kv: int) -> int:
+        """Bytes at the end of the workspace that kernels keep of the mask."""
+        return self.kernel_mask.workspace_bytes(self.seqlen_k, block_kv)
 
     @property
     def later_rows_see_more(self) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from ..problem.problem import Kept
+from .schedule import used_of
 
 # Under a window only the end of a sequence is read: ``reach`` is the number of its keys (None: all keys;
 # :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key on, and the tiles that
@@ -65,11 +66,6 @@ def split_range(
 def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
     """Splits that have tiles; they are the first ones."""
     return used_of(num_tiles(length, block_kv, reach), num_splits)
-
-
-def used_of(tiles: int, num_splits: int) -> int:
-    """Splits that have tiles, of a sequence of ``tiles`` tiles."""
-    return -(-tiles // -(-tiles // num_splits))
 
 
 def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:

@@ -132,3 +132,8 @@ class Schedule:
 
     def count(self, tile: Tile) -> int:
         return int((self.tiles == tile).sum())
+
+
+def used_of(tiles: int, num_splits: int) -> int:
+    """Splits that have tiles, of a sequence of ``tiles`` tiles."""
+    return -(-tiles // -(-tiles // num_splits))

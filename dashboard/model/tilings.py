@@ -16,7 +16,8 @@ from cufa.kernels import Kernel, TileConfig
 from cufa.measure import bounds, predictions
 from cufa.measure.predictions import Error, errors
 from cufa.measure.regimes import Regime
-from cufa.plan.planner import make_plan, serving_configs
+from cufa.plan.candidates import serving_configs
+from cufa.plan.planner import make_plan
 from cufa.problem.problem import Problem
 
 _WAITS = 1.02

@@ -20,8 +20,9 @@ from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
 from cufa.gpu.architectures import Device, find_architecture
+from cufa.plan.candidates import serving_configs
 from cufa.plan.operation import OPERATIONS
-from cufa.plan.planner import fitting_configs, serving_configs
+from cufa.plan.planner import fitting_configs
 from cufa.problem.lengths import DENSE, Cached, Lengths
 from cufa.problem.problem import Problem
 

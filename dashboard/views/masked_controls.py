@@ -13,8 +13,8 @@ from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, TileConfig
+from cufa.plan.candidates import serving_configs
 from cufa.plan.operation import OPERATIONS
-from cufa.plan.planner import serving_configs
 from cufa.problem.problem import Problem, default_scale
 from cufa.schedule.schedule import Schedule
 

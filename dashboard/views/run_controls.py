@@ -24,8 +24,8 @@ from cufa.measure.cases import READ, Case, Contender, Work
 from cufa.measure.measuring import WARM_SECONDS
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
+from cufa.plan.candidates import serving_configs
 from cufa.plan.operation import OPERATIONS, Operation
-from cufa.plan.planner import serving_configs
 from cufa.problem.lengths import Cached
 from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
 

@@ -8,9 +8,9 @@ import pytest
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
-from cufa.plan.candidates import tuning_key
+from cufa.plan.candidates import serving_configs, tuning_key
 from cufa.plan.operation import Tuned
-from cufa.plan.planner import make_plan, serving_configs
+from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Padded
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem

@@ -182,7 +182,8 @@ def call_of(case: Case, layout: str = "bhsd") -> DecodeCall:
     given |= zip(("q", "k_cache", "v_cache"), [arrays[0], *(x.copy() for x in arrays[1:])], strict=True)
     scores = {name: options.get(name) for name in ("softcap", "scale")}
     asked = Options(decode_mask(options.get("window")), layout=layout, **scores)
-    return DecodeCall.read(given, {"out": None, "lse": None}, asked)
+    in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]
+    return DecodeCall.read(in_order, ("out", "lse"), asked)
 
 
 def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[Problem, dict[str, Any]]:

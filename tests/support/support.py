@@ -15,7 +15,7 @@ from cufa import attention_reference
 from cufa.calls import shapes
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.plan.planner import Plan, mask_bytes
+from cufa.plan.planner import Plan
 from cufa.problem.mask import Mask
 from cufa.problem.options import Options, resolve_mask
 from cufa.problem.problem import Problem
@@ -240,7 +240,7 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
     workspace = spec.workspace(problem, config, None)
     assert workspace == 0 or not before
-    workspace += mask_bytes(problem, config)
+    workspace += problem.mask_bytes(config.block_kv)
     return Plan(problem, spec, config, device, (*before, launch), workspace, ())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
-from ...problem.parts import Part
+from ...problem.lengths import Part
 
 _OF_QUERIES = {"q", "out", "lse", "dout", "dlse", "dq"}
 _OF_KEYS = {"k", "v", "dk", "dv"}

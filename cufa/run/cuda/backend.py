@@ -24,7 +24,6 @@ from ...kernels import Box
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
-from ..packing import element_of, mask_arrays, pack
 from . import mask_uploads
 from .launches import Graphs, Launches
 from .tensor_map import TensorMap
@@ -127,10 +126,10 @@ class Binding:
         plan = self._plan = prepared.plan
         self.prepared = prepared
         self._device_id = prepared.device_id
-        self._params = pack(plan, given)
+        self._params = plan.operation.pack(plan, given)
         of_mask = {
             name: mask_uploads.of_numbers(x, prepared.device_id)
-            for name, x in mask_arrays(plan.problem).items()
+            for name, x in plan.problem.mask_arrays.items()
         }
         for name, numbers in of_mask.items():
             setattr(self._params.mask, name, numbers.data.ptr)
@@ -174,7 +173,7 @@ class Binding:
         inside = operand.map_field in params.names
         address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
         return TensorMap(
-            element_of(plan.problem, operand),
+            operand.element(plan.problem),
             given[operand.name].shape,
             given[operand.name].strides,
             box,

@@ -17,7 +17,6 @@ from ...build.phases import Logs, Room
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
-from ..packing import mask_arrays, pack
 from . import build
 from .launch import Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, tensor_map
@@ -96,7 +95,7 @@ def run_plan(
     own = _own_memory(plan, room if inside else None)
     of_mask = {
         name: GlobalArray(f"mask.{name}", x.values, writable=False)
-        for name, x in mask_arrays(plan.problem).items()
+        for name, x in plan.problem.mask_arrays.items()
     }
     order = (
         []
@@ -104,7 +103,9 @@ def run_plan(
         else [GlobalArray("block_order", plan.block_order.values, writable=False)]
     )
     memory = [*operands.values(), *own.values(), *of_mask.values(), *order]
-    params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
+    params = plan.operation.pack(
+        plan, {name: operands[name].array if name in operands else None for name in given}
+    )
     for array in (*operands.values(), *own.values(), *order):
         setattr(params, array.name, array.address)
     if inside:
