@@ -1,5 +1,4 @@
-"""Decoding: the public calls. Checks live in :mod:`cufa.calls.decode_checks`, choices in :mod:`cufa.plan.decode`, the
-operation's record in :mod:`cufa.plan.decode_operation`."""
+"""Decoding: the public calls. Checks: :mod:`cufa.calls.decode_checks`. Choices: :mod:`cufa.plan.decode`."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..gpu.architectures import Device
-from ..plan.decode_operation import DECODE
+from ..plan.decode import DECODE
 from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.mask import Mask

@@ -10,7 +10,6 @@ from ..problem.checks import (
     as_array,
     check_diagonal,
     check_flag,
-    check_window,
     integers,
     is_device_array,
     module_of,
@@ -18,6 +17,7 @@ from ..problem.checks import (
 )
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
+from ..problem.options import band_of
 
 _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
 
@@ -58,7 +58,7 @@ def columns(
     runs = {name: integers(name, x, _AXES) for name, x in given.items()}
     shape = _one_shape(runs)
     x = runs["lo1"]
-    band = _band(causal, window, diagonal)
+    band = band_of(check_flag("causal", causal), window, check_diagonal(diagonal))
     title = f"{band}, columns of {shape[-1]:,} keys"
     return columns_of(
         band, [_spread(run, len(shape)) for run in runs.values()], "top-left", title, module_of(x)
@@ -183,17 +183,6 @@ def _hidden_runs(x: Any, of_band: Any) -> Any:
             *(np.where(count == 2, edge, nothing) for edge in second),
         ]
     )
-
-
-def _band(causal: Any, window: Any, diagonal: Any) -> Band:
-    causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
-    left, right = (None, None) if window is None else check_window(window)
-    if causal and right not in (None, 0):
-        raise ValueError(
-            f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
-            f"window=({left}, 0), or causal=False"
-        )
-    return Band(left, 0 if causal else right, diagonal)
 
 
 def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:

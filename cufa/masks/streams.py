@@ -23,7 +23,8 @@ from ..problem.checks import (
 )
 from ..problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..problem.integers import Integers
-from ..problem.mask import CAUSAL, Band, Mask
+from ..problem.mask import Band, Mask
+from ..problem.options import band_of
 
 
 def documents(
@@ -62,7 +63,7 @@ def _documents(
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
-    band = _causal(diagonal) if causal else Band(diagonal=diagonal)
+    band = band_of(causal, None, diagonal)
     return x, seqlen, causal, band, f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
 
 
@@ -121,7 +122,7 @@ def shared_question(
         check_from_0("question", np.atleast_1d(first))
         check_from_0("answers", x)
     seqlen = _stream_length("answers", texts, seqlen)
-    band, title = _causal(check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
+    band, title = band_of(True, None, check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(texts, seqlen, "question"), diagonal, title)
     _, end, number = _own(texts, seqlen)
@@ -152,10 +153,6 @@ def _stream_length(name: str, lengths: Any, seqlen: int | None) -> int:
     if most > check_count("seqlen", seqlen):
         raise ValueError(f"{name} add up to {most:,} tokens, more than seqlen={seqlen:,}")
     return seqlen
-
-
-def _causal(diagonal: str | int) -> Band:
-    return CAUSAL if diagonal == CAUSAL.diagonal else Band(right=0, diagonal=diagonal)
 
 
 def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:

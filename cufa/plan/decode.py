@@ -1,82 +1,184 @@
-"""Kernel, tiles and splits of a decode problem. Lengths are on the device: the plan knows only the capacity, and
-whether lengths differ."""
+"""Decoding as an operation: operands, scalars, kernel, tiles and splits.
+
+Lengths are on the device: a plan knows only the capacity, and whether lengths differ. How the keys are cut
+is decided in :mod:`cufa.plan.decode_splits`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Split, TileConfig
-from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
-from ..problem.problem import Problem
-from ..schedule.decode import WAVES
+from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items, row_blocks
+from ..kernels.params import Params, softmax_scalars
+from ..problem.lengths import Cached
+from ..problem.mask import CAUSAL, Band
+from ..problem.problem import Problem, default_scale
+from ..schedule.decode import WAVES, num_tiles
+from ..schedule.schedule import used_of
 from .decode_splits import Cut, choose_cut, longest
-from .operation import Choice, Request
+from .operation import PER_HEAD, Arrays, Choice, Operand, Operation, Request, register, stride_of_sequences
 
 if TYPE_CHECKING:
     from .planner import Plan
 
-#: A tile in NumPy: enough keys to amortise calls, and enough query rows that a tile of keys is converted once.
-CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
-
-#: Least tiles of a split that are worth a merge on the CPU.
+#: Fewest tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
 
 _MAX_TILES = 2**31 - 1
 
+#: Query tokens and their masks in compiled builds: one of each kind of mask.
+_MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
 
-def choose(problem: Problem, device: Device | None, serving: list[Kernel], request: Request) -> Choice:
-    """Fixed splits or shares of all tiles, how many, and where partial results are merged."""
-    reasons = [] if request.algorithm == "auto" else [f"schedule={request.algorithm!r} was asked for"]
-    if request.num_splits is not None:
-        reasons.append(f"num_splits={request.num_splits} was asked for")
-    if device is None:
-        config, cut = request.config or CPU_CONFIG, _cut_for_cpu(problem, request)
-    else:
-        config, cut = _cut_for_gpu(problem, device, serving, request)
-    reasons += cut.reasons
-    count, most = cut.num_splits, longest(problem, config)
-    if cut.schedule == "balanced":
-        most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
-    if count > most:
-        count = most
-        reasons.append(f"{most} are as many as there are tiles: no more would have work")
-    if device is None:
-        reasons.append("no GPU in this plan: NumPy does the same splits and merges, of larger tiles")
-    else:
-        _check_tiles(problem, config)
-    named = [spec for spec in serving if spec.algorithm == cut.schedule]
-    spec = cpu_spec(named) if device is None else named[0]
-    return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
+#: Optional operands of compiled builds: none, and all.
+_OPTIONAL: tuple[dict[str, Any], ...] = ({}, {"alibi": True, "sink": True})
+
+#: Caches of compiled builds: contiguous or in pages, full or of given lengths, appended to or not.
+_CACHES = tuple(
+    dataclasses.replace(place, given=given, new_tokens=new_tokens)
+    for place in (Cached(page_size=64, max_pages=16, num_pages=16), Cached())
+    for given, new_tokens in ((True, 0), (True, 1), (False, 0))
+)
 
 
-def cpu_spec(named: list[Kernel]) -> Kernel:
-    """On the CPU the kernel's name only says which schedule: NumPy serves every problem."""
-    return next((spec for spec in named if not spec.uses_copy_engine), named[0])
+class Decode(Operation):
+    name = "decode"
+    title = "Decode"
+    operands = (
+        Operand("q", stride="q_stride"),
+        Operand("k_cache", written=True, mapped=True, stride="k_stride"),
+        Operand("v_cache", written=True, mapped=True, stride="v_stride"),
+        Operand("cache_seqlens"),
+        Operand("block_table"),
+        Operand("k_new", stride="k_new_stride"),
+        Operand("v_new", stride="v_new_stride"),
+        Operand("k_scale"),
+        Operand("v_scale"),
+        Operand("out", field="o", result=True, like="q", stride="o_stride"),
+        Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
+    )
+    optional_operands = PER_HEAD
+    params = Params("decode/params.cuh", "DecodeParams")
+    # A tile in NumPy: enough keys to amortise calls, and enough query rows that a tile of keys is converted once.
+    cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
+    splits = True
+    memory_bound = True
+
+    def choose(
+        self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
+    ) -> Choice:
+        """Fixed splits or shares of all tiles, how many, and where partial results are merged."""
+        reasons = [] if request.algorithm == "auto" else [f"schedule={request.algorithm!r} was asked for"]
+        if request.num_splits is not None:
+            reasons.append(f"num_splits={request.num_splits} was asked for")
+        if device is None:
+            config, cut = request.config or self.cpu_config, _cut_for_cpu(problem, request)
+        else:
+            config, cut = _cut_for_gpu(problem, device, serving, request)
+        reasons += cut.reasons
+        count, most = cut.num_splits, longest(problem, config)
+        if cut.schedule == "balanced":
+            most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
+        if count > most:
+            count = most
+            reasons.append(f"{most} are as many as there are tiles: no more would have work")
+        if device is None:
+            reasons.append("no GPU in this plan: NumPy does the same splits and merges, of larger tiles")
+        else:
+            _check_tiles(problem, config)
+        named = [spec for spec in serving if spec.algorithm == cut.schedule]
+        spec = self.cpu_kernel(named) if device is None else named[0]
+        return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
+
+    def cpu_kernel(self, named: list[Kernel]) -> Kernel:
+        """NumPy serves every problem: there the kernel's name only says which schedule."""
+        return next((spec for spec in named if not spec.uses_copy_engine), named[0])
+
+    def plan_lines(self, plan: Plan) -> list[str]:
+        problem, keys = plan.problem, plan.config.block_kv
+        assert plan.split is not None
+        cut = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}[plan.split.kind]
+        return [
+            f"tiles      {plan.config}: {problem.rows} query rows per key/value head, "
+            f"{longest(problem, plan.config):,} tiles of {keys} keys in a full sequence",
+            f"splits     {plan.split.kind}: {plan.split.count} {cut}, {items(problem, plan.config):,} items",
+        ]
+
+    def num_records(self, plan: Plan) -> int:
+        """One per split of a work item; balanced, one per sum of share and work item."""
+        assert plan.split is not None
+        count = items(plan.problem, plan.config)
+        return count * plan.split.count if plan.split.kind == "fixed" else count + plan.split.count
+
+    def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
+        p = plan.problem
+        assert plan.split is not None
+        first, _ = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+        tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.kernel_reach)
+        assert p.first_keys is not None
+        keep, prefix = p.first_keys
+        table, slopes = arrays["block_table"], arrays.get("alibi_slopes")
+        return {
+            "batch": p.batch,
+            "heads": p.heads,
+            "kv_heads": p.kv_heads,
+            "tokens": p.seqlen_q,
+            "capacity": p.seqlen_k,
+            "page_size": max(p.cache.page_size, 1),
+            "num_pages": p.cache.num_pages,
+            "new_tokens": p.cache.new_tokens,
+            "table_stride": 0 if table is None else table.strides[0] // 4,
+            "group_size": p.group_size,
+            "row_blocks": row_blocks(p, plan.config),
+            "num_splits": plan.split.count,
+            "min_shares": plan.split.least,
+            "split_tiles": -(-tiles // plan.split.count),
+            "used_splits": used_of(tiles, plan.split.count),
+            "left": p.seqlen_k if first is None else min(p.seqlen_k - p.seqlen_q - first, p.seqlen_k),
+            "keep": keep,
+            "prefix": prefix,
+            "alibi_stride": stride_of_sequences(slopes),
+            **softmax_scalars(p.scale, p.softcap),
+        }
+
+    def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
+        """Every element with every kind of mask (several tokens see different keys), cap and cache, with what few calls
+        have and without."""
+        for dtype, (tokens, mask), softcap, lengths, optional in itertools.product(
+            kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
+        ):
+            problem = Problem(
+                1,
+                8,
+                1,
+                tokens,
+                1024,
+                head_dim,
+                dtype,
+                mask,
+                default_scale(head_dim),
+                softcap,
+                lengths=lengths,
+            )
+            for k_dtype in kernel.k_dtypes or (None,):
+                yield dataclasses.replace(
+                    problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **optional
+                )
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    problem, keys = plan.problem, plan.config.block_kv
-    assert plan.split is not None
-    cut = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}[plan.split.kind]
-    return [
-        f"tiles      {plan.config}: {problem.rows} query rows per key/value head, "
-        f"{longest(problem, plan.config):,} tiles of {keys} keys in a full sequence",
-        f"splits     {plan.split.kind}: {plan.split.count} {cut}, {items(problem, plan.config):,} items",
-    ]
+DECODE = Decode()
+register(DECODE)
 
 
 def ragged_shares(plan: Plan) -> bool:
     """Whether shares have two sizes (:class:`~cufa.schedule.decode.Shares`), because SMs read at different speeds.
     Threads of a CPU do not."""
     return plan.problem.lengths.ragged and plan.device is not None
-
-
-def num_records(plan: Plan) -> int:
-    """Trace records: one per split of a work item; balanced, one per sum of share and work item."""
-    assert plan.split is not None
-    count = items(plan.problem, plan.config)
-    return count * plan.split.count if plan.split.kind == "fixed" else count + plan.split.count
 
 
 def _check_tiles(problem: Problem, config: TileConfig) -> None:
@@ -113,7 +215,7 @@ def _cut_for_gpu(
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
     """Splits or shares that are worth a merge in NumPy."""
     schedule, num_splits = request.algorithm, request.num_splits
-    tiles, count = longest(problem, CPU_CONFIG), items(problem, CPU_CONFIG)
+    tiles, count = longest(problem, DECODE.cpu_config), items(problem, DECODE.cpu_config)
     if num_splits is not None:
         return Cut("fixed" if schedule == "auto" else schedule, num_splits, ())
     ragged = problem.lengths.ragged and problem.batch > 1

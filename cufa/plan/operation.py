@@ -186,7 +186,7 @@ class Operation:
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""By name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode_operation`."""
+"""By name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode`."""
 
 PER_HEAD = (Operand("alibi_slopes"), Operand("sink"))
 """The optional operands of decode."""

@@ -101,16 +101,10 @@ def _title(name: str, value: Any) -> str:
     return value
 
 
-def _diagonal(name: str, value: Any) -> str | int:
-    return check_diagonal(value, name)
-
-
-def _size(name: str, value: Any) -> int:
-    return check_count(name, value, least=1)
-
-
 #: By field, of all families.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
-    "diagonal": _diagonal, "rows": _diagonal, "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
-    "size": _size, "band": _band, "intervals": _intervals, "title": _title,
+    **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
+    "size": lambda name, value: check_count(name, value, least=1),
+    "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
+    "band": _band, "intervals": _intervals, "title": _title,
 }  # fmt: skip

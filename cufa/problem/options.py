@@ -134,15 +134,20 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
             if given is not None:
                 raise ValueError(f"mask={mask} and {name}={given} both say what is seen: pass one of them")
         return mask
-    if window is None:
-        return CAUSAL if causal else FULL
-    left, right = check_window(window)
+    return band_of(causal, window)
+
+
+def band_of(causal: bool, window: Any, diagonal: str | int = "bottom-right") -> Band:
+    """The band of ``causal`` and ``window``. Raises TypeError or ValueError for what is no window, and for
+    a contradiction."""
+    left, right = (None, None) if window is None else check_window(window)
     if causal and right not in (None, 0):
         raise ValueError(
             f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
             f"window=({left}, 0), or causal=False"
         )
-    return Band(left, 0 if causal else right)
+    found = Band(left, 0 if causal else right, diagonal)
+    return next((known for known in (FULL, CAUSAL) if known == found), found)
 
 
 def decode_mask(window: Any, mask: Any = None) -> Mask:

@@ -384,7 +384,7 @@ DECODING = [
          "places are those before tokens were appended"),
     ),
     *_of(
-        "cufa/plan/decode_operation.py", "emulate_decode_scores",
+        "cufa/plan/decode.py", "emulate_decode_scores",
         ('"alibi_stride": stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
     ),
     *_of(
