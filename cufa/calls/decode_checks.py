@@ -12,6 +12,7 @@ import numpy as np
 
 from ..gpu.architectures import Device
 from ..problem.checks import as_array, is_device_array
+from ..problem.integers import INT32
 from ..problem.lengths import Cached
 from ..problem.problem import Problem
 from ..schedule.decode import read_range
@@ -165,28 +166,15 @@ def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
     if x is None:
         return None
-    on_device = is_device_array(x)
-    if x.dtype.kind not in "iu" and x.size == 0 and not on_device:
-        x = x.astype(np.int32)  # an empty list has no type
-    if x.dtype.kind not in "iu" or (on_device and x.dtype != np.int32):
-        module = "cupy" if on_device else "numpy"
-        raise TypeError(f"{name} is {x.dtype}; it must be int32: convert with {name}.astype({module}.int32)")
-    if name == "cache_seqlens" and x.ndim == 0 and not on_device:
-        x = np.broadcast_to(x, shape)
-    if x.shape != shape:
-        raise ValueError(f"{name} has shape {x.shape}; it must be (batch,) = {shape}")
-    if on_device:
-        arrays.check_contiguous(name, x)
-        arrays.check_address(name, x)
-        return x
-    bounds = np.iinfo(np.int32)
-    if x.size and (int(x.max()) > bounds.max or int(x.min()) < bounds.min):
-        if name == "cache_seqlens":
-            wild = next(i for i, n in enumerate(x.tolist()) if not bounds.min <= n <= bounds.max)
-            raise ValueError(f"{name}[{wild}] is {x[wild]}: a length is from 0 to what the cache holds")
-        # Entries of a table that no sequence uses may hold anything.
-        x = np.clip(x, bounds.min, bounds.max)
-    return np.ascontiguousarray(x, np.int32)
+    if not is_device_array(x):
+        if x.size == 0 and x.dtype.kind not in "iu":
+            x = x.astype(np.int32)  # an empty list has no type
+        if name == "cache_seqlens" and x.ndim == 0:
+            x = np.broadcast_to(x, shape)
+        if name == "block_table" and x.dtype.kind in "iu":  # entries that no sequence uses may hold anything
+            wild = (x < INT32.min) | (x > INT32.max)
+            x = np.where(wild, INT32.max, x) if wild.any() else x
+    return optional_operands.int32(name, x, shape, "(batch, max_pages)" if len(shape) == 2 else "(batch,)")
 
 
 def _scales(name: str, x: Array, problem: Problem) -> Array:
@@ -205,21 +193,17 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
         )
     shape = (problem.kv_heads,)
     on_device = is_device_array(x)
-    if x.dtype.kind not in "fiu" or (on_device and x.dtype != np.float32):
-        raise TypeError(f"{name} is {x.dtype}; it must be float32: convert with {name}.astype('float32')")
+    if not on_device and x.ndim == 0:
+        x = np.broadcast_to(x, shape)
+    words = "(kv_heads,), or one number on the host"
+    optional_operands.check_small(name, x, "float32", "fiu", (shape,), words)
     if not on_device:
         with np.errstate(over="ignore"):  # what is too large is infinite, and named below
-            x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
-    if x.shape != shape:
-        raise ValueError(
-            f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number on the host"
-        )
+            x = np.ascontiguousarray(x, np.float32)
     if not on_device and not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
     if name == "k_scale" and not on_device and (x < 0).any():
         raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
-    arrays.check_contiguous(name, x)
-    arrays.check_address(name, x)
     return x
 
 

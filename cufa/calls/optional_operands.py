@@ -68,23 +68,14 @@ def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
 
 def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
     """The array in the dtype of the log-sum-exp."""
-    if x.shape not in shapes:
-        allowed = " or ".join(map(str, shapes))
-        words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
-        raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {allowed}")
+    words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
+    check_small(name, x, "float32", "fiu", shapes, words)
     if is_device_array(x):
-        if str(x.dtype) != "float32":
-            raise TypeError(
-                f"{name} is {x.dtype}; on a GPU it must be float32: convert with {name}.astype('float32')"
-            )
         if not x.flags.c_contiguous:
             raise ValueError(
                 f"{name} has strides {x.strides}: it must be contiguous; use cupy.ascontiguousarray({name})"
             )
         return x
-    # Of ml_dtypes' types the kind is V.
-    if x.dtype.kind not in "fiu" and str(x.dtype) != "bfloat16":
-        raise TypeError(f"{name} is {x.dtype}: it takes numbers, such as float32")
     with np.errstate(over="ignore"):  # what is too large is infinite, and named below
         values = np.ascontiguousarray(x, problem.lse_dtype)
     wrong = np.isnan(values) | (np.isposinf(values) if name == "sink" else np.isinf(values))
@@ -109,20 +100,32 @@ def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:
 
 def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
     """``x`` as a contiguous int32 array of that shape. On a GPU its numbers are not looked at."""
-    if x.dtype.kind not in "iu":
-        raise TypeError(f"{name} is {x.dtype}: it takes int32; convert with {name}.astype('int32')")
-    if x.shape != shape:
-        raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {shape}")
+    check_small(name, x, "int32", "iu", (shape,), words)
     if is_device_array(x):
-        if str(x.dtype) != "int32":
+        return x
+    wild = np.argwhere((x < INT32.min) | (x > INT32.max))
+    if len(wild):
+        raise ValueError(f"{name}{wild[0].tolist()} is {x[tuple(wild[0])]}: int32 does not hold it")
+    return np.ascontiguousarray(x, np.int32)
+
+
+def check_small(
+    name: str, x: Any, dtype: str, kinds: str, shapes: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    """A small operand has numbers of one of ``kinds`` (:attr:`numpy.dtype.kind`) and one of ``shapes``, which ``words``
+    names. A device array also has ``dtype`` and a contiguous last axis. Raises TypeError or ValueError otherwise."""
+    if x.dtype.kind not in kinds and not ("f" in kinds and str(x.dtype) == "bfloat16"):  # of kind V
+        raise TypeError(f"{name} is {x.dtype}: it takes {dtype}; convert with {name}.astype({dtype!r})")
+    if x.shape not in shapes:
+        allowed = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} has shape {x.shape}: it takes {words}, here {allowed}")
+    if is_device_array(x):
+        if str(x.dtype) != dtype:
             raise TypeError(
-                f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"
+                f"{name} is {x.dtype}; on a GPU it must be {dtype}: convert with {name}.astype({dtype!r})"
             )
         arrays.check_contiguous(name, x)
-        return x
-    if x.size and not (INT32.min <= x.min() and x.max() <= INT32.max):
-        raise ValueError(f"{name} holds {x.min() if x.min() < INT32.min else x.max()}, which int32 does not")
-    return np.ascontiguousarray(x, np.int32)
+        arrays.check_address(name, x)
 
 
 def _padded(seqlens: Mapping[str, Any]) -> Padded:

@@ -59,7 +59,7 @@ BAD = [
         r"k_new is float16 but k_",
     ),
     ({**_FP8, **_NEW, "cache_seqlens": 1}, TypeError, r"k_new is float32 but k_cache is uint8: quantise"),
-    ({"cache_seqlens": [1.5, 2.0]}, TypeError, r"cache_seqlens is float64; it must be int32"),
+    ({"cache_seqlens": [1.5, 2.0]}, TypeError, r"cache_seqlens is float64: it takes int32"),
     ({**_PAGES, "block_table": _TABLE.astype(np.float32)}, TypeError, r"block_table is float32.*int32"),
     # shapes
     (
@@ -93,7 +93,7 @@ BAD = [
     (
         {"cache_seqlens": [1, 2, 3]},
         ValueError,
-        r"cache_seqlens has shape \(3,\); it must be \(batch,\) = \(2,\)",
+        r"cache_seqlens has shape \(3,\): it takes \(batch,\), here \(2,\)",
     ),
     ({"cache_seqlens": [3, 10]}, ValueError, r"cache_seqlens\[1\] is 10, but k_cache holds 9.*longer cache"),
     ({"cache_seqlens": [-1, 3]}, ValueError, r"cache_seqlens\[0\] is -1: a length is at least 0"),
@@ -101,7 +101,7 @@ BAD = [
     (
         {"cache_seqlens": np.array([1, 2**63], np.uint64)},
         ValueError,
-        r"s\[1\] is 9223372036854775808: a length",
+        r"s\[1\] is 9223372036854775808: int32",
     ),
     (
         {**_NEW, "cache_seqlens": [3, 9]},
@@ -182,14 +182,14 @@ BAD = [
     (
         {**_FP8, "k_scale": [1.0] * 3, "v_scale": 1},
         ValueError,
-        r"k_scale has shape \(3,\).*\(kv_heads,\) = \(2,\)",
+        r"k_scale has shape \(3,\).*\(kv_heads,\), .*here \(2,\)",
     ),
     ({**_FP8, "k_scale": [1, np.nan], "v_scale": 1}, ValueError, r"k_scale must be finite, but holds nan"),
     ({**_FP8, "k_scale": 1e300, "v_scale": 1}, ValueError, r"k_scale must be finite, but holds inf"),
     (
         {**_FP8, "k_scale": np.array(["a", "b"]), "v_scale": 1},
         TypeError,
-        r"k_scale is <U1; it must be float32",
+        r"k_scale is <U1: it takes float32",
     ),
     # options
     ({"scale": float("nan")}, ValueError, r"scale=nan must be finite"),

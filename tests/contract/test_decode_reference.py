@@ -109,8 +109,8 @@ _NEW = np.ones((2, 2, 1, 8), np.float32)
     [
         ({"cache_seqlens": 9}, ValueError, r"cache_seqlens\[0\] is 9, but k_cache holds 5 .*a longer cache"),
         ({"cache_seqlens": [5, -1]}, ValueError, r"cache_seqlens\[1\] is -1: a length is at least 0"),
-        ({"cache_seqlens": [1, 2, 3]}, ValueError, r"cache_seqlens has shape \(3,\); it must be .* \(2,\)"),
-        ({"cache_seqlens": [1.5, 2]}, TypeError, "cache_seqlens is float64; it must be int32"),
+        ({"cache_seqlens": [1, 2, 3]}, ValueError, r"cache_seqlens has shape \(3,\): it takes .* \(2,\)"),
+        ({"cache_seqlens": [1.5, 2]}, TypeError, "cache_seqlens is float64: it takes int32"),
         ({"block_table": [[0], [1]], "cache_seqlens": 6}, ValueError, "1 pages of 5 .* it takes 2 columns"),
         (
             {"cache_seqlens": 5, "k_new": _NEW, "v_new": _NEW},
