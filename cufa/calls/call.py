@@ -16,7 +16,7 @@ from ..problem.mask import FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays, optional_operands
-from .shapes import LAYOUTS, check_mask, check_rows, dtype_name, make_problem
+from .shapes import LAYOUTS, check_equal, check_mask, check_rows, dtype_name, make_problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +177,7 @@ class PackedCall(Call):
                 raise ValueError(
                     f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
                 )
-        if shapes["v"] != shapes["k"]:
-            raise ValueError(f"v has shape {shapes['v']} but k has {shapes['k']}: they must be equal")
+        check_equal("v", shapes["v"], "k", shapes["k"])
         # As one sequence, but for the mask.
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
@@ -230,10 +229,7 @@ class BackwardCall(DenseCall):
         inputs, problem = self.problem(dtype)
         problem = dataclasses.replace(problem, operation=self.name)
         for name in ("out", "dout"):
-            if given[name].shape != given["q"].shape:
-                raise ValueError(
-                    f"{name} has shape {given[name].shape} but q has {given['q'].shape}: they must be equal"
-                )
+            check_equal(name, given[name].shape, "q", given["q"].shape)
         for name in ("lse", "dlse"):
             if given[name] is not None:
                 _check_rows(name, given[name], problem, self.options.layout)

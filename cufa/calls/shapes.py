@@ -75,25 +75,16 @@ def make_problem(
 
     Raises ValueError naming the argument.
     """
-    q_shape, k_shape, v_shape = shapes
     layout = options.layout
     check_layout(layout)
-    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
-        if len(shape) != 4:
-            raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
-    q_shape, k_shape, v_shape = (
-        check_sizes(name, shape) for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape))
+    q_shape, k_shape, _ = (
+        _four_axes(name, shape, AXES[layout], layout) for name, shape in zip("qkv", shapes, strict=True)
     )
-    batch, heads, seqlen_q, head_dim = (q_shape[i] for i in LAYOUTS[layout])
-    k_batch, kv_heads, seqlen_k, k_head_dim = (k_shape[i] for i in LAYOUTS[layout])
-    if v_shape != k_shape:
-        raise ValueError(f"v has shape {v_shape} but k has {k_shape}: they must be equal")
+    check_equal("v", shapes[2], "k", shapes[1])
+    (batch, heads, seqlen_q, head_dim), (k_batch, kv_heads, seqlen_k, _) = q_shape, k_shape
     if k_batch != batch:
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
-    if k_head_dim != head_dim:
-        raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
-    check_head_dim(head_dim)
-    check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
+    _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
     check_mask(options.mask, batch, kv_heads, seqlen_k)
     return Problem(
         batch,
@@ -133,12 +124,22 @@ def check_head_dim(head_dim: int) -> None:
         )
 
 
-def check_heads(heads: int, name: str, kv_heads: int, reading: str) -> None:
+def _check_heads(q: Shape, name: str, k: Shape, reading: str) -> None:
+    """Heads and head dims of q and k, (batch, heads, seqlen, head_dim) each, go together."""
+    (_, heads, _, head_dim), (_, kv_heads, _, k_head_dim) = q, k
+    if k_head_dim != head_dim:
+        raise ValueError(f"{name} has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
+    check_head_dim(head_dim)
     if (heads > 0 and kv_heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(
             f"q has {heads} heads and {name} has {kv_heads}: query heads must be a multiple of key/value "
             f"heads ({reading})"
         )
+
+
+def check_equal(name: str, shape: Shape | None, other: str, expected: Shape | None) -> None:
+    if shape != expected:
+        raise ValueError(f"{name} has shape {shape} but {other} has {expected}: they must be equal")
 
 
 def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
@@ -165,16 +166,9 @@ def make_decode_problem(
     q_shape, k_shape = (
         _four_axes(name, shapes[name], of, layout) for name, of in (("q", AXES[layout]), ("k_cache", axes))
     )
-    if shapes["v_cache"] != shapes["k_cache"]:
-        raise ValueError(
-            f"v_cache has shape {shapes['v_cache']} but k_cache has {shapes['k_cache']}: they must be equal"
-        )
-    batch, heads, tokens, head_dim = q_shape
-    outer, kv_heads, length, k_head_dim = k_shape
-    if k_head_dim != head_dim:
-        raise ValueError(f"k_cache has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
-    check_head_dim(head_dim)
-    check_heads(heads, "k_cache", kv_heads, f"layout {layout!r} reads its shape as {axes}")
+    check_equal("v_cache", shapes["v_cache"], "k_cache", shapes["k_cache"])
+    (batch, heads, tokens, head_dim), (outer, kv_heads, length, _) = q_shape, k_shape
+    _check_heads(q_shape, "k_cache", k_shape, f"layout {layout!r} reads its shape as {axes}")
     if not 1 <= tokens <= MAX_TOKENS:
         cure = (
             "for more use cufa.flash_attention(…, causal=True)"
@@ -256,10 +250,7 @@ def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, layout: str) -
     for missing, other in (("k_new", "v_new"), ("v_new", "k_new")):
         if shapes[missing] is None:
             raise ValueError(f"{other} came without {missing}: new keys and values are appended together")
-    if shapes["v_new"] != shapes["k_new"]:
-        raise ValueError(
-            f"v_new has shape {shapes['v_new']} but k_new has {shapes['k_new']}: they must be equal"
-        )
+    check_equal("v_new", shapes["v_new"], "k_new", shapes["k_new"])
     batch, heads, tokens, head_dim = _four_axes("k_new", shapes["k_new"], AXES[layout], layout)
     if (batch, heads, head_dim) != sizes:
         raise ValueError(
