@@ -2,7 +2,8 @@
 
 Kernels declare (:class:`~cufa.kernels.base.Kernel`, and what their tiles add in
 :class:`~cufa.kernels.config.TileConfig`); :func:`refusal` decides. The table of the README (:func:`table`) and the
-lists in the docstrings of the public calls (:func:`summary`) are made from the same declarations.
+lists in the docstrings of the public calls (:func:`summary`) are made from the same declarations. The static_asserts of
+kernels refuse the same options: ``tests/kernels/test_support.py`` evaluates them for every combination.
 """
 
 from __future__ import annotations

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 
 import pytest
 from support import changed
 
 import cufa
 from cufa import masks
+from cufa.build.compiler import SOURCE_DIR, choices, config_file, included_files
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of, support
 from cufa.kernels.support import refusal
-from cufa.problem.problem import Problem
+from cufa.problem.lengths import DENSE, LENGTH_KINDS, Packed, Padded
+from cufa.problem.problem import MASK_KINDS, Problem
 
 CALLS = {
     "forward": cufa.flash_attention,
@@ -55,3 +59,61 @@ def test_what_a_kernel_does_not_declare_is_refused(spec):
     assert "not float64" in (refusal(spec, dataclasses.replace(plain, dtype="float64")) or "")
     if spec.max_capability == 90:
         assert refusal(spec, plain, device=Device.typical("sm_80")) == "needs sm_90"
+
+
+_ASSERTION = re.compile(r"static_assert\((.*?),\s*\"", re.DOTALL)
+_WORDS = {
+    *("not", "and", "or", "LENGTHS_KIND", "DENSE", "RAGGED", "IRREGULAR", "LOOKED_UP", "LISTED"),
+    *("ALIBI", "SINK", "DETERMINISTIC", "SPLIT_KEYS", "SKIP_MASKED_TILES"),
+}
+_MASKS = dict(
+    zip(
+        MASK_KINDS,
+        (
+            masks.full(),
+            masks.causal(),
+            masks.window(3, 3),
+            masks.prefix(3),
+            masks.evict([5] * 8),
+            masks.columns([0] * 8, [1] * 8, [3] * 8, [4] * 8),
+        ),
+        strict=True,
+    )
+)
+_LENGTHS = DENSE, Padded((8,), (8,)), Packed(8, 8, (8,), (8,))
+
+
+@pytest.mark.parametrize(
+    "spec", [x for x in KERNELS.values() if x.operation != "decode"], ids=lambda spec: spec.name
+)
+def test_static_asserts_say_what_is_refused(spec):
+    """Of the options that go with a mask: a build is refused by a static_assert, or lacks the choice, exactly where
+    :func:`cufa.kernels.support.refusal` refuses the problem."""
+    text = "\n".join(
+        (SOURCE_DIR / x).read_text(encoding="utf-8")
+        for source in spec.sources
+        for x in included_files(source)
+    )
+    conditions = [x for x in map(_in_python, _ASSERTION.findall(text)) if {*re.findall(r"\w+", x)} <= _WORDS]
+    declared = choices(config_file(spec.source))
+    form = {"precision": spec.precisions[0], "operation": spec.operation}
+    plain = Problem(1, 1, 1, 8, 8, spec.configs[0].min_head_dim, spec.dtypes[0], **form)
+    flags = [(False, True)] * 3 + [(False, True) if spec.split_configs else (False,)]
+    for kind, lengths, *chosen in itertools.product(spec.masks, _LENGTHS, *flags):
+        *options, split = chosen
+        on = dict(zip(("alibi", "sink", "deterministic"), options, strict=True))
+        problem = dataclasses.replace(plain, mask=_MASKS[kind], lengths=lengths, **on)
+        irregular, ragged = bool(problem.mask.beyond_band), lengths.ragged
+        values = {name.upper(): value for name, value in on.items()} | {
+            "SPLIT_KEYS": split, "SKIP_MASKED_TILES": spec.skip_masked_tiles, "DENSE": 0,
+            "LENGTHS_KIND": LENGTH_KINDS.index(lengths.kind), "RAGGED": ragged,
+            "IRREGULAR": irregular, "LOOKED_UP": irregular, "LISTED": irregular or ragged,
+        }  # fmt: skip
+        wanted = [name.upper() for name, value in on.items() if value] + ["LENGTHS"] * ragged
+        builds = {*wanted} <= {*declared} and all(eval(x, {}, values) for x in conditions)
+        assert builds == (refusal(spec, problem, split_keys=split) is None), (problem, split)
+
+
+def _in_python(condition: str) -> str:
+    condition = re.sub(r"is_(looked_up|irregular)\(MASK_KIND\)", "IRREGULAR", condition)
+    return re.sub(r"!(?!=)", " not ", condition.replace("&&", " and ").replace("||", " or ")).strip()
