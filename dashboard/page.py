@@ -148,8 +148,8 @@ def table(lines: Sequence[Mapping[str, str]]) -> None:
     """A few lines of words by column. (``st.dataframe`` has the browser fetch and run a megabyte that sorts, searches
     and scrolls, and the first figure waits for it.)"""
     columns = list(lines[0])
-    rows = [columns, ["---"] * len(columns), *(list(line.values()) for line in lines)]
-    st.markdown("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line.values()] for line in lines]
+    st.markdown("\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]))
 
 
 def show_lines(excerpts: Iterable[source.Excerpt]) -> None:

@@ -23,11 +23,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import streamlit as st
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
@@ -106,38 +105,6 @@ def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-#: Pages by the addresses that they once had.
-MOVED = {"/causal_work": "/masked_work"}
-
-#: The page Run was the first once, at the root. What its links say, and none of the page that stands there now.
-RUN_ONCE = frozenset(
-    ("on", "op", "preset", "kernels", "regime", "seconds", "batch", "heads", "kv", "sq", "sk", "d", "dtype",
-     "precision", "pages", "cache", "tiles", "also", "run", "shape", "zoom", "softcap", "left", "right", "diag", "at")
-)  # fmt: skip
-
-
-def moved_to(path: str, query: str) -> str | None:
-    """Where a link goes now; None: it is as it was."""
-    if path == "/" and RUN_ONCE & parse_qs(query, keep_blank_values=True).keys():
-        return "/run"
-    return MOVED.get(path.rstrip("/"))
-
-
-class Moved:
-    """ASGI middleware: links of former pages go on to what these are called now, with all that they carry."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        query = scope.get("query_string", b"").decode("latin-1")
-        place = moved_to(scope["path"], query) if scope["type"] == "http" else None
-        if place is None:
-            await self._app(scope, receive, send)
-            return
-        await RedirectResponse(f"{place}?{query}" if query else place, 308)(scope, receive, send)
-
-
 def prepare() -> None:
     """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
     for path in (*figure_scripts(), *element_scripts()):
@@ -202,5 +169,5 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 
 
 app = st.App(
-    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Moved, Compressed, Document)]
+    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Compressed, Document)]
 )

@@ -1,19 +1,20 @@
-"""The tile counters that kernels keep: from recorded traces, and from executing a kernel on this CPU."""
+"""Tile counters of kernels: from recorded traces, and from executing a kernel on this CPU."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cufa import flash_attention
 from cufa.cache import cache_dir
 from cufa.dashboard.model.configs import config_key
-from cufa.dashboard.model.devices import is_card
-from cufa.dashboard.model.trace import Records, disagreements
+from cufa.dashboard.model.devices import is_same_card
+from cufa.dashboard.model.trace import Records
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
 from cufa.measure import traces
@@ -21,29 +22,21 @@ from cufa.problem.element import ELEMENTS
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule
 
-__all__ = [
-    "EmulationKey",
-    "all_traces",
-    "disagreements",
-    "emulate_counts",
-    "matching_trace",
-    "why_not_emulated",
-]
-
-#: Emulated multiply-adds a second and core, roughly: 1024 × 1024 scores at head dim 64 take 0.15 s.
+Read = TypeVar("Read")
+#: Emulated multiply-adds per second and core: 1024 × 1024 scores at head dim 64 take about 0.15 s.
 _RATE = 1024 * 1024 * 64 / 0.15
 _LONGEST = 12.0
-"""Seconds that a page may keep someone waiting."""
+"""Seconds that a visitor may wait."""
 
 
 def local_traces_dir() -> Path:
-    """Where traces of this machine are kept."""
+    """Folder of the traces taken on this machine."""
     return cache_dir() / "traces"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A trace, and where it comes from."""
+    """A trace and its origin."""
 
     trace: traces.Trace
     origin: str
@@ -55,35 +48,44 @@ class Kept:
 
     @property
     def has_every_block(self) -> bool:
-        """Of blocks that share an item the first alone keeps a record."""
+        """Whether each thread block has a record: of blocks that share a work item, only the first has one."""
         return self.trace.config.blocks_of_item == 1
 
     def is_of(self, device: Device) -> bool:
-        """Whether it was taken on such a card, not merely one of its architecture."""
+        """Whether the trace was taken on this model of card, not only on its architecture."""
         same = self.trace.num_sms == device.num_sms and self.trace.environment.get("arch") == device.arch.name
-        return same and (is_card(self.card, device.name) or is_card(device.name, self.card))
+        return same and is_same_card(self.card, device.name)
 
 
 def all_traces() -> tuple[dict[str, Kept], list[str]]:
-    """Shipped traces and those of this machine, by name; and what could not be read."""
-    found: dict[str, Kept] = {}
+    """Shipped traces and traces of this machine by name, and the error of each unreadable file."""
+    shipped, damaged = read_folder(traces.TRACES_DIR, traces.load)
+    taken, damaged_here = read_folder(local_traces_dir(), traces.load)
+    found = {name: Kept(trace, "recorded") for name, trace in shipped.items()}
+    return found | {name: Kept(trace, "run") for name, trace in taken.items()}, damaged + damaged_here
+
+
+def read_folder(folder: Path, load: Callable[[Path], Read]) -> tuple[dict[str, Read], list[str]]:
+    """The ``.npz`` files of a folder by name, and the error of each unreadable file. Unchanged files are read once."""
+    found: dict[str, Read] = {}
     damaged: list[str] = []
-    for origin, directory in (("recorded", traces.TRACES_DIR), ("run", local_traces_dir())):
-        for file in sorted(directory.glob("*.npz")):
-            try:
-                found[file.stem] = Kept(_load(file, file.stat().st_mtime_ns), origin)
-            except (OSError, ValueError) as error:
-                damaged.append(str(error))
+    for file in sorted(folder.glob("*.npz")):
+        try:
+            found[file.stem] = _load(load, file, file.stat().st_mtime_ns)
+        except (OSError, ValueError) as error:
+            damaged.append(str(error))
     return found, damaged
 
 
-@functools.lru_cache(64)
-def _load(file: Path, modified: int) -> traces.Trace:
-    return traces.load(file)
+@functools.lru_cache(
+    512
+)  # more than the shipped files: each rerun of a page asks for all, at some 10 ms each
+def _load(load: Callable[[Path], Read], file: Path, modified: int) -> Read:
+    return load(file)
 
 
 def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: Device) -> Kept | None:
-    """A trace of this very launch, if there is one of such a card (:meth:`Kept.is_of`); else of another one."""
+    """A trace of exactly this launch, preferably on this model of card (:meth:`Kept.is_of`)."""
     same = [
         kept
         for kept in all_traces()[0].values()
@@ -97,7 +99,7 @@ def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: De
 
 
 def _same_scores(one: Problem, other: Problem) -> bool:
-    """Of two problems of one shape. Bands may be written in several ways."""
+    """Whether two problems of one shape have the same visible scores: one band may be written in several ways."""
     if one.mask.beyond_band or other.mask.beyond_band:
         return one.mask == other.mask
     return one.edges == other.edges
@@ -105,7 +107,7 @@ def _same_scores(one: Problem, other: Problem) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class EmulationKey:
-    """Everything that the counters of one head depend on."""
+    """All inputs of the counters of one head."""
 
     schedule: Schedule
     algorithm: str
@@ -117,9 +119,9 @@ class EmulationKey:
 
 
 def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
-    """None when the kernel can count here within a few seconds."""
+    """Why the kernel cannot count tiles here within a few seconds; None if it can."""
     if not is_registered:
-        return "No kernel is built with these tiles, so there is none to count."
+        return "No kernel is built with these tiles."
     if not schedule.visited:
         return None
     products = schedule.visited * schedule.block_q * schedule.block_kv * head_dim
@@ -127,15 +129,15 @@ def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> 
         products = products * 5 // 2
     if products / _RATE > _LONGEST:
         return (
-            f"One head of this length would take about {products / _RATE:.0f} s on a CPU core: choose a "
-            "shorter one to have the kernel's source executed here."
+            f"Executing one head of this length would take about {products / _RATE:.0f} s on a CPU core: choose a "
+            "shorter sequence."
         )
     return None
 
 
 @functools.lru_cache(32)
 def emulate_counts(key: EmulationKey) -> Records | str:
-    """Trace records of one head, by executing the kernel's source; or why that failed, in words."""
+    """Trace records of one head, by executing the kernel's source; on failure, the reason."""
     from cufa.run.emulate.build import CompilerError
     from cufa.run.emulate.calls import EmulationError, emulate, emulate_backward
 

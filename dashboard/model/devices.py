@@ -1,4 +1,4 @@
-"""Where runs can go: the CPU and the GPUs that the driver shows, without making a context on any."""
+"""The CPU and the GPUs of this machine, from the driver: without CuPy, and without a context on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 
-from cufa.dashboard.model import gpu as driver_of_gpus
 from cufa.dashboard.worker.jobs import CPU
 from cufa.gpu.architectures import Device, find_architecture
 from cufa.measure import machine, peers
@@ -22,11 +21,22 @@ def cpu_name() -> str:
     return str(machine.environment(None)["device"])
 
 
+@functools.cache
+def gpu_count() -> int:
+    """GPUs that the driver shows; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def run_devices() -> dict[str, str]:
-    """Devices by the name that a job uses ("cuda:0", "cpu") with their names in words; GPUs first."""
+    """Names in words by the names in jobs ("cuda:0", "cpu"); GPUs first."""
     found = {}
-    for number in range(driver_of_gpus.gpu_count()):
-        with contextlib.suppress(ValueError):  # too old for the kernels: the page Doctor says so
+    for number in range(gpu_count()):
+        with contextlib.suppress(ValueError):  # older than sm_80: the page Doctor says so
             found[f"cuda:{number}"] = f"GPU {number}: {gpu(number).name}"
     return found | {CPU: f"CPU: {cpu_name()}, {len(os.sched_getaffinity(0))} threads"}
 
@@ -54,12 +64,17 @@ def device_of(name: str) -> Device | None:
 
 
 def is_card(card: str, name: str) -> bool:
-    """Whether what a driver calls a card, "NVIDIA H200 NVL", has this name in it, word by word: an H20 is no H200."""
+    """Whether a driver's name of a card ("NVIDIA H200 NVL") contains ``name`` as whole words: H20 is not in it."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", card) is not None
 
 
+def is_same_card(one: str, other: str) -> bool:
+    """:func:`is_card` in either direction."""
+    return is_card(one, other) or is_card(other, one)
+
+
 def peers_here(device: str) -> tuple[str, ...]:
-    """Other libraries that can be timed there."""
+    """Other libraries that can be timed on a device."""
     if device == CPU or importlib.util.find_spec("cupy") is None:
         return ()
     return peers.here()

@@ -1,5 +1,4 @@
-"""What `cufa doctor` says, asked in a process of its own: a broken installation may take its process with it,
-and the GPU belongs to the worker."""
+"""`cufa doctor` in a process of its own: a broken installation may crash the process, and the GPU is the worker's."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _PATIENCE_SECONDS = 120
 
 
 def examine() -> list[Check]:
-    """Every check, and whether runs can be kept. Never raises."""
+    """All checks, and whether runs can be saved. Never raises."""
     return [*_doctor(), _runs()]
 
 
@@ -41,7 +40,7 @@ def _doctor() -> list[Check]:
 
 
 def _runs() -> Check:
-    """Whether the dashboard's runs can be kept."""
+    """Whether the dashboard can save runs."""
     folder = runs_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,3 @@ def as_text(checks: list[Check]) -> str:
         f"{c.name:<14} {c.status:<8} {c.detail}" + (f"\n{'':<14} fix      {c.fix}" if c.fix else "")
         for c in checks
     )
-
-
-def counts(checks: list[Check]) -> dict[Status, int]:
-    return {status: sum(c.status is status for c in checks) for status in Status}

@@ -1,4 +1,4 @@
-"""Recorded measurements as the figures want it."""
+"""Recorded measurements by machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from cufa.dashboard.model.many import fastest_read, weight
 from cufa.dashboard.model.measured_rows import of_card
 from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.worker.jobs import Json
 from cufa.dashboard.worker.run import Run
 from cufa.measure import cards
 from cufa.measure.limits import Limits
@@ -18,7 +19,7 @@ from cufa.problem.mask import FULL, Mask
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What was measured on one machine. A file that is read once is one object, itself a key of caches."""
+    """Measurements of one machine. Each state of a file is one object, which serves as a key of caches."""
 
     name: str
     device: str
@@ -29,96 +30,82 @@ class Evidence:
     limits: Limits | None
     rows: tuple[Measurement, ...]
     read_bytes: float
-    """Bytes per second of the fastest reading recorded there; 0: none was."""
+    """Bytes per second of the fastest recorded read; 0: unknown."""
     stale: tuple[str, ...]
-    """Kernels whose machine code has changed since."""
+    """Kernels whose machine code has changed since the measurement."""
     num_sms: int = 0
-    """0: not kept, or a CPU."""
+    """0: unknown, or a CPU."""
 
     @property
     def where(self) -> str:
-        """Machine and date, which no recorded figure goes without, and the kernels that have changed since."""
+        """Machine and date, and the kernels that have changed since the measurement."""
         changed = f" (changed since: {', '.join(self.stale)})" if self.stale else ""
         return f"{self.device}, {self.recorded[:10]}{changed}"
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
-    """Every card, the one with the most measurements of today's kernels first; empty when there is none. Raises
-    ValueError for a damaged file."""
+    """All cards; the card with the most rows of current kernels comes first. Raises ValueError for a damaged file."""
     return [found for found, _ in _load(*_state_of(directory or cards.RECORDS_DIR))]
 
 
 def past() -> list[Measurement]:
-    """Earlier sessions of the same cases on the same cards, the oldest first. Raises ValueError for a damaged file."""
+    """Rows of earlier sessions of the same cases, the oldest first. Raises ValueError for a damaged file."""
     return [m for _, earlier in _load(*_state_of(cards.RECORDS_DIR)) for m in earlier]
 
 
-def measurements(directory: Path | None = None) -> list[Measurement]:
-    """All rows of all cards. Raises ValueError when a file is damaged."""
-    return [m for found in load(directory) for m in found.rows]
+def measurements() -> list[Measurement]:
+    """All rows of all cards. Raises ValueError for a damaged file."""
+    return [m for found in load() for m in found.rows]
 
 
 State = tuple[Path, tuple[tuple[str, int, int], ...]]
 
 
 def _state_of(directory: Path) -> State:
-    """A folder and its files as they are now: what has been read of them holds until this changes."""
+    """A folder and the state of its files: a key of the cache."""
     stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.jsonl"))]
     return directory, tuple((name, found.st_mtime_ns, found.st_size) for name, found in stats)
 
 
-@functools.lru_cache(4)  # every rerun of a page asks
+@functools.lru_cache(4)  # each rerun of a page asks
 def _load(directory: Path, _: object) -> tuple[tuple[Evidence, tuple[Measurement, ...]], ...]:
     found = (_evidence(card) for card in cards.load_all(directory).values())
     return tuple(sorted(found, key=lambda pair: weight(pair[0].rows), reverse=True))
 
 
 def _evidence(card: cards.Card) -> tuple[Evidence, tuple[Measurement, ...]]:
-    """A card, and its past."""
+    """A card and its past."""
     try:
-        limits, environment = card.limits, card.environment
-        rows = of_card(card)
-        reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
-        found = Evidence(
-            card.name,
-            environment["device"],
-            environment.get("arch", ""),
-            environment["recorded"],
-            limits,
-            tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
-            reading,
-            tuple(card.stale),
-            environment.get("num_sms", 0),
-        )
+        environment = card.environment
+        found = _made(card.name, environment, environment["recorded"], card.limits, of_card(card), card.stale)
         return found, tuple(of_card(card, past=True))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(f"{card.name}.jsonl is damaged: {error!r}") from error
 
 
 def of_run(run: Run, rows: Sequence[Measurement]) -> Evidence | None:
-    """A run made here and its rows, like a card: with the ceilings that it measured itself; None where it has
-    none."""
-    limits = run.record.get("limits")
-    if not limits or not rows:
+    """A run of this machine with the ceilings that the run measured; None without ceilings."""
+    if not run.record.get("limits") or not rows:
         return None
-    ceilings = Limits(**limits)
-    reading = max(fastest_read(rows), ceilings.copy_bytes, ceilings.read_bytes)
-    environment = run.record["environment"]
+    limits, when = Limits(**run.record["limits"]), run.submitted.isoformat()
+    return _made(f"run.{run.id}", run.record["environment"], when, limits, rows)
+
+
+def _made(
+    name: str, environment: Json, recorded: str, limits: Limits | None, rows: Sequence[Measurement],
+    stale: Sequence[str] = (),
+) -> Evidence:  # fmt: skip
+    reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
+    known = tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows)
+    arch, num_sms = environment.get("arch", ""), environment.get("num_sms", 0)
     return Evidence(
-        f"run.{run.id}",
-        environment["device"],
-        environment.get("arch", ""),
-        run.submitted.isoformat(),
-        ceilings,
-        tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
-        reading,
-        (),
+        name, environment["device"], arch, recorded, limits, known, reading, tuple(stale), num_sms
     )
 
 
 def speedups(rows: Iterable[Measurement], slow: str, fast: str, mask: Mask) -> dict[str, dict[int, float]]:
-    """Time of kernel ``slow`` over time of ``fast`` under one mask by length, for each set of shapes and regime that
-    differ only in length and batch; the key says which."""
+    """Time of kernel ``slow`` over time of ``fast`` under one mask, by length. The key names the shapes and regime of a
+    series: its rows differ only in length and batch."""
     times: dict[tuple[object, ...], dict[str, Measurement]] = {}
     for m in rows:
         if m.kernel in (slow, fast) and m.problem.mask == mask != FULL:

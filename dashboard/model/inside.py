@@ -1,14 +1,14 @@
-"""Inside traces for the pages: recorded ones that match, and what executing the kernel here says of the order."""
+"""Inside traces: recorded ones that match a launch, and the order found by executing the kernel on this CPU."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 
 from cufa.build.compiler import keeps_logs
 from cufa.dashboard.model.configs import config_key
-from cufa.dashboard.model.devices import is_card
+from cufa.dashboard.model.counters import read_folder
+from cufa.dashboard.model.devices import is_same_card
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, TileConfig
 from cufa.measure import inside
@@ -18,25 +18,13 @@ from cufa.problem.problem import Problem
 
 
 def recorded() -> tuple[dict[str, InsideTrace], list[str]]:
-    """Shipped inside traces by name; and what could not be read."""
-    found: dict[str, InsideTrace] = {}
-    damaged: list[str] = []
-    for file in sorted(inside.INSIDE_DIR.glob("*.npz")):
-        try:
-            found[file.stem] = _load(file, file.stat().st_mtime_ns)
-        except (OSError, ValueError) as error:
-            damaged.append(str(error))
-    return found, damaged
-
-
-@functools.lru_cache(256)  # more than there are: every rerun of a page asks for all, and one takes some 10 ms
-def _load(file: Path, modified: int) -> InsideTrace:
-    return inside.load(file)
+    """Shipped inside traces by name, and the error of each unreadable file."""
+    return read_folder(inside.INSIDE_DIR, inside.load)
 
 
 def matching(problem: Problem, spec: Kernel, config: TileConfig, device: Device) -> InsideTrace | None:
-    """A recorded trace of this kernel with these tiles at this head dim under such a mask, which is what the inside of
-    a block depends on; of this card rather than of another, of these lengths rather than of others."""
+    """A recorded trace of this kernel with these tiles, head dim and kind of mask. Traces of this card come first, then
+    traces of these lengths."""
     same = [
         trace
         for trace in recorded()[0].values()
@@ -46,9 +34,8 @@ def matching(problem: Problem, spec: Kernel, config: TileConfig, device: Device)
     ]
 
     def nearness(trace: InsideTrace) -> tuple[bool, bool]:
-        card = str(trace.environment["device"])
         lengths = (trace.problem.seqlen_q, trace.problem.seqlen_k) == (problem.seqlen_q, problem.seqlen_k)
-        return is_card(card, device.name) or is_card(device.name, card), lengths
+        return is_same_card(str(trace.environment["device"]), device.name), lengths
 
     return max(same, key=nearness, default=None)
 
@@ -59,7 +46,7 @@ def has_stamps(spec: Kernel) -> bool:
 
 @functools.lru_cache(8)
 def executed(problem: Problem, device: Device, algorithm: str, config: TileConfig) -> InsideTrace | str:
-    """One head of the problem, executed on this CPU; or why that failed, in words."""
+    """One head of the problem, executed on this CPU; on failure, the reason."""
     from cufa.run.emulate.build import CompilerError
     from cufa.run.emulate.calls import EmulationError
 

@@ -1,7 +1,6 @@
-"""One measurement, of a run on this machine or recorded on another one, and what pages say of it.
-:mod:`cufa.dashboard.model.many` is about many of them.
+"""One measurement, from a run on this machine or recorded on another machine.
 
-Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.dashboard.model.measured_rows`.
+:mod:`cufa.dashboard.model.measured_rows` makes a :class:`Measurement` of each row, of any operation and regime.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
 
-#: Columns of the downloads, in this order, then the samples.
+#: Columns of the downloads, in order; samples follow.
 COLUMNS = (
     "id", "origin", "machine", "recorded", "suite", "case", "operation", "kernel", "batch", "heads", "kv_heads",
     "seqlen_q", "seqlen_k", "lengths", "head_dim", "dtype", "k_dtype", "precision", "mask", "softcap", "regime",
@@ -26,14 +25,19 @@ COLUMNS = (
     "max_error", "tiles", "split", "joules", "tflop_per_joule", "watts", "clock_mhz",
 )  # fmt: skip
 
-#: Suites whose rows differ from others in more than length and batch, or in what is left out of a kernel.
+#: Suites whose rows do not belong to the curves of other suites.
 _APART = ("awkward", "ladder", "backward-ladder")
 
 
 def in_words(problem: Problem, case: str = "") -> str:
-    """A problem, or the name of its case, never without the mask."""
+    """The name of a case, or its problem, always with the mask."""
     text = case or str(problem)
     return text if problem.scores_text in text else f"{text}, {problem.scores_text}"
+
+
+def allows(ceiling: str) -> str:
+    """A ceiling and its verb: memory allows, exponentials allow."""
+    return f"{ceiling} {'allow' if ceiling.endswith(('products', 'exponentials')) else 'allows'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +45,11 @@ class Measurement:
     """One kernel on one problem, on one machine at one time."""
 
     id: str
-    """Stable, and short enough for a link."""
+    """Stable name in links."""
     origin: str
     """"run" (made by this dashboard) or "recorded" (shipped with the package)."""
     source: str
-    """Run or card that it belongs to."""
+    """Its run or card."""
     suite: str
     machine: str
     is_gpu: bool
@@ -54,15 +58,13 @@ class Measurement:
     label: str
     row: Measured
     of_read: float | None = None
-    """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
+    """Rate as a share of a plain read of the same bytes, timed beside this row; None: no read was timed."""
     commit: str = ""
-    """Of the checkout that was measured, or the digest of the kernel's source; empty: neither was kept."""
+    """Commit of the measured checkout, or digest of the kernel's source; empty: unknown."""
     clock_limit: str = ""
     """The card's highest SM clock, in words."""
     read_ceiling: float = 0.0
-    """Bytes per second of the fastest reading known of its machine (:func:`fastest_read`); 0: not known."""
-
-    # --- The problem --------------------------------------------------------------------------------------
+    """Bytes per second of the fastest known read of its machine (:func:`fastest_read`); 0: unknown."""
 
     @property
     def problem(self) -> Problem:
@@ -74,26 +76,24 @@ class Measurement:
 
     @property
     def case(self) -> str:
-        """What it was measured as: the case's name, or the problem."""
+        """The name of the case, or the problem."""
         return self.row.case or str(self.problem)
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
-        """Valid keys of each sequence; None: all that there is room for, or not kept."""
+        """Valid keys of each sequence; None: the whole cache, or unknown."""
         found = self.row.json.get("lengths")
         return None if found is None else tuple(found)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Two measurements of one key are of the same kernel, problem, lengths and regime."""
+        """Equal for measurements of the same kernel, problem, lengths and regime."""
         return self.label, self.problem, self.row.json["io_bytes"], self.regime
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What it shares with those that it was measured with."""
+        """Equal for the contenders of one case."""
         return self.source, *self.row.group
-
-    # --- What was measured --------------------------------------------------------------------------------
 
     @property
     def regime(self) -> Regime:
@@ -101,7 +101,7 @@ class Measurement:
 
     @property
     def how(self) -> str:
-        """A sentence about its regime. The L2 cache of a CPU is nobody's to empty."""
+        """A sentence about the regime. On a CPU, the L2 cache is not flushed."""
         return self.regime.how if self.is_gpu else self.regime.how.replace("L2 is cold; ", "")
 
     @property
@@ -124,57 +124,53 @@ class Measurement:
 
     @property
     def speed(self) -> str:
-        """The figure that says most of this operation: FLOP, or bytes, per second."""
+        """FLOP per second, or bytes per second for a memory-bound operation."""
         if self.operation.memory_bound:
             return f"{self.gbytes / 1e3:.2f} TB/s" if self.gbytes >= 100 else f"{self.gbytes:.3g} GB/s"
         return rate_text(self.tflops)
 
     @property
     def of_ceiling(self) -> float:
-        """1.0: as fast as the ceiling allows. Of old records of decoding, a plain read is the ceiling. What only reads
-        is held against the fastest reading: a copy, which records of its limits know, is slower."""
+        """1.0: as fast as the ceiling allows. A kernel that only reads is compared with the fastest read: the copy of
+        the recorded limits is slower."""
         if self.operation.memory_bound and self.ceiling == "memory" and self.read_ceiling:
             return float(self.row.json["io_bytes"]) / self.read_ceiling / self.seconds
-        found = self.row.json["of_ceiling"]
-        return float(found if found is not None else self.of_read or 0.0)
+        return float(self.row.json["of_ceiling"])
 
     @property
     def ceiling(self) -> str:
-        return str(self.row.json["ceiling"] or "a plain read")
+        return str(self.row.json["ceiling"])
 
     @property
     def limit_allows(self) -> str:
-        """The ceiling as the subject of a sentence: what it allows."""
-        many = self.ceiling.endswith(("products", "exponentials"))
-        return f"{self.ceiling} {'allow' if many else 'allows'}"
+        """The ceiling as the subject of a sentence."""
+        return allows(self.ceiling)
 
     @property
     def error(self) -> float | None:
-        """None: the result held something that is no number."""
+        """None: the result contained NaN."""
         found = self.row.json["max_error"]
         return None if found is None else float(found)
 
     @property
     def needs(self) -> dict[str, float]:
-        """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.measure.bounds`)."""
+        """Seconds that each resource alone needs, if derived (:mod:`cufa.measure.bounds`)."""
         return {name: ns * 1e-9 for name, ns in self.row.json.get("needs_ns", {}).items()}
 
     @property
     def predicted(self) -> float | None:
-        """Seconds predicted from these."""
+        """Seconds predicted from :attr:`needs`."""
         found = self.row.json.get("predicted_ns")
         return None if found is None else found * 1e-9
 
-    # --- How ----------------------------------------------------------------------------------------------
-
     @property
     def load(self) -> Json:
-        """How it ran alone: clock, watts, joules per call; empty where contenders took turns."""
+        """Clock, watts and joules per call of a contender that ran alone; empty for contenders in turns."""
         return self.row.load
 
     @property
     def load_text(self) -> str:
-        """Clock, power and energy in words; "" where contenders took turns."""
+        """Clock, power and energy in words; "" for contenders in turns."""
         load = self.load
         parts = (
             ("clock_mhz", "{:,.0f} MHz"), ("watts", "{:,.0f} W"), ("joules", "{:.3g} J per call"),
@@ -185,17 +181,17 @@ class Measurement:
             f"throttled by the {name} {share:.0%} of the time"
             for name, share in load.get("throttled", {}).items()
         ]
-        said += ["the host could not keep up: this is its time, not the kernel's"] * self.row.host_bound
+        said += ["limited by the host: this is launch time, not kernel time"] * self.row.host_bound
         return ", ".join(said)
 
     @property
     def kernel(self) -> str | None:
-        """Name in the registry; None for another library's."""
+        """Name in the registry; None for another library."""
         return self.row.json.get("kernel")
 
     @property
     def tiles(self) -> str:
-        """Tile config in words; empty for another library's kernel."""
+        """Tile config in words; empty for another library."""
         config = self.row.json.get("config")
         if not config:
             return ""
@@ -204,7 +200,7 @@ class Measurement:
 
     @property
     def subject(self) -> Subject:
-        """What other pages can tell of it."""
+        """Problem, kernel and tiles for links to other pages."""
         config, spec = self.row.json.get("config"), KERNELS.get(self.kernel or "")
         read = spec.read_config(config) if spec is not None and config else None
         return Subject(self.problem, None if spec is None else spec.name, read)
@@ -223,17 +219,15 @@ class Measurement:
         found = self.row.json.get("prepare_seconds")
         return None if found is None else float(found)
 
-    # --- In words -----------------------------------------------------------------------------------------
-
     @property
     def where(self) -> str:
-        """Machine and date, which no figure goes without, and whether a GPU's kernel has changed since."""
+        """Machine and date, and whether a GPU kernel has changed since the measurement."""
         where = f"{self.machine}{'' if self.is_gpu else ' (CPU)'}, {self.recorded[:10]}"
         return f"{where} (changed since: {self.kernel})" if self.is_stale else where
 
     @property
     def is_stale(self) -> bool:
-        """A GPU's kernel has changed since."""
+        """A GPU kernel has changed since the measurement."""
         return self.is_gpu and self.row.is_stale
 
     @property
@@ -242,11 +236,11 @@ class Measurement:
 
     @property
     def family(self) -> str:
-        """What stays the same along a curve over sequence length."""
+        """The constant properties of a curve over sequence length."""
         p = self.problem
         suite = self.suite.removeprefix("suite ")
         parts = [f"head dim {p.head_dim}", f"{p.heads_text} heads"]
-        if self.operation.memory_bound:  # a batch is not made smaller as its sequences grow
+        if self.operation.memory_bound:  # here the batch does not shrink with longer sequences
             tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
             parts = [f"batch {p.batch}{tokens}", *parts, str(p.lengths)]
         elif p.seqlen_q != p.seqlen_k:

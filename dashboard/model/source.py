@@ -1,5 +1,5 @@
-"""The lines of the CUDA sources that do what a figure shows, found by words that stand in them: a number written here
-would be wrong after the next change of a file."""
+"""CUDA source lines that implement the content of a figure. A marker text finds them: line numbers would change with
+each edit of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cufa.build.compiler import SOURCE_DIR
 
 @dataclasses.dataclass(frozen=True)
 class Excerpt:
-    """From the line that has ``marker`` to the next empty line."""
+    """Lines from ``marker`` to the next empty line."""
 
     title: str
     file: str
@@ -19,7 +19,7 @@ class Excerpt:
 
     @property
     def lines(self) -> tuple[int, list[str]]:
-        """The number of the first line, and the lines. Raises LookupError unless one line alone has the marker."""
+        """Number of the first line, and the lines. Raises LookupError unless exactly one line has the marker."""
         text = (SOURCE_DIR / self.file).read_text(encoding="utf-8").splitlines()
         where = [n for n, line in enumerate(text) if self.marker in line]
         if len(where) != 1:
@@ -30,7 +30,7 @@ class Excerpt:
 
     @property
     def numbered(self) -> str:
-        """As it is shown."""
+        """The lines with their numbers."""
         first, lines = self.lines
         indent = min(
             len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#")
@@ -109,7 +109,7 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
     "decode.balanced": _SPLITS[1:],
     "decode.curve": _SPLITS,
 }
-"""By the key of the figure; figures of times show no lines."""
+"""By key of the figure."""
 
 _MERGE = Excerpt("Add two parts", "shared/parts.cuh", "// (o, m, l) merged with part (o_part, ml_part).")
 PHASES: dict[str, dict[str, Excerpt]] = {
@@ -146,9 +146,4 @@ PHASES: dict[str, dict[str, Excerpt]] = {
         "Store": Excerpt("Algorithm 2, l. 18", "backward/fa2/store.cuh", "// Alg. 2, l. 18"),
     },
 }
-"""The steps of the walkthrough, by algorithm."""
-
-
-def all_excerpts() -> list[Excerpt]:
-    found = [x for excerpts in FIGURES.values() for x in excerpts]
-    return list(dict.fromkeys([*found, *(x for phases in PHASES.values() for x in phases.values())]))
+"""Steps of the walkthrough by algorithm."""

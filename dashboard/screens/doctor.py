@@ -4,7 +4,7 @@ from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import doctor_view
 
-palette = page.begin("Doctor", "What is here, what is wrong with it, and what to do about it.")
+page.begin("Doctor", "The state of this installation: what works, what is missing, and how to fix it.")
 controls = Controls("doctor")
-doctor_view.show(controls, palette)
+doctor_view.show(controls)
 controls.finish()

@@ -6,7 +6,7 @@ import streamlit as st
 
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import tile_grid
-from cufa.dashboard.model import counters, work
+from cufa.dashboard.model import counters, trace, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
 from cufa.problem.mask import FULL
@@ -93,7 +93,7 @@ def show_counters(view: View) -> None:
     """The kernel's own counters beside the schedule's: recorded on a GPU, and executed on this CPU."""
     kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
     if kept is not None:  # of any card: which tiles are visited does not depend on it
-        wrong = counters.disagreements(kept.trace.records, view.schedule)
+        wrong = trace.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
     refused = view.refusal and f"{view.spec.name} {view.refusal}."
     reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
@@ -115,7 +115,7 @@ def show_counters(view: View) -> None:
         right.error(found)
     elif key == _key(view):
         with right:
-            wrong = counters.disagreements(found, view.schedule)
+            wrong = trace.disagreements(found, view.schedule)
             _judge(view, wrong, "executed", "this CPU, one head")
 
 

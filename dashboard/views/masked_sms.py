@@ -11,7 +11,7 @@ import streamlit as st
 
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as charts
-from cufa.dashboard.model import counters, gpu, launch, mask_settings
+from cufa.dashboard.model import counters, devices, launch, mask_settings
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.counters import Kept
 from cufa.dashboard.model.launch import Timeline
@@ -160,7 +160,7 @@ def _export(timeline: Timeline, title: str, name: str) -> None:
 
 def _offer_trace(view: View) -> None:
     """There is no trace of this view: say so, and take one where there is a GPU."""
-    if gpu.gpu_count() and view.is_registered:
+    if devices.gpu_count() and view.is_registered:
         if st.button("Trace it on this GPU", key="masked.trace", icon=":material/monitoring:"):
             with st.spinner("Compiling and running the trace build…"):
                 error = run_trace(view)
@@ -170,7 +170,7 @@ def _offer_trace(view: View) -> None:
         return
     if view.refusal is not None:
         return
-    why = "no kernel has these tiles" if gpu.gpu_count() else "there is no GPU here to record one on"
+    why = "no kernel has these tiles" if devices.gpu_count() else "there is no GPU here to record one on"
     st.info(f"**Measured:** no trace of this problem is recorded, and {why}.", icon=":material/info:")
 
 

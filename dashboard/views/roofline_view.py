@@ -9,10 +9,10 @@ from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
 from cufa.dashboard.charts.work import si
-from cufa.dashboard.model import devices, evidence, gpu, work
+from cufa.dashboard.model import devices, evidence, work
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.measurements import Measurement, in_words
+from cufa.dashboard.model.measurements import Measurement, allows, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -69,7 +69,7 @@ def show(controls: Controls, palette: Palette) -> None:
 
 def _of_this_machine(found: list[Evidence]) -> str | None:
     """The record of a card that is here, if there is one."""
-    if not gpu.gpu_count():
+    if not devices.gpu_count():
         return None
     try:
         here = devices.gpu(0).name
@@ -106,10 +106,9 @@ def _show_asked(asked: Subject, chosen: Evidence) -> Here:
     assert chosen.limits is not None
     p = asked.problem
     least, binds = chosen.limits.floor(p, Work.of(p))
-    many = binds.endswith(("products", "exponentials"))
     page.verdict(
         f"{in_words(p)}: {si(p.flops, 'FLOP')} for {si(p.io_bytes, 'B')}, {p.flops / p.io_bytes:,.0f} FLOP per byte; "
-        f"{binds} {'allow' if many else 'allows'} {seconds_text(least)} at the least.",
+        f"{allows(binds)} {seconds_text(least)} at best.",
         "",
         "predicted",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.dashboard.state import Controls
 from cufa.gpu.architectures import ARCHITECTURES, Device
 from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
@@ -27,7 +27,7 @@ def choose_card(controls: Controls) -> Device:
     with its SMs where these are not the typical card's, so that a link means the same on every machine."""
     cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
     default = "90"
-    if gpu.gpu_count():
+    if devices.gpu_count():
         with contextlib.suppress(ValueError):  # older than any that kernels are built for
             here = devices.gpu(0)
             default = card_key(here)

@@ -1,4 +1,4 @@
-"""What the application calls: submit a job, see that a worker is at work, and notice when one has died."""
+"""The application's side: submit a job, keep its worker running, and notice when a worker has died."""
 
 from __future__ import annotations
 
@@ -82,16 +82,6 @@ def _spawn(store: Store, device: str, idle: float | None) -> subprocess.Popen[by
             stderr=log,
             start_new_session=True,
         )
-
-
-def worker_pid(store: Store, device: str) -> int | None:
-    """Process id of the device's worker; None when there is none."""
-    file = store.worker_lock(device)
-    if not is_locked(file):
-        return None
-    with contextlib.suppress(ValueError, OSError):
-        return int(file.read_text())
-    return None
 
 
 def refresh(store: Store) -> list[str]:

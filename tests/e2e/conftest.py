@@ -3,8 +3,6 @@ they are skipped, with the reason."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,14 +23,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Where the served dashboard keeps its runs; its worker ends with the tests."""
-    from cufa.dashboard.worker import client
+    from dashboard_run_support import end_worker
+
     from cufa.dashboard.worker.store import Store
 
     store = Store(tmp_path_factory.mktemp("runs"))
     yield store
-    pid = client.worker_pid(store, "cpu")
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    end_worker(store)
 
 
 @pytest.fixture(scope="session")

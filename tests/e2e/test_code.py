@@ -17,7 +17,7 @@ def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, b
     page = visit.open(f"{server}/machine_code?{link}")
     expect(page.locator(".cufa-verdict", has_text="issue slots of an SM").first).to_be_visible()
     page.wait_for_url(
-        re.compile(r"[?&]as=ptx\b.*file=tiles(%2F|/)softmax\.cuh")
+        re.compile(r"[?&]as=ptx\b.*file=shared(%2F|/)softmax\.cuh")
     )  # though it came after the wait
     visit.settle()
     expect(page.get_by_role("figure", name="Bars of instructions by kind")).to_be_visible()

@@ -130,15 +130,6 @@ def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Br
 
 
 @pytest.mark.in_turn
-def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
-    page.wait_for_url(re.compile(r"/run\?.*sq=512"))
-    expect(page.get_by_role("heading", name="Run", exact=True)).to_be_visible()
-    visit.close()
-
-
-@pytest.mark.in_turn
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
 def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)

@@ -28,7 +28,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
@@ -136,7 +136,7 @@ def test_a_window_reads_only_what_it_sees() -> None:
 
 def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Job] = []
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     monkeypatch.setattr(
         client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
@@ -153,7 +153,7 @@ def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Job] = []
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     monkeypatch.setattr(
         client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"

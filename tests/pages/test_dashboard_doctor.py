@@ -21,7 +21,7 @@ def test_the_doctor_says_what_the_command_says(elsewhere: Path) -> None:
     app = open_page("doctor")
     said = words(app)
     for name in ("python", "kernel sources", "first call", "runs"):
-        assert f">{name}</div>" in said
+        assert f"**{name}** |" in said
     assert "against float64" in said
 
 
@@ -33,9 +33,9 @@ def test_problems_come_first_with_their_fix(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doctor, "_doctor", lambda: made_up)
     said = words(open_page("doctor", show="open"))
     assert "1 to fix: nvrtc." in said
-    assert "too &lt;old&gt;" in said
-    assert "<code>x</code>" in said
-    assert ">python</div>" not in said
+    assert "too <old>" in said
+    assert "`x`" in said
+    assert "**python**" not in said
 
 
 def test_a_doctor_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

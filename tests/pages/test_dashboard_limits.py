@@ -26,7 +26,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 from dashboard_support import DEVICE, write_evidence
 
 from cufa.build.static_compile import MissingCompilerError
-from cufa.dashboard.model import builder, devices, gpu
+from cufa.dashboard.model import builder, devices
 from cufa.measure import cards, memory_rates
 from cufa.measure.cards import read_lines
 
@@ -118,7 +118,7 @@ def test_the_roofline_begins_with_this_machines_card_or_where_most_was_measured(
     fewer = [line for line in lines if line.get("suite") != "versions"]
     write_lines(elsewhere / "records" / "a-file-that-sorts-first.jsonl", fewer)
     assert parameters(open_page("roofline"))["machine"] == "made-up-gpu"
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: dataclasses.replace(DEVICE, name="Another GPU"))
     assert parameters(open_page("roofline"))["machine"] == "a-file-that-sorts-first"
 

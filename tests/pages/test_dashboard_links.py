@@ -23,7 +23,7 @@ from dashboard_support import DEVICE, write_evidence
 from sampling import of_today
 from streamlit.testing.v1 import AppTest
 
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.dashboard.model.subject import Subject, problem_key, problem_of, sample
 from cufa.dashboard.views import links
 from cufa.gpu.architectures import Device
@@ -75,7 +75,7 @@ def shown(app: AppTest) -> dict[str, dict[str, str]]:
 @pytest.fixture
 def gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of the page Run would go to an H200."""
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: Device("H200", DEVICE.arch, 132))
 
 

@@ -25,7 +25,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, make_trace, write_evidence
 
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.measure import traces
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
@@ -167,7 +167,7 @@ def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
 
 
 def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)  # the process that is started finds none
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)  # the process that is started finds none
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page("masked_work")
     assert app.selectbox(key="masked.card").value == "90"

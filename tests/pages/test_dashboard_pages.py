@@ -28,7 +28,7 @@ from streamlit.elements.lib import policies
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard import glossary
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.measure.cards import read_lines
 
 
@@ -57,7 +57,7 @@ def assert_words_are_explained(app: AppTest) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_evidence(elsewhere / "records")
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page(name)
     assert app.title

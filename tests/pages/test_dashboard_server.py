@@ -104,32 +104,6 @@ def test_streamlits_client_reads_what_the_document_tells_it() -> None:
         assert name in client, name
 
 
-@pytest.mark.parametrize(
-    ("path", "query", "place"),
-    [
-        ("/causal_work", b"", b"/masked_work"),
-        ("/causal_work/", b"sq=512&mask=full", b"/masked_work?sq=512&mask=full"),
-        ("/masked_work", b"", None),
-        ("/", b"sq=512&mask=full", b"/run?sq=512&mask=full"),
-        ("/", b"mask=full", None),
-    ],
-)
-def test_a_page_that_has_another_name_now_is_found_by_its_old_link(
-    path: str, query: bytes, place: bytes | None
-) -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(server.Moved(application)({"type": "http", "path": path, "query_string": query}, None, send))
-    assert sent[0]["status"] == (308 if place else 200)
-    assert dict(sent[0]["headers"]).get(b"location") == place
-
-
 def test_scripts_travel_compressed() -> None:
     (path,) = server.figure_scripts()
     sent: list[dict[str, Any]] = []

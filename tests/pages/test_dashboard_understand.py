@@ -10,7 +10,6 @@ import pytest
 from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
 
 import cufa
-from cufa.dashboard import server
 from cufa.dashboard.charts import walkthrough as chart
 from cufa.dashboard.model import traffic_steps, walkthrough_words
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
@@ -199,21 +198,3 @@ def test_another_algorithm_keeps_within_its_steps() -> None:
     app.segmented_control[0].set_value("decode").run()
     assert not app.exception
     assert parameters(app) == {"algorithm": "decode", "step": "9"}
-
-
-def test_links_of_run_from_when_it_was_the_first_page() -> None:
-    """Whatever control of Run a link names, it goes there, and none is a control of the page that stands there now."""
-    app = open_page("run", sq="64", sk="64", mask="window", left="3")
-    controls = {
-        key.removeprefix("default.run.") for key in app.session_state if key.startswith("default.run.")
-    }
-    assert {"op", "sq", "heads", "left"} <= controls
-    assert controls - server.RUN_ONCE == {"mask"}
-    here = {key.removeprefix("default.understand.") for key in open_page("understand").session_state}
-    assert {"algorithm", "step"} <= here
-    assert not here & server.RUN_ONCE
-    assert server.moved_to("/", "on=cpu&mask=full") == "/run"
-    assert server.moved_to("/", "softcap=") == "/run"
-    assert server.moved_to("/", "algorithm=fa1&mask=causal&seed=3&step=4") is None
-    assert server.moved_to("/", "") is None
-    assert server.moved_to("/masked_work", "sq=512") is None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard_run_support import endless, fresh, over, shared, small, store, wait_for, wait_until  # noqa: F401
+from dashboard_run_support import endless, fresh, over, shared, small, store, wait_for, wait_until, worker_pid  # noqa: F401
 from dashboard_support import DEVICE
 
 from cufa.dashboard.worker import client
@@ -104,7 +104,7 @@ def test_one_worker_takes_turns_and_clients_share_it(store: Store) -> None:
     for run_id in ids:
         assert wait_for(other, run_id, over).status is Status.DONE
     pids = {json.loads((store.folder(i) / "started.json").read_text())["pid"] for i in ids}
-    assert pids == {client.worker_pid(store, "cpu")}
+    assert pids == {worker_pid(store, "cpu")}
     spans = []
     for run_id in ids:
         lines = (store.folder(run_id) / "progress.jsonl").read_text().splitlines()
@@ -119,13 +119,13 @@ def test_cancelling_keeps_what_was_measured_and_the_queue_goes_on(store: Store) 
     assert store.read(waiting).status is Status.QUEUED
     store.cancel(waiting)
     assert store.read(waiting).status is Status.CANCELLED
-    pid = client.worker_pid(store, "cpu")
+    pid = worker_pid(store, "cpu")
     store.cancel(running)
     run = wait_for(store, running, over)
     assert run.status is Status.CANCELLED
     assert len(run.rows) >= 2
     assert wait_for(store, last, over).status is Status.DONE
-    assert client.worker_pid(store, "cpu") == pid
+    assert worker_pid(store, "cpu") == pid
     assert not (store.folder(waiting) / "started.json").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_goes_on_is_not_deleted(store: Store) -> None:
 def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> None:
     killed, following = client.submit(store, endless()), client.submit(store, small())
     before = wait_for(store, killed, lambda run: len(run.rows) >= 2)
-    pid = client.worker_pid(store, "cpu")
+    pid = worker_pid(store, "cpu")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     run = wait_for(store, killed, over)
@@ -197,13 +197,13 @@ def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> 
     assert run.rows[:2] == before.rows[:2]  # nothing recorded is lost
     assert wait_for(store, following, over).status is Status.DONE
     assert "SIGKILL" in Store(store.root).read(killed).message
-    assert client.worker_pid(store, "cpu") != pid
+    assert worker_pid(store, "cpu") != pid
 
 
 def test_a_crash_leaves_its_traceback(store: Store) -> None:
     run_id = client.submit(store, endless())
     wait_for(store, run_id, lambda run: len(run.rows) >= 1)
-    pid = client.worker_pid(store, "cpu")
+    pid = worker_pid(store, "cpu")
     assert pid is not None
     os.kill(pid, signal.SIGSEGV)
     run = wait_for(store, run_id, lambda run: "SIGSEGV" in run.message)
@@ -247,12 +247,12 @@ def test_no_gpu_is_a_failure_with_its_reason(store: Store, monkeypatch: pytest.M
 def test_a_worker_leaves_when_idle_and_another_comes(fresh: Store) -> None:
     for _ in range(2):
         wait_until(lambda: started(fresh))
-        wait_until(lambda: client.worker_pid(fresh, "cpu") is None)
+        wait_until(lambda: worker_pid(fresh, "cpu") is None)
 
 
 def started(store: Store) -> bool:
     assert client.ensure_worker(store, "cpu", idle=1.0) == ""
-    return client.worker_pid(store, "cpu") is not None
+    return worker_pid(store, "cpu") is not None
 
 
 @pytest.mark.gpu
@@ -284,11 +284,11 @@ def test_a_gpu_run_is_cancelled_and_a_killed_one_replaced(fresh: Store) -> None:
     fresh.cancel(cancelled)
     assert wait_for(fresh, cancelled, over).status is Status.CANCELLED
     before = wait_for(fresh, killed, lambda run: len(run.rows) >= 1)
-    pid = client.worker_pid(fresh, "cuda:0")
+    pid = worker_pid(fresh, "cuda:0")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     run = wait_for(fresh, killed, over)
     assert run.status is Status.CRASHED
     assert run.rows[:1] == before.rows[:1]
     assert wait_for(fresh, client.submit(fresh, short), over).status is Status.DONE
-    assert client.worker_pid(fresh, "cuda:0") != pid
+    assert worker_pid(fresh, "cuda:0") != pid

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,11 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_run_support import end_worker
 from dashboard_support import DEVICE
 from streamlit.testing.v1 import AppTest
 
-from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model import devices
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run, Status
@@ -59,13 +59,7 @@ def _measure(store: Store) -> None:
         client.submit(store, job)
     wait(store)
     assert [run.status for run in store.all()] == [Status.DONE] * 3
-    _end_worker(store)
-
-
-def _end_worker(store: Store) -> None:
-    pid = client.worker_pid(store, "cpu")
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    end_worker(store)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +68,7 @@ def measured(measured_once: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     root = tmp_path_factory.mktemp("measured") / "runs"
     shutil.copytree(measured_once, root)
     yield root
-    _end_worker(Store(root))
+    end_worker(Store(root))
 
 
 @pytest.fixture
@@ -90,7 +84,7 @@ def named(store: Store, title: str) -> Run:
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that the driver shows; nothing can run on it."""
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
 
 

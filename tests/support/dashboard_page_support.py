@@ -20,7 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.build import listing, sass
 from cufa.build.variants import Variant
-from cufa.dashboard.model import compiled, gpu, listed
+from cufa.dashboard.model import compiled, devices, listed
 from cufa.measure import cards, inside, traces
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
@@ -61,7 +61,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(cards, "RECORDS_DIR", tmp_path / "records")
     monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
     monkeypatch.setattr(inside, "INSIDE_DIR", tmp_path / "records" / "inside")
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 0)
     # Only what a page waits for is compiled: the table's hundred builds would take minutes.
     monkeypatch.setattr(compiled.Compiler, "want", want_one)
     monkeypatch.setattr(compiled.Compiler, "make", lambda self, variant: made_once(variant))

@@ -13,6 +13,7 @@ import pytest
 
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.locks import is_locked
 from cufa.dashboard.worker.run import Run
 from cufa.dashboard.worker.store import Store
 from cufa.measure.cases import Case, contenders
@@ -45,10 +46,15 @@ def fresh(tmp_path: Path) -> Iterator[Store]:
     end_worker(found)
 
 
+def worker_pid(store: Store, device: str = "cpu") -> int | None:
+    """Process id of the device's worker; None if there is none."""
+    file = store.worker_lock(device)
+    return int(file.read_text()) if is_locked(file) and file.read_text() else None
+
+
 def end_worker(store: Store) -> None:
     for device in ("cpu", "cuda:0"):
-        pid = client.worker_pid(store, device)
-        if pid is not None:
+        if pid := worker_pid(store, device):
             os.kill(pid, signal.SIGKILL)
 
 
