@@ -1,5 +1,5 @@
-"""The walkthrough as one component: all steps of a case as data, and the scripts that draw and play them in the
-browser, where nothing is computed but colours and places."""
+"""The walkthrough as one component: the steps of a case as data, and scripts that draw and play the steps in the
+browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIGITS = 4
 
 
 def data(walk: Walk, palette: Palette) -> dict[str, Any]:
-    """Everything that the component shows."""
+    """All data of the component."""
     case = walk.case
     return {
         "case": f"{dataclasses.astuple(case)}",
@@ -87,8 +87,8 @@ def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
 
 
 def table(name: str, rows: Any, beside: Any, kind: str, shown: int, shown_beside: int) -> dict[str, Any]:
-    """Of a step that is no tile: a block of rows, and beside each a "share", an "error" or a "number", from these
-    phases on."""
+    """A block of rows, and beside each row a "share", an "error" or a "number" (``kind``), shown from these phases
+    on."""
     return {
         "name": name,
         "rows": numbers(rows),
@@ -99,20 +99,20 @@ def table(name: str, rows: Any, beside: Any, kind: str, shown: int, shown_beside
 
 
 def numbers(x: npt.NDArray[Any], digits: int = _DIGITS) -> Any:
-    """As JSON has them: what is not finite (a score that is hidden, a maximum of nothing) is null."""
+    """Rounded numbers for JSON; null for infinite ones: hidden scores, maxima of no score."""
     wide = x.astype(np.float64)
     return np.where(np.isfinite(wide), wide.round(digits), None).tolist()
 
 
 def meters(walk: Walk | BackwardWalk) -> list[dict[str, Any]]:
-    """Bytes read and written up to every step, of each algorithm that is compared."""
+    """Bytes read and written up to each step, for each compared algorithm."""
     totals = {words.ALGORITHMS[name]: words.meter_totals(walk, name) for name in walk.meters}
     return [{"name": name, "read": read, "written": written} for name, (read, written) in totals.items()]
 
 
 def _held(walk: Walk) -> list[dict[str, Any]]:
-    """What lies where while the algorithm runs: (name, bytes, arrays of a step's moves that are it, when a step uses
-    it: from a phase on, or while an array is read)."""
+    """Contents of each memory level: (name, bytes, arrays of a step's moves, use: from a phase on, or while an array is
+    read)."""
     item = walk.problem.q_element.itemsize
     tile = BLOCK * walk.problem.head_dim
     rows, keys = len(walk.Q), len(walk.K)
@@ -120,9 +120,7 @@ def _held(walk: Walk) -> list[dict[str, Any]]:
     kept = BLOCK * 2 * FLOAT32
     device = [[name, size, [name], None] for name, size in of.items()]
     if walk.case.algorithm == "fa1":
-        device += [
-            ["O, l, m on their way", rows * (walk.problem.head_dim + 2) * FLOAT32, ["O", "l, m"], None]
-        ]
+        device += [["partial O, l, m", rows * (walk.problem.head_dim + 2) * FLOAT32, ["O", "l, m"], None]]
     elif len(walk.meters) > 1 and walk.is_decode:
         splits = len({step.thread_block for step in walk.steps})
         device += [["O, m, l of splits", splits * (tile * FLOAT32 + kept), ["parts"], None]]
@@ -136,14 +134,18 @@ def _held(walk: Walk) -> list[dict[str, Any]]:
         ["m, l", kept, [], 2],
         ["O", tile * FLOAT32, [], 2],
     ]
-    stays = "all of it leaves" if walk.case.algorithm == "fa1" else "O, m and l stay until the rows are done"
+    stays = (
+        "O, l and m are stored each step"
+        if walk.case.algorithm == "fa1"
+        else "O, m and l stay until the rows are done"
+    )
     return [
-        {"level": "Registers", "items": registers, "said": f"S and P are gone with the tile, {stays}"},
+        {"level": "Registers", "items": registers, "said": f"S and P last for one tile; {stays}"},
         {"level": "Shared memory", "items": shared, "said": "of the thread block"},
         {
             "level": "Device memory",
             "items": device,
-            "said": f"never S and P: naive keeps {never:,} B of them here",
+            "said": f"no S, no P: naive attention stores {never:,} B of both here",
         },
     ]
 
@@ -164,5 +166,5 @@ def _component() -> Callable[..., Any]:
 
 
 def show(content: dict[str, Any], key: str, on_step: Callable[[], None]) -> None:
-    """The component, at step ``content["start"]``. Where it was stopped it says in the session, under ``key``."""
+    """The component, at step ``content["start"]``. It writes the step where it stops to the session under ``key``."""
     _component()(key=key, data=content, on_step_change=on_step)

@@ -15,7 +15,7 @@ from cufa.dashboard.theme import Palette
 
 
 def data(walk: BackwardWalk, palette: Palette) -> dict[str, Any]:
-    """Everything that the component shows."""
+    """All data of the component."""
     names = ("Q", "K", "V", "dO", "L", "D")
     return {
         "case": f"{dataclasses.astuple(walk.case)}",
@@ -61,7 +61,7 @@ def _step(walk: BackwardWalk, n: int, step: BackwardStep) -> dict[str, Any]:
 
 
 def _tables(walk: BackwardWalk, is_first: bool) -> list[dict[str, Any]]:
-    """dO and D of all queries, or dQ and how far it is from the exact one."""
+    """dO and D of all queries, or dQ and its error."""
     blocks = [slice(n * BLOCK, (n + 1) * BLOCK) for n in range(BLOCKS)]
     if is_first:
         names = [f"dO, D: {span(n)}" for n in range(BLOCKS)]
@@ -72,7 +72,7 @@ def _tables(walk: BackwardWalk, is_first: bool) -> list[dict[str, Any]]:
 
 
 def _held(walk: BackwardWalk) -> list[dict[str, Any]]:
-    """What lies where while the backward runs, as :func:`cufa.dashboard.charts.walkthrough.data` has it."""
+    """Contents of each memory level, as in :mod:`cufa.dashboard.charts.walkthrough`."""
     item = walk.problem.q_element.itemsize
     tile, scores = BLOCK * walk.problem.head_dim, BLOCK * BLOCK
     of = {name: getattr(walk, name).size * item for name in ("Q", "K", "V", "O", "dO")}
@@ -91,11 +91,11 @@ def _held(walk: BackwardWalk) -> list[dict[str, Any]]:
     ]
     never = len(walk.Q) * len(walk.K) * (FLOAT32 + 2 * item)
     return [
-        {"level": "Registers", "items": registers, "said": "dK and dV stay until the keys are done"},
+        {"level": "Registers", "items": registers, "said": "dK and dV stay until the keys are complete"},
         {"level": "Shared memory", "items": shared, "said": "of the thread block"},
         {
             "level": "Device memory",
             "items": device,
-            "said": f"never P, dP and dS: with P kept, {never:,} B of them are here",
+            "said": f"no P, dP, dS: with stored P, they take {never:,} B here",
         },
     ]

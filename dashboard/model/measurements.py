@@ -135,11 +135,13 @@ class Measurement:
         the recorded limits is slower."""
         if self.operation.memory_bound and self.ceiling == "memory" and self.read_ceiling:
             return float(self.row.json["io_bytes"]) / self.read_ceiling / self.seconds
-        return float(self.row.json["of_ceiling"])
+        return float(
+            self.row.json["of_ceiling"] or self.of_read or 0.0
+        )  # earlier decoding rows have no ceiling
 
     @property
     def ceiling(self) -> str:
-        return str(self.row.json["ceiling"])
+        return str(self.row.json["ceiling"] or "a plain read")
 
     @property
     def limit_allows(self) -> str:

@@ -1,8 +1,8 @@
-"""Bytes of each array that each step of an algorithm reads and writes, as the papers' pseudocode does: each array once
-per use (section 3.2 of the FlashAttention paper), caches ignored.
+"""Bytes that each step of an algorithm reads and writes, per array, by the papers' pseudocode: each array once per use
+(section 3.2 of the FlashAttention paper), without caches.
 
 The walkthrough shows these steps. Tests compare their totals with counters of the executed kernels
-(:mod:`cufa.run.emulate`). Tiles are those of the schedule, in the order of the papers; a skipped tile moves nothing.
+(:mod:`cufa.run.emulate`). Tiles come from the schedule, in the order of the papers; a skipped tile moves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cufa.schedule.decode import split_range, used_splits
 from cufa.schedule.schedule import Schedule, Tile
 
 FLOAT32 = 4
-"""Bytes of a number that is kept in the accumulators' type: S, the partial results, FA1's O, l, m and the LSE."""
+"""Bytes of an accumulator: S, partial results, FA1's O, l, m, and the log-sum-exp."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Move:
     """One array's bytes in one step."""
 
     array: str
-    """As the papers name it: Q, K, V, S, P, O, "l, m", L (the log-sum-exp), dO, dP, dS, dQ, dK, dV, "L, D" (two numbers
-    per row of the backward), "dQ so far" (in float32), or "parts" (of split keys)."""
+    """Name in the papers: Q, K, V, S, P, O, "l, m", L (the log-sum-exp), dO, dP, dS, dQ, dK, dV, "L, D" (two numbers
+    per row of the backward), "dQ so far" (in float32), or "parts" (partial results of splits)."""
     read: int = 0
     written: int = 0
 
@@ -35,11 +35,11 @@ class Step:
     """One tile of one head, or one part of a merge."""
 
     kernel: str
-    """Which launch of the algorithm: "" where there is one, and of the backward's that which visits tiles; "scores",
-    "softmax" or "values"; "merge"; "prepare", "convert"; or the array that a launch of the naive backward makes."""
+    """Launch of the algorithm: "" for the launch over tiles; "scores", "softmax" or "values"; "merge"; "prepare",
+    "convert"; or the output array of a launch of the naive backward."""
     q_block: int
     kv_block: int
-    """-1: no tile of keys, but what splits have left, or a block of rows."""
+    """-1: a merge, or a block of rows."""
     moves: tuple[Move, ...] = ()
     skipped: bool = False
 
@@ -62,7 +62,7 @@ def total(steps: Steps) -> tuple[int, int]:
 
 
 class _Tiles:
-    """Bytes of one head's blocks; the last ones may be shorter."""
+    """Bytes of one head's blocks; the last block may be shorter."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
@@ -93,7 +93,7 @@ def fa2(problem: Problem, schedule: Schedule) -> Steps:
     tiles = _Tiles(problem, schedule)
     for i in tiles.q_blocks:
         visited = [j for j in tiles.kv_blocks if schedule.tiles[i, j] != Tile.SKIPPED]
-        last = visited[-1] if visited else tiles.kv_blocks[-1]  # a block that sees no key stores zeros
+        last = visited[-1] if visited else tiles.kv_blocks[-1]  # a block without a visible key stores zeros
         for j in tiles.kv_blocks:
             moves: list[Move] = []
             if j in visited:
@@ -105,8 +105,8 @@ def fa2(problem: Problem, schedule: Schedule) -> Steps:
 
 
 def fa1(problem: Problem, schedule: Schedule) -> Steps:
-    """FlashAttention: K and V once, Q, O, l and m per tile (Algorithm 1 of its paper). O is kept as float32 until the
-    last key block; what is read at the first is zeros and -inf, which nobody reads."""
+    """FlashAttention: K and V once, Q, O, l and m per tile (Algorithm 1 of its paper). O is float32 until the
+    last key block; the first key block reads no partial results."""
     tiles = _Tiles(problem, schedule)
     for j in tiles.kv_blocks:
         for i in tiles.q_blocks:
@@ -141,8 +141,8 @@ def naive(problem: Problem, schedule: Schedule) -> Steps:
 
 
 def decode(problem: Problem, schedule: Schedule, num_splits: int, length: int) -> Steps:
-    """Flash-Decoding over ``length`` keys: every split reads Q, and its keys and values; more than one leave O, m and
-    l in float32, which are read once more. A block of queries is all rows that share a key/value head."""
+    """Flash-Decoding over ``length`` keys: each split reads Q and its keys and values. Two or more splits write
+    O, m and l in float32, which the merge reads. A query block is all rows of a key/value head."""
     tiles, rows, block = _Tiles(problem, schedule), problem.rows, schedule.block_kv
     used = used_splits(length, num_splits, block)
     part = rows * (problem.head_dim + 2) * FLOAT32
@@ -162,8 +162,8 @@ def decode(problem: Problem, schedule: Schedule, num_splits: int, length: int) -
 
 def fa2_backward(problem: Problem, schedule: Schedule) -> Steps:
     """FlashAttention-2's backward (Algorithm 2 of its paper), of a schedule by keys: K and V once; per visited tile Q,
-    dO and two numbers of each row, and an addition to dQ in float32. A launch before it makes D = rowsum(dO ∘ O), one
-    after it rounds dQ. An addition counts as written: memory, not the SM, reads what it is added to."""
+    dO, two numbers per row, and an addition to dQ in float32. A launch before computes D = rowsum(dO ∘ O), a launch
+    after rounds dQ. An addition counts as a write: the memory, not the SM, reads the old value."""
     tiles = _Tiles(problem, schedule)
     for i in tiles.q_blocks:
         dO, L, LD, dQ = _of_rows(tiles, i)
@@ -177,7 +177,7 @@ def fa2_backward(problem: Problem, schedule: Schedule) -> Steps:
         yield Step("prepare", i, -1, moves)
     for j in tiles.kv_blocks:
         visited = [i for i in tiles.q_blocks if schedule.tiles[i, j] != Tile.SKIPPED]
-        last = visited[-1] if visited else tiles.q_blocks[-1]  # keys that no query sees get zeros
+        last = visited[-1] if visited else tiles.q_blocks[-1]  # keys that are visible to no query get zeros
         for i in tiles.q_blocks:
             found: list[Move] = []
             if i in visited:
@@ -200,8 +200,8 @@ def _of_rows(tiles: _Tiles, i: int) -> tuple[int, int, int, int]:
 
 
 def naive_backward(problem: Problem, schedule: Schedule) -> Steps:
-    """Algorithm 3 of the FlashAttention paper, which has kept P: a launch each for dV, dP, dS, dQ and dK, tile by tile.
-    dS takes P and dP twice, for the sum of each row and for itself. cufa has no such kernel: this is what it saves."""
+    """Algorithm 3 of the FlashAttention paper, with stored P: one launch each for dV, dP, dS, dQ and dK, tile by tile.
+    dS reads P and dP twice: for the row sums and for dS. cufa has no such kernel; the counts show what FA2 saves."""
     tiles = _Tiles(problem, schedule)
     products = (("dV", "P", "dO", True), ("dP", "dO", "V", None), ("dS", "P", "dP", None), ("dQ", "dS", "K", False),
                 ("dK", "dS", "Q", True))  # fmt: skip
@@ -231,7 +231,7 @@ def naive_backward(problem: Problem, schedule: Schedule) -> Steps:
             yield Step(made, i, j, tuple(moves))
 
 
-#: By algorithm, of those whose whole walk over the tiles of one head follows from its schedule.
+#: By algorithm: steps that follow from the schedule of one head.
 MODELS: dict[str, Callable[[Problem, Schedule], Steps]] = {"naive": naive, "fa1": fa1, "fa2": fa2}
 BACKWARD_MODELS: dict[str, Callable[[Problem, Schedule], Steps]] = {
     "fa2_backward": fa2_backward,

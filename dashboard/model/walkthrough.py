@@ -1,5 +1,5 @@
-"""A case small enough to look at whole, step by step: what the library's own CPU path is observed to do, with what the
-algorithm moves meanwhile (:mod:`cufa.dashboard.model.traffic_steps`). Nothing of attention is computed here."""
+"""A small case step by step: the observed steps of the library's CPU path, and the bytes that the algorithm moves
+(:mod:`cufa.dashboard.model.traffic_steps`). This module computes no attention itself."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from cufa.schedule.schedule import Schedule
 Floats = npt.NDArray[Any]
 
 BLOCK, HEAD_DIM = 8, 8
-"""Queries and keys of a tile, and numbers of each."""
+"""Queries and keys per tile, and elements per query."""
 BLOCKS = 4
-"""Tiles a side."""
+"""Tiles per side."""
 DECODE_TILES = 8
-"""Tiles of keys that a new token attends to."""
+"""Key tiles of the new token."""
 SPREAD = 2.0
-"""Standard deviation of Q: with 1, maxima hardly differ and little is rescaled."""
+"""Standard deviation of Q: with 1, maxima hardly differ and few rows are rescaled."""
 MASKS: dict[str, Mask] = {"full": FULL, "causal": CAUSAL, "window": window(9, 0)}
 MERGE = -1
-"""As ``kv_block``: the parts of all splits are merged."""
+"""As ``kv_block``: the merge of all splits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is shown."""
+    """The choice of the page."""
 
     algorithm: str
     """"fa1", "fa2" or "decode"; "fa2_backward" (:mod:`cufa.dashboard.model.walkthrough_backward`)."""
     mask: str = "full"
-    """A name of :data:`MASKS`; decode's one token sees every key."""
+    """A name of :data:`MASKS`; the token of decode sees all keys."""
     seed: int = 0
     num_splits: int = 4
-    """Decode: parts of the keys."""
+    """Of decode."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one split has left: attention over its keys alone, (rows, head_dim), and of each row the share that it has
-    in the whole."""
+    """Partial result of one split: attention over its keys, (rows, head_dim), and its weight in each row."""
 
     O: Floats
     share: Floats
@@ -64,35 +63,35 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One tile. Arrays have a row for each query of its block."""
+    """One tile. Arrays have one row per query of the block."""
 
     q_block: int
     kv_block: int
     """:data:`MERGE` for the merge of split keys."""
     thread_block: int
-    """Which thread block of the GPU does it, from 0."""
+    """Number of the GPU thread block, from 0."""
     number: int
-    """Of the steps of its thread block, from 1; 0 where the tile is skipped."""
+    """Step of its thread block, from 1; 0 for a skipped tile."""
     moved: traffic_steps.Step
     tile: TileStep | None
     """None: skipped, or a merge."""
     O_before: Floats
     O_scaled: Floats
-    """What there was before, as it enters the sum after the tile's new maxima (FA1: and sums) are known."""
+    """``O_before``, rescaled to the new maxima of the tile (FA1: and sums)."""
     O: Floats
     ended: Floats
-    """What would be stored if the rows ended here: O / l."""
+    """The result if the loop ended here: O / l."""
     error: Floats
-    """Of each row, the largest difference of that from the plain softmax."""
+    """Largest difference of ``ended`` from the plain softmax, per row."""
     is_last: bool
-    """Its rows are complete, and stored."""
+    """The rows are complete, and stored."""
     parts: tuple[Part, ...] = ()
-    """What a merge puts together."""
+    """Inputs of a merge."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """A case from its first step to its last."""
+    """All steps of a case."""
 
     case: Case
     problem: Problem
@@ -102,12 +101,12 @@ class Walk:
     K: Floats
     V: Floats
     out: Floats
-    """The result, as the library returned it."""
+    """The result of the library."""
     exact: Floats
     """The plain softmax, in float64."""
     steps: tuple[Step, ...]
     meters: dict[str, tuple[traffic_steps.Step, ...]]
-    """Steps of each algorithm that is compared, this one's first."""
+    """Steps of each compared algorithm; the algorithm of the case comes first."""
 
     @property
     def is_decode(self) -> bool:
@@ -115,7 +114,7 @@ class Walk:
 
 
 def walk(case: Case) -> Walk:
-    """Run a case, and keep every step."""
+    """Run a case and observe its steps."""
     return _decode(case) if case.algorithm == "decode" else _forward(case)
 
 
@@ -148,7 +147,7 @@ def _forward(case: Case) -> Walk:
 def _decode(case: Case) -> Walk:
     length = DECODE_TILES * BLOCK
     q, k, v = inputs(case.seed, BLOCK, length)
-    q = q.reshape(1, BLOCK, 1, HEAD_DIM)  # query heads that share keys and values, one token of each
+    q = q.reshape(1, BLOCK, 1, HEAD_DIM)  # one token of the query heads that share a key/value head
     problem = Problem(
         1, BLOCK, 1, 1, length, HEAD_DIM, "float16", CAUSAL, default_scale(HEAD_DIM), lengths=Cached(),
         operation="decode",
@@ -179,7 +178,7 @@ def _follow(
     observed: list[TileStep],
     exact: Floats,
 ) -> tuple[Step, ...]:
-    """Each step of the traffic model with the tile that was observed at it: both walk in the same order."""
+    """Each step of the traffic model with its observed tile: both have the same order."""
     tiles, steps = iter(observed), list[Step]()
     last: dict[tuple[int, int], Step] = {}  # of each block of rows
     done = dict.fromkeys(thread_blocks, 0)
@@ -212,7 +211,7 @@ def _is_stored(step: traffic_steps.Step) -> bool:
 
 
 def _merged(steps: tuple[Step, ...], exact: Floats) -> Step:
-    """The last step, with the library's own merge of what the splits have left."""
+    """The last step: the library's merge of the splits."""
     tiles = [step.tile for step in steps if step.is_last and step.tile is not None]
     parts = np.stack([cpu.normalise(tile.O.copy(), tile.l_after[:, None]) for tile in tiles])
     lse = np.stack([tile.m_after + np.log(tile.l_after) for tile in tiles])
@@ -223,14 +222,13 @@ def _merged(steps: tuple[Step, ...], exact: Floats) -> Step:
 
 
 def _ended(case: Case, tile: TileStep) -> Floats:
-    """What would be stored if the rows ended with this tile."""
-    with np.errstate(invalid="ignore"):  # rows that have seen no key yet
+    """The result if the loop ended with this tile."""
+    with np.errstate(invalid="ignore"):  # rows without a visible key so far
         return tile.O if case.algorithm == "fa1" else cpu.normalise(tile.O.copy(), tile.l_after[:, None])
 
 
 def _kept(case: Case, tile: TileStep) -> Floats:
-    """What each row's O is multiplied by: alpha, and in FA1, whose O is divided by l at every step, the old l over the
-    new one too."""
+    """Factor of each row's O: alpha; in FA1, which divides O by l at each step, alpha · old l ÷ new l."""
     if case.algorithm != "fa1":
         return tile.alpha
     return tile.alpha * tile.l_before / np.where(tile.l_after == 0, 1, tile.l_after)

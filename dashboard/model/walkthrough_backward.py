@@ -1,5 +1,4 @@
-"""The backward of the small case, step by step: what the library's own CPU path is observed to do. Nothing of attention
-is computed here."""
+"""The backward of the small case, step by step, as observed in the library's CPU path."""
 
 from __future__ import annotations
 
@@ -21,30 +20,30 @@ from cufa.schedule.schedule import Schedule
 
 ALGORITHM = "fa2_backward"
 PREPARE, CONVERT = "prepare", "convert"
-"""Launches before the tiles and after them, as :mod:`cufa.dashboard.model.traffic_steps` names them."""
+"""Launches before and after the tiles, by their names in :mod:`cufa.dashboard.model.traffic_steps`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BackwardStep:
-    """One tile, or a launch over all rows before or after the tiles. Gradients are as they would be stored, in float32,
-    if all ended here: dK is multiplied by the scale."""
+    """One tile, or a launch over all rows. Gradients are the float32 results if the loop ended here; dK includes the
+    scale."""
 
     q_block: int
     kv_block: int
     thread_block: int
-    """Which thread block of the GPU does it, from 0: one per block of keys."""
+    """Number of the GPU thread block, from 0: one per key block."""
     number: int
-    """Of the steps of its thread block, from 1; 0 where the tile is skipped, and of a launch over rows."""
+    """Step of its thread block, from 1; 0 for a skipped tile or a launch over rows."""
     moved: traffic_steps.Step
     tile: GradientStep | None
-    """None: skipped, or no tile."""
+    """None: a skipped tile, or a launch over rows."""
     before: tuple[Floats, Floats, Floats]
     """dQ of its queries, dK and dV of its keys."""
     after: tuple[Floats, Floats, Floats]
     error: Floats
-    """Of each of its keys, the largest difference of dK and dV from the exact gradients."""
+    """Largest difference of dK and dV from the exact gradients, per key."""
     is_last: bool
-    """dK and dV of its keys are complete, and stored."""
+    """dK and dV of the keys are complete, and stored."""
 
     @property
     def kernel(self) -> str:
@@ -53,7 +52,7 @@ class BackwardStep:
 
 @dataclasses.dataclass(frozen=True)
 class BackwardWalk:
-    """The backward of a case from its first step to its last."""
+    """All steps of the backward of a case."""
 
     case: Case
     problem: Problem
@@ -68,18 +67,18 @@ class BackwardWalk:
     """(rows,)"""
     D: Floats
     gradients: tuple[Floats, Floats, Floats]
-    """dQ, dK, dV, as the library returned them."""
+    """dQ, dK, dV of the library."""
     exact: tuple[Floats, Floats, Floats]
     """In float64."""
     steps: tuple[BackwardStep, ...]
     meters: dict[str, tuple[traffic_steps.Step, ...]]
-    """Steps of the backward, and of one that has kept P."""
+    """Steps of this backward, and of a backward with stored P."""
 
     is_decode = False
 
 
 def walk_backward(case: Case) -> BackwardWalk:
-    """Run a case forward and backward, and keep every step of the backward."""
+    """Run a case forward and backward, and observe the steps of the backward."""
     length, mask = BLOCKS * BLOCK, MASKS[case.mask]
     q, k, v = inputs(case.seed, length, length)
     dout = np.random.default_rng([case.seed, 1]).standard_normal(q.shape).astype(q.dtype)
@@ -110,7 +109,7 @@ def walk_backward(case: Case) -> BackwardWalk:
 
 
 def _in_one(steps: tuple[traffic_steps.Step, ...]) -> tuple[traffic_steps.Step, ...]:
-    """Steps over blocks of rows, before and after the tiles, as one step each."""
+    """Join the steps of each launch over rows into one step."""
     found = list[traffic_steps.Step]()
     for is_tile, group in itertools.groupby(steps, key=lambda step: step.kv_block >= 0):
         if is_tile:
@@ -131,7 +130,7 @@ def _follow(
     scale: np.float32,
     exact: tuple[Floats, ...],
 ) -> tuple[BackwardStep, ...]:
-    """Each step of the traffic model with the tile that was observed at it: both walk in the same order."""
+    """Each step of the traffic model with its observed tile: both have the same order."""
     tiles, steps = iter(observed), list[BackwardStep]()
     nothing = np.zeros((BLOCK, HEAD_DIM), np.float32)
     dQ = dict.fromkeys(range(BLOCKS), nothing)

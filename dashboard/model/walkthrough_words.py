@@ -1,4 +1,4 @@
-"""What is said beside each step of the walkthrough: short sentences, from the numbers that were observed."""
+"""Sentences beside each step of the walkthrough, from the observed numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cufa.dashboard.model.walkthrough_backward import BackwardWalk
 
 Phase = tuple[str, str]
-"""A title of a word or two, and what happens."""
+"""A short title, and a sentence."""
 
 ALGORITHMS = {
     "naive": "naive",
@@ -24,9 +24,9 @@ ALGORITHMS = {
     "decode": "Flash-Decoding",
     "whole": "keys not split",
     "fa2_backward": "FA2 backward",
-    "naive_backward": "with P kept",
+    "naive_backward": "with stored P",
 }
-"""As meters name them."""
+"""Names on the meters."""
 
 
 def size(count: int) -> str:
@@ -34,7 +34,7 @@ def size(count: int) -> str:
 
 
 def span(block: int) -> str:
-    """Of queries or keys."""
+    """Numbers of a block's queries or keys."""
     return f"{block * BLOCK}–{block * BLOCK + BLOCK - 1}"
 
 
@@ -43,12 +43,12 @@ def queries(walk: Walk, step: Step) -> str:
 
 
 def phases(walk: Walk, step: Step) -> list[Phase]:
-    """What happens in one step, in order."""
+    """The phases of one step, in order."""
     if step.kv_block == MERGE:
         return _merge(walk, step)
     if step.tile is None:
         who, keys = queries(walk, step), span(step.kv_block)
-        return [("Skip", f"None of {who} sees a key of {keys}: nothing is read, nothing is computed.")]
+        return [("Skip", f"No key of {keys} is visible to {who}: nothing is read, nothing is computed.")]
     return [
         ("Load", _load(walk, step)),
         ("Score", _scores(step.tile)),
@@ -62,20 +62,20 @@ def _load(walk: Walk, step: Step) -> str:
     arrays = {move.array for move in step.moved.moves if move.read}
     if walk.case.algorithm != "fa1":
         if "Q" in arrays:
-            return f"Q of {who} comes to the SM, and the first K and V, of keys {keys}: {read}."
-        return f"K and V of keys {keys} take the place of the last ones: {read}. Q stays."
-    text = f"Q of {who} comes to the SM"
+            return f"The SM loads Q of {who}, and the first K and V, of keys {keys}: {read}."
+        return f"K and V of keys {keys} replace the previous tile: {read}. Q stays."
+    text = f"The SM loads Q of {who}"
     if "O" in arrays:
-        text = f"Q of {who} comes, and with it their O, l and m so far"
+        text = f"The SM loads Q of {who}, and their O, l and m so far"
     if "K" in arrays:
-        return f"K and V of keys {keys} come, and stay for all queries. {text}: {read}."
+        return f"The SM loads K and V of keys {keys}, which stay for all queries. {text}: {read}."
     return f"{text}: {read}. K and V stay."
 
 
 def _scores(tile: TileStep) -> str:
     hidden, all_of = int(np.isneginf(tile.S).sum()), tile.S.size
     if hidden == all_of:
-        return f"S = Q Kᵀ, {all_of} scores, and the mask hides all of them: this work is lost."
+        return f"S = Q Kᵀ, {all_of} scores. The mask hides all of them: this work is wasted."
     text = f"S = Q Kᵀ: {all_of} scores that never leave the SM."
     return f"{text} The mask hides {hidden} of them." if hidden else text
 
@@ -85,22 +85,20 @@ def _rescale(walk: Walk, tile: TileStep) -> str:
     had, has = np.isfinite(tile.m_before), np.isfinite(tile.m_after)
     first, risen = int((has & ~had).sum()), tile.alpha[had & (tile.m_after > tile.m_before)]
     if first == rows:
-        return (
-            f"The first tile of these rows: all {rows} get their first maximum, there is nothing to rescale."
-        )
+        return f"This is the first tile of these rows: all {rows} get a first maximum, nothing is rescaled."
     said = []
     if first:
         said.append(f"{sentences.count(first, 'row')} {'gets' if first == 1 else 'get'} a first maximum.")
     if not len(risen):
         return " ".join([*said, "No other row" if first else "No row", "finds a larger maximum: α = 1."])
     low, high = f"{risen.min():.2f}", f"{risen.max():.2f}"
-    finds, they = ("finds", "it") if len(risen) == 1 else ("find", "they")
+    finds, their = ("finds", "its") if len(risen) == 1 else ("find", "their")
     said.append(f"{len(risen)} of {rows} rows {finds} a larger maximum:")
     factor = f"α = {low}" if low == high else f"α, {low} to {high}"
     if walk.case.algorithm == "fa1":
-        said.append(f"the l that {they} had is multiplied by {factor}, and O by α l over the new l.")
+        said.append(f"{their} old l is multiplied by {factor}, and O by α l ÷ the new l.")
     else:
-        said.append(f"the l and O that {they} had are multiplied by {factor}.")
+        said.append(f"{their} old l and O are multiplied by {factor}.")
     return " ".join(said)
 
 
@@ -112,13 +110,15 @@ def _add(walk: Walk, step: Step) -> str:
         if step.tile is not None and np.isneginf(step.tile.S).all():
             text = "P = exp(S − m) is 0 everywhere: l and O stay as they were."
         if not step.is_last:
-            return f"{text} O, l and m go back to device memory: {written}."
-        return f"{text} These rows have seen all keys: O and L are stored, {written}."
+            return f"{text} O, l and m are written to device memory: {written}."
+        return f"{text} These rows are complete: O and L are stored, {written}."
     if not step.is_last:
         return f"{text} Both stay in registers: nothing is written."
     if step.moved.moves[-1].array == "parts":
-        return f"{text} The split is done: O, m and l wait in device memory for the merge, {written}."
-    return f"{text} These rows have seen all their keys: O / l and L = m + log l are stored, {written}."
+        return (
+            f"{text} The split is complete: O, m and l are written to device memory for the merge, {written}."
+        )
+    return f"{text} These rows are complete: O / l and L = m + log l are stored, {written}."
 
 
 def _merge(walk: Walk, step: Step) -> list[Phase]:
@@ -126,26 +126,26 @@ def _merge(walk: Walk, step: Step) -> list[Phase]:
     shares = np.concatenate([part.share for part in step.parts])
     low, high = f"{shares.min():.1%}", f"{shares.max():.1%}"
     return [
-        ("Load", f"O, m and l of {count} splits come back from device memory: {size(step.moved.read)}."),
-        ("Weigh", f"A split's share of a row is exp(L of the split − L of all): {low} to {high} here."),
+        ("Load", f"O, m and l of {count} splits are read from device memory: {size(step.moved.read)}."),
+        ("Weigh", f"The weight of a split in a row is exp(L of the split − L of all keys): {low} to {high} here."),
         ("Add", f"The weighted sum is attention over all keys. O and L are stored: {size(step.moved.written)}."),
     ]  # fmt: skip
 
 
 def error(walk: Walk, step: Step) -> str:
-    """How far these rows are from the plain softmax."""
+    """Difference of these rows from the plain softmax."""
     who, worst = queries(walk, step), float(step.error.max())
     if step.tile is None and step.kv_block != MERGE:
         return f"Nothing changes for {who}."
     if worst < 1e-5:
-        return f"After this step {who} agree with the plain softmax, but for the rounding of float32."
+        return f"After this step, {who} equal the plain softmax up to float32 rounding."
     if step.is_last:
-        return f"This split is right about its own keys, and {worst:.2g} off the whole, until the splits are merged."
-    return f"Ended after this step, {who} would be {worst:.2g} off."
+        return f"This split is exact for its own keys. Until the merge, it differs from the full result by {worst:.2g}."
+    return f"If the loop ended after this step, the error of {who} would be {worst:.2g}."
 
 
 def meter(walk: Walk | BackwardWalk, n: int) -> str:
-    """Of step n, all of it: what has crossed so far."""
+    """Bytes moved up to the end of step n, in words."""
     own, *others = walk.meters
     mine = _so_far(walk, own, n)
     ratios = [f"{ALGORITHMS[name]} {_so_far(walk, name, n) / mine:.1f} times that" for name in others]
@@ -158,7 +158,7 @@ def _so_far(walk: Walk | BackwardWalk, name: str, n: int) -> int:
 
 
 def meter_totals(walk: Walk | BackwardWalk, name: str) -> tuple[list[int], list[int]]:
-    """Bytes read and bytes written before each step of the walk and after the last, by an algorithm at the same share
+    """Bytes read and written by an algorithm before each step of the walk and after the last step, at the same fraction
     of its own steps."""
     steps, count = walk.meters[name], len(walk.steps)
     read = np.cumsum([0, *(step.read for step in steps)])
@@ -173,20 +173,20 @@ def order(walk: Walk) -> str:
     most = max(step.number for step in walk.steps)
     if walk.case.algorithm == "fa1":
         return (
-            f"Keys outside, queries inside: one thread block per head takes all {most} tiles, one after the "
-            "other. Every time it comes back to a row it must load what it had left of it."
+            f"Outer loop: keys; inner loop: queries. One thread block per head computes all {most} tiles in sequence. "
+            "For each tile it loads the partial result of the rows, and stores the new one."
         )
     if walk.is_decode:
         if blocks == 1:
-            return f"Not split: one thread block takes all {most} tiles, however idle the rest of the GPU is."
+            return f"Keys not split: one thread block computes all {most} tiles, while the rest of the GPU is idle."
         return (
-            f"Keys split: {blocks} thread blocks work at the same time, each on its own keys. All are done after "
-            f"{sentences.count(most - 1, 'tile')} and a merge, not after {walk.schedule.num_kv_blocks}."
+            f"Keys split: {blocks} thread blocks work at the same time, each on its own keys. They end after "
+            f"{sentences.count(most - 1, 'tile')} and a merge, not after {walk.schedule.num_kv_blocks} tiles."
         )
     skipped = walk.schedule.skipped
     text = (
-        f"Queries outside, keys inside: {blocks} thread blocks, one per block of queries, which work at the same "
-        f"time on a GPU (here one after the other)."
+        f"Outer loop: queries; inner loop: keys. {blocks} thread blocks, one per query block, work at the same time on "
+        "a GPU (here in sequence)."
     )
     if walk.problem.mask == FULL:
         return text

@@ -1,4 +1,4 @@
-"""Compare: kernels against sequence length, and known results beside the published ones."""
+"""Compare: kernels against sequence length, and published results reproduced here."""
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
@@ -6,8 +6,8 @@ from cufa.dashboard.views import compare_known, compare_view, run_live
 
 palette = page.begin(
     "Compare",
-    "Kernels against sequence length, from runs on this machine and from recorded measurements; then results "
-    "that people know, beside the same measured here.",
+    "Kernels against sequence length, from runs on this machine and from recorded measurements. Below: published "
+    "results, and the same measurements on this machine.",
 )
 controls = Controls("compare")
 found = engine.all_measurements()
@@ -17,7 +17,9 @@ if found:
     chosen = compare_view.choose_machine(controls, found)
     compare_view.show_lengths(controls, chosen, palette)
 else:
-    page.verdict("Nothing is measured yet: start a run on the page Run, or a known table below.", "warn")
+    page.verdict(
+        "Nothing is measured yet: start a run on the page Run, or measure a published table below.", "warn"
+    )
 compare_known.show(controls, found, chosen, palette)
 controls.finish()
 run_live.redraw_when_done()

@@ -1,4 +1,4 @@
-"""Decode: what splitting the keys does to queries of one token or a few."""
+"""Decode: split keys for queries of one or a few tokens."""
 
 import streamlit as st
 
@@ -8,12 +8,12 @@ from cufa.dashboard.views import links, rates_view, run_live, splits_ragged, spl
 
 palette = page.begin(
     "Decode",
-    "One new token reads the whole cache of keys and values. With few sequences that leaves most SMs idle, "
-    "unless the keys are split over thread blocks.",
+    "One new token reads the whole cache of keys and values. With few sequences most SMs are idle, unless the keys are "
+    "split over thread blocks.",
 )
 controls = Controls("decode")
 choice = splits_view.choose(controls)
-links_here = st.container()  # filled once the first figure is on its way
+links_here = st.container()  # filled after the first figure is sent
 found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
@@ -27,6 +27,6 @@ if words:
     chosen = controls.choice("record", "Measured", words, local=True)
     rates_view.show([m for m in shown if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
 else:
-    page.verdict("No decoding is recorded in this version yet.", "warn", small=True)
+    page.verdict("No decoding is recorded yet.", "warn", small=True)
 controls.finish()
 run_live.redraw_when_done()

@@ -6,7 +6,7 @@ from cufa.dashboard.views import history_over_time, history_runs, history_view
 
 palette = page.begin(
     "History",
-    "What was measured here, and what is recorded from other machines. Pick two and see whether they differ.",
+    "All measurements of this machine, and recorded measurements of other machines. Choose two to compare them.",
 )
 controls = Controls("history")
 found = engine.all_measurements(listed=True)
@@ -19,7 +19,11 @@ if rows:
     history_view.show_difference(controls, rows, palette)
     history_over_time.show(controls, rows, palette)
 else:
-    text = "Nothing fits these filters." if found else "Nothing is measured yet: start a run on the page Run."
+    text = (
+        "No measurement matches these filters."
+        if found
+        else "Nothing is measured yet: start a run on the page Run."
+    )
     page.verdict(text, "warn")
     history_runs.show_ended(runs)
 controls.finish()

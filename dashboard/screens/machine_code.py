@@ -1,4 +1,4 @@
-"""Machine code: what each source line of a kernel became, in PTX and in SASS."""
+"""Machine code: PTX and SASS of each source line of a kernel."""
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
@@ -6,8 +6,7 @@ from cufa.dashboard.views import links, machine_code_view, occupancy_choice
 
 palette = page.begin(
     "Machine code",
-    "Source beside what the compiler made of it: instructions, live registers and issue slots, line by line. No GPU is "
-    "needed.",
+    "Source lines and their compiled instructions, live registers and issue slots. No GPU is needed.",
 )
 controls = Controls("code")
 choice = occupancy_choice.choose(controls)

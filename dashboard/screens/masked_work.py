@@ -1,4 +1,4 @@
-"""Masked work: which tiles are computed, by which thread block, when, and what it was good for."""
+"""Masked work: which tiles are computed, by which thread block, and when."""
 
 import streamlit as st
 
@@ -18,13 +18,13 @@ from cufa.dashboard.views import (
 
 palette = page.begin(
     "Masked work",
-    "A mask hides part of the score matrix: half of it, or all but a window. Here is what each algorithm does about "
-    "it: tile by tile, block by block, SM by SM.",
+    "A mask hides part of the score matrix: half of it, or all but a window. This page shows the work of each "
+    "algorithm under a mask: by tile, by thread block, by SM.",
 )
 controls = Controls("masked")
 view = masked_controls.choose(controls)
 other = masked_pair.choose_other(controls, view)
-links_here = st.container()  # filled once the answer is on its way
+links_here = st.container()  # filled after the answer is sent
 if other is not None:
     masked_pair.show(view, other, palette)
 else:

@@ -1,4 +1,4 @@
-"""Occupancy: how many blocks of each kernel fit an SM, what limits them, and what would add one."""
+"""Occupancy: blocks of each kernel per SM, the limiting resource, and the change that would add a block."""
 
 import streamlit as st
 
@@ -8,12 +8,12 @@ from cufa.dashboard.views import links, occupancy_choice, occupancy_view
 
 palette = page.begin(
     "Occupancy",
-    "Blocks and warps that fit one SM at a time, from registers and shared memory of the kernels as "
-    "compiled on this machine. No GPU is needed.",
+    "Thread blocks and warps that fit on one SM, from the registers and shared memory of the compiled kernels. They "
+    "are compiled on this machine; no GPU is needed.",
 )
 controls = Controls("occupancy")
 choice = occupancy_choice.choose(controls)
-links_here = st.container()  # filled once the first figures are on their way
+links_here = st.container()  # filled after the first figures are sent
 occupancy_view.show_kernel(choice, controls, palette)
 with links_here:
     links.show("occupancy", occupancy_choice.subject_of(choice))

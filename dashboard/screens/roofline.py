@@ -6,7 +6,7 @@ from cufa.dashboard.views import roofline_view
 
 palette = page.begin(
     "Roofline",
-    "How close each kernel comes to what the machine can do at best: memory, tensor cores, exponentials.",
+    "How close each kernel comes to the limits of the machine: memory, tensor cores, exponentials.",
 )
 controls = Controls("roofline")
 roofline_view.show(controls, palette)

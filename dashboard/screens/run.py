@@ -1,4 +1,4 @@
-"""Run: time kernels here, in a process of its own, and see the distribution beside the error."""
+"""Run: time kernels on this machine in a separate process; times and errors."""
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
@@ -6,8 +6,8 @@ from cufa.dashboard.views import links, run_controls, run_live, run_result
 
 palette = page.begin(
     "Run",
-    "Time kernels side by side on this machine. A run goes on when this page is closed; one at a time runs "
-    "on each device, others wait.",
+    "Time kernels side by side on this machine. A run continues when this page is closed. Each device runs one job at "
+    "a time; other jobs wait.",
 )
 controls = Controls("run")
 runs = engine.all_runs()
@@ -19,7 +19,9 @@ run_live.show_active(runs, palette)
 left, right = page.fields(5, 1.1)
 with left:
     run = run_live.choose_run(controls, runs)
-zoomed = controls.flag("zoom", "Zoom in", help="Without the way to zero, and without outliers.", at=right)
+zoomed = controls.flag(
+    "zoom", "Zoom in", help="The axis begins at the fastest call and omits outliers.", at=right
+)
 found = run_result.choose_shape(controls, run)
 controls.finish()
 if run is None:

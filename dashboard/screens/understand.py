@@ -1,4 +1,4 @@
-"""Understand: attention tile by tile, on a case small enough to look at whole."""
+"""Understand: attention tile by tile, on a small case."""
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
@@ -6,8 +6,8 @@ from cufa.dashboard.views import understand_view
 
 palette = page.begin(
     "Understand",
-    "FlashAttention never stores the scores: it meets the keys tile by tile, and corrects what it has whenever a "
-    "larger maximum turns up. Here is every step; all numbers are those of cufa's own CPU path.",
+    "FlashAttention never stores the scores. It reads the keys tile by tile, and rescales its partial result when a "
+    "larger maximum appears. This page shows every step; all numbers come from cufa's CPU path.",
 )
 controls = Controls("understand")
 case = understand_view.choose(controls)

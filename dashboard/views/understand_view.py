@@ -1,4 +1,4 @@
-"""Understand: which case, the walk through it, and the same count at a size that people run."""
+"""Understand: the choice of a case, its walkthrough, and the same byte counts at a real size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cufa.problem.problem import Problem, default_scale
 
 _STEP = "understand.walk"
 _FIRST = 6
-"""The step that a visitor finds, of which more is to be seen than of the first: playing begins there all the same."""
+"""The step shown first: it shows more than step 1. Play begins at step 1."""
 _ORDERS = {
     "fa2": "FA2: queries outside",
     "fa1": "FA1: keys outside",
@@ -48,7 +48,7 @@ def choose(controls: Controls) -> Case:
             mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0])
             splits = "4"
         seed = controls.integer(
-            "seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V (and dO).", at=places[1]
+            "seed", "Seed", 0, 0, 9999, help="For the random Q, K and V (and dO).", at=places[1]
         )
     return Case(algorithm, mask, seed, int(splits))
 
@@ -70,7 +70,7 @@ def _data(case: Case, palette_name: str) -> dict[str, Any]:
 
 @st.fragment
 def show_walk(case: Case, controls: Controls, palette: Palette) -> None:
-    """The component plays by itself; where it stops goes into the link."""
+    """The component plays by itself; the step where it stops goes into the link."""
     found = _walk(case)
     first = min(_FIRST, len(found.steps))
     start = controls.kept("step", first, 1, len(found.steps))
@@ -87,43 +87,43 @@ def _take_step(controls: Controls) -> None:
 
 
 def _verdict(found: Walk | BackwardWalk) -> str:
-    """What it comes to."""
+    """Bytes moved, against the alternative."""
     moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
     own = found.case.algorithm
     if own == BACKWARD:
         more = moved["naive_backward"] / moved[own]
         return (
-            f"The backward computes P once more and moves {moved[own]:,} B through device memory; had P been kept, "
-            f"it would be {more:.1f} times as much."
+            f"The backward recomputes P and moves {moved[own]:,} B through device memory. With a stored P, the "
+            f"backward would move {more:.1f} times as much."
         )
     if found.is_decode:
         blocks = len({step.thread_block for step in found.steps})
         if blocks == 1:
-            return f"One thread block reads all {found.schedule.num_kv_blocks} tiles of keys, one after the other."
+            return f"One thread block reads all {found.schedule.num_kv_blocks} tiles of keys in sequence."
         more = moved["decode"] / moved["whole"]
         steps = max(step.number for step in found.steps)
         return (
-            f"{blocks} thread blocks at once: {steps} steps instead of {found.schedule.num_kv_blocks}, "
-            f"for {more:.1f} times the bytes in a case this small."
+            f"{blocks} thread blocks at the same time: {steps} steps instead of {found.schedule.num_kv_blocks}, but "
+            f"{more:.1f} times the bytes in this small case."
         )
     return (
-        f"{words.ALGORITHMS[own]} moves {moved[own]:,} B through device memory where naive attention moves "
-        f"{moved['naive']:,} B: {moved['naive'] / moved[own]:.1f} times as much."
+        f"{words.ALGORITHMS[own]} moves {moved[own]:,} B through device memory; naive attention moves "
+        f"{moved['naive']:,} B, {moved['naive'] / moved[own]:.1f} times as much."
     )
 
 
 def show_lines(case: Case) -> None:
-    """Of the kernel that does on a GPU what is shown, step by step."""
+    """Source lines of the GPU kernel for each phase."""
     found = source.PHASES[case.algorithm]
     name = words.ALGORITHMS[case.algorithm]
-    with st.expander(f"The lines of cufa's {name} kernel that do each of these", icon=":material/code:"):
+    with st.expander(f"The source lines of cufa's {name} kernel for these phases", icon=":material/code:"):
         for tab, excerpt in zip(st.tabs(list(found)), found.values(), strict=True):
             with tab:
                 page.show_lines([excerpt])
 
 
 def show_real_size(case: Case) -> None:
-    """The same count for a head that people run."""
+    """The same byte counts for one head of a real size."""
     is_backward = case.algorithm == BACKWARD
     moved = real_size("backward" if is_backward else "forward")
     most = max(moved.values())
@@ -133,21 +133,21 @@ def show_real_size(case: Case) -> None:
         for name, count in moved.items()
     )
     departs = (
-        "cufa's kernel makes S and dP transposed, and adds to dQ one tile later."
+        "cufa's kernel computes S and dP transposed, and adds to dQ one tile later."
         if is_backward
-        else "The CPU path walks key tiles from first to last, as the papers do; cufa's FA2 kernel walks from last to "
-        "first, and rescales only where a maximum has grown by more than 2⁸, which is as exact."
+        else "The CPU path visits key tiles from first to last, as in the papers. cufa's FA2 kernel visits them from "
+        "last to first, and rescales only if exp(maximum) has grown by more than 2⁸, which is as exact."
     )
     st.caption(
-        f"The same count for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the tiles that the "
-        f"kernels take on an H200: {said}. {departs} Inputs are float16: 2 bytes per number. With the focus on the "
-        "figure, the arrow keys step and the space bar plays."
+        f"The same counts for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the kernels' tiles "
+        f"on an H200: {said}. {departs} Inputs are float16: 2 bytes per number. When the figure has the focus, the "
+        "arrow keys step and the space bar plays."
     )
 
 
 @functools.cache
 def real_size(operation: str) -> dict[str, int]:
-    """Bytes read and written by one head of many, by algorithm."""
+    """Bytes read and written per head, by algorithm."""
     heads = 32
     problem = Problem(
         1,

@@ -28,7 +28,7 @@ def test_a_word_tells_what_it_means_to_mouse_and_keyboard_and_a_step_its_lines(
     assert tip(word) == "none"
     word.focus()
     assert tip(word) == glossary.TERMS["device memory"]
-    page.get_by_text("The lines of cufa's FA2 kernel").click()
+    page.get_by_text("The source lines of cufa's FA2 kernel").click()
     expect(page.get_by_text("Alg. 1, l. 4 and 7").first).to_be_visible(timeout=PATIENCE)
     page.get_by_role("tab", name="Rescale").click()
     expect(page.get_by_text("the row maxima").first).to_be_visible(timeout=PATIENCE)

@@ -160,7 +160,7 @@ def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     page.get_by_text("kept on this machine").click()
     page.get_by_text("All of them").click()
     page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
-    expect(page.locator(".cufa-verdict", has_text="Nothing fits").first).to_be_visible()
+    expect(page.locator(".cufa-verdict", has_text="No measurement matches").first).to_be_visible()
     visit.settle()
     assert runs.all() == []
     visit.close()

@@ -34,7 +34,7 @@ def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browse
     assert own_meter(page) > before
     page.wait_for_url(re.compile(r"mask=causal&seed=3$"))  # 6 is the default
     page.get_by_role("button", name="Next step").click()
-    expect(page.locator(".walk .phases")).to_contain_text("None of queries 8–15 sees a key of 16–23")
+    expect(page.locator(".walk .phases")).to_contain_text("No key of 16–23 is visible to queries 8–15")
     page.wait_for_url(re.compile(r"[?&]step=7\b"))
     said = page.locator(".walk").inner_text()
     screenshot(page, "understand-skipped-light")
@@ -81,9 +81,7 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     at_step(page, 5)
     page.get_by_role("slider", name="Step").fill("16")
     at_step(page, 16)
-    expect(page.locator(".walk")).to_contain_text(
-        "After this step queries 24–31 agree with the plain softmax"
-    )
+    expect(page.locator(".walk")).to_contain_text("After this step queries 24–31 equal the plain softmax")
     visit.close()
 
 
@@ -99,7 +97,7 @@ def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     at_step(page, 1)
     page.get_by_role("radio", name="FA1: keys outside").click()
     walk = page.locator(".walk")  # of the former algorithm for a moment, and maybe both
-    expect(walk.filter(has_text="Keys outside, queries inside").first).to_be_visible()
+    expect(walk.filter(has_text="Outer loop: keys; inner loop: queries").first).to_be_visible()
     page.get_by_role("radio", name="Flash-Decoding: keys split").click()
     expect(walk.filter(has_text="Keys split").first).to_be_visible()
     page.wait_for_url(re.compile(r"[?&]algorithm=decode\b"))
@@ -116,15 +114,17 @@ def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Br
     expect(phases).to_contain_text("D = rowsum(dO ∘ O)")
     expect(page.locator(".walk .parts svg")).to_have_count(4)
     page.get_by_role("button", name="Next step").click()
-    expect(phases).to_contain_text("dS K to dQ of queries 0–7")
+    expect(phases).to_contain_text("dS K is added to dQ of queries 0–7")
     filled = page.locator(".walk .sums .cell:not(.empty)")
     expect(filled).to_have_count(3 * 64)
     page.locator(".walk .phases li").nth(1).click()
-    expect(page.locator(".walk .phases .now")).to_contain_text("S = Q Kᵀ once more")
+    expect(page.locator(".walk .phases .now")).to_contain_text("S = Q Kᵀ is computed again")
     screenshot(page, "understand-backward-light")
     page.get_by_role("slider", name="Step").fill("18")
     at_step(page, 18)
-    expect(page.locator(".walk")).to_contain_text("All three gradients agree with the exact ones")
+    expect(page.locator(".walk")).to_contain_text(
+        "All three gradients differ from the exact gradients by at most"
+    )
     page.wait_for_url(re.compile(r"[?&]step=18\b"))
     visit.close()
 

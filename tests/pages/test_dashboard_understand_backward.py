@@ -145,7 +145,7 @@ def test_a_link_shows_what_it_says(link: dict[str, str]) -> None:
     link = {"algorithm": ALGORITHM, **link}
     app = open_page("understand", **link)
     assert parameters(app) == link
-    assert "The backward computes P once more" in words(app)
+    assert "The backward recomputes P" in words(app)
     assert not app.warning
 
 
