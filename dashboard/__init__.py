@@ -1,8 +1,7 @@
-"""The dashboard: why a kernel takes the time it takes.
+"""The dashboard: where the time of a kernel goes.
 
-``server.py`` is what is served, ``app.py`` the script that Streamlit runs for every visitor. ``screens`` are
-the pages, ``views`` the parts they are made of (controls and words), ``charts`` functions from data to Plotly
-figures, ``model`` the data: all of it from the same planner, schedules, occupancy calculator and records as
-the API and the command line; ``worker`` runs benchmarks in processes of their own. Imported as
-``cufa.dashboard``, in a checkout too (:func:`cufa.commands.dashboard.make_importable`).
-"""
+``server.py`` is the served application, ``app.py`` the script that Streamlit runs for each visitor. ``screens`` are the
+pages, ``views`` their parts (controls and sentences), ``charts`` functions from data to Plotly figures. ``model`` has
+the data, from the planner, schedules, occupancy calculator and records of the API and the command line. ``worker`` runs
+benchmarks in separate processes. The import name is ``cufa.dashboard``, also in a checkout
+(:func:`cufa.commands.dashboard.make_importable`)."""

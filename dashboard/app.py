@@ -1,4 +1,4 @@
-"""What Streamlit runs for every visitor: the sidebar and the page that is asked for."""
+"""The script that Streamlit runs for each visitor: the sidebar and the requested page."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from cufa.commands.dashboard import make_importable
 
 make_importable()
 
-from cufa.dashboard import glossary  # noqa: E402 - found where make_importable() says
+from cufa.dashboard import glossary  # noqa: E402 - importable after make_importable()
 
-#: File under ``screens``, title, icon: the sidebar, in this order. Pages are files, not functions, because
-#: Streamlit's AppTest can only switch to files; and the folder is not called ``pages``, because Streamlit
-#: would run a page of that folder without this script when its address is the first that a browser asks for.
+#: File under ``screens``, title and icon of each page, in the order of the sidebar. Pages are files because Streamlit's
+#: AppTest can only switch to files. The folder is not named ``pages``: Streamlit would run its files without this
+#: script when a browser opens one of them first.
 PAGES = (
     ("understand", "Understand", "school"),
     ("run", "Run", "play_arrow"),

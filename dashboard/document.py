@@ -1,11 +1,11 @@
-"""What the document of every page says beside what Streamlit writes into it, so that its first figure appears sooner.
+"""Additions to Streamlit's HTML document that make the first figure appear sooner.
 
-Streamlit's client asks for a script when a page has sent the first element that it draws: a second after it was
-asked for the page, while the server is busy with that page; Plotly's has 4.7 MB, and takes a browser a third of a
-second to run. A header lets the browser fetch them meanwhile, and a script has it run while the server makes the page.
+Streamlit's client requests the script of an element when the first such element arrives: about a second after the page
+request, while the server is busy. Plotly's script has 4.7 MB and runs for a third of a second. A ``Link`` header lets
+the browser fetch the scripts at once, and an inline script runs Plotly's script while the server computes the page.
 
-Before it connects, the client asks beside the page and then at the root whether a server is there, and how it is
-embedded: four answers, one after the other, that are known when the document is sent.
+Before it connects, the client sends four requests in sequence to find the server and its embedding. The document
+contains the answers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import streamlit as st
 
 
 def figure_scripts() -> list[str]:
-    """Addresses of what draws figures in a browser."""
+    """Addresses of Plotly's script."""
     scripts = Path(st.__file__).with_name("static").glob("static/js/PlotlyChart.*.js")
     return [f"/static/js/{script.name}" for script in scripts]
 
 
 _ELEMENTS = ("Html", "ButtonGroup", "Selectbox", "NumberInput", "Checkbox", "PageLink")
-"""What the pages begin with, as Streamlit's scripts are called."""
+"""Streamlit's scripts of the first elements of the pages."""
 _IMPORTED = re.compile(r'(?:from|import)"\./([^"]+\.js)"')
 
 
 @functools.cache
 def element_scripts() -> list[str]:
-    """Addresses of what draws a page's first elements, with all that it imports and the document does not name."""
+    """Addresses of the scripts of a page's first elements and their imports, except scripts named in the document."""
     static = Path(st.__file__).with_name("static")
     folder = static / "static" / "js"
     document = (static / "index.html").read_text(encoding="utf-8")
@@ -45,9 +45,9 @@ def element_scripts() -> list[str]:
     return [f"/static/js/{name}" for name in found]
 
 
-#: The first page draws its own.
+#: Pages without Plotly figures.
 _WITHOUT_FIGURES = ("/", "/doctor")
-#: Nothing waits for a figure there before there are runs.
+#: Pages without a figure before the first run.
 _FIGURES_LATER = (*_WITHOUT_FIGURES, "/run")
 
 _CONNECT = """<script>
@@ -57,7 +57,7 @@ window.__streamlit = {
 };
 </script>
 """
-"""The server is where the page's path begins, and no other origin may send the page messages."""
+"""The server is at the start of the page's path; no other origin may send messages to the page."""
 
 _DRAW = """<script type="module">
 const send = WebSocket.prototype.send;
@@ -68,12 +68,12 @@ WebSocket.prototype.send = function (...message) {
 };
 </script>
 """
-"""Once the client has asked for the page."""
+"""Runs after the client's request of the page."""
 
 
 class Document:
-    """ASGI middleware: documents name in a ``Link`` header the scripts that they will need, and begin with what saves
-    the client asking; the script that draws figures only on pages that have some that it draws."""
+    """ASGI middleware: adds the ``Link`` header and the inline scripts to documents; Plotly's script only on pages with
+    figures."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -85,16 +85,16 @@ class Document:
         headers = scope.get("headers", ())
         if any(name == b"accept" and b"text/html" in value for name, value in headers):
             plain = [(name, value) for name, value in headers if name != b"accept-encoding"]
-            scope = {**scope, "headers": plain}  # so that something can be put into the answer
+            scope = {**scope, "headers": plain}  # an uncompressed answer can be edited
         await self._app(scope, receive, _Answer(scope, send))
 
 
 class _Answer:
-    """Takes what an application sends, and sends it on: a document as a whole, with our part in it."""
+    """Passes answers on; edits documents as a whole."""
 
     def __init__(self, scope: Any, send: Any) -> None:
         self._path, self._send = scope["path"], send
-        self._asked = scope.get("raw_path") or self._path.encode()  # as the browser has it
+        self._asked = scope.get("raw_path") or self._path.encode()  # as the browser sees it
         self._start: Any = None
         self._body = b""
 
@@ -114,7 +114,7 @@ class _Answer:
         body = self._body
         if end:
             body = before + _scripts(self._path, len(self._asked)) + end + after
-            # A browser that asks whether it has changed would be told about Streamlit's part alone.
+            # These headers describe Streamlit's part of the document only.
             own = (b"content-length", b"etag", b"last-modified", b"accept-ranges")
             headers = [(name, value) for name, value in headers if name.lower() not in own]
             headers.append((b"content-length", str(len(body)).encode()))
@@ -136,7 +136,7 @@ def _links(path: str) -> bytes:
 
 
 def _scripts(path: str, length: int) -> bytes:
-    """For a page of this path, which has so many characters in an address."""
+    """Scripts of a page; ``length``: characters of its path in the address."""
     figures = [] if path in _FIGURES_LATER else figure_scripts()
     draw = ", ".join(f'import(window.__streamlit.BACKEND_BASE_URL + "{script}")' for script in figures)
     return (_CONNECT % length + (_DRAW % draw if draw else "")).encode()

@@ -1,4 +1,4 @@
-"""The run engine as the pages see it: one store per process, and what goes wrong said in words."""
+"""The run engine for pages: one store per process, errors in words."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _store(root: str) -> Store:
 
 
 def store() -> Store:
-    """Finished runs stay read; the folder is looked at each time."""
+    """The store keeps finished runs in memory, and reads the folder each time."""
     found: Store = _store(str(runs_dir()))
     return found
 
 
 def start(job: Job) -> None:
-    """Queue a job and show it on the page Run; a callback of a button."""
+    """Queue a job and show its run on the page Run; a callback of a button."""
     st.session_state.pop(_ERROR, None)
     try:
         run_id = client.submit(store(), job)
@@ -63,21 +63,20 @@ def delete(run_ids: Sequence[str]) -> None:
 
 def _cannot_write(error: OSError) -> str:
     return (
-        f"Runs cannot be saved in `{runs_dir()}`: {error.strerror or error}. Nothing was started. Make "
-        "room or make the folder writable, or set `CUFA_RUNS_DIR` to another one and start the dashboard "
-        "again."
+        f"Runs cannot be saved in `{runs_dir()}`: {error.strerror or error}. No run was started. Free some space, make "
+        "the folder writable, or set `CUFA_RUNS_DIR` to another folder and restart the dashboard."
     )
 
 
-def show_problems(problems: list[str] | None = None) -> None:
-    """What kept a run from starting or being cancelled; nothing when all is well."""
-    for text in filter(None, [st.session_state.get(_ERROR), *(problems or [])]):
+def show_problems() -> None:
+    """The error that kept a run from starting, being cancelled or being deleted, if any."""
+    if text := st.session_state.get(_ERROR):
         st.error(text, icon=":material/report:")
 
 
 @dataclasses.dataclass
 class _Checked:
-    """Runs that have been looked through, by id: a settled one as it was found, and what became of it."""
+    """Checked settled runs by id: the run as read, the run as checked, and its measurements."""
 
     runs: dict[str, tuple[Run, Run, list[Measurement]]] = dataclasses.field(default_factory=dict)
 
@@ -104,26 +103,26 @@ def _looked_through() -> list[tuple[Run, list[Measurement]]]:
 
 
 def all_runs() -> list[Run]:
-    """Newest first; one that cannot be read says so."""
+    """All runs, the newest first; unreadable runs are marked as damaged."""
     return [run for run, _ in _looked_through()]
 
 
 def own_evidence() -> list[Evidence]:
-    """Runs made here that measured ceilings too, newest first."""
+    """Runs of this machine with measured ceilings, the newest first."""
     found = (evidence.of_run(run, rows) for run, rows in _looked_through())
     return [e for e in found if e is not None]
 
 
 def all_measurements(*, listed: bool = False) -> list[Measurement]:
-    """Own runs, then recorded measurements; what is damaged is left out, which the page says. ``listed``: this page
-    lists damaged runs itself."""
+    """Own runs, then recorded measurements. A message says how many damaged runs are omitted, unless the page lists
+    them (``listed``)."""
     looked = _looked_through()
     found = [m for _, rows in looked for m in rows]
     damaged = sum(run.status is Status.DAMAGED for run, _ in looked)
     if damaged and not listed:
         st.warning(
-            f"{sentences.count(damaged, 'run')} cannot be read and {sentences.plural(damaged, 'is')} left out. "
-            "The page History says which and why.",
+            f"{sentences.count(damaged, 'run')} cannot be read and {sentences.plural(damaged, 'is')} ignored. "
+            "The page History shows the reasons.",
             icon=":material/broken_image:",
         )
     try:

@@ -1,4 +1,4 @@
-"""The address of a page: what it says when the page is opened, and what it is made to say when the page is done."""
+"""The query parameters of a page: read when the page opens, written when the page is complete."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import streamlit as st
 
 NONE = "none"
-_UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
+_UNKNOWN = "the link has {names}, which is no control of this page; the page ignores it."
 
 
 def said(value: Any) -> str:
-    """A control's value as a link has it."""
+    """A control's value in a link."""
     return NONE if value is None else str(value)
 
 
 def distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """Words by value. A browser tells an option by its words: two runs of one second are numbered, the newer
-    one, which stands before the other, with the higher number."""
+    """Words by value. A browser identifies an option by its words: equal words (two runs of one second) get numbers,
+    the newer run, which comes first, the higher number."""
     words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
     count: dict[str, int] = {}
     for value, words_of in reversed(words.items()):
@@ -33,26 +33,26 @@ class Link:
 
     def __init__(self) -> None:
         self.notices: list[str] = []
-        """What it asked for and could not have, and what is shown instead."""
+        """Impossible parameters, and the values shown instead."""
         self._names: set[str] = set()
         self._shown: dict[str, str] = {}
         self._finished = False
 
     def add(self, name: str) -> str | None:
-        """A control of the page: what the link says of it. None: nothing, or it is a fragment that runs again, whose
-        link is the page's own."""
+        """Register a control; returns its parameter. None: not in the link, or a rerun of a fragment, whose link the
+        page itself has written."""
         is_new = name not in self._names
         self._names.add(name)
         return st.query_params.get(name) if is_new else None
 
     def hold(self, name: str) -> None:
-        """Keep what it says of a control that comes later."""
+        """Keep the parameter of a control that a later run creates."""
         if name in st.query_params:
             self._names.add(name)
             self._shown[name] = st.query_params[name]
 
     def show(self, name: str, value: str | None) -> None:
-        """Let it say this of a control; None: nothing."""
+        """Set the parameter of a control; None removes it."""
         self._shown.pop(name, None)
         if value is not None:
             self._shown[name] = value

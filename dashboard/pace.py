@@ -1,9 +1,8 @@
-"""Pauses of a page, in which the browser draws what it has been sent.
+"""Pauses of a page that let the browser draw the first elements.
 
-Streamlit's client puts whatever has reached it on the screen in one go, and Plotly draws a figure before that go is
-over: a sentence that arrives together with a figure is seen when the figure is drawn, and the first figure when all
-are. So a page waits a moment after its first sentence; and a visitor's first page after its first figure, while the
-browser still runs the script that draws it.
+Streamlit's client renders all received elements in one pass, and Plotly draws its figures within that pass: a sentence
+that arrives with a figure becomes visible after the figure, the first figure after the last one. Therefore a page
+pauses after its first sentence, and a visitor's first page pauses after its first figure.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import streamlit as st
 SENTENCE, FIGURE, DESCRIPTION = "sentence", "figure", "description"
 
 _LASTING = {SENTENCE: 0.05, FIGURE: 0.35, DESCRIPTION: 0.2}
-"""Seconds: what a browser needs to begin with what it has got. It is busy for longer, so that nothing is lost.
+"""Seconds until a browser starts to draw; it then stays busy, so a pause costs nothing.
 
-The client knows that the figure's script is there when it has drawn something in its place; for the next 0.3 s it puts
-the figure there only together with something else that arrives, which is the figure's description.
+For 0.3 s after loading the figure's script, the client shows the figure only when another element arrives: the figure's
+description.
 """
 _NEXT = {FIGURE: DESCRIPTION}
 _DUE, _VISITED = "pace.due", "pace.visited"
@@ -27,7 +26,7 @@ _is_served = False
 
 
 def begin() -> None:
-    """Pages are served to browsers from now on; anyone else who runs them does not wait."""
+    """Pages are served to browsers from now on. Pages that run elsewhere do not pause."""
     global _is_served
     _is_served = True
 
@@ -39,7 +38,7 @@ def begin_page() -> None:
 
 
 def sent(what: str) -> None:
-    """The page has sent a part of this kind: let the first be drawn that a visitor waits for."""
+    """The page has sent an element of this kind: pause if it is the first one."""
     if _is_served and st.session_state.get(_DUE) == what:
         st.session_state[_DUE] = _NEXT.get(what)
         time.sleep(_LASTING[what])

@@ -1,4 +1,4 @@
-"""What every page is made of: a title, a verdict in words, and figures with a description beside them."""
+"""Elements of every page: a title, verdicts in words, figures with descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from cufa.dashboard import glossary, pace
 from cufa.dashboard.model import source
 from cufa.dashboard.theme import DARK, LIGHT, Palette
 
-#: No mode bar over small figures, no logo; figures follow the width of the window.
 _CONFIG = {
     "displaylogo": False,
     "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
@@ -22,7 +21,7 @@ _CONFIG = {
 }
 
 _ROW, _GAP, _NARROWEST = 896, 16, 124
-"""Pixels: of a line of controls in a window of 1,360, between two of them, and of the narrowest."""
+"""Pixels: a line of controls in a window of 1,360, the gap between two controls, the narrowest control."""
 
 _STYLE = """
 <style>
@@ -59,7 +58,7 @@ _STYLE = """
 
 
 def palette() -> Palette:
-    """The colours of the theme that the browser shows."""
+    """The palette of the browser's theme."""
     theme = getattr(st.context, "theme", None)
     return DARK if getattr(theme, "type", None) == "dark" else LIGHT
 
@@ -75,36 +74,34 @@ def begin(title: str, lead: str) -> Palette:
 
 
 def header(text: str, *, small: bool = False) -> None:
-    """A heading within a page; the words of the glossary that it uses are explained beside it."""
+    """A heading, with help on its glossary terms."""
     write = st.subheader if small else st.header
     write(text, anchor=False, help=glossary.help_text(text))
 
 
 def control_box() -> DeltaGenerator:
-    """What a page's controls stand in, in lines of :func:`fields`."""
+    """The box of a page's controls, for lines of :func:`fields`."""
     return st.container(border=True, key="controls")
 
 
 def fields(*weights: float) -> list[DeltaGenerator]:
-    """Places for controls, side by side: as wide as their weights say in a wide window, and in a narrower one as many
-    to a line as there is room for."""
+    """Places for controls side by side, with these relative widths; in a narrow window the line wraps."""
     line = st.container(horizontal=True)
     shares = (_ROW * weight / sum(weights) - _GAP for weight in weights)
     return [line.container(width=max(_NARROWEST, round(share))) for share in shares]
 
 
 def line_of_fields(*widths: int) -> Iterator[DeltaGenerator]:
-    """As :func:`fields`, of widths in pixels, where it is seen later how many there are: each is made when it is asked
-    for."""
+    """Places with widths in pixels, each created on demand, for an unknown number of controls."""
     line = st.container(horizontal=True)
     return (line.container(width=width) for width in widths)
 
 
 def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> None:
-    """The one sentence above a figure that says what it shows.
+    """The sentence above a figure that states its result.
 
-    ``tone`` is "", "good", "warn" or "alarm"; ``tag`` says where the figures come from: "predicted",
-    "computed", "executed", "measured", "recorded" or "published".
+    ``tone`` is "", "good", "warn" or "alarm"; ``tag`` is the origin of the numbers: "predicted", "computed",
+    "executed", "measured", "recorded" or "published".
     """
     label = f'<span class="cufa-tag {tag}">{tag}</span>' if tag else ""
     classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)
@@ -114,14 +111,14 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
 
 
 def origin_tag(origin: str) -> str:
-    """What a time is called on every page: "measured" on this machine, or "recorded" on another one and shipped."""
+    """ "measured" on this machine, or "recorded" on another machine and shipped."""
     return "recorded" if origin == "recorded" else "measured"
 
 
 def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **options: Any) -> Any:
-    """A figure, with its description for screen readers and, folded away (``describe``), for everyone."""
-    # Streamlit's client hands every new figure to Plotly twice, the second time as a copy: without a revision
-    # that stays the same, Plotly draws all of it again.
+    """A figure with a description for screen readers; ``describe``: a button shows the description to all."""
+    # Streamlit's client passes each new figure to Plotly twice, the second time as a copy. A constant revision keeps
+    # Plotly from drawing the copy again.
     fig.update_layout(datarevision=0)
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
     pace.sent(pace.FIGURE)
@@ -139,21 +136,19 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
 
 
 def listing(text: str) -> None:
-    """Lines of plain text as they stand. (``st.code`` has the browser fetch and run half a megabyte that colours
-    programs, text or not, and the first figure waits for it.)"""
+    """Plain text. (``st.code`` loads half a megabyte of syntax highlighting, which delays the first figure.)"""
     st.html(f'<pre class="cufa-listing" tabindex="0">{html.escape(text)}</pre>')
 
 
 def table(lines: Sequence[Mapping[str, str]]) -> None:
-    """A few lines of words by column. (``st.dataframe`` has the browser fetch and run a megabyte that sorts, searches
-    and scrolls, and the first figure waits for it.)"""
+    """A small table of text. (``st.dataframe`` loads a megabyte of scripts, which delays the first figure.)"""
     columns = list(lines[0])
     rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line.values()] for line in lines]
     st.markdown("\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]))
 
 
 def show_lines(excerpts: Iterable[source.Excerpt]) -> None:
-    """Of the CUDA sources, with their numbers."""
+    """CUDA source lines with their numbers."""
     for excerpt in excerpts:
         st.markdown(excerpt.heading)
         st.code(excerpt.numbered, language="cpp")

@@ -1,4 +1,4 @@
-"""Words around numbers: every sentence of a page that counts something is made here."""
+"""Numbers in sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(number: int, noun: str) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """A noun or a verb as it stands after a number: run or runs, is or are."""
+    """A noun or a verb after a number: run or runs, is or are."""
     if number == 1:
         return word
     return _IRREGULAR.get(word, f"{word}s")
@@ -38,7 +38,7 @@ def listed(words: Iterable[str], most: int = 6) -> str:
 
 
 def seconds(number: float) -> str:
-    """A length of time that somebody waits: 2 s, 3 min, 5.5 h, 12 days, and beyond that in years."""
+    """A waiting time: 2 s, 3 min, 5.5 h, 12 days, or years."""
     if number < 100:
         return f"{max(number, 2):.0f} s"
     for unit, size, most in (("min", 60, 5400), ("h", 3600, 172_800), ("days", 86_400, 63_115_200)):
@@ -47,10 +47,8 @@ def seconds(number: float) -> str:
     return f"{number / 31_557_600:,.0f} years"
 
 
-def share(part: float, least: float = 0.001) -> str:
-    """A share in percent, which is only 0% or 100% when it is nothing or all of it."""
+def share(part: float) -> str:
+    """A share in percent; 0% and 100% are exact."""
     if part <= 0 or part >= 1:
         return f"{part:.0%}"
-    if part < least:
-        return f"less than {least:.1%}"
-    return "more than 99.9%" if part > 0.999 else f"{part:.1%}"
+    return "less than 0.1%" if part < 0.001 else "more than 99.9%" if part > 0.999 else f"{part:.1%}"

@@ -1,8 +1,7 @@
-"""What `cufa dashboard` serves: the script ``app.py``, with what makes its first figure appear sooner.
+"""The server of `cufa dashboard`: the script ``app.py``, optimised for the time to the first figure.
 
-The document names early what it will need (:mod:`cufa.dashboard.document`), scripts travel compressed, pages let the
-browser draw what they have sent before they send more (:mod:`cufa.dashboard.pace`), and the process prepares what the
-pages have in common before the first visitor comes, not when.
+Documents name their scripts early (:mod:`cufa.dashboard.document`), scripts are compressed, pages pause while the
+browser draws (:mod:`cufa.dashboard.pace`), and the process prepares shared data before the first visit.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
 make_importable()
 
-from cufa.dashboard import pace  # noqa: E402 - found where make_importable() says
+from cufa.dashboard import pace  # noqa: E402 - importable after make_importable()
 from cufa.dashboard.document import Document, element_scripts, figure_scripts  # noqa: E402
 
 _COMPILE_AFTER = 3.0
-"""Seconds that whoever opens the dashboard at once has all cores for."""
+"""Seconds without background compilation: an immediate first visitor gets all cores."""
 
 
 class Compressed:
-    """ASGI middleware: Streamlit's scripts and style sheets, a third as large. It sends them as they lie on disk, and
-    they are nearly all of what a first visit moves."""
+    """ASGI middleware: compresses Streamlit's scripts and style sheets to a third. They are most bytes of a first
+    visit."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -55,7 +54,7 @@ class Compressed:
         if body is None:
             await self._app(scope, receive, send)
             return
-        # Their names change with their contents.
+        # File names change with their contents.
         headers = {
             "content-encoding": "gzip",
             "vary": "accept-encoding",
@@ -67,7 +66,7 @@ class Compressed:
 
 @functools.lru_cache(256)
 def compressed(path: str) -> bytes | None:
-    """A script or style sheet of Streamlit's by its path in an address; None for anything else."""
+    """A compressed script or style sheet of Streamlit by its path; None for other paths."""
     root = Path(st.__file__).with_name("static").resolve()
     file = (root / path.lstrip("/")).resolve()
     if not path.startswith("/static/") or file.suffix not in (".js", ".css") or not file.is_relative_to(root):
@@ -76,10 +75,10 @@ def compressed(path: str) -> bytes | None:
 
 
 class SameOrigin:
-    """ASGI middleware: what a page of another origin asks for is refused, sockets too.
+    """ASGI middleware: refuses requests and sockets from pages of other origins.
 
-    Streamlit lets any page of ``http://localhost:<port>`` in, whoever serves it; and to decide about other origins it
-    asks a server on the internet for this machine's address.
+    Streamlit would accept any page of ``http://localhost:<port>``, and would ask a server on the internet for this
+    machine's address to decide about other origins.
     """
 
     def __init__(self, app: Any) -> None:
@@ -89,14 +88,14 @@ class SameOrigin:
         if scope["type"] not in ("http", "websocket") or _is_same_origin(scope["headers"]):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await receive()  # its wish to connect
+            await receive()  # the connect message
             await send({"type": "websocket.close", "code": 1008})
         else:
             await PlainTextResponse("This page is not served to other origins.", 403)(scope, receive, send)
 
 
 def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Programs and links from elsewhere send no origin; a page's scripts cannot leave it out."""
+    """Programs and followed links send no origin; scripts of a page always do."""
     found = {name: value for name, value in headers if name in (b"host", b"origin")}
     origin = found.get(b"origin")
     return origin is None or origin in (
@@ -106,10 +105,10 @@ def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def prepare() -> None:
-    """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
+    """Imports, records and first compilations, for which the first visitor would wait."""
     for path in (*figure_scripts(), *element_scripts()):
         compressed(path)
-    import pandas  # noqa: F401 - what Streamlit makes tables of
+    import pandas  # noqa: F401 - used by Streamlit for tables
 
     from cufa.dashboard import theme, views
     from cufa.dashboard.model import devices, evidence, inside, tilings
@@ -119,7 +118,7 @@ def prepare() -> None:
     for palette in theme.PALETTES:
         theme.template(palette)
     devices.cpu_name()
-    with contextlib.suppress(ValueError):  # damaged: the pages say so
+    with contextlib.suppress(ValueError):  # damaged: the pages show the error
         for m in evidence.measurements():
             _ = m.timing.p50
     inside.recorded()
@@ -134,22 +133,21 @@ def prepare() -> None:
 
 
 def _keep_what_is_there() -> None:
-    """Streamlit looks for garbage after every run of a page, a fifth of a second among all that is loaded here: what
-    stays to the end is left out."""
+    """Exempt permanent objects from garbage collection, which Streamlit runs after each page run: 0.2 s otherwise."""
     gc.collect()
     gc.freeze()
 
 
 def send_at_once() -> int:
-    """Switch Nagle's algorithm off on the listening socket, which is among this process's open files; connections
-    inherit it. Returns its port.
+    """Switch off Nagle's algorithm on the listening socket, found among the open files; connections inherit the option.
+    Returns the port.
 
-    Streamlit makes the socket in a way that asyncio does not recognise as TCP, so nobody else does, and each
-    of a page's hundred files waits 40 ms between its header and its body.
+    asyncio does not recognise Streamlit's socket as TCP and leaves the algorithm on: each of a page's hundred files
+    would wait 40 ms between header and body.
     """
     port = 0
     for number in os.listdir("/dev/fd"):
-        # OSError: no socket, or the descriptor of this very listing.
+        # OSError: not a socket, or the descriptor of this listing.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
             if found.family != socket.AF_UNIX and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,7 +157,7 @@ def send_at_once() -> int:
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
-    """The server answers at once; the modules follow on a thread."""
+    """The server answers at once; a thread prepares the rest."""
     port = send_at_once()
     pace.begin()
     if os.environ.get(OPEN_BROWSER) == "1" and port:

@@ -37,7 +37,7 @@ def settings(problem: Problem) -> dict[str, Any]:
         return found
     found = _sets(mask) if isinstance(mask, Band) else {}
     if not found:
-        raise ValueError(f"The mask {mask} cannot be set there.")
+        raise ValueError(f"The mask {mask} cannot be set on that page.")
     return found
 
 
@@ -129,7 +129,7 @@ def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
 def _columns(mask: Columns, problem: Problem) -> dict[str, Any]:
     band = mask.band
     if band.beyond_band or band.left is not None or band.right not in (None, 0):
-        raise ValueError(f"The mask {mask} cannot be set there.")
+        raise ValueError(f"The mask {mask} cannot be set on that page.")
     hidden = mask_texts.hidden_of(mask, problem.seqlen_q, problem.seqlen_k)
     text = mask_texts.write_hidden(hidden)
     return {"mask": "columns", "hidden": text, "causal": int(band.right == 0), **_diagonal(band.diagonal)}

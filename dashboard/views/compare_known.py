@@ -1,4 +1,4 @@
-"""The page Compare, second part: tables that people know, reproduced here beside the published figures."""
+"""The page Compare, second part: published tables, reproduced on this machine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Sources = Sequence[Sequence[Measurement]]
 def show(
     controls: Controls, found: Sequence[Measurement], chosen: Sequence[Measurement], palette: Palette
 ) -> None:
-    """One of the three tables: of runs made here, else of the ``chosen`` machine, else of whichever was measured."""
+    """One of three tables: from runs of this machine, else from the ``chosen`` machine, else from any machine."""
     of_runs = [m for m in found if m.origin == "run"]
     sources = of_runs, chosen, found
-    page.header("Known results, here")
+    page.header("Published results, reproduced")
     name = next(iter(run_devices()))
     device = device_of(name)
     tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}
@@ -48,7 +48,7 @@ def show(
 
 
 def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> None:
-    """A button that measures one table on this machine; progress is on the page Run."""
+    """A button that measures one table on this machine; the page Run shows the progress."""
     job = Job(f"known: {title}", device, cases, 0.5)
     where = "the CPU" if device == CPU else "the GPU"
     key = f"known.{name}"
@@ -61,11 +61,11 @@ def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> N
     )
     active = [r for r in engine.store().active() if r.job.title == job.title]
     if active:
-        st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows it.")
+        st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows the progress.")
 
 
 def _on(sources: Sources, cases: tuple[Case, ...]) -> list[Measurement]:
-    """The newest measurements of these shapes, any data type, in turns, of the first source that has some."""
+    """The newest measurements in turns of these shapes, of any data type, from the first source that has some."""
     shapes = {_shape(case.problem) for case in cases}
     for found in sources:
         in_turns = (m for m in found if m.regime is Regime.IN_TURNS and _shape(m.problem) in shapes)
@@ -119,24 +119,24 @@ def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palet
     )
     page.figure(figure, "compare.versions", alt)
     st.caption(
-        f"Published: {published.TRITON_A10G}, {published.VERSIONS_MASK}, head dim 64, batch 2, 4 heads. The "
-        "published gain mixes skipping with better parallelism: the larger the card, the more of it FA1's one "
-        "block per head leaves idle; on a CPU only the skipped tiles and the order of the loops differ."
+        f"Published: {published.TRITON_A10G}, {published.VERSIONS_MASK}, head dim 64, batch 2, 4 heads. The published "
+        "gain combines skipping and better parallelism. FA1 runs one thread block per head, which leaves most of a "
+        "large card idle. On a CPU, only the skipped tiles and the loop order differ."
     )
     _reproduce("FA1 to FA2", "versions", cases, device)
 
 
 def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]) -> tuple[str, str]:
-    """Sentence and tag. Beside the published figure stands only one of its type; no card is compared with another."""
+    """Sentence and tag. Only rows of the published data type are set against the published figure."""
     alike = {
         name: points for name, points in series.items() if name.startswith(f"{published.VERSIONS_DTYPE}, ")
     }
     if not series:
-        return "Published: 1.06× at 512 keys, 1.70× at 4,096. Not measured here yet.", _PUBLISHED
+        return "Published: 1.06× at 512 keys, 1.70× at 4,096. Not measured yet.", _PUBLISHED
     if not alike:
         types = sentences.listed(dict.fromkeys(name.partition(",")[0] for name in series))
         text = f"Only {types} is timed on {rows[0].machine}; the published table is {published.VERSIONS_DTYPE} on an "
-        return f"{text}A10G. One says nothing about the other.", page.origin_tag(rows[0].origin)
+        return f"{text}A10G. The two are not comparable.", page.origin_tag(rows[0].origin)
     name, points = max(alike.items(), key=lambda pair: len(pair[1]))
     last = max(points, key=lambda p: p.length)
     then = next(x for x in published.VERSIONS if x.seqlen == last.length)
@@ -151,7 +151,7 @@ def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]
 def _show_blocks(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
     by_name = {m.label.removeprefix("fa1 "): m for m in _on(sources, cases) if m.label.startswith("fa1 ")}
     losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in BLOCK_LOSERS)
-    words = f"64×64 with 4 warps beat {losers} on an A10."
+    words = f"On an A10, 64×64 with 4 warps was faster than {losers}."
     if not by_name:
         page.verdict(words, tag=_PUBLISHED, small=True)
     else:
@@ -187,10 +187,10 @@ def _show_traffic(sources: Sources, cases: tuple[Case, ...], device: str, palett
             series = groups.setdefault(f"{m.label}, {p.dtype}, {m.where}", {})
             series[names[(p.batch, p.heads, p.seqlen_k)]] = m.gbytes
     best = max(published.TRAFFIC, key=lambda x: x.gbytes)
-    words = f"At best {best.gbytes:.0f} of {published.TRAFFIC_PEAK:.0f} GB/s: memory is not what limits it."
+    words = f"At best {best.gbytes:.0f} of {published.TRAFFIC_PEAK:.0f} GB/s: device memory is not the limit."
     if len(groups) > 1:
         top = max(rows, key=lambda m: m.gbytes)
-        text = f"{top.label} moves {top.gbytes:.3g} GB/s at most on {top.machine}. Published: {best.gbytes:.0f} GB/s."
+        text = f"{top.label} reaches {top.gbytes:.3g} GB/s at most on {top.machine}. Published: {best.gbytes:.0f} GB/s."
         page.verdict(text, tag=page.origin_tag(top.origin), small=True)
     else:
         page.verdict(words, tag=_PUBLISHED, small=True)

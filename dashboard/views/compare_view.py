@@ -29,8 +29,7 @@ def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Mea
 
 
 def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """FLOP, time or bytes by length, and the speed-up over a baseline; of one regime, for times of different regimes
-    are not compared."""
+    """FLOP, time or bytes by length, and the speed-up over a baseline, within one regime."""
     left, right = page.fields(1.6, 3)
     regimes = list(dict.fromkeys(str(m.regime) for m in found))
     with left:
@@ -55,15 +54,15 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [m for m in rows if m.label in shown]
     if not rows:
-        page.verdict("Nothing is left to draw: choose at least one kernel.", "warn", small=True)
+        page.verdict("No kernel is chosen: choose at least one kernel.", "warn", small=True)
         return
     _show_metric(rows, metric, labels, palette)
     _show_speedup(families[family], [x for x in shown if x != base], base, labels, palette)
 
 
 def _interest(rows: Sequence[Measurement]) -> tuple[bool | int, ...]:
-    """What people ask for first: a curve that another library is on, of an operation that computes, of 16-bit
-    elements, as many queries as keys, long, at head dim 128, under a mask."""
+    """Rank of a curve, in this order: another library, compute-bound, 16-bit elements, as many queries as keys, many
+    lengths, head dim 128, masked."""
     lengths, first = {m.problem.seqlen_k for m in rows}, rows[0]
     has_peer = any(m.row.is_peer for m in rows) and len(lengths) > 1
     computes, p = not first.operation.memory_bound, first.problem
@@ -72,7 +71,7 @@ def _interest(rows: Sequence[Measurement]) -> tuple[bool | int, ...]:
 
 
 def _joules(m: Measurement) -> float:
-    """Per call; 0 where it was not measured."""
+    """Per call; 0 if not measured."""
     return float(m.load.get("joules") or 0.0)
 
 
@@ -109,7 +108,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
 
 
 def _show_loads(rows: Sequence[Measurement]) -> None:
-    """Clock, power and energy, which belong to every sustained time."""
+    """Clock, power and energy of sustained times."""
     lines = [
         {
             "kernel": m.label,
@@ -122,12 +121,12 @@ def _show_loads(rows: Sequence[Measurement]) -> None:
         if m.load
     ]
     if lines:
-        with st.expander("Clock, power and energy of each", icon=":material/bolt:"):
+        with st.expander("Clock, power and energy of each kernel", icon=":material/bolt:"):
             st.dataframe(lines, hide_index=True)
 
 
 def load_cells(m: Measurement) -> dict[str, str]:
-    """For a table; dashes where contenders took turns, or nothing was told."""
+    """Cells of a table; dashes for contenders in turns or missing figures."""
     load = m.load
     columns = (
         ("clock", "clock_mhz", "{:,.0f} MHz"),
@@ -164,28 +163,24 @@ def _show_speedup(
     page.header(f"Speed-up over {base}")
     series = speedups(rows, shown, base)
     if not series:
-        page.verdict(f"No shape was measured with both {base} and another kernel shown.", "warn", small=True)
+        page.verdict(
+            f"No shape has measurements of both {base} and another chosen kernel.", "warn", small=True
+        )
         return
     name, point = max(
         ((name, p) for name, points in series.items() for p in points), key=lambda pair: pair[1].value
     )
     best = f"{point.value:.2f}× ({point.low:.2f}–{point.high:.2f}), {name} at {point.length:,} keys"
-    text = (
-        f"At most {best}."
-        if point.low > 1
-        else f"None is faster that these samples can show: at best {best}."
-    )
+    text = f"At most {best}." if point.low > 1 else f"No kernel is significantly faster: at best {best}."
     page.verdict(text, tag=_tag(rows[0]), small=True)
     title = f"time of {base} ÷ time"
     figure = charts.by_length(series, palette, title, line=(1.0, f"1×: {base}"), ratio=True, names=names)
     page.figure(figure, "compare.speedup", _describe(series, title))
-    st.caption(
-        f"Ratio of medians of times measured {rows[0].regime}; bars are 95% bootstrap intervals over the samples."
-    )
+    st.caption(f"Ratio of median times, measured {rows[0].regime}. Bars are 95% bootstrap intervals.")
 
 
 def speedups(rows: Sequence[Measurement], shown: Sequence[str], base: str) -> dict[str, list[Point]]:
-    """Speed-up of each kernel over the baseline, on the shapes that both were measured on."""
+    """Speed-up of each kernel over the baseline, on shapes that were measured with both."""
     by_key = {m.key: m for m in rows}
     series: dict[str, list[Point]] = {}
     for (label, *same), m in by_key.items():

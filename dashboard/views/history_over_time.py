@@ -19,12 +19,12 @@ _MOST_OFFERED = 200
 
 
 def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
-    """Every time of what was chosen, earlier sessions too, a line per machine; what was measured most often
-    first, and of those what is ours."""
+    """All times of a chosen kernel and problem, one curve per machine. The options begin with the most measurements,
+    then cufa's kernels."""
     st.header("One kernel over time", anchor=False)
     rows = [*_earlier(rows), *rows]
     series: dict[str, list[Measurement]] = {}
-    # What one run or record has of a problem in several suites is one point of time.
+    # A problem in several suites of one source is one point.
     once = {(m.source, m.label, in_words(m.problem, m.row.case), m.regime): m for m in reversed(rows)}
     for m in sorted(once.values(), key=lambda m: time_of(m.recorded)):
         series.setdefault(f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}", []).append(m)
@@ -43,11 +43,11 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     said = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in found]
     alt = f"By date: times of {name}. " + "; ".join(said[:40]) + "."
     page.figure(charts.over_time(by_machine, palette), "history.over_time", alt)
-    st.caption("Bars are p10 to p90. Times of different days differ by clocks, drivers and other load too.")
+    st.caption("Bars are p10 to p90. Clocks, drivers and other load also change from day to day.")
 
 
 def _earlier(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Earlier sessions of the rows shown: a filter that leaves rows out leaves out their past."""
+    """Earlier sessions of the shown rows."""
     wanted = {_key(m) for m in rows if m.origin == "recorded"}
     try:
         return [m for m in evidence.past() if _key(m) in wanted]
@@ -61,7 +61,7 @@ def _key(m: Measurement) -> tuple[object, ...]:
 
 
 def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
-    """First and last on the machine where it was measured most often."""
+    """First and last on the machine with the most measurements."""
     machine = max(by_machine, key=lambda name: len(by_machine[name]))
     found = by_machine[machine]
     versions = len({m.commit for m in found if m.commit})
@@ -71,7 +71,7 @@ def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
     ratio = speedup(first, last)
     change = f"the last is {ratio} faster than the first"
     if ratio.low <= 1 <= ratio.high:
-        change = "first and last show no difference"
+        change = "no significant difference between first and last"
     elif ratio.value < 1:
         change = f"the last is {1 / ratio.value:.2f}× slower than the first"
     days = dict.fromkeys((first.recorded[:10], last.recorded[:10]))

@@ -1,4 +1,4 @@
-"""The page History: runs that did not end well, and deleting runs."""
+"""The page History: failed runs, and deletion of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFINISHED = (Status.FAILED, Status.CRASHED, Status.CANCELLED)
 
 
 def show_ended(runs: Sequence[Run]) -> None:
-    """Runs that did not end well, or cannot be read, have no line in the table, or not all of theirs."""
+    """Failed and unreadable runs, whose rows are missing in the table."""
     _show_listed([r for r in runs if r.status in _UNFINISHED], "did not finish")
     _show_listed([r for r in runs if r.status is Status.DAMAGED], "cannot be read")
 
@@ -32,7 +32,7 @@ def _show_listed(runs: Sequence[Run], what: str) -> None:
 
 
 def show_kept(runs: Sequence[Run]) -> None:
-    """Which runs are on disk, and a way to be rid of them. Recorded measurements are no run."""
+    """Runs on disk, and their deletion."""
     over = {run.id: run for run in runs if run.status.is_over}
     if not over:
         return
@@ -40,15 +40,15 @@ def show_kept(runs: Sequence[Run]) -> None:
     size = sum(store.size(run_id) for run_id in over)
     title = f"{sentences.count(len(over), 'run')} kept on this machine, {_bytes(size)}"
     with st.expander(title, icon=":material/folder:"):
-        st.caption(f"In `{store.root}`. Deleting a run takes its measurements out of every page.")
-        everything = st.toggle("All of them", key="history.delete.all")
+        st.caption(f"In `{store.root}`. Deleting a run removes its measurements from all pages.")
+        everything = st.toggle("All runs", key="history.delete.all")
         chosen = list(over)
         if not everything:
             chosen = st.multiselect(
                 "Runs to delete", list(over), format_func=lambda i: run_words(over[i]), key="history.delete"
             )
         st.button(
-            f"Delete {sentences.count(len(chosen), 'run')} for good",
+            f"Delete {sentences.count(len(chosen), 'run')} permanently",
             key="history.delete.now",
             icon=":material/delete:",
             disabled=not chosen,

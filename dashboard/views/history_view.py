@@ -1,4 +1,4 @@
-"""The page History: everything measured as a table, and the difference between two."""
+"""The page History: a table of all measurements, and the difference between two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TABLE = "history.table"
 
 
 def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
-    """Filters; newest first."""
+    """Filtered measurements, the newest first."""
     with page.control_box():
         columns = page.fields(2.3, 1.9, 2)
         with columns[0]:
@@ -58,12 +58,12 @@ def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measur
 
 
 def _mask_key(m: Measurement) -> str:
-    """In links, where a comma separates."""
+    """Mask in links, where a comma separates values."""
     return m.mask.replace(",", "")
 
 
 def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) -> str:
-    """One of what there is, or all of it; no control where there is only one."""
+    """One value or all; no control for a single value."""
     return controls.choice(name, label, {_ALL: _ALL, **words}, segmented=True) if len(words) > 1 else _ALL
 
 
@@ -106,7 +106,7 @@ def show_table(rows: Sequence[Measurement]) -> None:
 
 
 def _take_picked(ids: Sequence[str]) -> None:
-    """Two rows picked in the table are A and B; a third takes the place of B."""
+    """Two selected rows are A and B; a third row replaces B."""
     picked = [ids[n] for n in st.session_state[_TABLE]["selection"]["rows"]]
     for name, value in zip(("a", "b"), [*picked[:1], *picked[1:][-1:]], strict=False):
         Controls.put("history", name, value)
@@ -114,8 +114,8 @@ def _take_picked(ids: Sequence[str]) -> None:
 
 def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """Two measurements, or two whole runs."""
-    page.header("The difference between two")
-    st.caption("Pick two rows of the table above, or choose here.")
+    page.header("Difference of two measurements")
+    st.caption("Select two rows of the table above, or choose here.")
     kinds = {"rows": "two measurements", "runs": "two whole runs"}
     kind = controls.choice("compare", "Compare", kinds, segmented=True)
     if kind == "runs":
@@ -134,15 +134,15 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
     a = by_id[controls.choice("a", "A", words, first.id, local=True)]
     b = by_id[controls.choice("b", "B", words, second.id, local=True)]
     if a.id == b.id:
-        page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
+        page.verdict("A and B are the same measurement: choose a different one.", "warn", small=True)
         return
     links.show("history", a.subject, "A")
     links.show("history", b.subject, "B")
     lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
     if a.regime is not b.regime:
         page.verdict(
-            f"A was measured {a.regime}, B {b.regime}: such times say nothing about the kernels, and are not "
-            "compared. Choose two of one regime.",
+            f"A was measured {a.regime}, B {b.regime}. Times of different regimes are not compared: choose two "
+            "measurements of one regime.",
             "warn",
         )
         page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
@@ -158,7 +158,7 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
 
 
 def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:
-    """Two that were timed side by side, from where most was measured; else the first two."""
+    """Two measurements of one case from the largest source; else the first two."""
     source = said_most(rows, lambda m: m.source)
     groups: dict[tuple[object, ...], list[Measurement]] = {}
     for m in rows:
@@ -170,16 +170,16 @@ def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:
 
 
 def comparability(a: Measurement, b: Measurement) -> list[str]:
-    """What else differs between two measurements, besides what one may want to compare."""
+    """Other differences between two measurements."""
     found = []
     if a.key[1:] != b.key[1:]:
-        found.append(f"Not the same problem: A is {_problem_words(a)}; B is {_problem_words(b)}.")
+        found.append(f"Different problems: A is {_problem_words(a)}; B is {_problem_words(b)}.")
     if a.machine != b.machine:
-        found.append(f"Not the same machine: {a.machine} and {b.machine}.")
+        found.append(f"Different machines: {a.machine} and {b.machine}.")
     elif a.source != b.source:
         found.append(
-            "Not timed side by side: clocks and other load may have changed between the two; the interval "
-            "knows nothing of that."
+            "Not timed side by side: clocks and other load may have changed in between. The interval does not include "
+            "such changes."
         )
     return found
 
@@ -193,13 +193,13 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
     for m in rows:
         sources.setdefault(m.source, []).append(m)
     if len(sources) < 2:
-        page.verdict("There is only one run: a second one is needed.", "warn", small=True)
+        page.verdict("There is only one run: a comparison needs two.", "warn", small=True)
         return
     words = {s: f"{found[0].recorded[:19].replace('T', ' ')} · {found[0].suite} · {found[0].where}"
              for s, found in sources.items()}  # fmt: skip
     alike = {b: [a for a in sources if a != b and _shared(sources[a], sources[b])] for b in sources}
     left, right = st.columns(2)
-    with right:  # first, as A is what B can be compared with
+    with right:  # first: the options of A depend on B
         default = next((b for b, others in alike.items() if others), None)
         b = controls.choice("rb", "Run B", words, default, local=True)
     with left:
@@ -222,17 +222,17 @@ def _shared(a: Sequence[Measurement], b: Sequence[Measurement]) -> set[tuple[obj
 
 
 def _nothing_shared(a: Sequence[Measurement], b: Sequence[Measurement], others_do: bool) -> str:
-    """What each of two runs timed, when no timing of the one is of the kernel, shape and regime of the other."""
+    """Contents of two runs without a common kernel, shape and regime."""
     timed = [
         f"{name} timed {sentences.listed(dict.fromkeys(m.label for m in rows))} on {rows[0].case}, {rows[0].regime}"
         for name, rows in (("A", a), ("B", b))
     ]
-    cure = "Choose another pair." if others_do else "No two runs here do: run one of them again."
+    cure = "Choose another pair." if others_do else "No two runs share one: repeat one of the runs."
     return f"No kernel, shape and regime in common: {'; '.join(timed)}. {cure}"
 
 
 def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
-    """Ratios of what both have, the largest differences first."""
+    """Ratios of the common measurements, the largest differences first."""
     theirs = {m.key: m for m in b}
     pairs = [(_pair_words(m), speedup(m, theirs[m.key])) for m in a if m.key in theirs]
     return sorted(pairs, key=lambda pair: -max(pair[1].value, 1 / pair[1].value))
@@ -248,9 +248,7 @@ def _runs_verdict(ratios: Sequence[Ratio]) -> str:
     faster = sum(r.low > 1 for r in ratios)
     slower = sum(r.high < 1 for r in ratios)
     same = len(ratios) - faster - slower
-    are = "timing is" if faster == 1 else "timings are"
-    shows = "shows" if same == 1 else "show"
-    return f"In B {faster} {are} faster, {slower} slower; {same} {shows} no difference."
+    return f"B: {sentences.count(faster, 'timing')} faster, {slower} slower, {same} without a significant difference."
 
 
 def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
@@ -259,20 +257,19 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
     )
     page.figure(charts.ratio_figure(pairs, palette), "history.ratio", alt)
     st.caption(
-        f"Ratio of medians with its 95% interval (percentile bootstrap, {RESAMPLES:,} resamples; for recorded "
-        "measurements of different days, from the interval of each median). "
-        "Times of different regimes are never compared."
+        f"Ratio of medians with its 95% interval: percentile bootstrap, {RESAMPLES:,} resamples; for recorded "
+        "measurements of different days, from the interval of each median. Different regimes are never compared."
     )
 
 
 def show_downloads(rows: Sequence[Measurement]) -> None:
-    """What the table shows, with every sample of a run."""
-    page.header("Take it away")
+    """Downloads of the table, with all samples of runs."""
+    page.header("Download")
     columns = st.columns(3)
     offers = (
         ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),
         (
-            "JSON Lines, every sample of a run",
+            "JSON Lines, all samples of runs",
             "cufa.jsonl",
             "application/x-ndjson",
             export.json_lines,
@@ -283,7 +280,7 @@ def show_downloads(rows: Sequence[Measurement]) -> None:
     for column, (label, name, mime, make, icon) in zip(columns, offers, strict=True):
         column.download_button(
             label,
-            functools.partial(make, rows),  # made when it is asked for
+            functools.partial(make, rows),  # made on demand
             name,
             mime,
             key=f"download.{name}",
@@ -292,6 +289,6 @@ def show_downloads(rows: Sequence[Measurement]) -> None:
             width="stretch",
         )
     st.caption(
-        f"{sentences.count(len(rows), 'measurement')}, as filtered above. The report is one file that loads "
-        "nothing else."
+        f"{sentences.count(len(rows), 'measurement')}, as filtered above. The report is one file and needs "
+        "no network."
     )

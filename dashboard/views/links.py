@@ -1,6 +1,6 @@
-"""One shape is behind all pages: links from each page to what the others say of the same subject.
+"""Links from each page to the other pages, with the same subject.
 
-A link says everything that the page it leads to would else take from its defaults or from an earlier visit.
+A link sets all controls of its target page that would otherwise have defaults or values of an earlier visit.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _WORDS = {
 
 
 def link(page: str, subject: Subject) -> Parameters:
-    """The query parameters with which a page shows the subject. Raises ValueError where it cannot, with the reason."""
+    """Query parameters with which a page shows the subject. Raises ValueError with the reason if the page cannot."""
     kind = subject.problem.lengths.kind
     if kind != DENSE.kind:
-        raise ValueError(f"{kind.capitalize()} sequences are not shown there.")
+        raise ValueError(f"{kind.capitalize()} sequences are not shown on that page.")
     return {name: said(value) for name, value in _MAKERS[page](subject).items()}
 
 
 def pages_of(subject: Subject) -> tuple[str, ...]:
-    """Pages that tell of such a subject."""
+    """Pages for such a subject."""
     return _CACHED if isinstance(subject.problem.lengths, Cached) else _DENSE
 
 
 def show(here: str, subject: Subject, words: str = "") -> None:
-    """A line of links to the other pages; one that cannot show the subject is off and says why."""
+    """Links to the other pages; a page that cannot show the subject has a disabled link with the reason."""
     with st.container(horizontal=True, key=f"links-{here}{'-' + words if words else ''}"):
         if words:
             st.caption(f"{words}:", width="content")
@@ -75,11 +75,11 @@ def _shape(p: Problem) -> dict[str, Any]:
 
 
 def _mask(p: Problem) -> dict[str, Any]:
-    """Those controls of :mod:`mask_control` that stand there for such a mask. Raises ValueError for none that do."""
+    """Controls of :mod:`mask_control` for a mask. Raises ValueError for a mask that they cannot set."""
     try:
         settings = mask_control.settings(p.mask, p.softcap)
     except TypeError as error:
-        raise ValueError(f"The mask {p.mask} cannot be set there.") from error
+        raise ValueError(f"The mask {p.mask} cannot be set on that page.") from error
     names = {"mask", "softcap"}
     cached = isinstance(p.lengths, Cached)
     if cached and settings["mask"] == "full":
@@ -96,7 +96,7 @@ def _card(subject: Subject) -> dict[str, Any]:
 
 
 def _capability(subject: Subject) -> int:
-    """Of the card, or of the newest that the kernel runs on."""
+    """Compute capability of the card, or the newest on which the kernel runs."""
     if subject.card:
         return int(subject.card.partition("x")[0])
     return 90 if subject.spec is None or subject.spec.runs_on(90) else subject.spec.min_capability
@@ -105,12 +105,12 @@ def _capability(subject: Subject) -> int:
 def _masked_work(subject: Subject) -> dict[str, Any]:
     p, spec, config = subject.problem, subject.spec, subject.config
     if max(p.seqlen_q, p.seqlen_k) > MAX_LENGTH:
-        raise ValueError(f"Longer than {MAX_LENGTH:,} is not drawn there.")
+        raise ValueError(f"Lengths over {MAX_LENGTH:,} are not drawn on that page.")
     known = launch.algorithms(p.operation, p.dtype, p.head_dim)
     if p.operation not in DRAWN:
-        raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
+        raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn on that page.")
     if spec is not None and spec.algorithm not in known:
-        raise ValueError(f"What {spec.name} does is no walk over tiles, which is drawn there.")
+        raise ValueError(f"{spec.name} does not visit tiles by a schedule that the page can draw.")
     cap = {"softcap": p.softcap}
     mask = {**mask_settings.settings(p), **cap} if p.mask.beyond_band else _mask(p)
     found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
@@ -137,14 +137,14 @@ def _run(subject: Subject) -> dict[str, Any]:
     device = devices.device_of(on)
     shapes = presets.presets(p.operation)
     if not shapes:
-        raise ValueError(f"{OPERATIONS[p.operation].title} is not run from there.")
+        raise ValueError(f"{OPERATIONS[p.operation].title} cannot be run from that page.")
     of_shape = next((name for name, preset in shapes.items() if preset.problem == p), next(iter(shapes)))
     found: dict[str, Any] = {"on": on, "op": p.operation, "preset": of_shape, **_shape(p), "dtype": p.dtype}
     found |= _mask(p) | {"also": "", "tiles": "planner"}
     if isinstance(p.lengths, Cached):
         found |= {"pages": p.cache.page_size, "cache": p.k_dtype or "same"}
         if device is None and p.k_dtype:
-            raise ValueError(f"A cache of {p.k_dtype} is timed on a GPU only.")
+            raise ValueError(f"A cache of {p.k_dtype} can only be timed on a GPU.")
     elif p.dtype == "float32" and device is not None:
         found["precision"] = p.precision
     if spec is None:
@@ -159,7 +159,7 @@ def _run(subject: Subject) -> dict[str, Any]:
 def _decode(subject: Subject) -> dict[str, Any]:
     p = subject.problem
     if p.dtype not in ("bfloat16", "float16") or (p.k_dtype and p.dtype != "bfloat16"):
-        raise ValueError("Decoding of these types is not predicted.")
+        raise ValueError("Decoding with these types is not predicted.")
     found = _shape(p) | _mask(p) | _card(subject)
     found |= {"cached": found.pop("sk"), "tokens": found.pop("sq")}
     found["dtype"] = ".".join(filter(None, (p.dtype, p.k_dtype)))
@@ -169,7 +169,7 @@ def _decode(subject: Subject) -> dict[str, Any]:
 def _occupancy(subject: Subject) -> dict[str, Any]:
     p, spec = subject.problem, subject.spec
     if spec is None:
-        raise ValueError("It is no kernel of cufa, and not compiled here.")
+        raise ValueError("This is not a kernel of cufa.")
     of_inputs = [x for x in compiled_problems(spec, p.head_dim) if inputs_key(x) == inputs_key(p)]
     same = [x for x in of_inputs if x.mask_kind == p.mask_kind]
     if not same:
@@ -198,14 +198,14 @@ def _occupancy(subject: Subject) -> dict[str, Any]:
 
 
 def _kind(lengths: Lengths) -> tuple[object, ...]:
-    """What a build knows of them: pages of any size are alike."""
+    """Properties of lengths that a build knows: all page sizes are alike."""
     if not isinstance(lengths, Cached):
         return ()
     return lengths.paged, lengths.given, lengths.new_tokens > 0
 
 
 def _roofline(subject: Subject) -> dict[str, Any]:
-    """The shape; and where it is recorded, the row."""
+    """The shape, and its recorded row."""
     p = subject.problem
     found: dict[str, Any] = {"of": problem_key(p)}
     if subject.kernel is not None:

@@ -25,10 +25,10 @@ _COLUMNS = {
     "source": st.column_config.TextColumn(width=250),
     **{name: st.column_config.NumberColumn(width=50) for name in ("count", "live", *KINDS)},
 }
-"""Of the table of lines: room for the source."""
+"""Widths of the table of lines: most room for the source."""
 _SINCE = "code.since"
 _MOST_SHOWN = 400
-"""Instructions of one line."""
+"""Listed instructions of one line."""
 
 
 @st.cache_resource(show_spinner=False)
@@ -38,17 +38,17 @@ def lister() -> Lister:
 
 
 def list_first() -> None:
-    """Begin with what the page shows to a visitor who has chosen nothing yet."""
+    """Start listing the default build."""
     lister().want([begin()])
 
 
 def show(choice: Choice, controls: Controls, palette: Palette) -> None:
-    """The whole page, once the build is there; until then it says so, and asks again."""
+    """The whole page; until the build is complete, a progress bar."""
     if choice.config is None:
         return
     variant = choice.variant(choice.config, choice.arch)
     if lister().missing:
-        page.verdict("There is no compiler here, so there is no machine code.", "warn")
+        page.verdict("There is no compiler here: machine code is not available.", "warn")
         st.info(str(lister().missing))
         return
     lister().want([variant])
@@ -66,8 +66,8 @@ def _wait(variant: Variant) -> None:
     if lister().known(variant) is not None:
         st.rerun()
     seconds = time.monotonic() - st.session_state.get(_SINCE, time.monotonic())
-    page.verdict("The build is being compiled and taken apart; this happens once.", tag="compiled")
-    st.progress(min(0.95, seconds / (seconds + 10)), f"{seconds:.0f} s; some builds take 20")
+    page.verdict("The build is being compiled and disassembled; the result is cached.", tag="compiled")
+    st.progress(min(0.95, seconds / (seconds + 10)), f"{seconds:.0f} s; some builds take 20 s")
 
 
 def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -98,14 +98,12 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
     if code.live is not None:
         alt = f"Line of live registers over {len(code.instructions):,} instructions, at most {code.live}."
         page.figure(charts.live_figure(code, own, palette), "code.live", alt)
-        st.caption(
-            "General registers that hold something, instruction by instruction; loops over tiles are shaded."
-        )
+        st.caption("Live general registers at each instruction; loops over tiles are shaded.")
     _show_source(code, file, controls)
 
 
 def _verdict(code: Code, loops: list[LoopCost], choice: Choice) -> str:
-    """What a tile costs, and where registers are scarce."""
+    """Issue slots per tile, spills and live registers."""
     total = f"{sentences.count(len(code.instructions), 'instruction')}"
     spills = code.kinds().get("spill", 0)
     text = (
@@ -116,13 +114,13 @@ def _verdict(code: Code, loops: list[LoopCost], choice: Choice) -> str:
     if code.live is not None:
         text += f", at most {code.live} registers live"
     if not loops:
-        return f"{text}; nothing is multiplied in a loop."
+        return f"{text}; no loop has matrix products."
     per_tile = [(slots, loop) for loop in loops if (slots := _per_tile(loop, choice)) is not None]
     if not per_tile:
         loop = max(loops, key=lambda loop: loop.slots)
-        return f"{text}; the longest loop that multiplies takes {loop.slots:,} issue slots per warp."
+        return f"{text}; the longest loop with matrix products takes {loop.slots:,} issue slots per warp."
     (least, loop), (most, _) = (f(per_tile, key=lambda x: x[0]) for f in (min, max))
-    masked = f", up to {most:,.0f} where the mask cuts it" if most > least else ""
+    masked = f", up to {most:,.0f} for partial tiles" if most > least else ""
     return f"{text}; a tile takes {least:,.0f} issue slots of an SM, {loop.slots:,} per warp{masked}."
 
 
@@ -145,15 +143,15 @@ def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palett
     for number, loop in enumerate(loops, 1):
         slots = _per_tile(loop, choice)
         if slots is not None:
-            told.append(f"loop {number}: {slots:,.0f} ({slots / 4:,.0f} clocks at four a clock)")
-    per_tile = f" Issue slots per tile, all warps that multiply: {sentences.listed(told)}." if told else ""
+            told.append(f"loop {number}: {slots:,.0f} ({slots / 4:,.0f} clocks at four slots per clock)")
+    per_tile = f" Issue slots per tile, all consumer warps: {sentences.listed(told)}." if told else ""
     st.caption(
-        f"Loops are those that multiply, one pass by one warp; an instruction takes one issue slot.{per_tile}"
+        f"Loops with matrix products, one pass of one warp; each instruction takes one issue slot.{per_tile}"
     )
 
 
 def _show_source(code: Code, file: str, controls: Controls) -> None:
-    """Every line with what it became; a chosen line's instructions."""
+    """A table of all lines, and the instructions of the chosen line."""
     st.header("Source, line by line", anchor=False)
     lines, costs = source_lines(file), code.lines(file)
     busiest = max(costs.values(), key=lambda c: c.count, default=None)
@@ -176,23 +174,23 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     cost, found = costs.get(line), code.of_line(file, line)
     text = lines[line - 1].strip() if line <= len(lines) else ""
     if cost is None:
-        page.verdict(f"Line {line} became no instruction of its own: {text}", small=True)
+        page.verdict(f"Line {line} has no instructions: {text}", small=True)
         return
     live = "" if cost.live is None else f", {cost.live} registers live"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in cost.kinds.items())
     page.verdict(
-        f"Line {line} became {sentences.count(cost.count, 'instruction')}{live}: {kinds}.", small=True
+        f"Line {line} compiles to {sentences.count(cost.count, 'instruction')}{live}: {kinds}.", small=True
     )
     page.listing(text)
     told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
     more = len(found) - len(told)
     page.listing("\n".join(told + ([f"… and {more:,} more"] if more else [])))
     if cost.live is not None:
-        st.caption("The number before an instruction: live registers.")
+        st.caption("The number before each instruction: live registers.")
 
 
 def _take_line(controls: Controls, shown: Sequence[int]) -> None:
-    """Take a picked row, which Streamlit put in the session before this run."""
+    """Take a selected row, which Streamlit put in the session before this run."""
     event: Any = st.session_state.get(_TABLE)
     rows = event["selection"]["rows"] if event else []
     picked = shown[int(rows[0])] if rows and int(rows[0]) < len(shown) else None

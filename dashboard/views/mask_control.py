@@ -1,9 +1,8 @@
-"""The mask control, for every page that has one: which scores exist, and the soft cap on them.
+"""The mask control of several pages: visible scores and soft cap.
 
 In links a mask is ``mask`` (full, causal, window), ``left`` and ``right`` of a window (a number, or none), ``diag``
-(where the diagonal lies, or at) with its number ``at``; a soft cap is ``softcap``. The words are those that masks
-print themselves.
-"""
+(where the diagonal lies, or at) with its number ``at``; a soft cap is ``softcap``. The words are the names that masks
+print."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ AT = "at"
 _ALL = "all"
 MOST = 1 << 20
 _SOFTCAP_HELP = "Scores become cap · tanh(score / cap) before the mask, as in Gemma 2. Empty: no cap."
-SIDE_HELP = "Both ends are included; empty: no bound on this side."
+SIDE_HELP = "Both ends are included. Empty: no bound on this side."
 
 
 def choose(
     controls: Controls, start: Mask = CAUSAL, start_softcap: float | None = None, *, cached: bool = False
 ) -> tuple[Mask, float | None]:
-    """Mask and soft cap, in one row. ``start`` is what a page or a preset begins with. ``cached``: the queries are
-    the last tokens of a cache, so that the diagonal is theirs and no key comes after them."""
+    """Mask and soft cap, in one row. ``start``: the default. ``cached``: the queries are the last tokens of a cache, so
+    the diagonal is fixed and no key follows them."""
     begin = settings(start, start_softcap)
     columns = page.line_of_fields(224, 144, 144, 144, 132, 132)
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
@@ -62,15 +61,15 @@ def choose_softcap(controls: Controls, begin: float | None) -> float | None:
 def choose_diagonal(
     controls: Controls, begin: Mapping[str, Any], columns: Iterator[DeltaGenerator]
 ) -> str | int:
-    """Where the diagonal lies; the number of a key has a place of its own. ``begin`` has ``diag`` and ``at``."""
+    """Position of the diagonal. ``begin`` has ``diag`` and ``at``."""
     words = {name: name.replace("-", " ") for name in DIAGONALS} | {AT: "at a key"}
     place = controls.choice(
         "diag",
         "Diagonal",
         words,
         begin["diag"],
-        help="Where the first query's own key is: bottom right makes the last query's key the last one, "
-        "top left makes the first query's key the first one.",
+        help="Position of the causal diagonal. Bottom right: the last query's own key is the last key. Top left: the "
+        "first query's own key is the first key.",
         at=next(columns),
     )
     if place != AT:
@@ -79,8 +78,7 @@ def choose_diagonal(
 
 
 def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
-    """What the controls hold for a mask, by their names in links. Raises TypeError for a mask that is more than a
-    band with two edges."""
+    """Values of the controls for a band mask, by name in links. Raises TypeError for other masks."""
     if not isinstance(mask, Band) or mask.beyond_band:
         raise TypeError(f"{mask} is more than a band with two edges, which this control sets")
     is_number = isinstance(mask.diagonal, int)
@@ -109,13 +107,13 @@ def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:
 
 
 def usual(problems: Iterable[Problem]) -> Problem:
-    """The one that a page begins with."""
+    """The default problem: causal, without a soft cap."""
     found = list(problems)
     return next((p for p in found if p.mask == CAUSAL and p.softcap is None), found[0])
 
 
 def choose_built(controls: Controls, problems: Iterable[Problem]) -> list[Problem]:
-    """Of problems that a kernel is compiled for, those of one kind of mask: all windows share one build."""
+    """Compiled problems of one kind of mask: all windows share one build."""
     found = list(problems)
     words = dict(zip(BAND_KINDS, ("full", "causal", "window"), strict=True))
     kinds = {kind: words[kind] for kind in BAND_KINDS if any(p.mask_kind == kind for p in found)}

@@ -23,10 +23,10 @@ from cufa.dashboard.views import mask_control
 from cufa.problem.mask import Mask
 
 _SHARES = (7, 15, 3, 21, 10, 9, 2, 15)
-"""Lengths that differ, of documents that a page begins with."""
+"""Proportions of the default documents."""
 _ANSWERS = (3, 5, 2, 4)
 _LEAST_DRAGGED = 128
-"""Steps of a slider, at least."""
+"""Minimum number of slider steps."""
 _WIDTH, _NARROW = 176, 128
 
 Read = TypeVar("Read")
@@ -40,25 +40,25 @@ class _Fields:
     seqlen_q: int
     seqlen_k: int
     like: Controls | None
-    """Whose fields these begin like."""
+    """Controls whose values are the defaults of these fields."""
     line: DeltaGenerator
     below: DeltaGenerator
-    """Where what takes the whole width stands."""
+    """Container of full-width fields."""
     notes: list[str]
-    """What is to be said of the numbers."""
+    """Messages about the numbers."""
 
     def begin(self, name: str, default: Any, kind: Callable[[str], Any] = int) -> Any:
-        """What a field begins with."""
+        """Default of a field."""
         text = "" if self.like is None else self.like.asked(name)
         if text in ("", "none"):
             return default if not text else None
         try:
             return kind(text)
-        except ValueError:  # a link's, of a field that does not stand there
+        except ValueError:  # from a link, for a field that is not shown
             return default
 
     def number(self, name: str, label: str, default: int, help: str | None = None, least: int = 0) -> int:
-        """A number of tokens: typed, or dragged up to the length of the sequence."""
+        """A number of tokens: a field, and a slider up to the length of the sequence."""
         with self.line.container(width=_WIDTH):
             value = self.controls.integer(
                 name, label, self.begin(name, default), least, mask_control.MOST, help=help
@@ -98,25 +98,25 @@ class _Fields:
             begin = default if self.like is None else self.like.asked(name)
             try:
                 form.read(begin)
-            except ValueError:  # what stands in the other's field cannot be read
+            except ValueError:  # the text of the other field is invalid
                 begin = default
             return self.controls.text(name, label, begin or default, form.read, form.write, form.wanted, help)
 
     def lengths(self, name: str, label: str, default: Lengths, room: int, help: str) -> Lengths:
-        """Lengths of texts that lie one after another, as many tokens as there is room for."""
+        """Lengths of consecutive texts, cut to the available room."""
         form = mask_texts.LENGTHS
         typed = self.text(name, label, form.write(default), form, f"{help} {form.help}")
         total = sum(typed)
         with self.below:
             if total > room:
                 self.notes.append(
-                    f"{label} add up to {total:,}, and there is room for {room:,}: what is beyond is left out."
+                    f"{label} add up to {total:,}, but there is room for {room:,}: the rest is ignored."
                 )
                 self._offer(total + self.seqlen_k - room)
         return mask_texts.fit(typed, room)
 
     def _offer(self, tokens: int) -> None:
-        """To make room for what was typed."""
+        """A button that makes room for the lengths."""
         if self.like is None:
             st.button(
                 f"Make it {tokens:,} queries and keys", key="masked.fit", icon=":material/fit_width:",
@@ -131,18 +131,22 @@ def _window(x: _Fields) -> Mask:
 
 
 def _prefix(x: _Fields) -> Mask:
-    length = x.number("length", "Keys that all see", x.seqlen_k // 4)
+    length = x.number("length", "Keys visible to all", x.seqlen_k // 4)
     return masks.prefix(length, x.diagonal())
 
 
 def _streaming(x: _Fields) -> Mask:
-    keep = x.number("keep", "First keys, kept", 64, "Every later query sees them, as StreamingLLM's sinks.")
-    window = x.number("window", "Keys before", 1023, "Beside a query's own key.")
+    keep = x.number(
+        "keep", "First keys, kept", 64, "Visible to every later query, as the sinks of StreamingLLM."
+    )
+    window = x.number("window", "Keys before", 1023, "In addition to a query's own key.")
     return masks.streaming(keep, window, x.diagonal())
 
 
 def _global_window(x: _Fields) -> Mask:
-    tokens = x.number("tokens", "Global tokens", 256, "They see every key, and every query sees them.")
+    tokens = x.number(
+        "tokens", "Global tokens", 256, "These tokens see every key, and every query sees these tokens."
+    )
     left = x.side("left", "Keys before", 511)
     right = x.side("right", "Keys after", 511)
     return masks.global_window(tokens, left, right, x.diagonal())
@@ -152,18 +156,18 @@ def _documents(x: _Fields) -> Mask:
     causal = x.flag("causal", "Causal", True)
     diagonal = x.diagonal()
     shares = mask_texts.shared_out(x.seqlen_k, _SHARES)
-    lengths = x.lengths("lengths", "Lengths of the documents", shares, x.seqlen_k, "Paste them here.")
+    lengths = x.lengths("lengths", "Lengths of the documents", shares, x.seqlen_k, "Paste the lengths here.")
     x.notes.append(_spread_words("document", lengths, x.seqlen_k))
     return masks.documents(lengths, causal, seqlen=x.seqlen_k, diagonal=diagonal)
 
 
 def _spread_words(noun: str, lengths: Lengths, keys: int) -> str:
-    """How many there are, how long, and what belongs to none."""
+    """Number and lengths of the texts, and the keys outside of all texts."""
     if not lengths:
-        return f"There is no {noun}: nothing is seen."
+        return f"There is no {noun}: no key is visible."
     span = f"{min(lengths):,} to {max(lengths):,}" if len(set(lengths)) > 1 else f"{lengths[0]:,}"
     rest = keys - sum(lengths)
-    beyond = f" The last {sentences.count(rest, 'key')} belong to none and are not seen." if rest else ""
+    beyond = f" The last {sentences.count(rest, 'key')} belong to no {noun} and are hidden." if rest else ""
     return f"{sentences.count(len(lengths), noun)} of {span} tokens.{beyond}"
 
 
@@ -179,31 +183,29 @@ def _shared_question(x: _Fields) -> Mask:
     room = x.seqlen_k - asked
     shares = mask_texts.shared_out(room, _ANSWERS)
     answers = x.lengths(
-        "answers", "Lengths of the answers", shares, room, "Each sees the question and itself."
+        "answers", "Lengths of the answers", shares, room, "Each answer sees the question and itself."
     )
     x.notes.append(_spread_words("answer", answers, room))
     return masks.shared_question(asked, answers, seqlen=x.seqlen_k, diagonal=diagonal)
 
 
 def _evict(x: _Fields) -> Mask:
-    least = x.number("least", "Kept for at least", x.seqlen_k // 16, "Rows from a key's own on.", least=1)
-    most = x.number("most", "and at most", x.seqlen_k // 2, least=1)
+    least = x.number("least", "Kept for at least", x.seqlen_k // 16, "Rows from the key's own row.", least=1)
+    most = x.number("most", "Kept for at most", x.seqlen_k // 2, least=1)
     seed = x.controls.integer("seed", "Seed", x.begin("seed", 0), 0, 9999, at=x.line.container(width=_NARROW))
     diagonal = x.diagonal()
     form = mask_texts.LENGTHS
-    help = (
-        f"Of the first key, the second, …; those behind the last number stay. Empty: at random. {form.help}"
-    )
-    rows = x.text("rows", "Or the row at which each key is gone", "", form, help)
+    help = f"Rows of the first key, the second key, …; later keys stay. Empty: random rows. {form.help}"
+    rows = x.text("rows", "Or the row at which each key is evicted", "", form, help)
     if rows:
         gone = np.full(x.seqlen_k, mask_control.MOST)
         gone[: len(rows)] = rows[: x.seqlen_k]
         if len(rows) > x.seqlen_k:
-            x.notes.append(f"{len(rows):,} rows for {x.seqlen_k:,} keys: the others are left out.")
+            x.notes.append(f"{len(rows):,} rows for {x.seqlen_k:,} keys: the rest is ignored.")
         return masks.evict(gone, diagonal)
     if most < least:
         x.notes.append(
-            f"At least {least:,} rows and at most {most:,} cannot be: every key is kept for {least:,}."
+            f"The maximum of {most:,} rows is below the minimum: every key is kept for {least:,} rows."
         )
     stay = np.random.default_rng(seed).integers(least, max(least, most) + 1, x.seqlen_k)
     own = np.arange(x.seqlen_k) - masks.causal(diagonal).shift(x.seqlen_q, x.seqlen_k)
@@ -215,11 +217,11 @@ def _columns(x: _Fields) -> Mask:
     diagonal = x.diagonal()
     quarter, form = x.seqlen_k // 4, mask_texts.HIDDEN
     begin = form.write([Hidden(quarter, max(quarter, 2 * quarter - 1), x.seqlen_q // 2, None)])
-    hidden = x.text("hidden", "Keys, and the rows that they are hidden from", begin, form, form.help)
+    hidden = x.text("hidden", "Keys, and the rows from which they are hidden", begin, form, form.help)
     beyond = sum(h.last >= x.seqlen_k for h in hidden)
     if beyond:
         count = sentences.count(beyond, "entry")
-        x.notes.append(f"{count} of keys beyond the last, {x.seqlen_k - 1:,}: what is beyond is left out.")
+        x.notes.append(f"{count} beyond the last key, {x.seqlen_k - 1:,}: these keys are ignored.")
     runs = mask_texts.runs_of(hidden, x.seqlen_k)
     return masks.columns(*runs, causal=causal, diagonal=diagonal)
 
@@ -242,7 +244,7 @@ _KINDS: dict[str, tuple[str, Callable[[_Fields], Mask]]] = {
 def choose(
     controls: Controls, seqlen_q: int, seqlen_k: int, like: Controls | None = None
 ) -> tuple[Mask, float | None]:
-    """Mask and soft cap. ``like``: other controls of the page, whose mask these begin with."""
+    """Mask and soft cap. ``like``: other controls of the page, whose mask is the default."""
     kinds = {name: words for name, (words, _) in _KINDS.items()}
     begin = "causal" if like is None else like.asked("mask")
     kind = controls.choice("mask", "Mask", kinds, begin or "causal", segmented=True)

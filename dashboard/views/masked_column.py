@@ -1,4 +1,4 @@
-"""Masked work of the backward, first part: the grid of one head, and one key block with the query tiles it visits."""
+"""Masked work of the backward: the grid of one head, and the query tiles that one key block visits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cufa.schedule.schedule import Tile
 
 @st.fragment
 def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
-    """The grid and the key block that is selected in it."""
+    """The grid and its selected key block."""
     take_click(controls, k="x")
-    grid = st.container()  # above the control that says which of its columns is selected
+    grid = st.container()  # above the control of the selected column
     columns = view.schedule.num_kv_blocks
     left, text = page.fields(1, 4)
     kv_block = controls.integer("k", "Key block", columns // 2, 0, columns - 1, at=left)
     text.caption(
-        "Click a column in the grid, or type its number. A thread block keeps K and V of its keys, and adds up their "
-        "dK and dV, while it visits query blocks; to dQ, which stays in memory, every key block adds its part."
+        "Click a column in the grid, or type its number. A thread block keeps K and V of its keys, and accumulates "
+        "their dK and dV, while it visits query blocks. Every key block adds to dQ, which stays in device memory."
     )
     with grid:
         masked_grid.show_grid(view, palette, (0, kv_block))
@@ -35,21 +35,21 @@ def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
 
 
 def _verdict(view: View, kv_block: int, palette: Palette) -> str:
-    """Which query blocks it visits, and how."""
+    """The visited query blocks, by tile class."""
     schedule, problem = view.schedule, view.problem
     column = schedule.tiles[:, kv_block]
     visited = np.flatnonzero(column != Tile.SKIPPED)
     where = f"Key block {kv_block:,}"
     if not len(visited):
-        return f"{where} visits no query block: no query sees its keys, and their dK and dV are exactly 0."
+        return f"{where} visits no query block: no query sees its keys; their dK and dV are exactly 0."
     of_class = [
         (int((column == t).sum()), palette.tiles[t].label) for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
     ]
     kinds = sentences.listed([f"{count:,} {label}" for count, label in of_class if count])
     span = f"{visited[0]:,} to {visited[-1]:,}" if len(visited) > 1 else f"{visited[0]:,}"
-    holes = "" if len(visited) == visited[-1] - visited[0] + 1 else ", not all between"
+    holes = "" if len(visited) == visited[-1] - visited[0] + 1 else ", with gaps"
     group = problem.heads // problem.kv_heads
-    each = f", of each of the {group} query heads that share its keys" if group > 1 else ""
+    each = f", for each of the {group} query heads that share its keys" if group > 1 else ""
     return (
         f"{where} visits {len(visited):,} of {sentences.count(schedule.num_q_blocks, 'query block')}{each}: "
         f"{span}{holes} ({kinds})."

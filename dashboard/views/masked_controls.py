@@ -22,18 +22,18 @@ ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
 DRAWN = ("forward", "backward")
-"""Whose schedule is one of tiles: from the queries' side, and from the keys'."""
+"""Operations with a schedule of tiles: by queries, and by keys."""
 _DTYPES = {
     "bfloat16": ("bfloat16", "native"),
     "float16": ("float16", "native"),
     "float32": ("float32", "float32"),
     "tf32": ("float32", "tf32"),
 }
-"""Element and precision by the name in links."""
+"""Element type and precision by name in links."""
 
 
 def masked_dtype(problem: Problem) -> str:
-    """What links of the page call a problem's type. Raises ValueError for one that it does not offer."""
+    """Name of a problem's type in links. Raises ValueError for a type that the page does not offer."""
     wanted = problem.dtype, problem.precision
     name = next((name for name, found in _DTYPES.items() if found == wanted), None)
     if name is None:
@@ -42,7 +42,7 @@ def masked_dtype(problem: Problem) -> str:
 
 
 def choose(controls: Controls) -> View:
-    """The controls, and what they describe."""
+    """The controls, and the view that they describe."""
     with page.control_box():
         first, left, middle, right = page.fields(1.4, 2.4, 1, 1.8)
         with first:
@@ -64,7 +64,9 @@ def choose(controls: Controls) -> View:
         batch = controls.integer("batch", "Batch", 4, 1, 4096, at=columns[2])
         heads = controls.integer("heads", "Heads", 16, 1, 1024, at=columns[3])
         with columns[4]:
-            help_text = "Divisors of the heads: fewer is GQA, one is MQA. They change traffic, not tiles."
+            help_text = (
+                "Divisors of the heads: fewer K/V heads are GQA, one is MQA. They change traffic, not tiles."
+            )
             kv_heads = choose_kv_heads(controls, heads, help=help_text)
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[5]))
         mask, softcap = mask_editor.choose(controls, seqlen_q, seqlen_k)
@@ -78,7 +80,7 @@ def choose(controls: Controls) -> View:
 
 
 def choose_config(controls: Controls, problem: Problem, spec: Kernel, device: Device) -> TileConfig:
-    """The registry's tiles for this kernel, head dim and card, the planner's choice first; or any others."""
+    """Built tiles for this kernel, head dim and card (default: the planner's choice), or custom tiles."""
     configs = serving_configs(spec, problem, device)
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
@@ -97,7 +99,7 @@ def choose_config(controls: Controls, problem: Problem, spec: Kernel, device: De
     least = -(-longest // (16 * MOST_BLOCKS_A_SIDE)) * 16
     if min(block_q, block_kv) < least:
         controls.notice(
-            f"{longest:,} rows in tiles of {block_q} × {block_kv} are too many; {least} is the least here."
+            f"tiles of {block_q} × {block_kv} are too many for {longest:,} rows; the smallest side here is {least}."
         )
         block_q, block_kv = max(block_q, least), max(block_kv, least)
     return dataclasses.replace(start, block_q=block_q, block_kv=block_kv, blocks_per_sm=blocks)

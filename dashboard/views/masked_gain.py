@@ -1,4 +1,4 @@
-"""Masked work, last part: arithmetic done and wanted, and what skipping gains."""
+"""Masked work: arithmetic done and useful, and the speed-up by skipping."""
 
 from __future__ import annotations
 
@@ -22,47 +22,48 @@ _MOST_SIMULATED = 40_000  # thread blocks of one launch
 
 
 def show_flops(view: View, palette: Palette) -> None:
-    """Done, useful, dense."""
+    """Floating-point operations: done, useful, dense."""
     page.header("Arithmetic")
     done = work.work(view.problem, view.schedule)
     flop = {name: charts.si(getattr(done, name), "FLOP") for name in ("useful", "done", "dense", "waste")}
-    text = f"{done.waste_share:.1%} of the arithmetic is thrown away: {flop['waste']} of {flop['done']}."
+    text = f"{done.waste_share:.1%} of the arithmetic is wasted: {flop['waste']} of {flop['done']}."
     page.verdict(text, "warn" if done.waste_share > 0.2 else "", small=True)
     alt = (
-        f"Three bars: useful {flop['useful']}; done {flop['done']}, of which {flop['waste']} is thrown "
-        f"away; without a mask {flop['dense']}."
+        f"Three bars: useful {flop['useful']}; done {flop['done']}, of which {flop['waste']} is wasted; "
+        f"without a mask {flop['dense']}."
     )
     page.figure(charts.flops_figure(done, palette, view.problem.operation), "masked.flops", alt)
     per_score = work.flops_per_score(view.problem) // view.problem.head_dim
     st.caption(
-        f"Mask: {view.problem.mask}. {per_score} · head dim for each score. Done counts whole tiles; useful counts the "
-        "scores that the mask lets through; the difference is masked corners of partial tiles, tile edges past the "
-        "ends, and tiles not skipped."
+        f"Mask: {view.problem.mask}. {per_score} · head dim FLOP per score. **Done** counts whole tiles, **useful** "
+        "counts visible scores. The difference: masked scores of partial tiles, padding, and tiles not skipped."
     )
 
 
 def show_speedup(view: View, palette: Palette) -> None:
-    """What skipping masked tiles gains, by length."""
+    """Speed-up by skipping masked tiles, by length."""
     page.header("What skipping gains")
     tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
     here = work.skip_speedup(tiling)
     if not view.schedule.visited:
-        page.verdict("No query sees a key: skipping leaves nothing to do.", small=True)
+        page.verdict("No key is visible to any query: skipping leaves no work.", small=True)
         return
     if tiling.mask.misfit(1, 1, tiling.seqlen_k + 1) is not None:
-        text = f"Skipping alone can gain {here:.2f}× here. This mask says of each key who sees it: it has one length."
+        text = (
+            f"Skipping alone can gain {here:.2f}× here. This mask stores numbers per key: it has one length."
+        )
         page.verdict(text, tag="predicted", small=True)
         return
     limit = work.skip_limit(tiling.mask)
     if limit == 1:
-        page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides nothing.", small=True)
+        page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides no score.", small=True)
         return
     from_tiles = work.skip_speedups(tiling, _LENGTHS)
-    # Without the lengths of this view, so that another length finds the curve ready.
+    # Without the lengths of this view: the cached curve serves all lengths.
     anywhere = dataclasses.replace(view.problem, seqlen_q=1, seqlen_k=1)
     tiles = dataclasses.replace(tiling, seqlen_q=1, seqlen_k=1)
     lengths, from_launch = simulated(anywhere, tiles, view.spec.name, view.device, view.blocks_per_sm)
-    # Kernels with and without skipping were recorded, and published, of the forward.
+    # Kernels with and without skipping are recorded and published for the forward only.
     is_forward = not view.schedule.by_keys
     measured, notes = _measured(view) if is_forward else ({}, [])
     page.verdict(_gain_words(here, limit), tag="predicted", small=True)
@@ -87,24 +88,24 @@ def show_speedup(view: View, palette: Palette) -> None:
             st.caption("  \n".join(notes))
     source = f"Published: FlashAttention-1 → 2, {published.TRITON_A10G}, head dim 64. " * is_published
     st.caption(
-        f"{source}On this card's SMs: both launches simulated as above, for these heads and this batch; a launch that "
-        "also fills its last wave better gains more than its tiles say, and may lie above the line. "
-        f"Mask: {tiling.mask}; queries and keys are equally many at every length."
+        f"{source}**On this card's SMs**: both launches are simulated as above, for these heads and this batch. If "
+        "skipping also fills the last wave better, the gain is larger than the ratio of the tiles, and may lie above "
+        f"the line. Mask: {tiling.mask}; as many queries as keys at every length."
     )
 
 
 def _gain_words(here: float, limit: float) -> str:
     text = f"Skipping alone can gain {here:.2f}× here."
     if limit < float("inf"):
-        return f"{text} Tile counts stay below {limit:g}×, as tiles on the boundary are computed whole."
-    return f"{text} The longer the sequence, the larger the share of it that the mask hides."
+        return f"{text} The ratio of the tile counts stays below {limit:g}×, as boundary tiles are computed whole."
+    return f"{text} The mask hides a larger share of longer sequences."
 
 
 @functools.lru_cache(128)
 def simulated(
     problem: Problem, tiling: Schedule, kernel: str, device: Device, blocks_per_sm: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Speed-up of skipping by length in simulated launches; too large launches are left out."""
+    """Lengths and speed-ups by skipping in simulated launches; too large launches are omitted."""
     lengths, ratios = [], []
     for n in _LENGTHS:
         here = dataclasses.replace(problem, seqlen_q=n, seqlen_k=n)
@@ -117,21 +118,21 @@ def simulated(
             ).span
             for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
         ]
-        if spans[1]:  # a far diagonal hides everything of a short sequence
+        if spans[1]:  # a far diagonal hides all of a short sequence
             lengths.append(n)
             ratios.append(spans[0] / spans[1])
     return tuple(lengths), tuple(ratios)
 
 
 def _drawn(kernel: str) -> Kernel:
-    """Whose order shows what skipping gains: FlashAttention-2's, of whose two versions this page tells."""
+    """The kernel whose order is simulated: FlashAttention-2, which exists with and without skipping."""
     found = launch.algorithms(KERNELS[kernel].operation)
     return found.get("fa2", KERNELS[kernel])
 
 
 def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Recorded gains of skipping alone under the mask by name of the series, and what else there is to say: of the
-    card, or of whichever there is a record of."""
+    """Recorded gains of skipping under the mask, by name of the series, and notes: of this card, or of all recorded
+    cards."""
     mask = view.problem.mask
     try:
         found = evidence.load()
@@ -146,20 +147,18 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
             for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
                 series[f"recorded, {shape}" if len(found) == 1 else f"{e.device}, {shape}"] = values
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
-                notes.append(f"**Recorded** on {e.where}, skip alone, {shape}: {gains}.")
+                notes.append(f"**Recorded** on {e.where}, skipping alone, {shape}: {gains}.")
         for slow, fast in (("fa1_forward", "fa2_forward"), ("fa1_forward_f32", "fa2_forward_f32")):
             for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
-                notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all that changed, {shape}: {gains}.")
+                notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all changes, {shape}: {gains}.")
     if not series:
-        notes.append(
-            f"**Measured:** no measurement with and without skipping under {mask} is recorded in this version yet."
-        )
+        notes.append(f"**Measured:** no measurement with and without skipping under {mask} is recorded yet.")
     return series, notes
 
 
 def _ablations() -> dict[str, str]:
-    """Kernels without skipping, by name, and the same source with it."""
+    """Each kernel without skipping, and the kernel of the same source with skipping, by name."""
 
     def build(spec: Kernel) -> tuple[object, ...]:
         return spec.source, spec.dtypes, spec.precisions

@@ -1,4 +1,4 @@
-"""Masked work: the grid of tiles, and who has counted them."""
+"""Masked work: the grid of tiles, and the tile counters of the kernel."""
 
 from __future__ import annotations
 
@@ -34,37 +34,32 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
 
 
 def show_refusal(view: View) -> None:
-    """What is drawn of a mask that the kernel does not serve."""
+    """A warning if the kernel does not serve the mask."""
     if view.refusal is not None:
-        text = f"No kernel runs this: {view.spec.name} {view.refusal}. Tiles are those that its schedule would visit."
+        text = f"No kernel runs this problem: {view.spec.name} {view.refusal}. Tiles: its schedule."
         page.verdict(text, "warn", small=True)
 
 
 def _verdict(view: View) -> str:
     schedule = view.schedule
     if not schedule.visited:
-        return "No query sees a key: nothing is computed, and the result is zeros."
+        return "No key is visible to any query: nothing is computed, and the result is zero."
     if view.problem.mask_kind == "full":
         named = "" if view.problem.mask == FULL else f" by {view.problem.mask}"
         return f"Nothing is masked{named}: all {schedule.total:,} tiles of a head are computed."
     if schedule.skip_masked_tiles:
         if not schedule.skipped:
-            return (
-                f"All {schedule.total:,} tiles are computed: each holds a score that the mask lets through."
-            )
+            return f"All {schedule.total:,} tiles are computed: each tile has a visible score."
         return (
             f"{schedule.visited:,} of {schedule.total:,} tiles are computed. Skipping the other "
-            f"{schedule.skipped / schedule.total:.0%} can make it {work.skip_speedup(schedule):.2f}× faster."
+            f"{schedule.skipped / schedule.total:.0%} can make the kernel {work.skip_speedup(schedule):.2f}× faster."
         )
     lost = work.work(view.problem, schedule).waste_share
-    return (
-        f"All {schedule.total:,} tiles are computed, then {lost:.0%} of the work is thrown away by the mask: "
-        "nothing is skipped."
-    )
+    return f"All {schedule.total:,} tiles are computed; the mask discards {lost:.0%} of the work: nothing is skipped."
 
 
 def _band_words(view: View) -> str:
-    """Which keys a query sees, of these lengths."""
+    """The visible keys of a query, for a band mask."""
     if view.problem.mask.beyond_band:
         return ""
     first, last = view.problem.edges
@@ -76,13 +71,13 @@ def _band_words(view: View) -> str:
 
 
 def _share_words(view: View) -> str:
-    """Scores that are seen, and that are computed for them."""
+    """Share of visible scores, and scores computed per visible score."""
     schedule, visible = view.schedule, view.problem.visible_scores
     if not visible:
         return ""
     share = sentences.share(visible / (schedule.seqlen_q * schedule.seqlen_k))
     over = schedule.visited * schedule.block_q * schedule.block_kv / visible
-    return f"It shows {share} of the scores; the tiles that are visited hold {over:.2f}× as many."
+    return f"{share} of the scores are visible; the visited tiles compute {over:.2f}× as many."
 
 
 def _shifted(shift: int) -> str:
@@ -90,20 +85,20 @@ def _shifted(shift: int) -> str:
 
 
 def show_counters(view: View) -> None:
-    """The kernel's own counters beside the schedule's: recorded on a GPU, and executed on this CPU."""
+    """The tile counters of the kernel, recorded on a GPU or executed on this CPU, against the schedule."""
     kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
-    if kept is not None:  # of any card: which tiles are visited does not depend on it
+    if kept is not None:  # from any card: visited tiles do not depend on the card
         wrong = trace.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
     refused = view.refusal and f"{view.spec.name} {view.refusal}."
     reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(
-        "Let the kernel count on this CPU",
+        "Count tiles by executing the kernel here",
         key="masked.emulate",
         disabled=reason is not None,
         icon=":material/developer_board:",
-        help="Compiles the kernel's CUDA source with g++ and executes one head, every thread of it.",
+        help="Compiles the kernel's CUDA source with g++, and executes all threads of one head on this CPU.",
     )
     if reason is not None:
         right.caption(reason)
@@ -130,10 +125,10 @@ def _key(view: View) -> counters.EmulationKey:
 def _judge(view: View, wrong: list[str], tag: str, where: str) -> None:
     if wrong:
         page.verdict(
-            f"Alarm: the kernel on {where} did not visit the tiles of the schedule.", "alarm", tag, small=True
+            f"Alarm: the kernel ({where}) did not visit the tiles of the schedule.", "alarm", tag, small=True
         )
         st.error("  \n".join(wrong), icon=":material/error:")
     else:
         line = "column" if view.schedule.by_keys else "row"
-        text = f"The kernel's own counters ({where}) agree with every {line} of the schedule."
+        text = f"The kernel's own tile counters ({where}) agree with every {line} of the schedule."
         page.verdict(text, "good", tag, small=True)

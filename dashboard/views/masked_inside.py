@@ -1,4 +1,4 @@
-"""Masked work, inside a block: what each warp of one SM does when."""
+"""Masked work, inside a thread block: the activity of each warp of one SM over time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from cufa.measure.inside import InsideTrace
 from cufa.measure.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
 
 _FIRST = 600
-"""Phases that are drawn first: a few tiles of each warp."""
+"""Phases drawn at first: a few tiles per warp."""
 
 
 def show_inside(view: View, palette: Palette) -> None:
-    """A recorded trace of such a block, or the order in which the executor finds it."""
+    """A recorded trace of such a thread block, or its order from the executor."""
     page.header("Inside a block")
     if not model.has_stamps(view.spec):
         page.verdict(
-            f"{view.spec.name} has no stamps of what its warps do: FA2, FA3 and decoding have.", small=True
+            f"{view.spec.name} has no time stamps inside its warps; FA2, FA3 and decoding have them.",
+            small=True,
         )
         return
     trace = model.matching(view.problem, view.spec, view.config, view.device)
@@ -35,10 +36,10 @@ def show_inside(view: View, palette: Palette) -> None:
 
 
 def _execute(view: View) -> InsideTrace | None:
-    """No trace of a GPU: the order, when asked for."""
+    """Without a GPU trace: the order, on demand."""
     st.info(
-        "**Measured:** no trace of the inside of such a block is recorded. Executed on this CPU, the kernel's source "
-        "says in which order its warps do what, and nothing about time.",
+        "**Measured:** no trace of the inside of such a thread block is recorded. Executing the kernel's source on "
+        "this CPU shows the order of its phases, not their time.",
         icon=":material/info:",
     )
     refused = view.refusal and f"{view.spec.name} {view.refusal}."
@@ -76,13 +77,13 @@ def _show(trace: InsideTrace, palette: Palette) -> None:
     begin, end = float(intervals["begin"].min()), float(intervals["end"].max())
     first = float(np.sort(intervals["begin"])[min(_FIRST, len(intervals) - 1)])
     stretch = st.slider(
-        "Stretch" if trace.is_time else "Stretch of what was executed",
+        "Time span" if trace.is_time else "Span of executed primitives",
         begin,
         end,
         (begin, max(first, begin + (end - begin) / 1000)),
         key=f"masked.inside.stretch.{trace.name}",
         format="%.1f" if trace.is_time else "%.0f",
-        help=f"In {trace.unit}. Drag in the figure to zoom further, double-click to come back.",
+        help=f"In {trace.unit}. Drag in the figure to zoom in, double-click to zoom out.",
     )
     seen = charts.drawn(intervals, *stretch)
     there = set(seen["log"].tolist())
@@ -111,16 +112,14 @@ def _show(trace: InsideTrace, palette: Palette) -> None:
 
 def _verdict(trace: InsideTrace, of_sm: Sums) -> str:
     if not trace.is_time:
-        return (
-            "Executed on the CPU: order, not time. How much runs beside what, only a trace of a GPU can say."
-        )
+        return "Executed on the CPU: order, not time. Only a GPU trace shows which phases overlap."
     waits = sum(of_sm.waits.values())
     text = (
         f"{of_sm.span:,.1f} µs on one SM; its warps wait {sentences.share(of_sm.share(waits))} of their time"
     )
     if of_sm.softmax and of_sm.products:
         text += (
-            f". {sentences.share(of_sm.overlap)} of the softmax runs beside products; {of_sm.exposed:,.1f} µs "
+            f". {sentences.share(of_sm.overlap)} of the softmax overlaps products; {of_sm.exposed:,.1f} µs "
             f"({sentences.share(of_sm.exposed / of_sm.span)}) are exposed"
         )
     return text + "."
@@ -130,31 +129,31 @@ def _caption(trace: InsideTrace, number: int, shown: int, cut: bool) -> str:
     parts = [f"{trace.kernel}: {trace.problem}, {trace.config}."]
     if trace.is_time:
         stamped = (
-            "One lane of each warp, or of a warpgroup's first, stamps the SM's clock, in a build of its own"
+            "One lane of each warp, or of the first warp of a warpgroup, records the SM's clock, in a special build"
             f"{_cost(trace)}."
         )
         stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
         where = f"{trace.environment['device']}, {trace.environment['recorded'][:10]}"
         parts += [f"{where}. {stamped}{stale}"]
     if number > shown:
-        parts.append(f"The first {shown} of the {number} warps of this stretch.")
+        parts.append(f"The first {shown} of the {number} warps of this span.")
     if cut:
         parts.append(
-            f"Only the first {charts.MOST_BARS:,} phases of the stretch are drawn: choose a shorter one."
+            f"Only the first {charts.MOST_BARS:,} phases of the span are drawn: choose a shorter span."
         )
     return " ".join(parts)
 
 
 def _cost(trace: InsideTrace) -> str:
-    """Of the stamps; "" where it was not measured."""
+    """Cost of the stamps; "" if not measured."""
     if trace.slowdown is None:
         return ""
     more = "longer" if trace.slowdown >= 1 else "less"
-    return f": a run of it takes {sentences.share(abs(trace.slowdown - 1))} {more} than one without stamps"
+    return f": its run takes {sentences.share(abs(trace.slowdown - 1))} {more} than a run without stamps"
 
 
 def _table(trace: InsideTrace, of_sm: Sums) -> None:
-    """What all warps of the SM do, added up."""
+    """Time of all warps of the SM, by phase."""
     rows = sorted(of_sm.phases.items(), key=lambda item: -item[1])
     st.dataframe(
         {

@@ -1,4 +1,4 @@
-"""Masked work: another algorithm, mask or tiling beside the chosen one, for the same shape on the same card."""
+"""Masked work: a second algorithm, mask or tiling, for the same shape on the same card."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from cufa.measure.costs import cost_on
 from cufa.schedule.schedule import Schedule
 
 _PREFIX = "b_"
-"""In links: of the controls of what stands beside."""
+"""Prefix of the second controls in links."""
 
 
 def choose_other(controls: Controls, view: View) -> View | None:
-    """What is to stand beside; None where nothing is."""
+    """The second view; None if there is none."""
     if not controls.flag(
-        "two", "Another one beside it", help="Two algorithms, masks or tilings, same shape."
+        "two", "Compare with a second one", help="Two algorithms, masks or tilings, same shape."
     ):
         return None
     with st.container(border=True, key="controls-beside"):
@@ -41,7 +41,7 @@ def choose_other(controls: Controls, view: View) -> View | None:
         specs = {name: spec for name, spec in known.items() if spec.runs_on(view.device.arch.capability)}
         words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
         default = next((name for name in reversed(specs) if name != view.algorithm), view.algorithm)
-        algorithm = controls.choice("alg", "Beside it", words, default, segmented=True)
+        algorithm = controls.choice("alg", "Second algorithm", words, default, segmented=True)
         lengths = view.problem.seqlen_q, view.problem.seqlen_k
         mask, softcap = mask_editor.choose(controls, *lengths, like=first)
         problem = dataclasses.replace(view.problem, mask=mask, softcap=softcap)
@@ -52,10 +52,10 @@ def choose_other(controls: Controls, view: View) -> View | None:
 
 
 def show(view: View, other: View, palette: Palette) -> None:
-    """Both on one axis, and what each does in numbers."""
+    """Both views on one axis, and their numbers."""
     sides, names = (view, other), _names(view, other)
     if not (view.schedule.visited and other.schedule.visited):
-        page.verdict("On one side no query sees a key: there is nothing to compare.", "warn")
+        page.verdict("On one side, no key is visible to any query: there is nothing to compare.", "warn")
         return
     lines = _predicted(sides)
     page.verdict(_verdict(sides, names, lines), tag="predicted" if lines else "")
@@ -72,14 +72,14 @@ def show(view: View, other: View, palette: Palette) -> None:
     page.figure(charts.grids(names, [x.schedule for x in sides], palette), "masked.pair.grids", alt)
     st.dataframe(_table(sides, names, lines, kept), hide_index=True, height="content")
     st.caption(
-        "**Once**: every operand once, the least that device memory must move. **Asked of the L2 cache**: what the "
-        "tiles of all blocks read and write, whether the cache has it or not; counted from the kernel's loops."
+        "**Compulsory bytes**: every operand once, the minimum for device memory. **Bytes requested from L2**: reads "
+        "and writes of the tiles of all thread blocks, hits and misses; counted from the kernel's loops."
     )
     _show_timelines(sides, names, lines, palette)
 
 
 def _names(view: View, other: View) -> list[str]:
-    """What tells the two apart, and no more."""
+    """Names of the two views by their differences."""
     found = []
     for x in (view, other):
         words = [f"{ALGORITHM_WORDS.get(x.algorithm, x.algorithm)} {x.config.block_q}×{x.config.block_kv}"]
@@ -91,7 +91,7 @@ def _names(view: View, other: View) -> list[str]:
 
 
 def _predicted(sides: tuple[View, View]) -> list[Timeline]:
-    """Both launches on one axis; none where one is too large to be simulated."""
+    """Both launches on one axis; empty if one launch is too large for a simulation."""
     if any(len(x.blocks) > MOST_THREAD_BLOCKS for x in sides):
         return []
     return [pair.in_arithmetic(x.predicted, x.problem, x.schedule, x.config.blocks_of_item) for x in sides]
@@ -104,7 +104,7 @@ def _verdict(sides: tuple[View, View], names: list[str], lines: list[Timeline]) 
         text = f"{names[0]} and {names[1]} do the same arithmetic"
     if not lines:
         return f"{text}."
-    return f"{text}; at one rate per SM it ends {_ends(lines[1].span / lines[0].span)}."
+    return f"{text}; at equal rates per SM it ends {_ends(lines[1].span / lines[0].span)}."
 
 
 def _times(ratio: float) -> str:
@@ -118,7 +118,7 @@ def _ends(ratio: float) -> str:
 
 
 def _say_measured(kept: list[Measurement], names: list[str]) -> None:
-    """Times of both from one run, where there are such."""
+    """Times of both from one run, if available."""
     if not kept:
         return
     first, second = (m.seconds for m in kept)
@@ -133,7 +133,7 @@ def _say_measured(kept: list[Measurement], names: list[str]) -> None:
 def _table(
     sides: tuple[View, View], names: list[str], lines: list[Timeline], kept: list[Measurement]
 ) -> list[dict[str, str]]:
-    """A line per quantity."""
+    """One line per quantity."""
     done = [work.work(x.problem, x.schedule) for x in sides]
     costs = [cost_on(x.problem, x.spec, x.config) for x in sides]
     moved = [cost.l2 for cost in costs if cost is not None]
@@ -141,14 +141,14 @@ def _table(
         ("tiles of a head", [x.schedule.visited for x in sides], "{:,.0f}".format),
         ("FLOP done", [w.done for w in done], _flop),
         ("FLOP useful", [w.useful for w in done], _flop),
-        ("FLOP thrown away", [w.waste for w in done], _flop),
-        ("bytes, once", [x.problem.io_bytes for x in sides], _bytes),
+        ("FLOP wasted", [w.waste for w in done], _flop),
+        ("compulsory bytes", [x.problem.io_bytes for x in sides], _bytes),
     ]
     if len(moved) == len(sides):
         per_byte = [w.done / t for w, t in zip(done, moved, strict=True)]
         told += [
-            ("bytes asked of the L2 cache", moved, _bytes),
-            ("FLOP per byte asked", per_byte, "{:,.0f}".format),
+            ("bytes requested from L2", moved, _bytes),
+            ("FLOP per byte requested", per_byte, "{:,.0f}".format),
         ]
     told += [("thread blocks", [_thread_blocks(x) for x in sides], "{:,.0f}".format)]
     if lines:
@@ -191,8 +191,8 @@ def _show_timelines(
     page.verdict(_idle(lines, names), tag="predicted", small=True)
     page.figure(charts.timelines(names, lines, palette), "masked.pair.predicted", _describe(names, lines))
     st.caption(
-        "One axis for both: the arithmetic that an SM could have done by then, whole tiles counted. It says nothing of "
-        "how fast each kernel multiplies. The stronger its colour, the more tiles a block has."
+        "Both timelines share one axis: the arithmetic that an SM could have done until then, in whole tiles. The axis "
+        "ignores the speed of each kernel. A stronger colour means more tiles per thread block."
     )
     traces = [counters.matching_trace(x.problem, x.spec.name, x.config, x.device) for x in sides]
     kept = [t for t in traces if t is not None and t.is_of(sides[0].device)]
@@ -212,8 +212,8 @@ def _show_timelines(
     page.verdict(text, "", page.origin_tag(kept[0].origin), small=True)
     page.figure(charts.timelines(names, seen, palette), "masked.pair.measured", _describe(names, seen))
     st.caption(
-        f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of every block, written by "
-        "trace builds of the kernels, one launch each."
+        f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
+        "written by trace builds of the kernels, one launch each."
     )
 
 

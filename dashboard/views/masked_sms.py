@@ -1,4 +1,4 @@
-"""Masked work, third part: when each thread block runs, predicted and measured."""
+"""Masked work: when each thread block runs, predicted and measured."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TRACE_TIMEOUT = 180
 
 
 def show_timelines(view: View, palette: Palette) -> None:
-    """The prediction, beside it what a trace build measured, and the tail of both."""
+    """The prediction, the measurement of a trace build, and the tail of both."""
     page.header("On the SMs")
     if len(view.blocks) > MOST_THREAD_BLOCKS:
-        text = f"{len(view.blocks):,} thread blocks: more than {MOST_THREAD_BLOCKS:,} are not simulated."
+        text = f"{len(view.blocks):,} thread blocks are too many: the simulation takes up to {MOST_THREAD_BLOCKS:,}."
         page.verdict(text, "warn", small=True)
         return
     kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
@@ -61,15 +61,19 @@ def _show_predicted(view: View, palette: Palette) -> None:
     page.figure(
         charts.timeline_figure(timeline, palette), "masked.predicted", charts.describe_timeline(timeline)
     )
-    rule = f"{sentences.count(view.blocks_per_sm, 'block')} at a time on every SM, the "
-    rule += "next block in launch order to the first free place"
+    rule = f"each SM holds {sentences.count(view.blocks_per_sm, 'thread block')}, and the next block in launch order "
+    rule += "takes the first free place"
     if view.blocks.thread_block is not None:
-        rule = f"one persistent block on every SM, each takes its own {view.item_noun}s in the kernel's order"
+        rule = (
+            f"each SM holds one persistent block, which takes its own {view.item_noun}s in the kernel's order"
+        )
     group = view.problem.heads // view.problem.kv_heads
     of_group = (
-        f" Tiles are those of one of its {group} query heads." if view.schedule.by_keys and group > 1 else ""
+        f" Tiles are counted for one of the {group} query heads of a K/V head."
+        if view.schedule.by_keys and group > 1
+        else ""
     )
-    st.caption(f"Simulated: {rule}; every tile takes as long as any other.{of_group}")
+    st.caption(f"Simulated: {rule}. All tiles take the same time.{of_group}")
     _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
 
 
@@ -92,7 +96,7 @@ def _predicted_verdict(view: View) -> str:
 
 
 def _idle(timeline: Timeline) -> str:
-    """Of SMs that have nothing left, and of places that stand empty, which is what the last wave costs."""
+    """Idle time of SMs at the end, and of empty places, which shows the cost of the last wave."""
     sms = f"{sentences.share(timeline.tail)} of SM time is idle at the end"
     if timeline.slots_per_sm == 1:
         return sms
@@ -100,12 +104,12 @@ def _idle(timeline: Timeline) -> str:
 
 
 def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Palette) -> None:
-    """A trace; of another card than the page predicts for it is shown as that, and nothing is judged by it."""
+    """A trace. A trace of another card is marked as such, without a verdict."""
     trace, tag = kept.trace, page.origin_tag(kept.origin)
     text = f"{timeline.span:,.0f} µs, {_idle(timeline)}; {timeline.mean_blocks:.1f} blocks per SM on average."
     if not kept.has_every_block:
-        text = f"{timeline.span:,.0f} µs. Of each pair of thread blocks the first keeps a record; the other runs "
-        text += "beside it, on an SM that is empty here."
+        text = f"{timeline.span:,.0f} µs. Only the first thread block of each pair has a record; the second runs on "
+        text += "an SM that is empty in this figure."
     if kept.is_of(device):
         page.verdict(text, "warn" if timeline.tail > 0.1 and kept.has_every_block else "", tag, small=True)
     else:
@@ -116,8 +120,8 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
     )
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
-        f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of every "
-        f"block, written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
+        f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
+        f"written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
     )
     _export(timeline, f"{tag}: {trace.name}", tag)
 
@@ -138,9 +142,9 @@ def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> N
         with_more = launch.predict(view.blocks, view.device.num_sms, seen).tail
         is_same = abs(with_more - predicted.tail) < 0.001
         st.caption(
-            f"The card held up to {seen} blocks per SM, the prediction reckons with the {reckoned} that the "
-            f"kernel promises the compiler: registers left room for more. With {seen} it would say "
-            f"{'the same' if is_same else f'{with_more:.1%} idle'}. What fits is on the page Occupancy."
+            f"The card held up to {seen} thread blocks per SM. The prediction assumes the {reckoned} of the kernel's "
+            f"launch bounds; its registers allow more. With {seen}, the prediction is "
+            f"{'the same' if is_same else f'{with_more:.1%} idle'}. The page Occupancy shows the limits."
         )
 
 
@@ -152,14 +156,13 @@ def _export(timeline: Timeline, title: str, name: str) -> None:
         "application/json",
         key=f"masked.export.{name}",
         icon=":material/download:",
-        help="Open it in ui.perfetto.dev or chrome://tracing. A predicted tile is written as one "
-        "microsecond.",
+        help="Open the file in ui.perfetto.dev or chrome://tracing. A predicted tile lasts one microsecond.",
         on_click="ignore",
     )
 
 
 def _offer_trace(view: View) -> None:
-    """There is no trace of this view: say so, and take one where there is a GPU."""
+    """Without a trace of this view: take one on a GPU, or say that there is none."""
     if devices.gpu_count() and view.is_registered:
         if st.button("Trace it on this GPU", key="masked.trace", icon=":material/monitoring:"):
             with st.spinner("Compiling and running the trace build…"):
@@ -170,12 +173,12 @@ def _offer_trace(view: View) -> None:
         return
     if view.refusal is not None:
         return
-    why = "no kernel has these tiles" if devices.gpu_count() else "there is no GPU here to record one on"
+    why = "no kernel has these tiles" if devices.gpu_count() else "this machine has no GPU"
     st.info(f"**Measured:** no trace of this problem is recorded, and {why}.", icon=":material/info:")
 
 
 def _choose_recorded() -> None:
-    """Traces that exist."""
+    """Open a recorded trace."""
     found, damaged = counters.all_traces()
     for text in damaged:
         st.warning(text, icon=":material/broken_image:")
@@ -190,7 +193,7 @@ def _choose_recorded() -> None:
         index=None,
         format_func=words.get,
         key="masked.open",
-        placeholder="Open one: the controls above are set to what was traced",
+        placeholder="Open a trace: it sets the controls above",
         on_change=_open_chosen,
         args=(found,),
     )
@@ -203,7 +206,7 @@ def _open_chosen(found: dict[str, Kept]) -> None:
 
 
 def open_trace(trace: Trace) -> None:
-    """Set the controls to what was traced."""
+    """Set the controls to the traced launch."""
     p = trace.problem
     settings = {"op": p.operation, "alg": KERNELS[trace.kernel].algorithm, "sq": p.seqlen_q}
     settings |= {
@@ -223,7 +226,7 @@ def open_trace(trace: Trace) -> None:
 
 
 def run_trace(view: View) -> str | None:
-    """Trace in a process of its own, so that a crash takes nothing with it. None, or what went wrong."""
+    """Trace in a separate process, which may crash. Returns None, or the error."""
     config = asdict(view.config)
     request = {"problem": view.problem.as_json(), "algorithm": view.algorithm, "config": config}
     command = [sys.executable, "-m", "cufa.measure.traces", str(counters.local_traces_dir())]

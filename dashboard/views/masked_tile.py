@@ -1,4 +1,4 @@
-"""Masked work, first parts: the grid of one head, and one tile from within (maximum and sum of its rows)."""
+"""Masked work: the grid of one head, and the softmax state of one tile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cufa.problem.integers import Integers
 from cufa.schedule.schedule import Schedule, Tile
 
 _IS_NEW = "masked.new"
-"""In the session: the whole page is drawn, not only another tile."""
+"""Session key: the whole page is drawn, not only another tile."""
 
 
 def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
-    """The grid and the tile that is selected in it; selecting another draws nothing else anew."""
+    """The grid and its selected tile; another selection redraws only these."""
     st.session_state[_IS_NEW] = True
     _show_one_head(view, controls, palette)
 
@@ -32,14 +32,14 @@ def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
 @st.fragment
 def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
     take_click(controls, q="y", k="x")
-    grid = st.container()  # above the controls that say which of its tiles is selected
+    grid = st.container()  # above the controls of the selected tile
     selected = _choose_tile(view, controls)
     parts = [
         lambda: _show_grid(view, palette, grid, selected),
         lambda: _show_tile(view, palette, selected),
     ]
     is_new = st.session_state.pop(_IS_NEW, False)
-    for show in parts if is_new else reversed(parts):  # a tile that was asked for does not wait for the grid
+    for show in parts if is_new else reversed(parts):  # a newly selected tile does not wait for the grid
         show()
     controls.write_link()
 
@@ -52,7 +52,7 @@ def _show_grid(view: View, palette: Palette, place: DeltaGenerator, selected: tu
 
 
 def take_click(controls: Controls, **axes: str) -> None:
-    """Take a clicked tile, which Streamlit put in the session before this run: of each control, along which axis."""
+    """Take a click, which Streamlit put in the session before this run. ``axes``: the axis of each control."""
     event: Any = st.session_state.get(masked_grid.GRID_KEY)
     points = event["selection"]["points"] if event else []
     picked = {name: int(points[0][axis]) for name, axis in axes.items()} if points else None
@@ -63,24 +63,24 @@ def take_click(controls: Controls, **axes: str) -> None:
 
 
 def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
-    """Query block and key block: by number here (with the keyboard too), or by a click in the grid."""
+    """Query block and key block: by number, or by a click in the grid."""
     rows, columns = view.schedule.num_q_blocks, view.schedule.num_kv_blocks
     row = rows // 2
     visited = np.flatnonzero(view.schedule.tiles[row] != Tile.SKIPPED)
-    # The first tile starts from nothing, which says less.
+    # The second tile says more: the first one starts without a state.
     second = int(visited[:2][-1]) if len(visited) else 0
     left, right, text = page.fields(1, 1, 3)
     q_block = controls.integer("q", "Query block", row, 0, rows - 1, at=left)
     kv_block = controls.integer("k", "Key block", second, 0, columns - 1, at=right)
     text.caption(
-        "Click a tile in the grid, or type its place. Rows run through the CPU path with random inputs, one "
-        "head, in the order of the key blocks."
+        "Click a tile in the grid, or type its numbers. The CPU path computes the rows of one head with random inputs, "
+        "in the order of the key blocks."
     )
     return q_block, kv_block
 
 
 def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
-    """What the selected tile did to its rows."""
+    """Effect of the selected tile on its rows."""
     schedule, (q_block, kv_block) = view.schedule, selected
     tile = Tile(int(schedule.tiles[q_block, kv_block]))
     steps = _observe(schedule, q_block, view.problem.head_dim, view.problem.softcap)
@@ -88,10 +88,10 @@ def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     where = f"Tile ({q_block:,}, {kv_block:,})"
     if tile == Tile.SKIPPED:
         page.verdict(
-            f"{where} is skipped: it is never loaded, and its rows keep their maximum and sum.", small=True
+            f"{where} is skipped: it is not loaded, and its rows keep their maximum and sum.", small=True
         )
     elif step is None:
-        text = f"{where} is computed, then masked away whole: maximum and sum of its rows stay as they were."
+        text = f"{where} is computed, but fully masked: its rows keep their maximum and sum."
         page.verdict(text, "warn", small=True)
     else:
         page.verdict(f"{where} is {palette.tiles[tile].label}: {_change(step)}", tag="computed", small=True)
@@ -107,15 +107,15 @@ def _change(step: Step) -> str:
     rows = len(step.m_after)
     risen = int((step.m_after > step.m_before).sum())
     if not np.isfinite(step.m_before).any():
-        return f"the first of its rows' tiles: {sentences.count(risen, 'row')} get a first maximum."
+        return f"{sentences.count(risen, 'row')} get a first maximum in this tile."
     with np.errstate(invalid="ignore"):  # rows that see no key yet
         kept = step.l_before * np.exp(step.m_before - step.m_after)
         share = np.where(step.l_after > 0, 1 - kept / step.l_after, np.nan)
     if np.isnan(share).all():
-        return "none of its keys is seen yet by any of its rows."
+        return "no row has a visible key so far."
     gained = float(np.nanmean(share))
     rose = f"the maximum rose in {risen:,} of {sentences.count(rows, 'row')}"
-    return f"{rose}; its keys are {gained:.1%} of the sum so far."
+    return f"{rose}; the tile contributes {gained:.1%} of the sum so far."
 
 
 def _describe(step: Step, where: str) -> str:
@@ -126,6 +126,6 @@ def _describe(step: Step, where: str) -> str:
     return (
         f"{where}: two panels over its {len(step.m_after):,} query rows. Running maximum m before the tile: "
         f"{span(step.m_before)}; after: {span(step.m_after)}. Running sum l before: {span(step.l_before)}; "
-        f"after: {span(step.l_after)}. Rows that have seen no key yet have m = minus infinity and are not "
+        f"after: {span(step.l_after)}. Rows without a visible key so far have m = minus infinity and are not "
         "drawn."
     )

@@ -1,4 +1,4 @@
-"""Masked work: what other tiles of the same kernel would take, and what binds each."""
+"""Masked work: predicted times of other tiles of the same kernel, and the limit of each."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from cufa.measure.predictions import Error
 
 
 def show_tilings(controls: Controls, view: View) -> None:
-    """A table, the shortest predicted time first."""
+    """A table, sorted by predicted time."""
     page.header("Which tiles")
     found = _ceilings(controls, view)
     told = [] if found is None or not view.schedule.visited else _tilings(view, found)
     if found is None or not told:
         why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view, found)
-        page.verdict(f"Times of other tiles are not predicted: {why}.", small=True)
+        page.verdict(f"Times of other tiles cannot be predicted: {why}.", small=True)
         return
     errors = tilings.errors_of(found, view.device)
     page.verdict(_verdict(view, told, errors.get(view.spec.name)), tag="predicted", small=True)
     st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
     st.caption(
-        f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory, "
-        "what the warps of an SM hide of one another, and the thread block with the most to do. "
+        f"Predicted from the ceilings recorded on **{found.where}**: products, exponentials, shared memory and device "
+        "memory, the overlap between the warps of an SM, and the busiest thread block. "
         f"{predictions.in_words(errors)} {tilings.left_out(view.problem, view.spec, view.device)}"
     )
 
 
 def _ceilings(controls: Controls, view: View) -> Evidence | None:
-    """Those of the card, or of another one of its kind where there are more."""
+    """Ceilings of the card, or of a chosen similar card."""
     try:
         found = tilings.of_cards(view.device, evidence.load())
-    except ValueError:  # the page says so further up
+    except ValueError:  # the page shows the error above
         return None
     if len(found) < 2:
         return next(iter(found.values()), None)
@@ -55,22 +55,24 @@ def _tilings(view: View, found: Evidence) -> list[Tiling]:
 
 def _why_none(view: View, found: Evidence) -> str:
     if not view.schedule.visited:
-        return "no query sees a key"
+        return "no key is visible to any query"
     return tilings.why_none(view.problem, view.spec, view.device, found)
 
 
 def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:
-    """The shortest predicted time, and how many tilings the prediction cannot tell from it."""
+    """The shortest predicted time, and the number of tilings within the error of the prediction."""
     best, tolerance = told[0], 0.0 if error is None else error.median
     alike = [t for t in told if t.seconds <= best.seconds * (1 + tolerance)]
     text = f"{best.config} is predicted at {seconds_text(best.seconds)}, {_binds(best)}"
     if len(alike) > 1:
         others = sentences.count(len(alike) - 1, "other")
-        return f"{text}; {others} of {len(told) - 1} {sentences.plural(len(alike) - 1, 'is')} too close to tell apart."
+        return f"{text}; {others} of {len(told) - 1} {sentences.plural(len(alike) - 1, 'is')} as fast within the error."
     here = next((t for t in told if config_key(t.config) == config_key(view.config)), None)
     if here is None or here is best:
         return f"{text}: the fastest of {sentences.count(len(told), 'tiling')}."
-    return f"{text}: {here.seconds / best.seconds:.2f}× faster than the chosen one, which is {_binds(here)}."
+    return (
+        f"{text}: {here.seconds / best.seconds:.2f}× faster than the chosen tiles, which are {_binds(here)}."
+    )
 
 
 def _binds(tiling: Tiling) -> str:

@@ -1,4 +1,4 @@
-"""What the controls of the page Masked work describe, and what follows from it."""
+"""The view that the controls of Masked work describe, and its derived values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule, Tile
 
 MOST_BLOCKS_A_SIDE = 4096
-"""Tiles are not made so small that a side has more."""
+"""The most tiles per side."""
 MOST_THREAD_BLOCKS = 400_000
-"""Larger launches are not simulated."""
+"""The largest launch that is simulated."""
 _ANY_REGISTERS = 32  # few enough not to limit
 
 
@@ -34,7 +34,7 @@ class View:
 
     @functools.cached_property
     def blocks_per_sm(self) -> int:
-        """What the kernel is compiled for (``__launch_bounds__``), unless shared memory allows fewer."""
+        """The kernel's ``__launch_bounds__``, or fewer if shared memory limits them."""
         config = self.config
         shared = self.spec.shared_bytes(config, self.problem.head_dim)
         fitting = occupancy(
@@ -60,12 +60,12 @@ class View:
 
     @property
     def whole_heads(self) -> bool:
-        """Whether a thread block does all query blocks of a head."""
+        """Whether a thread block computes all query blocks of a head."""
         return bool(len(self.blocks)) and int(self.blocks.q_block[0]) == launch.WHOLE_HEAD
 
     @property
     def item_noun(self) -> str:
-        """What a persistent thread block takes one after the other."""
+        """Work item of a persistent thread block."""
         if self.whole_heads:
             return "head"
         return "key block" if self.schedule.by_keys else "query block"
@@ -76,10 +76,10 @@ class View:
 
     @property
     def is_registered(self) -> bool:
-        """Whether a kernel with these tiles exists for such a mask, so that it can be run and not only drawn."""
+        """Whether a kernel with these tiles serves the mask, so that it can run."""
         return self.config in self.spec.configs and self.refusal is None
 
     @functools.cached_property
     def refusal(self) -> str | None:
-        """Why the kernel does not serve the problem; its schedule is drawn all the same."""
+        """Why the kernel does not serve the problem; the page draws the schedule in any case."""
         return self.spec.refuses(self.problem, self.device.arch.capability)

@@ -1,4 +1,4 @@
-"""The page Occupancy: which build is looked at, and of what shape it is."""
+"""The pages Occupancy and Machine code: the choice of a build."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from cufa.plan.planner import fitting_configs
 from cufa.problem.problem import Problem
 
 HEAD_DIM, ARCH = 128, 90
-"""What the page begins with."""
+"""Defaults of the page."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
+    """One kernel for one kind of problem; ``arch`` and ``config`` select a build."""
 
     spec: Kernel
     problem: Problem
-    """Of which the lengths do not matter."""
+    """Its lengths do not matter."""
     arch: Architecture
     config: TileConfig | None
     shape: Problem | None = None
-    """That a link asked for."""
+    """From the link."""
 
     @property
     def head_dim(self) -> int:
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def rows(self) -> list[TileConfig]:
-        """Tiles built for this head dim, on whichever card they fit."""
+        """Tiles built for this head dim, on any card."""
         return [c for c in self.spec.configs if c.fits(self.head_dim)]
 
     @property
@@ -65,7 +65,7 @@ class Choice:
 
 
 def begin() -> Variant:
-    """What a visitor sees first who has chosen nothing yet."""
+    """The default build."""
     spec = next(iter(KERNELS.values()))
     problem = mask_control.usual(compiled_problems(spec, HEAD_DIM))
     choice = Choice(spec, problem, find_architecture(ARCH), None)
@@ -127,7 +127,7 @@ def lengths_words(p: Problem) -> str:
 
 
 def subject_of(choice: Choice) -> Subject:
-    """What the page speaks of: the shape that its link brought, as far as the build serves it."""
+    """Subject of the page: the shape of the link, adapted to the build."""
     built = choice.problem
     shape = choice.shape
     if shape is None or shape.operation != built.operation:

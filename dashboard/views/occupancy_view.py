@@ -1,4 +1,4 @@
-"""The page Occupancy: the compiled kernel, and what if."""
+"""The page Occupancy: the compiled kernel, and what-if sliders."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def compiler() -> Compiler:
 
 
 def compile_first() -> None:
-    """Begin with what the page shows to a visitor who has chosen nothing yet."""
+    """Start compiling the default build."""
     compiler().want([begin()])
 
 
 def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
-    """The chosen build: verdict, curves, what-if sliders."""
+    """The chosen build: verdict, limits, what-if sliders."""
     if choice.config is None:
         return
     try:
         with st.spinner("Compiling…"):
             built = compiler().get(choice.variant(choice.config, choice.arch))
     except MissingCompilerError as error:
-        page.verdict("There is no compiler here, so registers are not known.", "warn")
+        page.verdict("There is no compiler here: the registers are unknown.", "warn")
         st.info(str(error))
         return
     for finding in built.findings:
@@ -67,7 +67,7 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
 
 
 def _main_entry(built: Compiled, choice: Choice) -> Entry:
-    """The launch that computes tiles, whose blocks a trace is of."""
+    """The launch over tiles, to which traces belong."""
     return next(e for e in built.entries if e.name == choice.spec.entry)
 
 
@@ -85,13 +85,13 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
     st.caption(
         f"Mask: {choice.problem.scores_text} · **{entry.registers}** registers per thread · "
         f"**{entry.threads}** threads per block · **{entry.shared_bytes:,}** bytes of shared memory per block · "
-        f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone "
-        f"would allow {o.unrounded_warps} warps"
+        f"{spills} · {choice.arch.nvrtc_name} · without allocation granularity, registers alone would allow "
+        f"{o.unrounded_warps} warps"
     )
 
 
 def _show_limits(entry: Entry, choice: Choice) -> None:
-    """Each resource alone: what a block takes of it, what an SM has, and how many blocks that makes."""
+    """Each resource alone: use of a block, capacity of an SM, and blocks per SM."""
     o, arch = entry.occupancy(choice.arch), choice.arch
     none = "no limit"
     rows = [
@@ -104,8 +104,8 @@ def _show_limits(entry: Entry, choice: Choice) -> None:
     lines = [
         {
             "resource": str(resource),
-            "a block takes": takes,
-            "an SM has": has,
+            "per block": takes,
+            "per SM": has,
             "blocks per SM": none if o.limits[resource] == UNLIMITED else f"{o.limits[resource]}",
             "": "limits" if resource in o.limiters else "",
         }
@@ -116,14 +116,14 @@ def _show_limits(entry: Entry, choice: Choice) -> None:
         least, most, groups = entry.split[0], entry.split[-1], entry.threads // _GROUP
         consumers = sentences.count(groups - 1, "consumer")
         st.caption(
-            f"Registers move between warpgroups (setmaxnreg): of {groups} × {entry.registers} = "
-            f"{groups * entry.registers} at launch the producer keeps {least}, and {consumers} "
-            f"{sentences.plural(groups - 1, 'takes')} {most} each: {least + (groups - 1) * most}."
+            f"The kernel moves registers between warpgroups (setmaxnreg). At launch: {groups} × {entry.registers} = "
+            f"{groups * entry.registers}. Then the producer keeps {least}, and {consumers} "
+            f"{sentences.plural(groups - 1, 'takes')} {most} each: {least + (groups - 1) * most} in total."
         )
 
 
 def _show_achieved(entry: Entry, choice: Choice) -> None:
-    """Beside the theoretical figure, what traces of the same build show."""
+    """Achieved occupancy in traces of the same build."""
     for kept in counters.all_traces()[0].values():
         trace = kept.trace
         of_build = (
@@ -155,7 +155,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
 
 
 def _compiled_as(p: Problem) -> tuple[object, ...]:
-    """What of a problem the compiler sees; 16-bit types are alike in what they take."""
+    """Properties of a problem that the compiler sees; 16-bit types need equal resources."""
     return p.head_dim, p.itemsize, p.mask_kind, p.softcap is None
 
 
@@ -185,7 +185,9 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     kernel = Point(entry.registers, entry.threads, entry.shared_bytes, entry.barriers)
     what_if = Point(registers, threads, shared, entry.barriers)
     if what_if == kernel:
-        page.verdict("Move a slider: the circle leaves the kernel's diamond.", small=True)
+        page.verdict(
+            "Move a slider: the circle is the changed block, the diamond the compiled kernel.", small=True
+        )
     else:
         left, right = st.columns([5, 1.2], vertical_alignment="center")
         with left:
@@ -197,7 +199,7 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
             width="stretch",
             on_click=_set_what_if,
             args=(entry,),
-            help="Put the sliders back to the kernel.",
+            help="Reset the sliders to the compiled kernel.",
         )
     for column, (field, title, _) in zip(st.columns(3), charts.SWEEPS, strict=True):
         alt = (
@@ -211,13 +213,13 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
 
 
 def _set_what_if(entry: Entry) -> None:
-    """A callback of a button, or before the sliders exist."""
+    """For a callback, or before the sliders exist."""
     for name, value in (("regs", entry.registers), ("smem", entry.shared_bytes), ("threads", entry.threads)):
         Controls.put("occupancy", name, value)
 
 
 def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
-    """What was asked of one build says nothing of another."""
+    """Reset the sliders when another build is chosen."""
     assert choice.config is not None
     build = str((choice.variant(choice.config, choice.arch), entry.name))
     if st.session_state.get(_WHAT_IF_OF, build) != build:
@@ -226,7 +228,7 @@ def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
 
 
 def show_table(choice: Choice, palette: Palette) -> None:
-    """Every tiling of the kernel on every architecture; fills up while compiling."""
+    """Each tiling of the kernel on each architecture; fills up while builds compile."""
     page.header("All tiles, all architectures")
     waiting = compiler().want(_builds(choice).values())
     if compiler().missing or not choice.rows:
@@ -248,7 +250,7 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
     known = {place: compiler().known(variant) for place, variant in builds.items()}
     waiting = sum(found is None for found in known.values())
     if was_waiting and not waiting:
-        st.rerun()  # the whole page, which then asks for no more refreshing
+        st.rerun()  # the whole page, which then stops refreshing
     archs, configs = choice.archs, choice.rows
     cells: list[list[Occupancy | str]] = [["does not fit"] * len(archs) for _ in configs]
     for (row, column), found in known.items():
@@ -273,7 +275,7 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
     alt = "Table of tiles by architecture. " + " ".join(lines)
     page.figure(charts.table(names, columns, cells, palette, selected), "occupancy.table", alt)
     if len(choice.variant(configs[0], archs[0]).launches) > 1:
-        st.caption("This kernel makes several launches: each cell shows the one with the lowest occupancy.")
+        st.caption("This kernel has several launches: each cell shows the launch with the lowest occupancy.")
 
 
 def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
@@ -283,5 +285,5 @@ def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
     findings = sum(len(found.findings) for found in builds)
     number = sentences.count(len(builds), "build")
     if findings:
-        return f"{number}, {sentences.count(findings, 'finding')}: a shipped kernel must have none."
+        return f"{number}, {sentences.count(findings, 'finding')}: a shipped kernel must have no finding."
     return f"{number}: no spilled register and no other finding."

@@ -1,4 +1,4 @@
-"""Operations that memory limits, as measured: on the page Decode and in a run's result."""
+"""Measured rates of memory-bound operations: on the page Decode and in the result of a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from cufa.dashboard.worker.jobs import CPU, Job
 
 
 def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
-    """Cases that other libraries joined; then the rest, in which one thing changes at a time. Nothing where no plain
-    read was timed beside them."""
+    """Cases with other libraries, then the other cases; only rows beside a plain read."""
     rows = [r for r in rows if r.of_read is not None]
     if not rows:
         return
@@ -27,8 +26,8 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
         show_one(group, f"{key}.{number}", palette, small=bool(number))
     first = rows[0]
     st.caption(
-        f"Measured {first.regime} on **{first.where}**. Keys and values, each read once, over the median time; beside "
-        "it a kernel that only reads as many bytes. Caches do not stay in L2 between calls."
+        f"Measured {first.regime} on **{first.where}**. Rate: bytes of keys and values ÷ median time, compared with a "
+        "kernel that only reads the same bytes. Caches do not stay in L2 between calls."
     )
 
 
@@ -45,7 +44,7 @@ def show_figure(rows: Sequence[Measurement], key: str, palette: Palette) -> None
 
 
 def offer(label: str, key: str, job: Job, is_planned: bool) -> None:
-    """A button that starts a run, where there is a GPU; with the planner's tiles only."""
+    """A button that starts a run on a GPU; with the planner's tiles only."""
     if job.device == CPU:
         return
     st.button(
@@ -55,14 +54,14 @@ def offer(label: str, key: str, job: Job, is_planned: bool) -> None:
         on_click=engine.start,
         args=(job,),
         disabled=not is_planned,
-        help="A run like any other: progress and result are on the page Run, the figures here."
+        help="The page Run shows progress and result; the figures appear here."
         if is_planned
-        else "Runs take the planner's tiles: choose those above.",
+        else "Runs use the planner's tiles: choose them above.",
     )
 
 
 def source_words(m: Measurement) -> str:
-    """Where and when it was measured, and under which regime."""
+    """Machine, date and regime."""
     if m.origin == "recorded":
         return f"recorded on {m.where}, {m.regime}"
     when = m.recorded[:19].replace("T", " ")

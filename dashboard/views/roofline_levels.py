@@ -1,4 +1,4 @@
-"""The page Roofline: what one shape moves at each level of memory."""
+"""The page Roofline: bytes of one shape at each level of memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cufa.measure import memory_rates
 
 
 def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float, palette: Palette) -> None:
-    """Table and figure; ``row`` is a time of the subject that was measured there, ``top`` what products allow."""
+    """Table and figure. ``row``: a measured time of the subject; ``top``: the ceiling of products."""
     if row is not None and subject.config is None:
         subject = row.subject
-    st.header("Bytes that move", anchor=False)
+    st.header("Bytes per memory level", anchor=False)
     assert chosen.limits is not None
     p = subject.problem
     try:
@@ -53,14 +53,12 @@ def _of(subject: Subject) -> str:
 
 def _verdict(subject: Subject, levels: list[Level], row: Measurement | None) -> str:
     if len(levels) == 1:
-        return "Of this kernel only the least that device memory moves is known."
+        return "Only the compulsory bytes of device memory are known for this kernel."
     l2 = levels[1]
-    text = f"The tiles ask the L2 cache for {si(l2.bytes, 'B')}, {l2.bytes / levels[0].bytes:.1f}× the least of memory"
+    text = f"The tiles request {si(l2.bytes, 'B')} from L2, {l2.bytes / levels[0].bytes:.1f}× the compulsory bytes"
     timed = [level for level in levels if level.seconds is not None]
     slowest = max(timed, key=lambda level: level.seconds or 0.0)
-    text += (
-        f"; of the levels {slowest.name} takes longest, {seconds_text(slowest.seconds or 0.0)} at its ceiling"
-    )
+    text += f"; {slowest.name} is the slowest level, {seconds_text(slowest.seconds or 0.0)} at its ceiling"
     return (
         f"{text}, {(slowest.seconds or 0.0) / row.seconds:.0%} of the time."
         if row is not None
@@ -77,7 +75,7 @@ def _line(level: Level, subject: Subject, row: Measurement | None) -> dict[str, 
         "bytes": si(level.bytes, "B"),
         "FLOP per byte": f"{level.intensity(subject.problem):,.4g}",
         "ceiling": "not measured" if level.ceiling is None else f"{level.ceiling / 1e12:,.2f} TB/s",
-        "at the least": "–" if level.seconds is None else seconds_text(level.seconds),
+        "minimum time": "–" if level.seconds is None else seconds_text(level.seconds),
         "of the time": share,
-        "what": level.source,
+        "counted as": level.source,
     }

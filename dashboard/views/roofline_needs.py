@@ -1,4 +1,4 @@
-"""The page Roofline: what limits one shape, resource by resource."""
+"""The page Roofline: the time that each resource needs for one shape."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _WAITS = 1.02
 def show(
     controls: Controls, rows: list[Measurement], asked: Subject | None, chosen: Evidence, palette: Palette
 ) -> Measurement:
-    """Bars of the time that each resource needs, and a table of the kernel's counters, for a chosen row.
-    Returns the row that the rest of the page is about."""
+    """Time needed by each resource, and the kernel's counters, for a chosen row. Returns the row."""
     derived = [m for m in (needs.with_needs(r, chosen) for r in rows) if m.needs]
     found = {f"{r.label}, {r.problem}": r for r in derived}
     if not found:
@@ -64,29 +63,30 @@ def _verdict(row: Measurement) -> str:
     text = f"{row.label} takes {seconds_text(row.seconds)}; {_BINDING[limit]} {seconds_text(least)}"
     busiest = row.needs.get("busiest block", 0.0)
     waits = busiest > _WAITS * least
-    uneven = f"; waiting for the busiest SM makes it {seconds_text(busiest)}" if waits else ""
+    uneven = f"; waiting for the busiest SM adds up to {seconds_text(busiest)}" if waits else ""
     return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
 def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
-        "Each bar: what the kernel's counters ask of one resource, over its ceiling, were it the only one. "
-        "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
-        "then exponentials, then what threads read and write themselves in shared memory. Shared memory's ceiling "
-        "is 128 bytes per clock of an SM, at the clock at which exponentials were measured."
+        "Each bar: the kernel's counter of one resource ÷ its ceiling. **Busiest block**: the longest bar times the "
+        "imbalance between SMs. **No overlap**: products, then exponentials, then the threads' own accesses to shared "
+        "memory. Ceiling of shared memory: 128 bytes per clock and SM, at the clock of the exponentials' ceiling."
     )
     if row.predicted is not None:
-        text += " The prediction is made of these alone."
+        text += " The prediction uses only these bars."
     if "passes" in row.needs:
-        text += " **Passes**: the launches before and after, which only move device memory, while nothing else goes on."
+        text += " **Passes**: the launches before and after, which only move device memory."
     if row.operation.name != "backward":
         return text
     rate = additions.of_card(chosen.device)
     if rate is None:
-        return f"{text} How fast {chosen.device} adds in its L2 cache is not measured: no bar for what is added to dQ."
+        return (
+            f"{text} The rate of additions in the L2 cache of {chosen.device} is not measured: dQ has no bar."
+        )
     return (
-        f"{text} **L2 additions**: what is added to dQ in float32, at {rate}, as long as the dQ in work stays in "
-        "the L2 cache."
+        f"{text} **L2 additions**: float32 additions to dQ, at {rate}, if the active dQ stays in the "
+        "L2 cache."
     )
 
 
@@ -97,7 +97,7 @@ def _show_cost(cost: Cost, row: Measurement, chosen: Evidence) -> None:
     each = cost.shared / cost.products
     page.verdict(
         f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "
-        f"{balance:.4f} at which both would take as long at their ceilings.",
+        f"{balance:.4f} at which both take equal time at their ceilings.",
         tag="predicted",
         small=True,
     )

@@ -26,7 +26,7 @@ _OWN = ", run here"
 
 
 def show(controls: Controls, palette: Palette) -> None:
-    """The whole page; without measurements, how to make some."""
+    """The whole page; without measurements, instructions to make some."""
     found = _load()
     asked = _asked(controls)
     if not found:
@@ -53,7 +53,7 @@ def show(controls: Controls, palette: Palette) -> None:
         shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [r for r in rows if r.label in shown]
     if not rows:
-        page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
+        page.verdict("No kernel is chosen: choose at least one kernel.", "warn")
         return
     here = None if asked is None else _show_asked(asked, chosen)
     _show_roofline(chosen, rows, palette, here)
@@ -68,25 +68,25 @@ def show(controls: Controls, palette: Palette) -> None:
 
 
 def _of_this_machine(found: list[Evidence]) -> str | None:
-    """The record of a card that is here, if there is one."""
+    """The record of this machine's card, if there is one."""
     if not devices.gpu_count():
         return None
     try:
         here = devices.gpu(0).name
-    except ValueError:  # older than any that kernels are built for
+    except ValueError:  # older than sm_80
         return None
     return next((e.name for e in found if e.device == here), None)
 
 
 def _top(problem: Problem, chosen: Evidence) -> float:
-    """FLOP/s of products."""
+    """Ceiling of products, FLOP/s."""
     assert chosen.limits is not None
     flops = chosen.limits.flops
     return flops.get(_product(problem)) or max(flops.values())
 
 
 def _asked(controls: Controls) -> Subject | None:
-    """The shape that a link brought, with its kernel and tiles."""
+    """The shape of the link, with its kernel and tiles."""
     problem = controls.carried("of", problem_of, "a shape")
     kernel = controls.carried("kernel", lambda text: KERNELS[text].name, "a kernel")
     config = controls.carried("tiles", lambda text: _config(kernel, text), "tiles of the kernel")
@@ -102,7 +102,7 @@ def _config(kernel: str | None, text: str) -> TileConfig:
 
 
 def _show_asked(asked: Subject, chosen: Evidence) -> Here:
-    """Where the shape stands under the roof, and what is recorded of it."""
+    """The shape at the roof, and its recorded times."""
     assert chosen.limits is not None
     p = asked.problem
     least, binds = chosen.limits.floor(p, Work.of(p))
@@ -117,14 +117,14 @@ def _show_asked(asked: Subject, chosen: Evidence) -> Here:
     if rows:
         told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
         tag = page.origin_tag(rows[0].origin)
-        page.verdict(f"This very shape: {sentences.listed(told, 8)}.", "", tag, small=True)
+        page.verdict(f"Recorded for this shape: {sentences.listed(told, 8)}.", "", tag, small=True)
     else:
-        st.caption(f"Of this shape no time is recorded on {chosen.where}; the star is where the roof is.")
+        st.caption(f"No time of this shape is recorded on {chosen.where}. The star marks the roof.")
     return Here(p.flops / p.io_bytes, p.flops / least / 1e12)
 
 
 def _load() -> list[Evidence]:
-    """Evidence with ceilings, and runs made here; says so when there is none."""
+    """Evidence with ceilings, and runs of this machine; a message if there is none."""
     try:
         found = [e for e in evidence.load() if e.limits is not None and e.rows]
     except ValueError as error:
@@ -133,13 +133,12 @@ def _load() -> list[Evidence]:
         return engine.own_evidence()
     found += engine.own_evidence()
     if not found:
-        page.verdict("No GPU measurement is recorded in this version yet.", "warn")
+        page.verdict("No GPU measurement is recorded yet.", "warn")
         st.markdown(
             "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
             "checkout:\n\n```\nmake gpu-evidence\n```\n\n"
-            "It measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
-            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else. A run on the page Run "
-            "measures its ceilings too."
+            "The command measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
+            "`cufa/records/<gpu>.jsonl` for this page. A run on the page Run also measures ceilings."
         )
     return found
 
@@ -167,14 +166,14 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     counted = {work.flops_per_score(r.problem) // r.problem.head_dim for r in rows}
     st.caption(
         f"{page.origin_tag(best.origin).capitalize()} on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
-        "Ceilings were measured there in the same run: a large copy, or for what only reads the fastest reading, "
-        "products from registers, exponentials. Traffic is every operand once; FLOP are "
-        f"{sentences.listed([str(n) for n in sorted(counted)])} · head dim for each score that the mask lets through."
-        + (" Open marks are masked." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
+        "The ceilings were measured in the same run: a large copy (the fastest read for kernels that only read), "
+        "products from registers, and exponentials. Traffic is every operand once; FLOP are "
+        f"{sentences.listed([str(n) for n in sorted(counted)])} · head dim per visible score."
+        + (" Open marks: masked problems." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
     if stale:
-        text = f"Sources have changed since this was recorded: {', '.join(stale)}."
+        text = f"These kernels have changed since the measurement: {', '.join(stale)}."
         st.warning(text, icon=":material/history:")
 
 

@@ -76,7 +76,7 @@ def choose(controls: Controls) -> Job:
 
 
 def subject_of(job: Job) -> Subject:
-    """What other pages can tell of a job: its first shape, and the first kernel of ours with its tiles."""
+    """Subject of a job for links: its first shape, and its first cufa kernel with its tiles."""
     case, device = job.cases[0], device_of(job.device)
     capability = None if device is None else device.arch.capability
     for contender in case.contenders:
@@ -96,14 +96,14 @@ def subject_of(job: Job) -> Subject:
 def _choose_kernels(
     controls: Controls, operation: Operation, device_name: str, device: Device | None
 ) -> list[str]:
-    """Algorithms, other libraries, and what memory alone allows."""
+    """Algorithms, other libraries, and a plain read."""
     known = kernels_of(operation.name).values()
     offered = [*dict.fromkeys(s.algorithm for s in known), *peers_here(device_name)]
     titles = {s.algorithm: s.title for s in reversed(known)}
     default = [s.algorithm for s in known if device is None or s.runs_on(device.arch.capability)]
     if operation.splits:
         offered = ["auto", *offered]
-        titles["auto"] = "what a call runs that names no schedule"
+        titles["auto"] = "the planner's choice of split"
         default = ["auto"]
     else:
         default = [
@@ -113,7 +113,7 @@ def _choose_kernels(
         ] or default
     if operation.memory_bound and device is not None:
         offered.append(READ)
-        titles[READ] = "a kernel that only reads the keys and values"
+        titles[READ] = "a kernel that only reads keys and values"
         default = [x for x in offered if x != "fixed" and x != "balanced"]
     help_text = "\u2003\n".join(f"- **{name}**: {titles[name]}" for name in offered if name in titles)
     return controls.several("kernels", "Kernels", offered, default, local=True, help=help_text)
@@ -127,16 +127,16 @@ def _choose_regime(controls: Controls, columns: list[DeltaGenerator]) -> tuple[f
         regime = Regime(controls.choice("regime", "Regime", words, segmented=True, help=help_text))
     with columns[1]:
         choices = {"0.2": "0.2 s", "0.5": "0.5 s", "1": "1 s", "3": "3 s", "10": "10 s"}
-        help_text = "For all kernels of a shape together, and at least ten rounds."
+        help_text = "For all kernels of a shape together; at least ten rounds."
         if regime is Regime.SUSTAINED:
-            help_text = "For each kernel alone, after it has warmed up. Joules need 3 s."
+            help_text = "For each kernel alone, after a warm-up. Joules need 3 s."
         seconds = controls.choice("seconds", "Measure for", choices, f"{regime.seconds:g}", help=help_text)
     return float(seconds), regime
 
 
 def _suite_words(cases: tuple[Case, ...]) -> str:
     if not cases:
-        return "None of the chosen kernels is part of this suite."
+        return "This suite contains none of the chosen kernels."
     lines = [
         f"- {in_words(case.problem, case.name)}: {', '.join(c.label for c in case.contenders[:6])}"
         for case in cases[:8]
@@ -150,7 +150,7 @@ def _only(case: Case, kernels: list[str]) -> Case:
 
 
 def _at_length(problem: Problem, length: int) -> Problem:
-    """With as many keys, and where queries are not the last of a cache, as many queries."""
+    """The problem at another length; queries of a cache stay."""
     if not isinstance(problem.lengths, Cached):
         return dataclasses.replace(problem, seqlen_q=length, seqlen_k=length)
     cache = _paged(problem.cache.page_size, problem.batch, length)
@@ -158,13 +158,13 @@ def _at_length(problem: Problem, length: int) -> Problem:
 
 
 def _paged(page_size: int, batch: int, capacity: int) -> Cached:
-    """A cache that is full; the last page of each sequence may have room."""
+    """A full cache; only the last page of a sequence may have room."""
     pages = -(-capacity // page_size) if page_size else 0
     return Cached(page_size, pages, batch * pages)
 
 
 def _choose_problem(controls: Controls, preset: str, start: Problem, device: Device | None) -> Problem:
-    """The shape: a preset sets all of it, and every part can then be changed."""
+    """The shape: a preset sets all fields, which can then be changed."""
     cached = isinstance(start.lengths, Cached)
     applied = st.session_state.get("run.preset.applied")
     if applied is not None and applied != preset:
@@ -191,7 +191,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     )
     if head_dim % HEAD_DIM_STEP:
         rounded = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
-        controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; {rounded} is used.")
+        controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; the page uses {rounded}.")
         head_dim = rounded
     mask, softcap = mask_control.choose(controls, start.mask, start.softcap, cached=cached)
     columns = page.fields(2.6, 1.6, 2)
@@ -200,7 +200,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         dtypes = [d for d in FORWARD_DTYPES if device is None or _served(start.operation, d)]
         dtype = controls.choice("dtype", "Data type", dtypes, start.dtype, segmented=True)
     precision = "float32" if dtype == "float32" and "float32" in precisions else "native"
-    if precision != "native" and device is not None:  # nothing else has a choice
+    if precision != "native" and device is not None:  # only float32 on a GPU has a choice
         with columns[1]:
             words = {"float32": "float32 accuracy", "tf32": "tf32 products"}
             precision = controls.choice("precision", "Precision", words, segmented=True)
@@ -218,7 +218,7 @@ def _served(operation: str, dtype: str) -> bool:
 def _choose_cache(
     controls: Controls, problem: Problem, device: Device | None, columns: list[DeltaGenerator]
 ) -> Problem:
-    """Where keys and values lie, and of which type they are."""
+    """Layout and element type of keys and values."""
     with columns[0]:
         words = {size: f"pages of {size}" if size != "0" else "contiguous" for size in _PAGES}
         page_size = int(controls.choice("pages", "Cache", words))
@@ -231,7 +231,7 @@ def _choose_cache(
     if page_size and problem.seqlen_k % page_size:
         rounded = cache.max_pages * page_size
         controls.notice(
-            f"{problem.seqlen_k:,} tokens do not fill their last page of {page_size}; {rounded:,} are used."
+            f"{problem.seqlen_k:,} tokens do not fill the last page of {page_size}; the page uses {rounded:,} tokens."
         )
         problem = dataclasses.replace(problem, seqlen_k=rounded)
     return dataclasses.replace(problem, lengths=cache, k_dtype=k_dtype, v_dtype=k_dtype)
@@ -240,11 +240,11 @@ def _choose_cache(
 def _choose_tiles(
     controls: Controls, kernels: list[str], problem: Problem, device: Device | None
 ) -> dict[str, tuple[Contender, ...]]:
-    """What is run of each kernel whose tiles are chosen; the planner decides for the others."""
+    """Contenders of each kernel with the chosen tiles; the planner decides for the other kernels."""
     fitting = {kernel: tilings(kernel, problem, device) for kernel in kernels}
     keys = {key: str(config) for found in fitting.values() for key, config in found.items()}
-    words = {_PLANNED: "what the planner picks", **keys, _EVERY: "every tiling that fits, side by side"}
-    help_text = "A kernel that is not built with the chosen tiles takes the planner's."
+    words = {_PLANNED: "the planner's choice", **keys, _EVERY: "every tiling that fits, side by side"}
+    help_text = "A kernel that is not built with the chosen tiles uses the planner's choice."
     chosen = controls.choice("tiles", "Tiles (queries × keys)", words, help=help_text)
     if chosen == _PLANNED:
         return {}
@@ -256,10 +256,10 @@ def _choose_tiles(
 
 
 def tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, TileConfig]:
-    """Tilings that the kernel can run with, by their names in links."""
+    """Tilings of the kernel by name in links."""
     named = [spec for spec in kernels_of(problem.operation).values() if spec.algorithm == kernel]
     if not named:
-        return {}  # another library's
+        return {}  # another library
     if device is None:
         return {f"{q}x{kv}": TileConfig(q, kv, num_warps=0) for q, kv in _CPU_TILES}
     serving = (s for s in named if s.refuses(problem, device.arch.capability) is None)
@@ -269,9 +269,9 @@ def tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, T
 
 
 def seconds_expected(job: Job, rate: float | None) -> float | None:
-    """Rough seconds of a CPU job from the FLOP/s of products here; None when nothing is known.
+    """Estimated seconds of a CPU job from this machine's FLOP/s of products; None if unknown.
 
-    In turns: at least ten rounds, two calls to warm up and one to check, at half of the ceiling.
+    In turns: at least ten rounds, two warm-up calls and one check, at half of the ceiling.
     """
     if job.device != CPU or rate is None:
         return None
@@ -279,7 +279,7 @@ def seconds_expected(job: Job, rate: float | None) -> float | None:
     for case in job.cases:
         p, number = case.problem, len(case.contenders)
         work = Work.of(p)
-        scores = p.batch * p.heads * p.seqlen_q * p.seqlen_k  # all of them: some contenders skip nothing
+        scores = p.batch * p.heads * p.seqlen_q * p.seqlen_k  # all scores: some contenders skip nothing
         one = number * work.flops / max(1, work.scores) * scores / (0.5 * rate)
         if job.regime is Regime.SUSTAINED:
             total += max(number * (job.seconds + WARM_SECONDS), 6 * one) + 3 * one

@@ -37,7 +37,7 @@ STATUS_ICONS = {
 
 
 def show_start(job: Job, runs: list[Run], refused: Sequence[str]) -> None:
-    """The button, and what it will do. Off while a field holds what it cannot (``refused``), or memory is too small."""
+    """The button, and the job that it starts. It is off for invalid fields (``refused``) or too little memory."""
     lacking = shortfalls(job)
     left, right = st.columns([1, 4], vertical_alignment="center")
     with left:
@@ -53,7 +53,7 @@ def show_start(job: Job, runs: list[Run], refused: Sequence[str]) -> None:
         )
     with right:
         if refused:
-            st.caption(f"Nothing starts while a field is wrong: {refused[0]}")
+            st.caption(f"Start is off while a field is invalid: {refused[0]}")
         elif lacking:
             page.verdict(f"Too large for this machine's memory: {lacking[0]}.", "alarm", small=True)
         else:
@@ -62,7 +62,7 @@ def show_start(job: Job, runs: list[Run], refused: Sequence[str]) -> None:
 
 
 def shortfalls(job: Job) -> list[str]:
-    """Shapes of a CPU job that this machine's memory cannot hold, each in words."""
+    """Shapes of a CPU job that exceed this machine's memory, in words."""
     if job.device != CPU:
         return []
     found = ((in_words(case.problem, case.name), shortfall(case.problem)) for case in job.cases)
@@ -79,16 +79,14 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
     if expected is not None:
         text += f" About {sentences.seconds(expected)} on this CPU."
         if expected > _LONG_SECONDS:
-            text = f"**{text}** It can be cancelled at any time."
+            text = f"**{text}** You can cancel it at any time."
     elif job.device == CPU:
-        text += (
-            " On the CPU, with NumPy: the same schedule and the same results as on a GPU, at a CPU's speed."
-        )
+        text += " On the CPU, with NumPy: the schedule and results of a GPU, at the speed of a CPU."
     return text
 
 
 def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
-    """FLOP/s of products as the last CPU run measured them."""
+    """FLOP/s of products, from the last CPU run."""
     limits = next(
         (r.record.get("limits") for r in runs if r.job.device == CPU and r.record.get("limits")), None
     )
@@ -99,24 +97,24 @@ def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
 
 
 def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
-    """Which run the page shows; None when there is none."""
-    wanted = controls.asked("run")  # an older one, perhaps
+    """The run that the page shows; None if there is none."""
+    wanted = controls.asked("run")  # may be an older run
     shown = [*runs[:_MOST_LISTED], *(r for r in runs[_MOST_LISTED:] if r.id == wanted)]
     if not shown:
         controls.choice("run", "Result of", {"none": "no run yet"})
         return None
-    # Without its status, which changes: a browser goes on showing the words that were chosen.
+    # Without the status, which changes: a browser keeps the words of the chosen option.
     chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True)
     return next(r for r in shown if r.id == chosen)
 
 
 def show_first_steps() -> None:
-    """Nothing has been run here yet."""
-    page.verdict("Nothing has been run here yet: press Start.", small=True)
-    st.caption("Or begin with what needs no run:")
+    """Shown before the first run."""
+    page.verdict("No run on this machine yet: press Start.", small=True)
+    st.caption("These pages need no run:")
     for name, label in (
-        ("masked_work", "Masked work: what a mask leaves to do, tile by tile"),
-        ("compare", "Compare: recorded on a GPU, against other libraries"),
+        ("masked_work", "Masked work: the remaining work under a mask, tile by tile"),
+        ("compare", "Compare: GPU measurements against other libraries"),
         ("occupancy", "Occupancy: every kernel compiled here, for any GPU"),
     ):
         st.page_link(f"screens/{name}.py", label=label)
@@ -128,7 +126,7 @@ def run_words(run: Run) -> str:
 
 
 def run_name(run: Run) -> str:
-    """What never changes about it."""
+    """The constant part of :func:`run_words`."""
     if run.status is Status.DAMAGED:
         return f"{run.id} · cannot be read"
     names = ", ".join(run.job.kernels[:6]) + ("…" if len(run.job.kernels) > 6 else "")
@@ -137,8 +135,8 @@ def run_name(run: Run) -> str:
 
 
 def show_active(runs: list[Run], palette: Palette) -> None:
-    """Runs that wait or go on, refreshed by themselves; the page is drawn anew when they are no more as in ``runs``,
-    which the rest of it shows: one may have ended since."""
+    """Waiting and active runs, which refresh by themselves. If they differ from ``runs``, which the rest of the page
+    shows, the whole page is drawn again."""
     problems = client.refresh(engine.store())
     st.session_state["run.drawn"] = _drawn(runs)
     st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)
@@ -166,7 +164,7 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
             if run.cancelling:
                 st.progress(run.cases_done / total, text="stopping…")
             elif run.status is Status.QUEUED:
-                others = f"{ahead} before it on {run.job.device}" if ahead else "a worker is starting"
+                others = f"{ahead} earlier on {run.job.device}" if ahead else "a worker is starting"
                 st.progress(0.0, text=f"waiting: {others}")
             else:
                 of = f", {run.cases_done} of {total} shapes done" if total > 1 else ""
@@ -187,7 +185,7 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
 
 
 def _show_samples(run: Run, palette: Palette) -> None:
-    """What has been timed of the shape that runs now."""
+    """Samples so far of the current shape."""
     lanes = [(name, Timing(tuple(s * 1e-9 for s in taken))) for name, taken in run.live.items() if taken]
     rounds = min((len(t.samples) for _, t in lanes), default=0)
     text = ", ".join(f"{name} {seconds_text(t.p50)}" for name, t in lanes)
@@ -198,7 +196,7 @@ def _show_samples(run: Run, palette: Palette) -> None:
 
 
 def _share_done(run: Run) -> float:
-    """0 to 1: shapes done, and of the one that runs what is expected from its work."""
+    """0 to 1: finished shapes, and the estimated share of the current shape."""
     share, total = 0.0, run.job.total
     limits = run.record.get("limits")
     if limits and run.cases_done < len(run.job.cases) and run.phase_began:
@@ -209,33 +207,33 @@ def _share_done(run: Run) -> float:
 
 
 def explain_end(run: Run) -> None:
-    """How a run ended when not well: what happened, and what is left of it."""
+    """How a run failed, and which results remain."""
     if run.status is Status.DONE:
         return
     if not run.status.is_over:
         if not run.timings:
-            page.verdict(f"This run is {run.status}; its results will stand here.", small=True)
+            page.verdict(f"This run is {run.status}; its results will appear here.", small=True)
         return
     tone = "warn" if run.status is Status.CANCELLED else "alarm"
     page.verdict(run.message or f"The run was {run.status}.", tone, str(run.status))
     if run.status is Status.DAMAGED:
-        st.caption("The page History can delete it. Nothing of it is shown anywhere.")
+        st.caption("The page History can delete this run. No page shows its results.")
         return
     kept = run.timings
     st.caption(
-        f"{kept} of {run.job.contenders} timings were finished and are kept."
+        f"{kept} of {run.job.contenders} timings are complete and saved."
         if kept
-        else "No timing was finished."
+        else "No timing is complete."
     )
     for failure in run.record.get("failed", [])[1:]:
         st.caption(f"Also: {failure['kind']}: {failure['message']}")
     if run.detail:
-        with st.expander("What the worker left behind", icon=":material/terminal:"):
+        with st.expander("Messages of the worker", icon=":material/terminal:"):
             st.code(run.detail, language=None)
 
 
 def redraw_when_done() -> None:
-    """On other pages: draw anew when a run starts, moves on or ends."""
+    """On other pages: redraw when a run starts, proceeds or ends."""
     st.session_state["run.drawn"] = _drawn(engine.store().active())
     st.fragment(_watch, run_every=1.0 if st.session_state["run.drawn"] else 5.0)()
 
@@ -248,5 +246,5 @@ def _watch() -> None:
 
 
 def _drawn(runs: list[Run]) -> tuple[object, ...]:
-    """What a page that shows runs depends on."""
+    """The state of active runs on which a page depends."""
     return tuple(sorted((r.id, r.status.name, r.timings) for r in runs if not r.status.is_over))

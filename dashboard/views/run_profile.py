@@ -1,4 +1,4 @@
-"""The page Run: counters of NVIDIA's profiler, attached to a run, beside our own."""
+"""The page Run: counters of NVIDIA's profiler, attached to a run, beside cufa's counters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FILE = "ncu.csv"
 
 
 def show(run: Run, found: Sequence[Measurement]) -> None:
-    """What is attached, or how to attach it."""
+    """The attached file, or how to attach one."""
     file = engine.store().folder(run.id) / _FILE
     with st.expander(
         "Counters of NVIDIA's profiler", icon=":material/troubleshoot:", expanded=file.is_file()
     ):
-        st.caption(f"Attach what `ncu --csv` printed of the same kernel: `{ncu.HOW}`")
+        st.caption(f"Attach the output of `ncu --csv` for the same kernel: `{ncu.HOW}`")
         given = st.file_uploader("Output of ncu --csv", type=["csv", "txt", "log"], key=f"run.ncu.{run.id}")
         if given is not None:
             _attach(file, given.getvalue())
@@ -34,12 +34,12 @@ def show(run: Run, found: Sequence[Measurement]) -> None:
 
 
 def _attach(file: Path, content: bytes) -> None:
-    """Keep a file that can be read; say what is wrong with any other."""
+    """Keep a readable file; show the error of any other file."""
     try:
         text = content.decode("utf-8-sig")
         ncu.parse(text)
     except (NotNcuError, UnicodeDecodeError) as error:
-        why = error if isinstance(error, NotNcuError) else f"it is no text. Make one: {ncu.HOW}"
+        why = error if isinstance(error, NotNcuError) else f"it is not text. Create a file with: {ncu.HOW}"
         page.verdict("This file is not attached.", "alarm", small=True)
         st.error(str(why), icon=":material/broken_image:")
         return
@@ -47,7 +47,8 @@ def _attach(file: Path, content: bytes) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         st.error(
-            f"It cannot be kept in `{file.parent}`: {error.strerror or error}.", icon=":material/report:"
+            f"The file cannot be saved in `{file.parent}`: {error.strerror or error}.",
+            icon=":material/report:",
         )
 
 
@@ -55,11 +56,13 @@ def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
     try:
         profiles = ncu.parse(file.read_text(encoding="utf-8"))
     except (NotNcuError, OSError, UnicodeDecodeError) as error:
-        st.error(f"What is attached cannot be read: {error}", icon=":material/broken_image:")
+        st.error(f"The attached file cannot be read: {error}", icon=":material/broken_image:")
         return
     ours = next((m for m in found if _profile_of(m, profiles) is not None), found[0])
     labels = [m.label for m in found]
-    label = st.selectbox("Our row", labels, labels.index(ours.label), key=f"run.ncu.row.{file.parent.name}")
+    label = st.selectbox(
+        "Measurement of cufa", labels, labels.index(ours.label), key=f"run.ncu.row.{file.parent.name}"
+    )
     m = found[labels.index(label)]
     numbers = list(range(len(profiles)))
     match = _profile_of(m, profiles)
@@ -72,25 +75,27 @@ def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
     )
     profile = profiles[chosen]
     if match is None:
-        page.verdict(f"No launch in the file is {m.label}'s: names differ.", "warn", small=True)
+        page.verdict(f"The file has no launch of {m.label}: all names differ.", "warn", small=True)
     st.dataframe(lines(profile, m), hide_index=True, height="content")
     st.caption(
-        "Ours: time as measured here, bytes as the kernel's loops ask for them, device memory as every operand once. "
-        "A profiler runs a kernel alone and several times, with caches as its options say."
+        "**cufa**: the measured time; bytes requested by the kernel's loops; for device memory, every operand once. "
+        "The profiler runs a kernel alone and repeatedly; its options decide about the caches."
     )
     st.button(
-        "Take it away", key=f"run.ncu.drop.{file.parent.name}", on_click=lambda: file.unlink(missing_ok=True)
+        "Remove the file",
+        key=f"run.ncu.drop.{file.parent.name}",
+        on_click=lambda: file.unlink(missing_ok=True),
     )
 
 
 def _profile_of(m: Measurement, profiles: Sequence[Profile]) -> Profile | None:
-    """The launch of a row's kernel that computes tiles."""
+    """The launch of the row's kernel over tiles."""
     spec = m.subject.spec
     return next((p for p in profiles if spec is not None and spec.entry in p.kernel), None)
 
 
 def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
-    """What the profiler counted beside what we say."""
+    """Counters of the profiler and of cufa, line by line."""
     spec, config = m.subject.spec, m.subject.config
     cost = cost_on(m.problem, spec, config) if spec is not None and config is not None else None
     ours: dict[str, float | None] = {
@@ -118,8 +123,8 @@ def _line(name: str, counted: float | None, ours: float | None) -> dict[str, str
     return {
         "": name,
         "ncu": "–" if counted is None else words(counted),
-        "ours": "–" if ours is None else words(ours),
-        "ncu ÷ ours": ratio,
+        "cufa": "–" if ours is None else words(ours),
+        "ncu ÷ cufa": ratio,
     }
 
 

@@ -22,7 +22,7 @@ from cufa.measure.regimes import Regime
 
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
-    """The measurements of one shape of the run; of its first one unless another is chosen."""
+    """Measurements of one shape of the run; the default is the first shape."""
     found = measured_rows.of_run(run) if run is not None else []
     if not found:
         return []
@@ -46,18 +46,18 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     dot = "one call" if first.regime is Regime.IN_TURNS else "the average call of one batch"
     st.caption(
         f"{measurements.in_words(first.problem)}. Measured **{first.regime}** on **{first.where}**: "
-        f"{first.how} Each dot is {dot}, from top to bottom in the order taken; the band is p10 to p90, "
-        "the line the median. "
-        + (f"{charts.beyond(lanes)} slower ones lie beyond the right edge. " if zoomed else "")
-        + "FLOP are 4 · head dim for each score that the mask lets through."
+        f"{first.how} Each dot is {dot}, from top to bottom in measuring order. The band is p10 to p90, the line is "
+        "the median. "
+        + (f"{charts.beyond(lanes)} slower calls are beyond the right edge. " if zoomed else "")
+        + "FLOP: 4 · head dim per visible score."
     )
     show_table(found)
     _show_power(found)
     _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:
         st.info(
-            "Over 100% of the limit: the ceilings, measured just before, were slowed by other work on this "
-            "machine. Run again when it is quiet.",
+            "Over 100% of the limit: other work on this machine slowed down the measurement of the ceilings. Repeat "
+            "the run when the machine is idle.",
             icon=":material/speed:",
         )
     for m in found:
@@ -69,7 +69,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
 
 
 def _show_power(found: Sequence[Measurement]) -> None:
-    """What the card drew while each kernel ran alone, where NVML told."""
+    """Power and clock while each kernel ran alone, if NVML reports them."""
     told = [m for m in found if m.load.get("watts") is not None]
     if not told:
         return
@@ -83,36 +83,36 @@ def _show_power(found: Sequence[Measurement]) -> None:
     reasons = load.get("throttled") or {}
     if reasons:
         name = max(reasons, key=lambda reason: reasons[reason])
-        text += f": the {name} keeps the clock down {reasons[name]:.0%} of the time"
+        text += f": the {name} lowers the clock {reasons[name]:.0%} of the time"
     page.verdict(f"{text}.", "", "measured", small=True)
 
 
 def _show_all_rates(run: Run, palette: Palette) -> None:
-    """Of operations that memory limits, all shapes of the run beside a plain read."""
+    """All shapes of a memory-bound operation against a plain read."""
     rows = [m for m in measured_rows.of_run(run) if m.operation.memory_bound and m.of_read is not None]
     if rows:
-        page.header("Beside a plain read")
+        page.header("Compared with a plain read")
         rates_view.show(rows, "run.rates", palette)
 
 
 def verdict(found: Sequence[Measurement]) -> str:
-    """What the run says, in one sentence."""
+    """The result in one sentence."""
     fastest = min(found, key=lambda m: m.timing.p50)
     limit = f", {fastest.of_ceiling:.0%} of what {fastest.limit_allows} here"
     if fastest.of_ceiling > 1:
-        limit = ""  # nonsense, which a note explains
+        limit = ""  # impossible; a note explains the reason
     rate = f"{fastest.speed} {fastest.regime}"
     if len(found) == 1:
         return f"{fastest.label} takes {seconds_text(fastest.timing.p50)}: {rate}{limit}."
     slowest = max(found, key=lambda m: m.timing.p50)
     ratio = speedup(slowest, fastest)
     if ratio.low <= 1:
-        return f"These samples show no difference between {fastest.label} and {slowest.label}: {rate}{limit}."
+        return f"No significant difference between {fastest.label} and {slowest.label}: {rate}{limit}."
     return f"{fastest.label} is {ratio} faster than {slowest.label}: {rate}{limit}."
 
 
 def _show_headline(found: Sequence[Measurement]) -> None:
-    """The four figures people ask for first, of the fastest kernel."""
+    """The four main figures of the fastest kernel."""
     fastest = min(found, key=lambda m: m.timing.p50)
     columns = st.columns(4)
     values = (
@@ -150,15 +150,15 @@ def show_table(found: Sequence[Measurement]) -> None:
         }
         for m in found
     ]
-    if not any(m.is_gpu for m in found):  # a CPU compiles nothing
+    if not any(m.is_gpu for m in found):  # nothing is compiled for a CPU
         for line in lines:
             del line["compile"]
     helps = {
-        "compile": "Compile, or finding it in the cache on disk.",
+        "compile": "Compilation, or a lookup in the cache on disk.",
         "error": "Largest absolute difference from float64; inputs are standard normal.",
         "GB/s": "Every operand once, over the median time.",
-        "energy per call": "By NVML's energy counter, over the whole time of this kernel alone.",
-        "% of limit": "Of the fastest that this machine's measured ceilings allow.",
+        "energy per call": "From NVML's energy counter, over the whole time of this kernel.",
+        "% of limit": "Share of the speed that this machine's measured ceilings allow.",
     }
     columns = {name: st.column_config.TextColumn(help=text) for name, text in helps.items()}
     st.dataframe(lines, hide_index=True, column_config=columns)

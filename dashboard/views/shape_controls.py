@@ -11,7 +11,7 @@ from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 
 _MOST_SMS = 1024
 HEAD_DIMS = [str(d) for d in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)]
-"""That kernels serve."""
+"""Head dims that kernels serve."""
 
 
 def choose_kv_heads(
@@ -23,12 +23,12 @@ def choose_kv_heads(
 
 
 def choose_card(controls: Controls) -> Device:
-    """This machine's GPU, if there is one, or an architecture's typical card. In links a card is its architecture,
-    with its SMs where these are not the typical card's, so that a link means the same on every machine."""
+    """This machine's GPU, or the typical card of an architecture. Links name the architecture, and the number of SMs if
+    it is not typical: a link means the same on every machine."""
     cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
     default = "90"
     if devices.gpu_count():
-        with contextlib.suppress(ValueError):  # older than any that kernels are built for
+        with contextlib.suppress(ValueError):  # older than sm_80
             here = devices.gpu(0)
             default = card_key(here)
             cards = {default: here, **{key: card for key, card in cards.items() if key != default}}
@@ -40,13 +40,13 @@ def choose_card(controls: Controls) -> Device:
 
 
 def card_key(device: Device) -> str:
-    """What a link calls a card: 90, or 90x114."""
+    """Name of a card in links: 90, or 90x114."""
     typical = device.num_sms == device.arch.typical_sms
     return str(device.arch.capability) + ("" if typical else f"x{device.num_sms}")
 
 
 def _card(key: str) -> Device | None:
-    """A card that is nobody's typical one, from a link of another machine."""
+    """An atypical card, from a link of another machine."""
     capability, _, sms = key.partition("x")
     if not (capability.isascii() and capability.isdigit() and sms.isascii() and sms.isdigit()):
         return None

@@ -1,4 +1,4 @@
-"""The page Decode: a batch of sequences of different lengths, in fixed splits or in shares of all tiles."""
+"""The page Decode: a batch of different lengths, in fixed splits or in shares of all tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cufa.problem.problem import Problem
 
 
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """Fixed splits against shares: predicted, and measured if there is a measurement."""
+    """Fixed splits against shares: predicted, and measured if available."""
     page.header("A ragged batch")
     left, right, _ = page.fields(1.4, 1.2, 2)
     with left:
@@ -43,12 +43,12 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     page.verdict(_verdict(choice, problem, lengths, fixed, cuts), tag="predicted", small=True)
     st.caption(
         f"{size} sequences of {min(lengths):,} to {max(lengths):,} cached tokens, drawn log-uniformly with a "
-        f"fixed seed. The planner takes {kind(choice.plan(problem=problem))}: it sees no lengths, "
-        "which stand on the device, so it cannot know the best fixed split. Here all SMs read at one "
-        "speed; on a card they do not, which shares of two sizes even out."
+        f"fixed seed. The planner takes {kind(choice.plan(problem=problem))}: the lengths are on the device, so the "
+        "planner cannot know the best fixed split. The prediction assumes equal read rates of all SMs; on a card the "
+        "rates differ, which shares of two sizes compensate."
     )
     titles = {
-        "fixed": f"Fixed: {fixed} splits per sequence, the best there is",
+        "fixed": f"Fixed: {fixed} splits per sequence, the best number",
         "balanced": f"Balanced: {cuts['balanced'].blocks:,} shares",
     }
     for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
@@ -76,7 +76,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
 def _verdict(
     choice: Choice, problem: Problem, lengths: tuple[int, ...], fixed: int, cuts: dict[str, Split]
 ) -> str:
-    """Which schedule is faster by the prediction; without a predicted time, the tiles of the busiest place."""
+    """The faster split by the prediction; without predicted times, the tiles of the busiest place."""
     plan = choice.plan("balanced", problem)
     shares, named = sentences.count(cuts["balanced"].blocks, "share"), f"the best fixed split ({fixed})"
     reading = reading_of(plan)
@@ -90,7 +90,7 @@ def _verdict(
         return f"{shares} take {times} with {named}: {slow / fast:.2f}× faster."
     if fast / slow > 1 + reading.error:
         return f"{shares} take {times} with {named}, which is {fast / slow:.2f}× faster."
-    return f"{shares} take {times} with {named}: as far as a prediction within {reading.error:.0%} can tell, the same."
+    return f"{shares} take {times} with {named}: no difference within the error of {reading.error:.0%}."
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -103,7 +103,7 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]
 
 
 def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
-    """The first measurement among ``found`` of exactly this batch."""
+    """The first measurement of exactly this batch."""
     same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:

@@ -1,4 +1,4 @@
-"""The page Decode: the planner's splits for a batch, and the alternatives."""
+"""The page Decode: the planner's splits for a batch, and other numbers of splits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DTYPES = {
 }
 _PLANNER = "planner"
 _AS_PLANNED = (OURS, _PLANNER, Contender().label)
-"""Names of contenders whose splits the planner chooses."""
+"""Contenders with the planner's splits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Choice:
         return make_plan(problem or self.problem, self.device, schedule, self.config)
 
     def is_of_card(self, m: Measurement) -> bool:
-        """Whether the measurement is of the chosen card, as the predictions are."""
+        """Whether the measurement is from the chosen card."""
         return is_card(m.machine, self.device.name)
 
 
 def choose(controls: Controls) -> Choice | None:
-    """The controls of the page; None, with a message, if no kernel serves the problem."""
+    """The controls of the page; None and a message if no kernel serves the problem."""
     with page.control_box():
         columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
         batch = controls.integer("batch", "Sequences", 1, 1, 512, at=columns[0])
@@ -83,7 +83,7 @@ def choose(controls: Controls) -> Choice | None:
         mask, softcap = mask_control.choose(controls, cached=True)
         columns = page.fields(1, 1.5, 2.9, 1.3)
         with columns[0]:
-            help_text = "Query tokens of each sequence: more than one when a draft is checked."
+            help_text = "Query tokens per sequence: more than one for speculative decoding."
             tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
         with columns[1]:
             device = choose_card(controls)
@@ -103,13 +103,13 @@ def choose(controls: Controls) -> Choice | None:
             key = controls.choice("tiles", "Tiles (rows × keys)", words, config_key(planned.config))
             config = next((c for c in configs if config_key(c) == key and c != planned.config), None)
         with columns[3]:
-            help_text = "Assumed for every thread block beside its tiles: start, partial result, merge."
+            help_text = "Assumed cost of each thread block besides its tiles: start, partial result, merge."
             overhead = controls.integer("overhead", "Extra tiles per block", 1, 0, 64, help=help_text)
     return Choice(problem, device, config, overhead)
 
 
 def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """The curve for sequences of one length, the planner's point on it, and measurements."""
+    """The curve for sequences of one length, the planner's choice, and measurements."""
     plan, problem = choice.plan(), choice.problem
     batch = Batch.of(plan, (problem.seqlen_k,) * problem.batch, choice.overhead)
     curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
@@ -169,10 +169,10 @@ def _fitted(reading: Reading | None) -> str:
     if reading is None:
         return ""
     return (
-        f"  \nTimes are predicted from bytes: one thread block reads {reading.block / 1e9:.0f} GB/s, a call takes "
-        f"{reading.start * 1e6:.1f} µs besides, and parts are merged as the planner reckons. Fitted to "
-        f"{sentences.count(reading.fitted, 'time')} recorded on {reading.where}: half of them within "
-        f"{reading.typical:.0%}, all within {reading.error:.0%}."
+        f"  \nTimes are predicted from bytes: a thread block reads {reading.block / 1e9:.0f} GB/s, each call takes "
+        f"{reading.start * 1e6:.1f} µs more, and merges cost what the planner assumes. The model is fitted to "
+        f"{sentences.count(reading.fitted, 'time')} recorded on {reading.where}: median error "
+        f"{reading.typical:.0%}, maximum {reading.error:.0%}."
     )
 
 
@@ -183,24 +183,26 @@ def kind(plan: Plan) -> str:
 
 
 def _measured(found: Sequence[Measurement], choice: Choice) -> dict[int, float]:
-    """Seconds of fixed splits of this problem by their number, as measured last in turns on the chosen card."""
+    """Newest seconds in turns of fixed splits of this problem on the chosen card, by number of splits."""
     here = [m for m in found if m.problem == choice.problem and choice.is_of_card(m)]
     same = [m for m in here if m.regime is Regime.IN_TURNS and m.lengths is None]
     return {m.split.count: m.seconds for m in reversed(same) if m.split and m.split.kind == "fixed"}
 
 
 def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
-    """The measurement of the chosen problem in the planner's cut, on the chosen card or else on any card."""
+    """The measurement of this problem with the planner's splits, preferably on the chosen card."""
     same = [m for m in found if m.problem == choice.problem and m.label in _AS_PLANNED and m.lengths is None]
     m = max(same, key=choice.is_of_card, default=None)
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
-        text = f"This very problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
+        text = (
+            f"Measured for this problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
+        )
         page.verdict(text, tag=page.origin_tag(m.origin), small=True)
 
 
 def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> None:
-    """On a GPU: the planner's choice, equal shares and some fixed splits, side by side."""
+    """On a GPU: time the planner's choice, equal shares and fixed splits side by side."""
     some = [n for n in (1 << n for n in range(_SPLITS_TIMED)) if n <= counts[-1]]
     fixed = [Contender("fixed", name=sentences.count(n, "split"), num_splits=n) for n in some]
     entrants = (Contender(name=_PLANNER), Contender("balanced"), *fixed, *contenders(READ))
@@ -210,11 +212,11 @@ def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> N
 
 
 def _without_extra(batch: Batch, here: Split) -> str:
-    """The planner's criterion, which counts tiles only."""
+    """The fill by the planner's criterion, which counts tiles only."""
     if not batch.overhead:
         return ""
     alone = splits.fixed(dataclasses.replace(batch, overhead=0), here.splits)
-    return f" ({alone.fill:.0%} if nothing but tiles took time)"
+    return f" ({alone.fill:.0%} without the extra tiles)"
 
 
 def _as_planned(plan: Plan, batch: Batch) -> Split:
@@ -224,7 +226,7 @@ def _as_planned(plan: Plan, batch: Batch) -> Split:
 
 
 def verdict(plan: Plan, curve: Sequence[Split], times: charts.Times | None) -> str:
-    """Bytes read and, for a known card, the time: they alone decide between splits."""
+    """Bytes read, and the time if the card's read rate is known."""
     moved = charts.megabytes(plan.problem.kv_bytes())
     cut = _cut_words(plan)
     blocks, unsplit = math.prod(plan.launches[0].grid), curve[0].blocks
@@ -232,13 +234,13 @@ def verdict(plan: Plan, curve: Sequence[Split], times: charts.Times | None) -> s
         assert plan.device is not None
         alone = f", {unsplit:,} unsplit" if blocks != unsplit else ""
         return (
-            f"{moved} to read, by {sentences.count(blocks, 'thread block')} {cut}{alone}. How long tiles of "
-            f"{plan.config.block_q} rows take on {plan.device.name} is not recorded."
+            f"{moved} to read, by {sentences.count(blocks, 'thread block')} {cut}{alone}. The time of tiles of "
+            f"{plan.config.block_q} rows on {plan.device.name} is not recorded."
         )
     planned = f"{moved} in {seconds_text(times.planned)} {cut}"
     if blocks == unsplit and plan.num_splits <= 1:
         return f"{planned}: no split is needed."
-    return f"{planned}; {seconds_text(times.curve[0])} unsplit, {seconds_text(times.floor)} at the least."
+    return f"{planned}; {seconds_text(times.curve[0])} unsplit, {seconds_text(times.floor)} at best."
 
 
 def _cut_words(plan: Plan) -> str:
@@ -253,15 +255,15 @@ def _cut_words(plan: Plan) -> str:
 
 def _floor(plan: Plan) -> str:
     """The bound of memory alone, if the card's read rate is recorded."""
-    text = f"Keys and values that some query sees are {charts.megabytes(plan.problem.kv_bytes())}"
+    text = f"Visible keys and values: {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
     found = [e for e in _evidence() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
     if not found:
-        return f"{text}; how fast {name} reads is not recorded."
+        return f"{text}; the read rate of {name} is not recorded."
     best = max(found, key=lambda e: e.read_bytes)
     seconds = plan.problem.kv_bytes() / best.read_bytes
-    rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest reading recorded on {best.where}"
+    rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest recorded read on {best.where}"
     return f"{text}: at least {seconds_text(seconds)} at {rate}."
 
 

@@ -24,7 +24,7 @@ def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, b
     line = page.get_by_role("spinbutton", name="Line", exact=True)
     line.fill("1")
     page.keyboard.press("Enter")
-    expect(page.locator(".cufa-verdict", has_text="Line 1 became no instruction").first).to_be_visible()
+    expect(page.locator(".cufa-verdict", has_text="Line 1 has no instructions").first).to_be_visible()
     page.wait_for_url(re.compile(r"[?&]line=1\b"))
     visit.settle()
     screenshot(page, "machine_code-light")

@@ -28,7 +28,7 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     page.mouse.up()
     page.wait_for_url(re.compile(r"[?&]length=1[0-9]{3}\b"))
     visit.settle()
-    typed = page.get_by_role("spinbutton", name="Keys that all see").input_value()
+    typed = page.get_by_role("spinbutton", name="Keys visible to all").input_value()
     assert 1300 < int(typed.replace(",", "")) < 1800
     expect(caption).to_contain_text(f"causal prefix {int(typed)}.")
 

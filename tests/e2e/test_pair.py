@@ -15,7 +15,7 @@ def test_two_are_put_side_by_side_zoom_together_and_the_link_carries_both(
 ) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
-    page.get_by_text("Another one beside it").click()
+    page.get_by_text("Compare with a second one").click()
     page.wait_for_url(re.compile(r"[?&]two=1\b"))
     visit.settle()
     beside = page.locator(".st-key-controls-beside")

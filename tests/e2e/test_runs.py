@@ -77,7 +77,7 @@ def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
     second = other.open_live(f"{server}/{RUN}?{SMALL}")
     expect(second.get_by_role("button", name="Cancel").first).to_be_visible()
     last = start(second)  # waits behind the first
-    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it").first).to_be_visible()
+    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 earlier").first).to_be_visible()
     screenshot(second, "run-queue-dark")
     page.get_by_role("button", name="Cancel").first.click()
     expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
@@ -108,7 +108,7 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
         page.get_by_role("button", name="HTML report").click()
     report = tmp_path / download.value.suggested_filename
     download.value.save_as(report)
-    for name, start_of in (("CSV", "id,origin,machine"), ("JSON Lines, every sample", '{"id": ')):
+    for name, start_of in (("CSV", "id,origin,machine"), ("JSON Lines, all samples", '{"id": ')):
         with page.expect_download() as download:
             page.get_by_test_id("stDownloadButton").get_by_role("button", name=name).click()
         assert Path(download.value.path()).read_text().startswith(start_of)
@@ -158,8 +158,8 @@ def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/history?from=run")
     page.get_by_text("kept on this machine").click()
-    page.get_by_text("All of them").click()
-    page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
+    page.get_by_text("All runs").click()
+    page.get_by_role("button", name=re.compile("Delete [1-9].* permanently")).click()
     expect(page.locator(".cufa-verdict", has_text="No measurement matches").first).to_be_visible()
     visit.settle()
     assert runs.all() == []

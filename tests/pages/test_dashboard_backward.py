@@ -114,7 +114,7 @@ def test_a_key_block_says_which_query_blocks_it_visits() -> None:
     app = masked_work(kv="4")  # tiles of 64 × 128
     said = words(app)
     assert "One key block" in said and "Inside one tile" not in said
-    each = "of each of the 4 query heads that share its keys"
+    each = "for each of the 4 query heads that share its keys"
     assert f"Key block 16 visits 32 of 64 query blocks, {each}: 32 to 63 (30 full and 2 partial)" in said
     app.number_input(key="masked.k").set_value(31).run()
     assert "Key block 31 visits 2 of 64 query blocks" in words(app)
@@ -126,7 +126,7 @@ def test_thread_blocks_are_those_of_the_order() -> None:
     """As many as key blocks of key/value heads, in the order that the executor has checked the kernel against."""
     app = masked_work(kv="4")
     assert "512 thread blocks" in words(app)
-    assert "Tiles are those of one of its 4 query heads" in words(app)
+    assert "Tiles are counted for one of the 4 query heads" in words(app)
     assert "Tiles are those of one" not in words(masked_work())
     plan = backward_plan()
     blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE)
@@ -170,7 +170,7 @@ def test_a_trace_of_pairs_is_not_judged_by_sms_whose_blocks_keep_no_record(elsew
     app.selectbox(key="masked.open").select(trace.name).run()
     said = words(app)
     assert "agree with every column of the schedule" in said
-    assert "Of each pair of thread blocks the first keeps a record" in said
+    assert "Only the first thread block of each pair has a record" in said
     assert "The tail is" not in said
     occupancy = open_page("occupancy", kernel="fa3_backward_wide", d="256", tiles=config_key(trace.config))
     assert "of 64 warps per SM" in words(occupancy) and "Achieved" not in words(occupancy)

@@ -106,7 +106,7 @@ def test_damaged_runs_are_rows_that_say_so_and_the_sound_one_is_shown(store: Sto
     assert len(history.dataframe[0].value) == len(case_records(CASE))
     for name in ("compare", "decode"):
         app = open_page(name)
-        assert f"{len(DAMAGES)} runs cannot be read and are left out" in app.warning[0].value
+        assert f"{len(DAMAGES)} runs cannot be read and are ignored" in app.warning[0].value
     compared = open_page("compare")
     assert "Made-up GPU" in words(compared)
     app = open_page("run", run=sound.name)

@@ -77,7 +77,7 @@ def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records", "versions")
     said = words(open_page("decode"))
     assert "flash_decode reaches 91% of a plain read" in said
-    assert "This very problem: " in said  # one sequence, 32/8 heads, 8k: a published shape
+    assert "Measured for this problem: " in said  # one sequence, 32/8 heads, 8k: a published shape
     assert "recorded</span>" in said
     app = open_page("decode")
     app.selectbox(key="decode.record").set_value("made-up-gpu, sustained").run()
@@ -98,11 +98,11 @@ def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -
     app = open_page("decode", **link)
     asked = [row for row in rows if row["case"] == case.name and row.get("split", {}).get("kind") == "fixed"]
     assert drawn_as_measured(app) == {x["split"]["count"]: x["p50_ns"] / 1e3 for x in reversed(asked)}
-    assert re.search(r"This very problem: .*NVIDIA H200, 2026-01-02", words(app))
+    assert re.search(r"Measured for this problem: .*NVIDIA H200, 2026-01-02", words(app))
     edit(h200, lambda line: None if line.get("problem") == asked[0]["problem"] else line)
     app = open_page("decode", **link)
     assert drawn_as_measured(app) == {}
-    assert re.search(r"This very problem: .*Made-up GPU, 2026-01-02", words(app))
+    assert re.search(r"Measured for this problem: .*Made-up GPU, 2026-01-02", words(app))
 
 
 def drawn_as_measured(app: AppTest) -> dict[int, float]:
@@ -122,15 +122,15 @@ def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.Mo
     monkeypatch.setattr(cards, "RECORDS_DIR", RECORDED)
     said = words(open_page("decode", batch="64"))
     least = re.search(r"at least ([0-9.]+) µs", said)
-    seen = re.search(r"This very problem: ([0-9.]+) µs", said)
+    seen = re.search(r"Measured for this problem: ([0-9.]+) µs", said)
     assert least is not None and seen is not None, said
     assert float(least[1]) <= float(seen[1])
 
 
 def test_a_window_reads_only_what_it_sees() -> None:
     whole, window = (words(open_page("decode", cached="131072", **x)) for x in ({}, {"mask": "window"}))
-    assert "some query sees are 536.9 MB" in whole  # of the caption; the verdict begins with it
-    assert "some query sees are 4.2 MB" in window
+    assert "Visible keys and values: 536.9 MB" in whole  # of the caption; the verdict begins with it
+    assert "Visible keys and values: 4.2 MB" in window
     assert "window (1023, 0)" in window
 
 

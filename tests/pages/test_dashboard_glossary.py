@@ -61,7 +61,7 @@ def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:
 
 
 def test_help_is_none_where_nothing_is_to_be_explained() -> None:
-    assert glossary.help_text("Take it away") is None
+    assert glossary.help_text("Download") is None
     assert glossary.help_text("On the SMs") == f"**SM**: {glossary.TERMS['SM']}"
 
 

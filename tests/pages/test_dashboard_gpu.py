@@ -160,7 +160,7 @@ def test_a_curve_of_splits_is_measured_beside_its_prediction(store: Store) -> No
     run = done(store)
     assert {row["split"]["kind"] for row in run.rows if "split" in row} == {"fixed", "balanced"}
     app = open_page("decode", cached="16384", batch="2")
-    assert "This very problem: " in words(app)
+    assert "Measured for this problem: " in words(app)
     curve = json.loads(app.get("plotly_chart")[0].proto.spec)
     assert "measured" in [trace.get("name") for trace in curve["data"]]
 

@@ -39,7 +39,7 @@ def test_two_measurements_and_their_interval(with_runs: Store) -> None:
     assert "the same measurement" in words(app)
     other = next(m for m in found if m.problem.seqlen_k == 64)
     app.selectbox(key="history.b").set_value(other.id).run()
-    assert "Not the same problem" in app.warning[0].value
+    assert "Different problems" in app.warning[0].value
     alone = next(m for m in found if m.regime is Regime.SUSTAINED)
     app.selectbox(key="history.b").set_value(alone.id).run()
     assert "are not compared" in words(app)
@@ -49,7 +49,7 @@ def test_two_measurements_and_their_interval(with_runs: Store) -> None:
 def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
     a, b = named(with_runs, "lengths"), named(with_runs, "again")
     app = open_page("history", compare="runs", rb=b.id)
-    assert "In B " in words(app)
+    assert "B: " in words(app)
     assert app.selectbox(key="history.ra").value == a.id  # what it can be compared with
     pairs = history_view.pair_up(measured_rows.of_run(a), measured_rows.of_run(b))
     assert {name.partition(",")[0] for name, _ in pairs} == {"fa1", "fa2"}
@@ -139,7 +139,7 @@ def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
     assert len(app.selectbox(key="history.ra").options) == 1  # never B itself
     said = words(app)
     assert "No kernel, shape and regime in common: A timed fa3 and fa2 on " in said
-    assert "No two runs here do" in said
+    assert "No two runs share one" in said
 
 
 def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, elsewhere: Path) -> None:

@@ -30,17 +30,17 @@ def compiler() -> None:
 
 def test_without_a_recorded_trace_the_order_is_executed(elsewhere: Path, compiler: None) -> None:
     app = open_page("masked_work", **SMALL)
-    assert "no trace of the inside of such a block is recorded" in words(app)
+    assert "no trace of the inside of such a thread block is recorded" in words(app)
     app.button(key="masked.inside").click().run(timeout=120)
     assert not app.exception
     said = words(app)
     assert "Executed on the CPU: order, not time." in said
-    assert "of the softmax runs beside products" not in said  # which would be a figure of time
+    assert "of the softmax overlaps products" not in said  # which would be a figure of time
     assert "µs on one SM" not in said
 
 
 def test_a_kernel_without_stamps_says_so(elsewhere: Path) -> None:
-    assert "fa1_forward has no stamps" in words(open_page("masked_work", alg="fa1"))
+    assert "fa1_forward has no time stamps" in words(open_page("masked_work", alg="fa1"))
 
 
 def test_too_long_to_execute_is_said_before(elsewhere: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_recorded_trace_is_shown_with_its_sums(
     if "no trace of the inside" in said:
         pytest.fail(f"tiles {tiles} of the trace are not those that the page shows")
     assert "µs on one SM; its warps wait" in said
-    assert "of the softmax runs beside products" in said
-    assert "in a build of its own: a run of it takes 12.5% longer than one without stamps." in said
+    assert "of the softmax overlaps products" in said
+    assert "in a special build: its run takes 12.5% longer than a run without stamps." in said
     (folder / "damaged.npz").write_text("nothing")
     assert not open_page("masked_work", **{**SMALL, "d": "128"}).exception

@@ -70,7 +70,7 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "Made-up GPU, 2026-01-02" in words(app)
     shapes = app.selectbox(key="roofline.shape")
     shapes.set_value(next(name for name in shapes.options if name.startswith("fa3"))).run()
-    assert "waiting for the busiest SM makes it" in words(app)
+    assert "waiting for the busiest SM adds up to" in words(app)
     assert "in turns" in words(app)
     app.segmented_control(key="roofline.regime").set_value("sustained").run()
     assert "sustained" in words(app)
@@ -135,7 +135,7 @@ def test_the_roofline_has_every_level_of_memory(elsewhere: Path) -> None:
     app.run()
     levels = next(e.value for e in app.dataframe if "level" in e.value)
     assert list(levels["ceiling"])[1:] == ["7.00 TB/s", "33.00 TB/s"]
-    assert "takes longest" in words(app)
+    assert "is the slowest level" in words(app)
     (elsewhere / "records" / "memory" / "made-up-gpu.json").write_text("{}")
     assert "made-up-gpu.json is damaged" in words(open_page("roofline", mask="causal"))
     file.unlink()

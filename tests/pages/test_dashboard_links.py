@@ -128,11 +128,11 @@ def test_a_recorded_row_is_chosen_on_the_roofline(elsewhere: Path) -> None:
     assert link["suite"] == "forward"
     app = open_page("roofline", **link)
     assert not app.warning
-    assert "This very shape: fa3 " in words(app)
-    assert "at the least" in words(app)
+    assert "Recorded for this shape: fa3 " in words(app)
+    assert "at best" in words(app)
     assert app.selectbox(key="roofline.shape").value == f"fa3, {case.problem}"
     elsewhere_recorded = open_page("roofline", **links.link("roofline", SUBJECTS["gqa"]))
-    assert "Of this shape no time is recorded" in words(elsewhere_recorded)
+    assert "No time of this shape is recorded" in words(elsewhere_recorded)
 
 
 @pytest.mark.parametrize("page", ["compare", "history"])
@@ -146,18 +146,18 @@ def test_measured_rows_lead_to_the_other_pages(page: str, elsewhere: Path) -> No
 
 def test_what_a_page_cannot_show_is_off_and_says_why() -> None:
     long = forward(seqlen_k=1 << 19)
-    with pytest.raises(ValueError, match="Longer than 131,072"):
+    with pytest.raises(ValueError, match="Lengths over 131,072"):
         links.link("masked_work", Subject(long))
-    with pytest.raises(ValueError, match="no walk over tiles"):
+    with pytest.raises(ValueError, match="does not visit tiles"):
         links.link("masked_work", Subject(forward(), "naive"))
-    with pytest.raises(ValueError, match="no kernel of cufa"):
+    with pytest.raises(ValueError, match="not a kernel of cufa"):
         links.link("occupancy", Subject(forward()))
     with pytest.raises(ValueError, match="float64"):
         links.link("masked_work", Subject(forward("float64")))
     app = open_page("roofline", of=problem_key(long))
     assert not shown(app)  # without evidence the page has nothing to lead from
     off = [e.proto for e in open_page("run", sk=str(1 << 19)).get("page_link") if e.proto.disabled]
-    assert "Longer than 131,072" in next(x.help for x in off if x.label == "Masked work of this")
+    assert "Lengths over 131,072" in next(x.help for x in off if x.label == "Masked work of this")
 
 
 def test_every_problem_has_one_word() -> None:

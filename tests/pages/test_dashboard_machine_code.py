@@ -33,7 +33,7 @@ def open_listing(**link: str) -> AppTest:
     """The page, once the build is there."""
     app = open_page("machine_code", **BUILD, **link)
     deadline = time.monotonic() + 300
-    while "being compiled and taken apart" in words(app):
+    while "being compiled and disassembled" in words(app):
         assert time.monotonic() < deadline, "no listing came"
         time.sleep(0.1)
         app.run()
@@ -48,7 +48,7 @@ def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
     assert not app.warning
     said = words(app)
     assert re.search(
-        r"a tile takes [0-9,]+ issue slots of an SM, [0-9,]+ per warp, up to [0-9,]+ where", said
+        r"a tile takes [0-9,]+ issue slots of an SM, [0-9,]+ per warp, up to [0-9,]+ for partial tiles", said
     )
     assert next(e.value for e in app.dataframe if "tensor" in e.value)["count"].min() > 0
     app.toggle(key="code.all").set_value(True).run()
@@ -57,7 +57,7 @@ def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
     busiest = table.loc[table["tensor"].idxmax()]
     app.number_input(key="code.line").set_value(int(busiest["line"])).run()
     assert parameters(app)["line"] == str(busiest["line"])
-    assert f"Line {busiest['line']} became {int(busiest['count']):,} instructions" in words(app)
+    assert f"Line {busiest['line']} compiles to {int(busiest['count']):,} instructions" in words(app)
     listings = [e.proto.body for e in app.main.get("html") if "<pre" in e.proto.body]
     shown = listings[-1]
     assert ("HMMA" if language == "sass" else "mma.sync") in shown
@@ -73,7 +73,7 @@ def test_another_file_of_the_same_build(real_listing: None) -> None:
     assert len(table) == len(source_lines("shared/softmax.cuh"))
     assert table["exp"].sum() > 0
     app.number_input(key="code.line").set_value(1).run()
-    assert "Line 1 became no instruction" in words(app)
+    assert "Line 1 has no instructions" in words(app)
 
 
 def test_without_a_disassembler_ptx_is_shown_and_what_to_install(
@@ -87,7 +87,7 @@ def test_without_a_disassembler_ptx_is_shown_and_what_to_install(
 
 
 def test_a_build_that_is_not_there_yet_is_waited_for() -> None:
-    assert "being compiled and taken apart" in words(open_page("machine_code"))
+    assert "being compiled and disassembled" in words(open_page("machine_code"))
 
 
 def test_sources_are_found_and_generated_ones_have_none() -> None:

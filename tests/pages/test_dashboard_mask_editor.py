@@ -160,7 +160,7 @@ def test_every_kind_is_drawn_from_both_sides(kind: str, op: str) -> None:
     app = open_page("masked_work", mask=kind, op=op, sq="1000", sk="1200")
     assert not app.warning and not app.error
     said = words(app)
-    assert "tiles are computed" in said and "the tiles that are visited hold" in said
+    assert "tiles are computed" in said and "the visited tiles compute" in said
     alts = [x.proto.alt for x in app.get("plotly_chart")]
     assert any(alt.startswith("Predicted timeline") for alt in alts)
     whose = "A key block visits" if op == "backward" else "A query block visits"
@@ -184,7 +184,7 @@ def test_lengths_are_pasted_and_the_link_says_them_shortly() -> None:
     app = open_page("masked_work", mask="documents", sq="2048", sk="2048")
     app.text_area(key="masked.lengths").set_value("128\n128\n128\n1000 24").run()
     assert parameters(app)["lengths"] == "3x128,1000,24"
-    assert "5 documents of 24 to 1,000 tokens. The last 640 keys belong to none" in words(app)
+    assert "5 documents of 24 to 1,000 tokens. The last 640 keys belong to no document" in words(app)
     assert mask_of(app) == str(masks.documents([128, 128, 128, 1000, 24], seqlen=2048))
 
 
@@ -222,7 +222,7 @@ def test_a_link_that_asks_for_what_cannot_be_is_told(link: dict[str, str]) -> No
 
 def test_more_tokens_than_keys_are_left_out_or_made_room_for() -> None:
     app = open_page("masked_work", mask="documents", lengths="3000,3000", sq="4096", sk="4096")
-    assert "add up to 6,000, and there is room for 4,096" in words(app)
+    assert "add up to 6,000, but there is room for 4,096" in words(app)
     assert mask_of(app) == str(masks.documents([3000, 1096]))
     app.button(key="masked.fit").click().run()
     assert (parameters(app)["sq"], parameters(app)["sk"]) == ("6000", "6000")
@@ -242,9 +242,9 @@ def test_odd_numbers_draw_something() -> None:
 
 def test_a_kernel_that_does_not_serve_the_mask_says_so_and_is_not_run() -> None:
     app = open_page("masked_work", mask="documents", alg="fa1", sq="300", sk="300", d="64")
-    assert "No kernel runs this: fa1_forward" in words(app)
+    assert "No kernel runs this problem: fa1_forward" in words(app)
     beside = open_page("masked_work", mask="documents", alg="fa2", two="1", b_alg="fa1")
-    assert words(beside).count("No kernel runs this: fa1_forward") == 1
+    assert words(beside).count("No kernel runs this problem: fa1_forward") == 1
     assert app.button(key="masked.emulate").disabled
     served = open_page("masked_work", mask="documents", alg="fa2", sq="300", sk="300", d="64")
     assert "No kernel runs this" not in words(served)

@@ -203,9 +203,9 @@ def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
     )
     assert any(name.startswith("recorded, float32") for name in names)
     said = words(app)
-    assert "Made-up GPU, 2026-01-02, skip alone, float16 d64, 4 heads, in turns: 1.50× at 512" in said
+    assert "Made-up GPU, 2026-01-02, skipping alone, float16 d64, 4 heads, in turns: 1.50× at 512" in said
     assert (
-        "Made-up GPU, 2026-01-02, FA1→FA2 with all that changed, float16 d64, 4 heads, in turns: 2.50× at 512"
+        "Made-up GPU, 2026-01-02, FA1→FA2 with all changes, float16 d64, 4 heads, in turns: 2.50× at 512"
         in said
     )
 

@@ -49,7 +49,7 @@ def test_one_kernel_over_time(elsewhere: Path) -> None:
     assert app.selectbox(key="history.series").value in figure.alt
     file.unlink()
     write_another_day(write_evidence(elsewhere / "records"), 1.0)
-    assert "first and last show no difference" in words(open_page("history"))
+    assert "no significant difference between first and last" in words(open_page("history"))
 
 
 def test_earlier_rows_are_the_beginning_of_the_line(elsewhere: Path) -> None:

@@ -45,7 +45,7 @@ def test_two_algorithms_in_numbers() -> None:
     ratio = float(done[2].removesuffix("×"))
     assert ratio == 0.53  # 272 of 512 tiles
     assert f"does {ratio:.2f}× the arithmetic of FA2, no skip" in words(app)
-    assert re.search(r"at one rate per SM it ends [0-9.]+× sooner", words(app))
+    assert re.search(r"at equal rates per SM it ends [0-9.]+× sooner", words(app))
     assert float(numbers(app)["FLOP useful"][2].removesuffix("×")) == 1
 
 
@@ -100,13 +100,13 @@ def test_bad_values_beside_are_told() -> None:
 def test_the_same_twice_has_two_names() -> None:
     app = open_page("masked_work", two="1", b_alg="fa2")
     assert "FA2 128×64 (left) and FA2 128×64 (right)" in words(app)
-    assert "do the same arithmetic; at one rate per SM it ends at the same time" in words(app)
+    assert "do the same arithmetic; at equal rates per SM it ends at the same time" in words(app)
     assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
 
 
 def test_a_side_without_a_score_is_told() -> None:
     app = open_page("masked_work", two="1", b_mask="window", b_left="10", b_diag="at", b_at="99999")
-    assert "On one side no query sees a key" in words(app)
+    assert "On one side, no key is visible to any query" in words(app)
 
 
 def test_times_of_one_run_are_compared(elsewhere: Path) -> None:

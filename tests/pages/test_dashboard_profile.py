@@ -127,7 +127,7 @@ def test_a_file_is_attached_to_a_run_and_a_bad_one_is_not(with_runs: Store, tmp_
         table = next(e.value for e in app.dataframe if "ncu" in e.value)
         assert "722 µs" in set(table["ncu"])
         attached.write_text("cut")
-        assert "What is attached cannot be read: no line names the column" in words(
+        assert "The attached file cannot be read: no line names the column" in words(
             open_page("run", run=run.id)
         )
     finally:
@@ -148,9 +148,9 @@ def test_counters_stand_beside_ours() -> None:
     assert subject.config is not None
     traffic = cost_on(problem, subject.spec, subject.config)
     assert traffic is not None
-    assert told["asked of the L2 cache, read"]["ncu ÷ ours"] == f"{32e6 / traffic.read:.2f}×"
+    assert told["asked of the L2 cache, read"]["ncu ÷ cufa"] == f"{32e6 / traffic.read:.2f}×"
     (raw,) = ncu.parse(RAW)
     together = next(x for x in run_profile.lines(raw, fa2) if x[""] == "device memory, together")
-    assert together["ncu ÷ ours"] == f"{(1.5e9 + 20e3) / problem.io_bytes:.2f}×"
+    assert together["ncu ÷ cufa"] == f"{(1.5e9 + 20e3) / problem.io_bytes:.2f}×"
     other = dataclasses.replace(fa2, row=dataclasses.replace(fa2.row, json={**fa2.row.json, "kernel": None}))
     assert run_profile._profile_of(other, [profile]) is None

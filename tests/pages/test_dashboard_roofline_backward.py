@@ -64,7 +64,7 @@ def test_without_a_ceiling_of_additions_the_page_says_so(elsewhere: Path) -> Non
     recorded(elsewhere, "NVIDIA H20", needs=False)
     app = page_of(256)
     assert "L2 additions" not in bars_of(app)
-    assert "How fast NVIDIA H20 adds in its L2 cache is not measured" in words(app)
+    assert "The rate of additions in the L2 cache of NVIDIA H20 is not measured" in words(app)
 
 
 def test_what_was_recorded_stays_as_it_was(elsewhere: Path) -> None:

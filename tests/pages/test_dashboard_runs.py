@@ -187,7 +187,7 @@ def test_a_gpu_that_cannot_be_used_fails_the_run_and_the_page_goes_on() -> None:
     assert run.status is Status.FAILED
     said = words(app)
     assert "failed</span>" in said
-    assert "No timing was finished." in said
+    assert "No timing is complete." in said
     assert "Traceback" in app.code[0].value
 
 
@@ -209,7 +209,7 @@ def test_a_run_over_caches_shows_rates_beside_a_plain_read(
     assert "flash_decode reaches 91% of a plain read" in said
     assert "TB/s in turns" in said
     assert list(app.dataframe[0].value["kernel"]) == ["flash_decode", "torch flash", "torch cudnn"]
-    assert "This very problem" in words(open_page("decode"))  # the second case is the page's own
+    assert "Measured for this problem" in words(open_page("decode"))  # the second case is the page's own
     assert store.read(run_id).timings == 8
 
 
@@ -229,7 +229,7 @@ def test_a_crash_is_shown_as_what_it_is(
     said = words(app)
     assert "crashed</span>" in said
     assert "The worker process died" in said
-    assert "1 of 2 timings were finished" in said
+    assert "1 of 2 timings are complete" in said
     assert "Segmentation fault" in app.code[0].value
     assert "1 run did not finish" in str([e.label for e in open_page("history").expander])
 
@@ -270,7 +270,7 @@ def test_nothing_starts_while_a_field_holds_what_it_cannot() -> None:
         "Heads is 4,096, which is not a whole number from 1 to 1,024; the page shows 1,024."
         in app.error[0].value
     )
-    assert "Nothing starts while a field is wrong" in words(app)
+    assert "Start is off while a field is invalid" in words(app)
     assert parameters(app)["heads"] == "1024"
     app.number_input(key="run.heads").set_value(4).run()
     assert not app.button(key="run.start").disabled
@@ -289,7 +289,7 @@ def test_a_time_beyond_patience_is_said_before_start(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run_live, "_cpu_rate", lambda job, runs: 1e6)
     said = words(open_page("run", sq="65536", sk="65536"))
     assert re.search(r"About [0-9,]+ years on this CPU", said)
-    assert "It can be cancelled at any time" in said
+    assert "You can cancel it at any time" in said
 
 
 def test_the_first_run_on_a_cpu_has_tiles_to_skip() -> None:
