@@ -127,8 +127,8 @@ SHOWN = {
     "time": ("gpu__time_duration.sum", "Duration"),
     "device memory, read": ("dram__bytes_read.sum",),
     "device memory, written": ("dram__bytes_write.sum",),
-    "asked of the L2 cache, read": ("lts__t_bytes_op_read.sum", "lts__t_sectors_op_read.sum"),
-    "asked of the L2 cache, written": ("lts__t_bytes_op_write.sum", "lts__t_sectors_op_write.sum"),
+    "requested from L2, read": ("lts__t_bytes_op_read.sum", "lts__t_sectors_op_read.sum"),
+    "requested from L2, written": ("lts__t_bytes_op_write.sum", "lts__t_sectors_op_write.sum"),
     "registers per thread": ("launch__registers_per_thread", "Registers Per Thread"),
     "occupancy achieved": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
     "tensor cores busy": (

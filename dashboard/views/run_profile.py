@@ -101,13 +101,13 @@ def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
     ours: dict[str, float | None] = {
         "time": m.seconds,
         "device memory, read": None,
-        "asked of the L2 cache, read": None if cost is None else cost.read,
-        "asked of the L2 cache, written": None if cost is None else cost.written,
+        "requested from L2, read": None if cost is None else cost.read,
+        "requested from L2, written": None if cost is None else cost.written,
     }
     total = [profile.first(SHOWN[name]) for name in ("device memory, read", "device memory, written")]
     told = [_line(name, profile.first(metrics), ours.get(name)) for name, metrics in SHOWN.items()]
     if None not in total:
-        told.append(_line("device memory, together", sum(x or 0.0 for x in total), float(m.problem.io_bytes)))
+        told.append(_line("device memory, total", sum(x or 0.0 for x in total), float(m.problem.io_bytes)))
     return [line for line in told if line["ncu"] != "–"]
 
 

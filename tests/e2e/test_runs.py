@@ -127,18 +127,6 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
 
 
 @pytest.mark.in_turn
-@pytest.mark.usefixtures("one_run")
-@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of runs", fixed=0))
-def test_pages_with_runs(server: str, browser: Browser, theme: str) -> None:
-    visit = Visit(browser, theme)
-    for name in ("compare", "history"):
-        page = visit.open(f"{server}/{name}")
-        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible()
-        screenshot(page, f"{name}-runs-{theme}")
-    visit.close()
-
-
-@pytest.mark.in_turn
 def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/history?from=recorded")

@@ -1,7 +1,6 @@
 """The backward on the pages: masked work from the keys' side, and its recorded figures on Compare, Roofline and
 Occupancy."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -13,14 +12,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    chosen,
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    words,
-)
+from dashboard_page_support import chosen, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, schedules
 
 from cufa.dashboard import engine, theme

@@ -1,6 +1,5 @@
 """The page Compare under AppTest."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import json
@@ -13,12 +12,10 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from card_support import edit
-from dashboard_measured_support import measured, measured_once, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
-from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_page_support import open_page, parameters, words
 from dashboard_support import DEVICE, write_evidence
 
 from cufa.dashboard.model import published
-from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.store import Store
 from cufa.measure import cards
@@ -74,13 +71,7 @@ def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["versions", "blocks", "traffic"])
-def test_a_known_table_is_measured_by_its_button(
-    table: str, with_runs: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(
-        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
-    )
+def test_a_known_table_is_measured_by_its_button(table: str, with_runs: Store, asked: list[Job]) -> None:
     app = open_page("compare", table=table)
     assert "published" in words(app).lower()
     app.button(key=f"known.{table}").click().run()

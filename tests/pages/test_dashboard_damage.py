@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - a fixture
+from dashboard_page_support import open_page, words
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
@@ -82,7 +82,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 @pytest.fixture
-def store(elsewhere: Path) -> Store:  # noqa: F811
+def store(elsewhere: Path) -> Store:
     return Store(elsewhere / "runs")
 
 

@@ -1,6 +1,5 @@
 """The page Decode under Streamlit's AppTest."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import html
@@ -14,23 +13,11 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from card_support import edit, edit_rows, lines_of, write_lines
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    PAGES,
-    Open,
-    chosen,
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    without_compiler,
-    words,
-)
+from dashboard_page_support import open_page, words
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
-from cufa.dashboard.model import devices
 from cufa.dashboard.model.configs import config_key, config_words
-from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.gpu.architectures import Device
 from cufa.measure import cards
@@ -134,13 +121,7 @@ def test_a_window_reads_only_what_it_sees() -> None:
     assert "window (1023, 0)" in window
 
 
-def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
-    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
-    monkeypatch.setattr(
-        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
-    )
+def test_a_curve_of_splits_is_measured_on_a_gpu(asked: list[Job], with_gpu: None) -> None:
     app = open_page("decode", cached="4096")
     app.button(key="decode.measure").click().run()
     assert not app.exception
@@ -151,13 +132,7 @@ def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
-def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
-    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
-    monkeypatch.setattr(
-        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
-    )
+def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, asked: list[Job], with_gpu: None) -> None:
     link = {"ragged": "16", "spread": "64"}
     app = open_page("decode", **link)
     app.button(key="decode.measure.ragged").click().run()

@@ -1,6 +1,5 @@
 """One shape is behind all pages: what links between them carry, and that each page says the same subject back."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -11,14 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    without_compiler,
-    words,
-)
+from dashboard_page_support import open_page, parameters, without_compiler, words
 from dashboard_support import DEVICE, write_evidence
 from sampling import of_today
 from streamlit.testing.v1 import AppTest

@@ -1,6 +1,5 @@
 """The page Machine code under Streamlit's AppTest."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
@@ -12,15 +11,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
 
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    chosen,
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    real_listing,
-    words,
-)
+from dashboard_page_support import open_page, parameters, words
 from streamlit.testing.v1 import AppTest
 
 from cufa.build import sass

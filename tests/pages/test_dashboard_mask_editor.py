@@ -1,6 +1,5 @@
 """The mask editor of Masked work: texts that say masks, links that carry them, and the page in Streamlit's AppTest."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import json
@@ -11,13 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    words,
-)
+from dashboard_page_support import open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,5 @@
 """What a worker does with one job: kernels that fail, suites, ceilings."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_run_support import fresh, over, small, wait_for  # noqa: F401
+from dashboard_run_support import over, small, wait_for
 from dashboard_support import DEVICE
 
 from cufa.dashboard.model import measured_rows

@@ -1,6 +1,5 @@
 """Every page under Streamlit's AppTest, with and without a GPU and evidence; what links carry and what they cannot."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import tomllib
@@ -11,24 +10,17 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+import pytest
 from card_support import write_lines
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    PAGES,
-    Open,
-    chosen,
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    without_compiler,
-    words,
-)
-from dashboard_support import APP, DEVICE, write_evidence
+from dashboard_page_support import PAGES, chosen, open_page, parameters, without_compiler, words
+from dashboard_support import APP, write_evidence
 from streamlit.elements.lib import policies
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard import glossary
-from cufa.dashboard.model import devices
+from cufa.dashboard.model import doctor
+from cufa.doctor import Check
+from cufa.doctor import Status as CheckStatus
 from cufa.measure.cards import read_lines
 
 
@@ -55,10 +47,8 @@ def assert_words_are_explained(app: AppTest) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, with_gpu: None) -> None:
     write_evidence(elsewhere / "records")
-    monkeypatch.setattr(devices, "gpu_count", lambda: 1)
-    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page(name)
     assert app.title
     assert "cufa-verdict" in words(app)
@@ -235,3 +225,31 @@ def test_options_that_look_alike_are_told_apart() -> None:
     words = distinct({"latest": "the latest run", "b": "12:00:01 · fa2", "a": "12:00:01 · fa2"})
     assert words == {"latest": "the latest run", "b": "12:00:01 · fa2 (2)", "a": "12:00:01 · fa2"}
     assert list(words) == ["latest", "b", "a"]
+
+
+def test_the_doctor_says_what_the_command_says(elsewhere: Path) -> None:
+    app = open_page("doctor")
+    said = words(app)
+    for name in ("python", "kernel sources", "first call", "runs"):
+        assert f"**{name}** |" in said
+    assert "against float64" in said
+
+
+def test_problems_come_first_with_their_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = [
+        Check("python", CheckStatus.OK, "3"),
+        Check("nvrtc", CheckStatus.PROBLEM, "too <old>", "pip install `x`"),
+    ]
+    monkeypatch.setattr(doctor, "_doctor", lambda: made_up)
+    said = words(open_page("doctor", show="open"))
+    assert "1 to fix: nvrtc." in said
+    assert "too <old>" in said
+    assert "`x`" in said
+    assert "**python**" not in said
+
+
+def test_a_doctor_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    (check,) = doctor._doctor()
+    assert check.status is CheckStatus.PROBLEM
+    assert "exit code 1" in check.detail

@@ -1,6 +1,5 @@
 """Masked work with another algorithm, mask or tiling beside the chosen one."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -11,14 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import (  # noqa: F401 - fixtures among them
-    chosen,
-    compiler_back,
-    elsewhere,
-    open_page,
-    parameters,
-    words,
-)
+from dashboard_page_support import chosen, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from streamlit.testing.v1 import AppTest
 

@@ -1,6 +1,5 @@
 """Counters of NVIDIA's profiler: reading them, and attaching them to a run."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -11,8 +10,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from card_support import lines_of
-from dashboard_measured_support import measured, measured_once, with_runs  # noqa: F401 - fixtures
-from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401
+from dashboard_page_support import open_page, words
 from dashboard_support import DEVICE, case_records
 
 from cufa.dashboard.model import measured_rows, ncu
@@ -48,7 +46,7 @@ def test_the_long_form_is_read() -> None:
     assert (first.kernel, second.kernel) == ("fa2_forward", "fa3_forward")
     assert first.first(["nothing", "dram__bytes_read.sum"]) == pytest.approx(1.2035e9)
     assert first.first(ncu.SHOWN["time"]) == pytest.approx(722.4e-6)
-    assert first.first(ncu.SHOWN["asked of the L2 cache, read"]) == 32e6
+    assert first.first(ncu.SHOWN["requested from L2, read"]) == 32e6
     assert [m.name for m in first.metrics][
         -1
     ] == "lts__t_sectors_op_read.sum"  # what is no number is left out
@@ -82,7 +80,7 @@ def test_what_tiles_ask_of_l2_is_what_the_profiler_counted() -> None:
     for problem in (forward, dataclasses.replace(forward, operation="backward")):
         plan = make_plan(problem, DEVICE, "fa3")
         asked = cost_on(problem, plan.spec, plan.config)
-        read = counted[plan.spec.name].first(ncu.SHOWN["asked of the L2 cache, read"])
+        read = counted[plan.spec.name].first(ncu.SHOWN["requested from L2, read"])
         assert asked is not None
         assert asked.read == pytest.approx(read, rel=0.1)
 
@@ -142,15 +140,15 @@ def test_counters_stand_beside_ours() -> None:
     fa2 = next(m for m in found if m.label == "fa2")
     (profile, _) = ncu.parse(LONG)
     told = {line[""]: line for line in run_profile.lines(profile, fa2)}
-    assert set(told) == {"time", "device memory, read", "asked of the L2 cache, read"}
+    assert set(told) == {"time", "device memory, read", "requested from L2, read"}
     subject = fa2.subject
     assert subject.spec is not None
     assert subject.config is not None
     traffic = cost_on(problem, subject.spec, subject.config)
     assert traffic is not None
-    assert told["asked of the L2 cache, read"]["ncu ÷ cufa"] == f"{32e6 / traffic.read:.2f}×"
+    assert told["requested from L2, read"]["ncu ÷ cufa"] == f"{32e6 / traffic.read:.2f}×"
     (raw,) = ncu.parse(RAW)
-    together = next(x for x in run_profile.lines(raw, fa2) if x[""] == "device memory, together")
+    together = next(x for x in run_profile.lines(raw, fa2) if x[""] == "device memory, total")
     assert together["ncu ÷ cufa"] == f"{(1.5e9 + 20e3) / problem.io_bytes:.2f}×"
     other = dataclasses.replace(fa2, row=dataclasses.replace(fa2.row, json={**fa2.row.json, "kernel": None}))
     assert run_profile._profile_of(other, [profile]) is None

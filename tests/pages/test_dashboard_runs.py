@@ -1,6 +1,5 @@
 """The page Run under AppTest, with runs made by a real worker on the CPU."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -13,15 +12,14 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_measured_support import measured, measured_once, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
-from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_measured_support import named, start
+from dashboard_page_support import chosen, open_page, parameters, words
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
 from cufa.dashboard import engine
 from cufa.dashboard.model import doctor, presets
 from cufa.dashboard.views import run_controls, run_live
-from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
@@ -58,11 +56,7 @@ def test_a_cpu_run_from_the_button_to_its_result(measured: Path, with_runs: Stor
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if presets.presets(name)])
-def test_any_operation_starts_from_its_presets(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(
-        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
-    )
+def test_any_operation_starts_from_its_presets(operation: str, asked: list[Job]) -> None:
     link = {"mask": "window", "left": "50", "softcap": "20"}
     link |= {} if operation == "forward" else {"op": operation}
     app = open_page("run", **link)

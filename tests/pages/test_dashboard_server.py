@@ -16,10 +16,19 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
-import streamlit as st
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
-from cufa.dashboard import document, server
+import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
+import pytest
+import streamlit as st
+from dashboard_page_support import open_page
+from dashboard_support import APP
+
+from cufa.dashboard import document, pace, server
 
 DOCUMENT = b"<html><head><title>page</title></head><body></body></html>"
 
@@ -209,3 +218,77 @@ def test_what_pages_need_is_there_before_the_first_visitor(
         while not list(tmp_path.glob("static/*.json")):
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda path, command, env: started.append((command, env)))
+    result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", "8700"])
+    assert result.exit_code == 0, result.output
+    (command, environment), *_ = started
+    assert command[1:5] == ["-m", "streamlit", "run", str(Path(APP).with_name("server.py"))]
+    assert "--server.port=8700" in command
+    assert not any("headless" in argument for argument in command)
+    assert environment["CUFA_DASHBOARD_OPEN_BROWSER"] == "0"
+    assert CliRunner().invoke(main, ["dashboard"]).exit_code == 0
+    assert started[1][1]["CUFA_DASHBOARD_OPEN_BROWSER"] == "1"
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(APP).parents[1])
+
+
+def test_a_port_that_is_taken_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", port])
+    assert result.exit_code == 2
+    assert f"--port {port}: Address already in use" in result.output
+
+
+def test_the_command_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else real(name))
+    result = CliRunner().invoke(main, ["dashboard"])
+    assert result.exit_code == 3
+    assert "pip install 'cufa[dashboard]'" in result.output
+
+
+def test_importing_cufa_loads_nothing_of_the_dashboard() -> None:
+    code = "import sys, cufa, cufa.cli; print({'streamlit', 'plotly', 'cufa.dashboard'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of a page that is served: how long each pause lasts, instead of the pause."""
+    found: list[float] = []
+    monkeypatch.setattr(pace, "_is_served", True)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(sleep=found.append))
+    return found
+
+
+def test_a_first_page_waits_after_its_figure_and_an_answer_after_its_sentence(waits: list[float]) -> None:
+    app = open_page("masked_work")
+    assert waits == [pace._LASTING[pace.FIGURE], pace._LASTING[pace.DESCRIPTION]]
+    app.run()
+    assert waits[2:] == [pace._LASTING[pace.SENTENCE]]
+
+
+def test_nobody_waits_for_a_page_that_is_not_served(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_is_served", False)
+    open_page("masked_work").run()
+    assert waits == []

@@ -1,6 +1,5 @@
 """The folders of the dashboard's runs: full disks, strange files, locks."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_run_support import end_worker, fresh, over, small, wait_for  # noqa: F401
+from dashboard_run_support import end_worker, over, small, wait_for
 
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job

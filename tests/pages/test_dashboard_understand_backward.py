@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
+from dashboard_page_support import open_page, parameters, words
 
 import cufa
 from cufa.dashboard.charts import walkthrough_backward as chart

@@ -1,6 +1,5 @@
 """The dashboard's run engine: real worker processes, and what happens to their runs."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dashboard_run_support import endless, fresh, over, shared, small, store, wait_for, wait_until, worker_pid  # noqa: F401
+from dashboard_run_support import endless, over, small, wait_for, wait_until, worker_pid
 from dashboard_support import DEVICE
 
 from cufa.dashboard.worker import client

@@ -1,6 +1,5 @@
 """Runs that tests of several pages look at, made once by a real worker on the CPU."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import fcntl
@@ -14,7 +13,6 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_run_support import end_worker
 from dashboard_support import DEVICE
 from streamlit.testing.v1 import AppTest

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from streamlit.testing.v1 import AppTest
 from cufa.build import listing, sass
 from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, devices, listed
+from cufa.dashboard.views import occupancy_view
 from cufa.measure import cards, inside, traces
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
@@ -39,8 +40,6 @@ with contextlib.suppress(ImportError, AttributeError):
 
 st.config.set_option("browser.gatherUsageStats", False)  # as `cufa dashboard` does
 
-Open = Callable[..., AppTest]
-
 
 def registered_pages() -> list[str]:
     """Files of the sidebar, read from app.py, so that a page that is added is tested."""
@@ -53,7 +52,7 @@ def registered_pages() -> list[str]:
 PAGES = registered_pages()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
     monkeypatch.setenv("CUFA_CACHE_DIR", str(own_cache(tmp_path / "cache")))
@@ -67,7 +66,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(compiled.Compiler, "make", lambda self, variant: made_once(variant))
     monkeypatch.setattr(
         listed.Lister, "want", lambda self, variants: 1
-    )  # likewise, unless a test asks for it
+    )  # the same, unless a test asks for it
+    monkeypatch.setattr(occupancy_view, "compiler", occupancy_view.compiler)  # back after without_compiler()
     st.cache_data.clear()
     st.cache_resource.clear()
     yield tmp_path
@@ -144,16 +144,5 @@ def without_compiler() -> None:
     """The next Compiler finds no NVRTC."""
     compiler = compiled.Compiler()
     compiler.missing = "NVRTC is not here"
-    from cufa.dashboard.views import occupancy_view
-
     st.cache_resource.clear()
     occupancy_view.compiler = lambda: compiler  # type: ignore[assignment]
-
-
-@pytest.fixture(autouse=True)
-def compiler_back() -> Iterator[None]:
-    from cufa.dashboard.views import occupancy_view
-
-    real = occupancy_view.compiler
-    yield
-    occupancy_view.compiler = real  # type: ignore[assignment]
