@@ -163,25 +163,33 @@ def _and(words: Iterable[str]) -> str:
 
 
 def summary(kernels: Iterable[Kernel]) -> list[str]:
-    """What kernels serve on a GPU, one sentence for those that serve the same: the lists in the docstrings of the
-    public calls."""
-    names: dict[str, list[str]] = {}
-    for kernel in (x for x in kernels if not x.ablation):
-        columns = _columns(kernel)
-        if columns["head dims"] == f"8 to {MAX_HEAD_DIM}, multiples of 8":
-            del columns["head dims"]
-        else:
-            columns["head dims"] = f"head dims {columns['head dims']}"
-        text = f"({_architectures(kernel)}): {'; '.join(filter(None, columns.values()))}."
-        names.setdefault(text, []).append(kernel.name)
-    return [f"{_and(found)} {text}" for text, found in names.items()]
+    """The lists in the docstrings of the public calls: one sentence for kernels that serve the same on a GPU."""
+    found = []
+    for names, gpu, columns in _alike(kernels):
+        head_dims = columns.pop("head dims")
+        if head_dims != f"8 to {MAX_HEAD_DIM}, multiples of 8":
+            columns["elements"] += f"; head dims {head_dims}"
+        found.append(f"{_and(names)} ({gpu}): {'; '.join(filter(None, columns.values()))}.")
+    return found
 
 
 def table(kernels: Iterable[Kernel]) -> str:
-    """The same as a table in Markdown, for the README."""
-    rows = [{"kernel": x.name, "GPU": _architectures(x), **_columns(x)} for x in kernels if not x.ablation]
+    """The same as a table in Markdown: a part of the README."""
+    rows = [{"kernel": ", ".join(names), "GPU": gpu, **columns} for names, gpu, columns in _alike(kernels)]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _alike(kernels: Iterable[Kernel]) -> Iterator[tuple[list[str], str, dict[str, str]]]:
+    """Names of kernels that serve the same, their GPUs and what they serve, by column."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for kernel in (x for x in kernels if not x.ablation):
+        names.setdefault((_architectures(kernel), *_columns(kernel).values()), []).append(kernel.name)
+    for (gpu, *values), found in names.items():
+        yield found, gpu, dict(zip(_COLUMNS, values, strict=True))
+
+
+_COLUMNS = ("elements", "head dims", "masks", "options beside softcap")
 
 
 def _columns(kernel: Kernel) -> dict[str, str]:

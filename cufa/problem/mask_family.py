@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -212,6 +213,10 @@ class Mask:
         fields = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}  # type: ignore[arg-type]
         written = {name: x.as_json() if isinstance(x, (Mask, Integers)) else x for name, x in fields.items()}
         return {"family": type(self).__name__.lower(), **written}
+
+    def as_text(self) -> str:
+        """The same as a string."""
+        return json.dumps(self.as_json())
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Mask:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,16 +186,6 @@ def test_documents_are_packed_sequences():
         q[None], k[None], v[None], mask=masks.documents(lengths), layout="bshd", device="cpu"
     )
     np.testing.assert_allclose(packed, dense[0], atol=1e-13)
-
-
-def test_the_readmes_example():
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (code,) = [
-        x for x in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "flash_attention_varlen" in x
-    ]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["out"].shape == (125, 8, 64) and names["lse"].shape == (8, 125)
 
 
 # --- What a problem knows of them -------------------------------------------------------------------------

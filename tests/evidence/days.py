@@ -8,12 +8,6 @@ from typing import Any
 from cufa.measure.cards import Card
 
 
-def days_of(card: Card, suite: str) -> str:
-    """The day, or the days, on which a suite was measured."""
-    days = {row.recorded[:10] for row in card.of_suite(suite)}
-    return " and ".join(sorted(days or {card.environment["recorded"][:10]}))
-
-
 def other_days(card: Card, suites: Iterable[str] = ()) -> str:
     """One sentence on suites that were measured on another day than the newest rows, or with another driver; "" where
     there is none. ``suites``: those that are asked about, else all."""

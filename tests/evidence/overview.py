@@ -1,4 +1,4 @@
-"""Recorded measurements in ten rows: what the README shows of every GPU, wins and losses alike.
+"""Recorded measurements in few rows, wins and losses alike: five in the README, all on the page of records.
 
 Both regimes stand side by side (:mod:`cufa.measure.regimes`); the lower mean is the one that is claimed.
 """
@@ -32,6 +32,7 @@ class _Row:
     peer: str = ""
     """"": the fastest of each case."""
     wanted: Callable[[Problem], bool] = lambda problem: True
+    in_readme: bool = False
 
 
 def _columns(problem: Problem, operation: str) -> bool:
@@ -39,10 +40,10 @@ def _columns(problem: Problem, operation: str) -> bool:
 
 
 _ROWS = (
-    _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn"),
+    _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn", in_readme=True),
     _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
     _Row("few queries over many keys", "", "chunks"),
-    _Row("FA3, 1k to 16k", "FlashAttention-4", "forward", "fa3", "fa4"),
+    _Row("FA3, 1k to 16k", "FlashAttention-4", "forward", "fa3", "fa4", in_readme=True),
     _Row("FA3 at the power limit", "FlashAttention-4", "energy", "fa3", "fa4"),
     _Row("FA2, 1k to 16k", "PyTorch's FA2", "forward", "fa2", "torch flash"),
     _Row("FA2, short, ragged and uneven shapes", "PyTorch's FA2", "awkward", "fa2", "torch flash"),
@@ -65,10 +66,10 @@ _ROWS = (
     _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
     _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
     _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
-    _Row("FA3's backward, 1k to 16k", "FlashAttention-4", "backward", "fa3", "fa4"),
+    _Row("FA3's backward, 1k to 16k", "FlashAttention-4", "backward", "fa3", "fa4", in_readme=True),
     _Row("FA3's backward at the power limit", "FlashAttention-4", "backward-energy", "fa3", "fa4"),
     _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
-    _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),
+    _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn", in_readme=True),
     _Row(
         "the backward in float32",
         "PyTorch's memory-efficient",
@@ -77,7 +78,7 @@ _ROWS = (
         "torch efficient",
         lambda p: p.precision == "float32",
     ),
-    _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
+    _Row("decoding, one token", "the faster of PyTorch's two", "decode", in_readme=True),
 )
 
 
@@ -92,6 +93,40 @@ def overview(found: dict[str, Card]) -> Iterator[str]:
         yield ""
 
 
+def speed(found: dict[str, Card]) -> Iterator[str]:
+    """The README's table: geometric mean, least and most of the ratios of each card, in each regime."""
+    found_here = widest_first(found)
+    names = [card.device.name.removeprefix("NVIDIA ").split()[0] for card in found_here]
+    rows = [row for row in _ROWS if row.in_readme]
+    columns = [_ratios(list(card.rows), rows) for card in found_here]
+    header = [f"{name}, {regime}" for name in names for regime in Regime]
+    cells = ([x for column in columns for x in column[row]] for row in rows)
+    lines = ([row.words, row.peer_words, *more] for row, more in zip(rows, cells, strict=True))
+    yield from table(["speed of", "over", *header], lines)
+    yield ""
+    days = (
+        f"{name} {card.environment['recorded'][:10]}" for name, card in zip(names, found_here, strict=True)
+    )
+    words = [f"bfloat16, measured on the {', '.join(days)}."]
+    for name, card in zip(names, found_here, strict=True):
+        notes = [x for x in (card.changed, other_days(card, dict.fromkeys(x.suite for x in rows))) if x]
+        words += [f"{name}: {' '.join(notes)}"] if notes else []
+    yield " ".join(words)
+
+
+def _ratios(rows: list[Measured], wanted: Iterable[_Row]) -> dict[_Row, list[str]]:
+    """One cell for each regime."""
+    return {row: [_range(found) for found in _by_regime(rows, row).values()] for row in wanted}
+
+
+def _by_regime(rows: list[Measured], row: _Row) -> dict[Regime, list[float]]:
+    of_suite = [x for x in rows if x.suite == row.suite]
+    return {
+        regime: [x for _, x in speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
+        for regime in Regime
+    }
+
+
 def _tests(card: Card) -> str:
     tests = card.others.get("tests")
     if tests is None:
@@ -103,14 +138,12 @@ def _tests(card: Card) -> str:
 
 def _lines(rows: list[Measured]) -> Iterator[list[str]]:
     for row in _ROWS:
-        of_suite = [x for x in rows if x.suite == row.suite]
-        by_regime = {
-            regime: [x for _, x in speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
-            for regime in Regime
-        }
+        by_regime = _by_regime(rows, row)
         means = [geometric_mean(found) for found in by_regime.values() if found]
         if means:
-            peer = row.peer_words or _peers(x.label for x in of_suite if x.is_peer and row.wanted(x.problem))
+            peer = row.peer_words or _peers(
+                x.label for x in rows if x.suite == row.suite and x.is_peer and row.wanted(x.problem)
+            )
             yield [row.words, peer, *map(_range, by_regime.values()), f"{min(means):.2f}×"]
 
 

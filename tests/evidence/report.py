@@ -12,7 +12,7 @@ from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 
-from . import overview, summary, tables
+from . import overview, tables
 from .days import other_days, when_else
 from .tables import table
 
@@ -35,26 +35,20 @@ that the mask lets through, never the work that an algorithm happens to do.
 
 
 def update(text: str, found: dict[str, Card]) -> str:
-    """``text`` with what stands between the markers replaced: ten rows per GPU, and the summary where it is
-    wanted. Raises ValueError when there are no markers for the rows."""
-    text = _replace(text, BEGIN, END, "\n".join(overview.overview(found)))
-    return (
-        _replace(text, summary.BEGIN, summary.END, summary.summary(found)) if summary.BEGIN in text else text
-    )
+    """``text`` with what stands between the markers replaced by the README's rows. Raises ValueError when there are no
+    markers."""
+    before, found_begin, rest = text.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not (found_begin and found_end):
+        raise ValueError(f"no lines {BEGIN} and {END} to write between")
+    return "\n".join([f"{before}{BEGIN}", *overview.speed(found), f"{END}{after}"])
 
 
 def page(found: dict[str, Card]) -> str:
     """Every table of every recorded GPU, as a page of its own."""
     about = _ABOUT.format(in_turns=Regime.IN_TURNS.how, sustained=Regime.SUSTAINED.how)
-    return f"{about}\n{markdown(found).strip()}\n"
-
-
-def _replace(text: str, begin: str, end: str, section: str) -> str:
-    before, found_begin, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found_begin and found_end):
-        raise ValueError(f"no lines {begin} and {end} to write between")
-    return f"{before}{begin}\n{section.strip()}\n{end}{after}"
+    rows = "\n".join(overview.overview(found)).strip()
+    return f"{about}\n## In short\n\n{rows}\n\n{markdown(found).strip()}\n"
 
 
 def write(readme: Path, page_file: Path = PAGE) -> None:

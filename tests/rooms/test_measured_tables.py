@@ -6,7 +6,7 @@ import copy
 import dataclasses
 
 import pytest
-from evidence import overview, report, summary
+from evidence import overview, report
 from evidence.recorder import problems_with
 from records_support import (
     FORWARD,
@@ -106,13 +106,11 @@ def test_what_each_resource_would_need_is_recorded_and_shown(capsys):
 
 
 def test_update_writes_between_the_markers_only():
-    def page(top, tables):
-        first = f"before\n{summary.BEGIN}\n{top}\n{summary.END}\nbetween\n"
-        return f"{first}{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
+    def page(tables):
+        return f"before\n{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
 
-    new = report.update(page("old", "old"), SHIPPED)
-    rows = "\n".join(overview.overview(SHIPPED))
-    assert new == page(summary.summary(SHIPPED).strip(), rows.strip())
+    new = report.update(page("old"), SHIPPED)
+    assert new == page("\n".join(overview.speed(SHIPPED)))
     assert report.update(new, SHIPPED) == new
     with pytest.raises(ValueError, match="no lines"):
         report.update("nothing here", SHIPPED)
@@ -138,16 +136,6 @@ def test_the_overview_claims_the_lower_regime_and_hides_no_loss():
     assert line == "| FA2, 1k to 16k | PyTorch's FA2 | 1.20× (0.80–1.80) | 1.10× | 1.10× |"
 
 
-def test_summary_is_of_rows_timed_side_by_side():
-    """A ratio for each length that has both; nothing for what was not measured."""
-    text = summary.summary(SHIPPED)
-    assert "| FA3 over cuDNN, causal, in turns | " in text and " · " in text
-    card = next(iter(SHIPPED.values()))
-    rows = tuple(row for row in card.of_suite("forward") if row.label != "torch cudnn")
-    alone = summary.summary({"x": dataclasses.replace(card, rows=rows)})
-    assert "cuDNN" not in alone and "FA2 over PyTorch's FA2, full" in alone
-
-
 class TestRegimes:
     @pytest.fixture
     def rows(self):
@@ -164,10 +152,9 @@ class TestRegimes:
 
     def test_stand_side_by_side_and_the_lower_one_is_claimed(self, rows):
         found = {"x": made_up_card({"forward": rows})}
-        text = summary.summary(found)
-        assert "| FA3 over cuDNN, causal, in turns | " in text and "1.50×" in text
-        assert "| FA3 over cuDNN, causal, sustained | " in text
-        assert "FA3 over cuDNN, geometric mean over these shapes: 1.20× sustained (1.50× in turns)." in text
+        overall = "\n".join(overview.overview(found))
+        assert "| FA3, 1k to 16k | cuDNN | 1.50× | 1.20× | 1.20× |" in overall
+        assert "| FA3, 1k to 16k | cuDNN | 1.50× | 1.20× |" in "\n".join(overview.speed(found))
         lines = report.markdown(found).splitlines()
         line = next(x for x in lines if x.startswith("| 4 × 16 × 4096, d128, causal |"))
         assert "| 1.50× (1.50–1.50) | 1.20× (1.20–1.20) |" in line and "· 1500" in line
@@ -175,7 +162,7 @@ class TestRegimes:
     def test_what_waited_for_the_host_is_no_claim(self, rows):
         rows[-1]["load"]["host_bound"] = True
         found = {"x": made_up_card({"forward": rows})}
-        assert "sustained" not in summary.summary(found).split("geometric mean")[-1]
+        assert "| FA3, 1k to 16k | cuDNN | 1.50× | – |" in "\n".join(overview.speed(found))
         assert "host-bound" in report.markdown(found)
 
     def test_a_row_says_all_of_its_load(self, rows):
@@ -224,7 +211,9 @@ class TestDecode:
         compared = next(line for line in lines if line.startswith("| 1 × 32/8 × 8k |"))
         assert "| 50% |" in compared and "2.00×" in compared
         assert any(line.startswith("| ragged | balanced |") for line in lines)
-        assert "Decoding, a token against 1k to 512k: 2.00–2.00×" in summary.summary({"x": card})
+        assert "| decoding, one token | the faster of PyTorch's two | 2.00× |" in "\n".join(
+            overview.speed({"x": card})
+        )
 
 
 def test_the_float32_sweep_of_fa1_stands_beside_the_published_order():

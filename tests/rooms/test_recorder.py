@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from evidence import overview, recorder, report, summary
+from evidence import overview, recorder, report
 from evidence.card_file import CardFile
 from evidence.parts import PARTS, Part
 from records_support import ENVIRONMENT, H200, SHIPPED, made_up_card, measured_row, rows_json
@@ -159,7 +159,7 @@ class TestSecondCard:
         text = "\n".join(overview.overview(two))
         assert text.index("**Wide GPU**, 2026-01-02") < text.index("**A narrow GPU**, 2026-01-09")
         assert text.count("| FA2, 1k to 16k | PyTorch's FA2 | 1.50× |") == 2
-        assert summary.summary(two).startswith("On an Wide GPU (2026-01-02, ")
+        assert "measured on the Wide 2026-01-02, A 2026-01-09." in "\n".join(overview.speed(two))
         assert report.markdown(two).index("## Wide GPU") < report.markdown(two).index("## A narrow GPU")
 
     def test_stale_rows_are_said_of_their_card_alone(self, two):
@@ -167,7 +167,4 @@ class TestSecondCard:
         for text in ("\n".join(overview.overview(two)), report.markdown(two)):
             assert text.count(sentence) == 1
             assert text.index("Changed since") > text.index("A narrow GPU")
-        # The summary is of the widest card alone: here of the one that is current, then of the older one.
-        assert "Changed since" not in summary.summary(two)
-        older = {"a-narrow-gpu": two["a-narrow-gpu"]}
-        assert summary.summary(older).splitlines().count(sentence) == 1
+        assert f"A: {sentence}" in "\n".join(overview.speed(two))

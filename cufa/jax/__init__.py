@@ -1,0 +1,161 @@
+"""Attention for JAX: with gradients, under ``jit``, ``grad`` and ``vmap``, on the memory of its arrays.
+
+Importing this module imports JAX; ``import cufa`` does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..calls.backward import flash_attention_backward
+from ..calls.forward import flash_attention, plan
+from ..problem.mask import Mask
+from . import ffi
+
+__all__ = ["attention"]
+
+_OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k")
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    layout: Literal["bhsd", "bshd"] = "bshd",
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+    seqlens_q: Array | None = None,
+    seqlens_k: Array | None = None,
+    algorithm: str = "auto",
+    num_splits: int | None = None,
+    precision: str | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
+
+    Parameters
+    ----------
+    q : Array, (batch, seqlen_q, heads, head_dim), JAX's order; with ``layout="bhsd"`` heads before seqlen
+        float16, bfloat16 or float32; float64 on the CPU.
+    k, v : Array, (batch, seqlen_k, kv_heads, head_dim)
+        q's dtype.
+    causal : bool
+        Aligned bottom-right. ``jax.nn.dot_product_attention``'s ``is_causal`` is aligned top-left:
+        ``mask=cufa.masks.causal("top-left")``.
+    deterministic : bool
+        The gradients have the same bits in every run.
+    others
+        As for :func:`cufa.flash_attention`. The options which are no arrays are static under ``jit``.
+
+    Returns
+    -------
+    out, or (out, lse)
+        out: q's shape and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`cufa.flash_attention`, while JAX traces.
+    """
+    options: dict[str, Any] = {
+        "layout": layout, "causal": causal, "window": window, "softcap": softcap, "scale": scale,
+        "algorithm": algorithm, "num_splits": num_splits, "precision": precision,
+    }  # fmt: skip
+    optional = (alibi_slopes, sink, seqlens_q, seqlens_k)
+    given: dict[str, Any] = {"alibi_slopes": alibi_slopes is not None, "sink": sink is not None}
+    given = {name: True for name, is_given in given.items() if is_given}
+    plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
+    options |= {"mask": None if mask is None else mask.as_json(), "deterministic": deterministic}
+    options |= {"return_lse": return_lse, "given": [x is not None for x in optional]}
+    out, lse = _attention(json.dumps(options), q, k, v, *optional)
+    return (out, lse) if return_lse else out
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(options: str, *arrays: Array | None) -> tuple[Array, Array]:
+    q = arrays[0]
+    assert q is not None
+    batch, *middle, _ = q.shape
+    seqlen, heads = middle if json.loads(options)["layout"] == "bshd" else middle[::-1]
+    lse = jax.ShapeDtypeStruct((batch, heads, seqlen), jnp.promote_types(q.dtype, jnp.float32))
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    call = jax.ffi.ffi_call("cufa_attention", (out, lse), vmap_method="sequential")
+    out, lse = call(*(x for x in arrays if x is not None), options=options)
+    return out, lse
+
+
+def _forward(options: str, *arrays: Array | None) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+    out, lse = _attention(options, *arrays)
+    return (out, lse), (*arrays, out, lse)
+
+
+def _backward(options: str, saved: tuple[Any, ...], cotangents: tuple[Array, Array]) -> tuple[Any, ...]:
+    *arrays, out, lse = saved
+    q, k, v, _, sink, *lengths = arrays
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
+    if sink is not None:
+        shapes.append(jax.ShapeDtypeStruct(sink.shape, lse.dtype))
+    call = jax.ffi.ffi_call("cufa_attention_backward", shapes, vmap_method="sequential")
+    dout, dlse = cotangents
+    dq, dk, dv, *dsink = call(dout, dlse, out, lse, *(x for x in arrays if x is not None), options=options)
+    return dq, dk, dv, None, dsink[0].astype(sink.dtype) if dsink else None, *(None for _ in lengths)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+@functools.lru_cache(1024)
+def _options(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    found["window"] = None if found["window"] is None else tuple(found["window"])
+    found["mask"] = None if found["mask"] is None else Mask.from_json(found["mask"])
+    return found
+
+
+def _keywords(text: str, leave_out: tuple[str, ...], optional: list[Any]) -> dict[str, Any]:
+    options = _options(text)
+    given = [name for name, is_given in zip(_OPTIONAL, options["given"], strict=True) if is_given]
+    kept = {name: x for name, x in options.items() if name not in (*leave_out, "given", "return_lse")}
+    return kept | dict(zip(given, optional, strict=True))
+
+
+def _place(q: Any) -> str | None:
+    """Host arrays of XLA are those of its CPU backend: they are computed there."""
+    return "cpu" if isinstance(q, np.ndarray) else None
+
+
+def _run_forward(text: str, arguments: list[Any], results: list[Any]) -> None:
+    q, k, v, *optional = arguments
+    out, lse_written = results
+    keywords = _keywords(text, ("deterministic",), optional)
+    _, lse = flash_attention(q, k, v, out=out, return_lse=True, device=_place(q), **keywords)
+    lse_written[...] = lse
+
+
+def _run_backward(text: str, arguments: list[Any], results: list[Any]) -> None:
+    dout, dlse, out, lse, q, k, v, *optional = arguments
+    dq, dk, dv, *dsink_written = results
+    keywords = _keywords(text, ("num_splits",), optional)
+    keywords |= {"dlse": dlse} if _options(text)["return_lse"] else {}
+    keywords |= {"dq": dq, "dk": dk, "dv": dv, "device": _place(q)}
+    found = flash_attention_backward(dout, q, k, v, out, lse, **keywords)
+    for written, dsink in zip(dsink_written, found[3:], strict=True):
+        written[...] = dsink
+
+
+ffi.register("cufa_attention", _run_forward)
+ffi.register("cufa_attention_backward", _run_backward)

@@ -1,0 +1,187 @@
+"""XLA calls Python: handlers of its foreign function interface, without a library to be built.
+
+XLA passes a handler one struct, the call frame (xla/ffi/api/c_api.h, API 0.1 and later: fields are added at the end).
+:func:`register` reads it with ctypes, wraps the buffers as NumPy or CuPy arrays over the same memory, and calls a
+Python function, on a GPU with XLA's stream as CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+#: XLA_FFI_DataType: the elements that attention takes.
+_DTYPES = {
+    4: np.dtype(np.int32), 10: np.dtype(np.float16), 11: np.dtype(np.float32), 12: np.dtype(np.float64),
+    16: np.dtype(ml_dtypes.bfloat16),
+}  # fmt: skip
+_METADATA = 1  # XLA_FFI_Extension_Metadata: XLA asks for the handler's version, and runs nothing
+_EXECUTE = 3  # XLA_FFI_ExecutionStage_EXECUTE
+_INVALID_ARGUMENT = 3  # XLA_FFI_Error_Code_INVALID_ARGUMENT
+_API_VERSION = (0, 1)
+
+
+class _Extension(Structure):
+    _fields_ = [("struct_size", c_size_t), ("type", c_int), ("next", c_void_p)]
+
+
+class _Version(Structure):
+    _fields_ = [("struct_size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int)]
+
+
+class _Metadata(Structure):
+    _fields_ = [("struct_size", c_size_t), ("version", _Version), ("traits", c_uint32)]
+
+
+class _MetadataExtension(Structure):
+    _fields_ = [("base", _Extension), ("metadata", POINTER(_Metadata))]
+
+
+class _ErrorArgs(Structure):
+    _fields_ = [("struct_size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int)]
+
+
+class _StreamArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("extension", c_void_p),
+        ("context", c_void_p),
+        ("stream", c_void_p),
+    ]
+
+
+_CREATE_ERROR = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArgs))
+_GET_STREAM = ctypes.CFUNCTYPE(c_void_p, POINTER(_StreamArgs))
+
+
+class _Api(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
+        ("create_error", _CREATE_ERROR), ("get_message", c_void_p), ("destroy_error", c_void_p),
+        ("register", c_void_p), ("get_stream", _GET_STREAM),
+    ]  # fmt: skip
+
+
+class _Buffer(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("extension", c_void_p), ("dtype", c_int), ("data", c_void_p), ("rank", c_int64),
+        ("dims", POINTER(c_int64)),
+    ]  # fmt: skip
+
+
+class _Buffers(Structure):
+    """XLA_FFI_Args and XLA_FFI_Rets: all of type buffer."""
+
+    _fields_ = [
+        ("struct_size", c_size_t), ("extension", c_void_p), ("size", c_int64), ("types", c_void_p),
+        ("buffers", POINTER(POINTER(_Buffer))),
+    ]  # fmt: skip
+
+
+class _ByteSpan(Structure):
+    _fields_ = [("pointer", c_void_p), ("length", c_size_t)]
+
+
+class _Attributes(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("extension", c_void_p), ("size", c_int64), ("types", c_void_p),
+        ("names", c_void_p), ("values", POINTER(POINTER(_ByteSpan))),
+    ]  # fmt: skip
+
+
+class _CallFrame(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("extension", POINTER(_Extension)), ("api", POINTER(_Api)), ("context", c_void_p),
+        ("stage", c_int), ("arguments", _Buffers), ("results", _Buffers), ("attributes", _Attributes),
+    ]  # fmt: skip
+
+
+_HANDLER = ctypes.CFUNCTYPE(c_void_p, POINTER(_CallFrame))
+_kept: list[Any] = []  # XLA keeps the addresses of handlers for good
+
+Function = Callable[[str, list[Any], list[Any]], None]
+"""(the attribute, a string; argument arrays; result arrays to be written)"""
+
+
+def register(name: str, function: Function) -> None:
+    """Make ``function`` the target ``name`` of :func:`jax.ffi.ffi_call`, on CPUs and CUDA GPUs.
+
+    The call passes one attribute, a string. An exception becomes an error of the call, with its text.
+    """
+    for platform in ("cpu", "CUDA"):
+        target = _HANDLER(_handler(function, on_gpu=platform == "CUDA"))
+        _kept.append(target)
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(target), platform=platform)
+
+
+def _handler(function: Function, on_gpu: bool) -> Callable[[Any], int | None]:
+    def handle(pointer: Any) -> int | None:
+        frame = pointer.contents
+        if frame.extension and frame.extension.contents.type == _METADATA:
+            metadata = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+            metadata.version.major, metadata.version.minor = _API_VERSION
+            metadata.traits = 0
+            return None
+        if frame.stage != _EXECUTE:
+            return None
+        try:
+            with _stream(frame) if on_gpu else contextlib.nullcontext():
+                wrap = _device_array if on_gpu else _host_array
+                arguments, results = (
+                    [wrap(x) for x in _buffers(y)] for y in (frame.arguments, frame.results)
+                )
+                text = frame.attributes.values[0].contents
+                function(ctypes.string_at(text.pointer, text.length).decode(), arguments, results)
+        except Exception as error:  # an exception must not pass through XLA
+            message = f"{type(error).__name__}: {error}".encode()
+            found = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, message, _INVALID_ARGUMENT)
+            return frame.api.contents.create_error(ctypes.byref(found))  # type: ignore[no-any-return]
+        return None
+
+    return handle
+
+
+def _buffers(them: _Buffers) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Address, shape and dtype of each."""
+    for i in range(them.size):
+        x = them.buffers[i].contents
+        yield x.data or 0, tuple(x.dims[: x.rank]), _DTYPES[x.dtype]
+
+
+def _host_array(buffer: tuple[int, tuple[int, ...], np.dtype[Any]]) -> Any:
+    address, shape, dtype = buffer
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(memoryview((ctypes.c_char * size).from_address(address)), dtype).reshape(shape)
+
+
+def _device_array(buffer: tuple[int, tuple[int, ...], np.dtype[Any]]) -> Any:
+    import cupy
+
+    address, shape, dtype = buffer
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return cupy.empty(shape, dtype)
+    memory = cupy.cuda.UnownedMemory(address, size, None)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+@contextlib.contextmanager
+def _stream(frame: _CallFrame) -> Iterator[None]:
+    import cupy
+
+    asked = _StreamArgs(ctypes.sizeof(_StreamArgs), None, frame.context, None)
+    frame.api.contents.get_stream(ctypes.byref(asked))
+    first = next(address for address, shape, _ in _buffers(frame.results) if address)
+    device = cupy.cuda.runtime.pointerGetAttributes(first).device
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(asked.stream or 0, device):
+        yield

@@ -1,0 +1,95 @@
+"""``cufa.jax``: values and gradients against float64, under ``jit`` and ``vmap``, on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backward_support import Case, assert_gradients
+from support import assert_attention, make_inputs
+
+import cufa
+
+jax = pytest.importorskip("jax", reason="needs JAX")
+from cufa.jax import attention  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+OPTIONS: list[dict[str, Any]] = [
+    {"causal": True},
+    {"window": (7, 0)},
+    {"mask": cufa.masks.documents([30, 40])},
+    {"softcap": 5.0, "scale": 0.3},
+]
+
+
+def on(device: str, *arrays: np.ndarray) -> list[Any]:
+    return [jax.device_put(x, jax.devices(device)[0]) for x in arrays]
+
+
+def inputs(dtype: str) -> tuple[np.ndarray, ...]:
+    """dout, q, k, v."""
+    q, k, v = make_inputs(2, 4, 2, 70, 70, 32, dtype)
+    return make_inputs(2, 4, 2, 70, 70, 32, dtype, seed=1)[0], q, k, v
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_values_and_gradients(compiled, options, dtype, device):
+    arrays = inputs(dtype)
+
+    def call(dout: Any, *qkv: Any) -> Any:
+        out, pull_back = jax.vjp(lambda *x: attention(*x, layout="bhsd", **options), *qkv)
+        return out, *pull_back(dout)
+
+    out, *gradients = map(np.asarray, (jax.jit(call) if compiled else call)(*on(device, *arrays)))
+    assert_attention(out, None, *arrays[1:], **options)
+    exact, lse = cufa.attention_reference(*arrays[1:], return_lse=True, **options)
+    case = Case(*arrays, exact.astype(out.dtype), lse.astype(np.float32), None, options)
+    assert_gradients(gradients, case)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_layout_is_jaxs_and_the_values_are_its_own(device):
+    r = np.random.default_rng(0)
+    q, k = (r.standard_normal((2, 33, heads, 16), np.float32) for heads in (4, 2))
+    q, k = on(device, q, k)
+    expected = jax.nn.dot_product_attention(q, k, k, is_causal=True)
+    np.testing.assert_allclose(
+        attention(q, k, k, causal=True), expected, atol=5e-3 if device == "cuda" else 2e-6
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mapped_over_an_axis(device):
+    q, k, v = on(device, *inputs("float32")[1:])
+    mapped = jax.vmap(lambda q: attention(q, k, v, layout="bhsd"))(jax.numpy.stack([q, 2 * q]))
+    for got, factor in zip(mapped, (1, 2), strict=True):
+        np.testing.assert_array_equal(got, attention(factor * q, k, v, layout="bhsd"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sink_lse_and_lengths_under_jit(device):
+    q, k, v, lengths = on(device, *inputs("bfloat16")[1:], np.array([70, 9], np.int32))
+    (sink,) = on(device, np.linspace(-1, 1, 4, dtype=np.float32))
+
+    def total(sink: Any) -> Any:
+        options = {"sink": sink, "seqlens_k": lengths, "layout": "bhsd", "return_lse": True}
+        return attention(q, k, v, **options)[1].sum()
+
+    # lse = log(sum of exp(scores) + exp(sink)), so that its gradient is the share of the sink.
+    _, lse = attention(q, k, v, sink=sink, seqlens_k=lengths, layout="bhsd", return_lse=True)
+    share = np.exp(np.asarray(sink)[None, :, None] - np.asarray(lse)).sum((0, 2))
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(sink), share, rtol=1e-3)
+
+
+def test_errors_name_the_argument():
+    q, k, v = inputs("float32")[1:]
+    with pytest.raises(ValueError, match="k has head_dim 8 but q has 32"):
+        attention(q, k[..., :8], v[..., :8], layout="bhsd")
+    with pytest.raises(Exception, match=r"seqlens_k\[1\] is 71"):
+        attention(
+            *on("cpu", q, k, v), seqlens_k=np.array([70, 71], np.int32), layout="bhsd"
+        ).block_until_ready()

@@ -1,0 +1,143 @@
+"""``cufa.torch``: values and gradients against float64, every option, ``torch.compile``, on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backward_support import Case, assert_gradients
+from support import assert_attention, make_inputs
+
+import cufa
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+from cufa.torch import _text, attention, attention_varlen  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = ["float16", "bfloat16", "float32"]
+OPTIONS: list[dict[str, Any]] = [
+    {"causal": True},
+    {"window": (7, 0)},
+    {"mask": cufa.masks.documents([30, 40])},
+    {"softcap": 5.0, "scale": 0.3},
+]
+
+
+def tensor(x: np.ndarray, device: str = "cpu") -> Any:
+    return torch.from_numpy(x.astype(np.float32)).to(device, getattr(torch, str(x.dtype)))
+
+
+def array(x: Any, dtype: Any) -> np.ndarray:
+    return x.detach().cpu().float().numpy().astype(dtype)
+
+
+def inputs(dtype: str, seqlen: int = 70) -> tuple[np.ndarray, ...]:
+    """dout, q, k, v."""
+    q, k, v = make_inputs(2, 4, 2, seqlen, seqlen, 32, dtype)
+    return make_inputs(2, 4, 2, seqlen, seqlen, 32, dtype, seed=1)[0], q, k, v
+
+
+def check(
+    arrays: tuple[np.ndarray, ...], options: dict[str, Any], device: str, call: Any = attention
+) -> None:
+    q = arrays[1]
+    dout, *qkv = (tensor(x, device) for x in arrays)
+    for x in qkv:
+        x.requires_grad_()
+    out = call(*qkv, **options)
+    out.backward(dout)
+    exact, lse = cufa.attention_reference(*arrays[1:], return_lse=True, **options)
+    assert_attention(array(out, q.dtype), None, *arrays[1:], **options)
+    case = Case(*arrays, exact.astype(q.dtype), lse.astype(np.float32), None, options)
+    assert_gradients([array(x.grad, q.dtype) for x in qkv], case)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_values_and_gradients(options, dtype, device):
+    check(inputs(dtype), options, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_whole(device):
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    for options in OPTIONS:
+        check(inputs("bfloat16"), options, device, compiled)
+
+
+def test_compiled_anew_for_another_mask():
+    compiled = torch.compile(
+        lambda q, mask: attention(q, q, q, mask=mask), fullgraph=True, backend="aot_eager"
+    )
+    q = torch.randn(1, 2, 8, 16)
+    for mask in (
+        cufa.masks.prefix(2),
+        cufa.masks.prefix(5),
+        cufa.masks.documents([3, 5]),
+        cufa.masks.documents([4, 4]),
+    ):
+        assert torch.equal(compiled(q, mask), attention(q, q, q, mask=mask))
+
+
+def test_gradients_of_values_lse_and_sink_in_float64():
+    q = torch.randn(1, 2, 5, 8, dtype=torch.double, requires_grad=True)
+    sink = torch.randn(2, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda q, sink: attention(q, q, q, sink=sink, softcap=2.0, return_lse=True), (q, sink)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_sequences_are_those_alone(device):
+    dtype, near = (torch.bfloat16, 2e-2) if device == "cuda" else (torch.float32, 1e-5)
+    x = torch.randn(12, 2, 16, device=device, dtype=dtype, requires_grad=True)
+    lengths = torch.tensor([0, 5, 12], dtype=torch.int32, device=device)
+    packed = attention_varlen(x, x, x, lengths, lengths, causal=True)
+    parts = [x[a:b].transpose(0, 1)[None] for a, b in ((0, 5), (5, 12))]
+    alone = torch.cat([attention(y, y, y, causal=True)[0].transpose(0, 1) for y in parts])
+    torch.testing.assert_close(packed, alone, atol=near, rtol=near)
+    weights = torch.randn_like(packed)
+    (got,), (expected,) = (
+        torch.autograd.grad((y * weights).sum(), x, retain_graph=True) for y in (packed, alone)
+    )
+    torch.testing.assert_close(got, expected, atol=near, rtol=near)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layout_and_lengths(device):
+    q = torch.randn(2, 9, 4, 16, device=device, dtype=torch.bfloat16)
+    lengths = torch.tensor([9, 3], dtype=torch.int32, device=device)
+    out, lse = attention(q, q, q, layout="bshd", seqlens_k=lengths, return_lse=True)
+    assert out.shape == q.shape and lse.shape == (2, 4, 9)
+    short = q[1:, :3].transpose(1, 2)
+    torch.testing.assert_close(
+        out[1:].transpose(1, 2), attention(q[1:].transpose(1, 2), short, short), atol=2e-2, rtol=0
+    )
+
+
+def test_the_operators_follow_torchs_rules():
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    text = _text(False, causal=True, window=None, mask=None, return_lse=True, layout="bhsd")
+    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 6, text))
+
+
+def test_a_wrong_argument_is_named():
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="they must be equal"):
+        attention(q, q[..., :4], q)
+
+
+@pytest.mark.gpu
+def test_kernels_run_on_torchs_stream():
+    q = torch.randn(1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    expected = attention(q, q, q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        doubled = q * 1.0
+        got = attention(doubled, doubled, doubled)
+    stream.synchronize()
+    assert torch.equal(got, expected)
