@@ -27,10 +27,12 @@ KERNELS = {
     "decode/balanced.cu": 3000,
 }
 HEADER_LINES, LINE_LENGTH, STAMPS = 45, 130, 60
+FRAMEWORKS = 1_200
+"""Lines that cufa.torch, cufa.jax and the rest of a newcomer's first hour may add to the product."""
 RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 56_700,
-    "lines of cufa": 23_800,
+    "lines of cufa": 24_000,
     "lines of tests": 39_100,
     "lines of forward/fa3/kernel.cu with its includes": 3_820,
     "lines of forward/fa2/kernel.cu with its includes": 2_330,
@@ -64,8 +66,8 @@ def _lines(texts: dict[str, str]) -> list[tuple[str, int, int]]:
         return sum(text.count("\n") for name, text in texts.items() if name.startswith(folders))
 
     return [
-        ("lines of the product", lines(*(f"{x}/" for x in PRODUCT)), 50_500),
-        ("lines of cufa", lines("cufa/"), 21_500),
+        ("lines of the product", lines(*(f"{x}/" for x in PRODUCT)), 50_500 + FRAMEWORKS),
+        ("lines of cufa", lines("cufa/"), 21_500 + FRAMEWORKS),
         ("lines of tests", lines("tests/"), 30_500),
     ]
 

@@ -27,26 +27,39 @@ def is_device_array(x: object) -> bool:
 def as_array(name: str, x: Any) -> Any:
     """``x`` as a NumPy or CuPy array over the same memory.
 
-    Raises TypeError when it is no array, or one whose mask would be ignored.
+    Raises TypeError for an object that is not an array, for one that records gradients, and for a masked array.
     """
     check_not_masked(name, x)
     if isinstance(x, np.ndarray) or is_device_array(x):
         return x
+    if getattr(x, "requires_grad", False):
+        raise TypeError(
+            f"{name} requires grad, and this call records no gradient: use cufa.torch.attention, or pass {name}.detach()"
+        )
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         on_cpu = x.__dlpack_device__()[0] in _DLPACK_CPU
         try:
+            if on_cpu and "bfloat16" in str(getattr(x, "dtype", "")):
+                return _host_bfloat16(x)
             return np.from_dlpack(x) if on_cpu else _import_cupy(name, x).from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            hint = "; NumPy has no bfloat16 of its own: view the bits as ml_dtypes.bfloat16" if on_cpu else ""
-            raise TypeError(
-                f"{name}: {array_kind(x)} could not be read through DLPack: {error}{hint}"
-            ) from error
+            raise TypeError(f"{name}: {array_kind(x)} could not be read through DLPack: {error}") from error
     if hasattr(x, "__cuda_array_interface__"):
         return _import_cupy(name, x).asarray(x)
     raise TypeError(
         f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
         f"not {array_kind(x)}; use numpy.asarray or cupy.asarray"
     )
+
+
+def _host_bfloat16(x: Any) -> Any:
+    """NumPy reads no bfloat16 through DLPack: PyTorch's bits are viewed, JAX's arrays convert by themselves."""
+    import ml_dtypes
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return np.from_dlpack(x.view(torch.uint16)).view(ml_dtypes.bfloat16)
+    return np.asarray(x)
 
 
 def check_not_masked(name: str, x: Any) -> None:

@@ -85,6 +85,11 @@ def test_sink_lse_and_lengths_under_jit(device):
     np.testing.assert_allclose(jax.jit(jax.grad(total))(sink), share, rtol=1e-3)
 
 
+def test_the_array_api_takes_bfloat16():
+    (q,) = on("cpu", inputs("bfloat16")[1])
+    assert cufa.flash_attention(q, q, q, device="cpu").dtype == q.dtype
+
+
 def test_errors_name_the_argument():
     q, k, v = inputs("float32")[1:]
     with pytest.raises(ValueError, match="k has head_dim 8 but q has 32"):

@@ -129,6 +129,14 @@ def test_a_wrong_argument_is_named():
         attention(q, q[..., :4], q)
 
 
+def test_the_array_api_takes_bfloat16_and_refuses_gradients():
+    q = torch.randn(1, 2, 5, 8).bfloat16()
+    out = cufa.flash_attention(q, q, q)
+    np.testing.assert_array_equal(out, array(attention(q, q, q), out.dtype))
+    with pytest.raises(TypeError, match=r"q requires grad.* use cufa\.torch\.attention"):
+        cufa.flash_attention(q.requires_grad_(), q, q)
+
+
 @pytest.mark.gpu
 def test_kernels_run_on_torchs_stream():
     q = torch.randn(1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
