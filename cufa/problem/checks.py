@@ -34,7 +34,7 @@ def as_array(name: str, x: Any) -> Any:
         return x
     if getattr(x, "requires_grad", False):
         raise TypeError(
-            f"{name} requires grad, and this call records no gradient: use cufa.torch.attention, or pass {name}.detach()"
+            f"{name} requires grad, and no graph is recorded here: use cufa.torch.attention, or {name}.detach()"
         )
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         on_cpu = x.__dlpack_device__()[0] in _DLPACK_CPU
