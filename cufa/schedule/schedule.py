@@ -23,6 +23,9 @@ from ..problem.problem import Problem
 from ..problem.tile_classes import TileClass, Tiles
 from ..problem.work import WORK
 
+_SAMPLE = 32
+"""Query blocks of :meth:`Schedule.sample_visits`."""
+
 
 class Tile(enum.IntEnum):
     """What becomes of one tile."""
@@ -117,6 +120,17 @@ class Schedule:
             if hangs_over:
                 edge[edge == Tile.FULL] = Tile.PADDED
         return grid
+
+    def sample_visits(self) -> npt.NDArray[np.int64]:
+        """Tiles visited by each query block. Of a long irregular mask: by some of them, evenly spaced. Then the time
+        grows with seqlen, not with its square."""
+        if not self.mask.beyond_band or self.num_q_blocks <= _SAMPLE:
+            return self.visits
+        rows = np.linspace(0, self.num_q_blocks - 1, _SAMPLE).astype(np.int64) * self.block_q
+        keys = np.arange(0, self.seqlen_k, self.block_kv)
+        ends = np.minimum(rows + self.block_q, self.seqlen_q), np.minimum(keys + self.block_kv, self.seqlen_k)
+        some, _ = self.mask.rectangles(rows, ends[0], keys, ends[1], self.seqlen_q, self.seqlen_k)
+        return np.count_nonzero(some, axis=1)
 
     @property
     def total(self) -> int:
