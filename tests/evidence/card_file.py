@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ Json = dict[str, Any]
 
 
 class CardFile:
-    """``session``: the environment of this machine now; written before the first line that is of it."""
+    """``session``: the environment of this machine, written before the first line that is recorded on it."""
 
     def __init__(self, path: Path, session: Json) -> None:
         self.path, self.session, self.begun = path, session, False
         self.lines = read_lines(path) if path.exists() else []
-        self.problems = {_key(_problem(x)): x["id"] for x in self.lines if x.get("what") == "problem"}
+        self.problems = {_key(x): x["id"] for x in self.lines if x.get("what") == "problem"}
 
     @property
     def card(self) -> Card:
@@ -34,18 +34,13 @@ class CardFile:
     def add_rows(self, suite: str, rows: Iterable[Row]) -> None:
         """The rows of one case."""
         self._begin()
-        commit = {"commit": self.session["commit"]} if "commit" in self.session else {}
-        head = {
-            "suite": suite,
-            "card": self.session["device"],
-            "recorded": self.session["recorded"],
-            **commit,
-        }
+        head = {"suite": suite, "card": self.session["device"], "recorded": self.session["recorded"]}
+        head |= {"commit": self.session["commit"]} if "commit" in self.session else {}
         for row in without_samples([row_json(row) for row in rows]):
             self._append({**head, **row, "problem": self._id(row["problem"])})
 
-    def rewrite(self, change: Callable[[Json], Json]) -> None:
-        self.lines = [change(line) for line in self.lines]
+    def rewrite(self) -> None:
+        """Write the lines as they are now."""
         self.path.write_text("".join(map(_text, self.lines)), encoding="utf-8")
 
     def _begin(self) -> None:
@@ -66,12 +61,8 @@ class CardFile:
             file.write(_text(line))
 
 
-def _problem(line: Json) -> Json:
-    return {name: value for name, value in line.items() if name not in ("what", "id")}
-
-
 def _key(problem: Json) -> str:
-    return json.dumps(problem, sort_keys=True)
+    return json.dumps({name: x for name, x in problem.items() if name not in ("what", "id")}, sort_keys=True)
 
 
 def _text(line: Json) -> str:

@@ -13,11 +13,13 @@ from cufa.build.compiler import trace_constants, translation_unit
 from cufa.build.static_compile import CompileError, compile_text, nvrtc_version
 from cufa.gpu.architectures import Architecture, find_architecture
 from cufa.kernels import KERNELS
-from cufa.measure import cards, inside, traces
-from cufa.measure.measured import digest
+from cufa.measure import cards
+from cufa.measure.kernel_runs import KernelRun
+from cufa.measure.measured import Measured, digest
 from cufa.problem.problem import Problem
 
 from .card_file import CardFile
+from .traced import TRACES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +46,19 @@ def stamped() -> Iterator[tuple[str, Build | None]]:
     for card in cards.load_all().values():
         for row in card.rows:
             if row.is_ours and row.json.get("code"):
-                json = row.json
-                yield (
-                    json["code"],
-                    build_of(json["kernel"], row.problem, json["config"], card.environment["arch"]),
-                )
-    for module, folder, how in (
-        (traces, traces.TRACES_DIR, {"trace": True}),
-        (inside, inside.INSIDE_DIR, {"inside": True}),
-    ):
-        for t in module.load_all(folder).values():
-            if t.code:
-                yield t.code, build_of(t.kernel, t.problem, t.config, t.environment["arch"], **how)
+                yield row.json["code"], _of_row(card, row)
+    for module, folder, how in TRACES:
+        for trace in module.load_all(folder).values():
+            if trace.code:
+                yield trace.code, _of_trace(trace, how)
+
+
+def _of_row(card: cards.Card, row: Measured) -> Build | None:
+    return build_of(row.json["kernel"], row.problem, row.json["config"], card.environment["arch"])
+
+
+def _of_trace(trace: KernelRun, how: dict[str, bool]) -> Build | None:
+    return build_of(trace.kernel, trace.problem, trace.config, trace.environment["arch"], **how)
 
 
 def distinct() -> dict[str, Build | None]:
@@ -92,36 +95,28 @@ def wrong(sample: Iterable[str], jobs: int = 1) -> list[str]:
 
 def stamp(jobs: int) -> str:
     """Give rows and traces of today's sources their digest, and write which digests are current."""
-    for name, card in cards.load_all().items():
-        fresh = [r for r in card.rows if r.is_ours and "code" not in r.json and _is_of_today(r.json)]
-        arch = card.environment["arch"]
-        builds = {id(r.json): build_of(r.json["kernel"], r.problem, r.json["config"], arch) for r in fresh}
-        codes = compiled(builds.values(), jobs)
-        keys = {_row_key(r.json): codes[builds[id(r.json)]] for r in fresh}
+    for name in cards.load_all():
         file = CardFile(cards.RECORDS_DIR / f"{name}.jsonl", {})
-        file.rewrite(
-            lambda x, keys=keys: {**x, "code": keys[_row_key(x)] or None} if _row_key(x) in keys else x
-        )
-    for module, folder, how in (
-        (traces, traces.TRACES_DIR, {"trace": True}),
-        (inside, inside.INSIDE_DIR, {"inside": True}),
-    ):
-        for t in module.load_all(folder).values():
-            if t.code is None and t.digest == digest(KERNELS[t.kernel]):
-                build = build_of(t.kernel, t.problem, t.config, t.environment["arch"], **how)
-                module.save(dataclasses.replace(t, code=digest_of(build)), folder)
-    builds = distinct()
-    found = compiled(builds.values(), jobs)
-    current = sorted(code for code, build in builds.items() if found[build] == code)
+        card = file.card
+        fresh = [r for r in card.rows if r.is_ours and "code" not in r.json and _is_of_today(r.json)]
+        builds = [_of_row(card, row) for row in fresh]
+        codes = compiled(builds, jobs)
+        for row, build in zip(fresh, builds, strict=True):
+            row.json["code"] = codes[build] or None  # a row's JSON is the line of the file
+        file.rewrite()
+    for module, folder, how in TRACES:
+        for trace in module.load_all(folder).values():
+            if trace.code is None and trace.digest == digest(KERNELS[trace.kernel]):
+                code = digest_of(_of_trace(trace, how))
+                module.save(dataclasses.replace(trace, code=code), folder)
+    wanted = distinct()
+    found = compiled(wanted.values(), jobs)
+    current = sorted(code for code, build in wanted.items() if found[build] == code)
     text = json.dumps({"nvrtc": nvrtc_version(), "current": current}, indent=0)
     cards.CURRENT.write_text(text + "\n", encoding="utf-8")
     cards.current_code.cache_clear()
-    return f"{len(current)} of {len(builds)} builds give the same machine code"
+    return f"{len(current)} of {len(wanted)} builds give the same machine code"
 
 
 def _is_of_today(row: dict[str, Any]) -> bool:
     return row["kernel"] in KERNELS and row["digest"] == digest(KERNELS[row["kernel"]])
-
-
-def _row_key(line: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(line.get(x) for x in ("what", "suite", "regime", "case", "problem", "label", "recorded"))

@@ -1,4 +1,4 @@
-"""When the rows of a card were measured, in words."""
+"""Days and tests of a card, in words."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from cufa.measure.cards import Card
 
 
 def other_days(card: Card, suites: Iterable[str] = ()) -> str:
-    """One sentence on suites that were measured on another day than the newest rows, or with another driver; "" where
-    there is none. ``suites``: those that are asked about, else all."""
-    wanted, found = list(suites), dict[str, list[str]]()
+    """One sentence on suites (default: all) that were measured on another day than the newest rows, or with another
+    driver; "" where there is none."""
+    wanted, found = list(suites), dict[str, dict[str, None]]()
     for row in card.rows:
         when = _apart(card, row.recorded)
-        name = f"{row.suite} ({row.regime})"
-        if when and (not wanted or row.suite in wanted) and name not in found.setdefault(when, []):
-            found[when].append(name)
+        if when and (not wanted or row.suite in wanted):
+            found.setdefault(when, {})[f"{row.suite} ({row.regime})"] = None
     return " ".join(f"Measured {when}: {', '.join(names)}." for when, names in found.items())
 
 
 def when_else(card: Card, line: dict[str, Any]) -> str:
-    """When something that is no row was measured, after a space; "" on the day of the newest rows."""
+    """When a line that is no row was measured, after a space; "" on the day of the newest rows."""
     when = _apart(card, line["recorded"])
     return f" {when}" if when else ""
+
+
+def tests_in_words(card: Card, tests: dict[str, Any]) -> str:
+    counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
+    return f"{counts}{when_else(card, tests)}"
 
 
 def _apart(card: Card, recorded: str) -> str:

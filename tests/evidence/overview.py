@@ -15,7 +15,7 @@ from cufa.measure.regimes import Regime
 from cufa.problem.mask import CAUSAL
 from cufa.problem.problem import Problem
 
-from .days import other_days, when_else
+from .days import other_days, tests_in_words
 from .tables import NONE, table
 
 
@@ -25,7 +25,7 @@ class _Row:
 
     words: str
     peer_words: str
-    """"": the names of those that were timed."""
+    """"": the names of the peers that were timed."""
     suite: str
     ours: str = ""
     """"": our first of each case."""
@@ -35,8 +35,12 @@ class _Row:
     in_readme: bool = False
 
 
-def _columns(problem: Problem, operation: str) -> bool:
-    return problem.operation == operation and problem.mask_kind == "columns"
+def _float32(problem: Problem) -> bool:
+    return problem.precision == "float32"
+
+
+def _of(operation: str, kind: str) -> Callable[[Problem], bool]:
+    return lambda problem: (problem.operation, problem.mask_kind) == (operation, kind)
 
 
 _ROWS = (
@@ -47,22 +51,10 @@ _ROWS = (
     _Row("FA3 at the power limit", "FlashAttention-4", "energy", "fa3", "fa4"),
     _Row("FA2, 1k to 16k", "PyTorch's FA2", "forward", "fa2", "torch flash"),
     _Row("FA2, short, ragged and uneven shapes", "PyTorch's FA2", "awkward", "fa2", "torch flash"),
-    _Row(
-        "float32 with float32 accuracy",
-        "PyTorch's memory-efficient",
-        "float32",
-        "fa2",
-        "torch efficient",
-        lambda p: p.precision == "float32",
-    ),
-    _Row(
-        "a window of 1024 keys",
-        "",
-        "masks",
-        wanted=lambda p: p.mask_kind == "band" and p.operation == "forward",
-    ),
-    _Row("causal documents in columns", "", "masks", wanted=lambda p: _columns(p, "forward")),
-    _Row("their backward", "", "masks", wanted=lambda p: _columns(p, "backward")),
+    _Row("float32 with float32 accuracy", "PyTorch's memory-efficient", "float32", "fa2", "torch efficient", _float32),
+    _Row("a window of 1024 keys", "", "masks", wanted=_of("forward", "band")),
+    _Row("causal documents in columns", "", "masks", wanted=_of("forward", "columns")),
+    _Row("their backward", "", "masks", wanted=_of("backward", "columns")),
     _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
     _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
     _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
@@ -70,16 +62,10 @@ _ROWS = (
     _Row("FA3's backward at the power limit", "FlashAttention-4", "backward-energy", "fa3", "fa4"),
     _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn", in_readme=True),
-    _Row(
-        "the backward in float32",
-        "PyTorch's memory-efficient",
-        "backward-beside",
-        "fa2",
-        "torch efficient",
-        lambda p: p.precision == "float32",
-    ),
+    _Row("the backward in float32", "PyTorch's memory-efficient", "backward-beside", "fa2", "torch efficient",
+         _float32),
     _Row("decoding, one token", "the faster of PyTorch's two", "decode", in_readme=True),
-)
+)  # fmt: skip
 
 
 def overview(found: dict[str, Card]) -> Iterator[str]:
@@ -132,8 +118,7 @@ def _tests(card: Card) -> str:
     if tests is None:
         return "GPU tests not run"
     sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
-    when = when_else(card, tests)
-    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped{when}{sample}:"
+    return f"{tests_in_words(card, tests)}{sample}:"
 
 
 def _lines(rows: list[Measured]) -> Iterator[list[str]]:

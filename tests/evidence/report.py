@@ -13,7 +13,7 @@ from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 
 from . import overview, tables
-from .days import other_days, when_else
+from .days import other_days, tests_in_words, when_else
 from .tables import table
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -81,24 +81,21 @@ def _device_section(card: Card) -> Iterator[str]:
         f"{when_else(card, limits)}."
     )
     if tests:
-        when = when_else(card, tests)
-        counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
         sample = "" if tests.get("every_case", True) else "; of tests with many cases the day's sample"
-        yield f"{counts}{when}{sample}."
+        yield f"{tests_in_words(card, tests)}{sample}."
     if card.changed:
         yield f"\n**{card.changed}** Rows of these kernels are of the sources of that day."
     device, ceilings = card.device, card.limits
     assert ceilings is not None
     rows = [predictions.with_needs(row, device, ceilings) for row in card.rows]
-    off = predictions.in_words(predictions.errors(rows, device, ceilings))
-    if off:
+    if off := predictions.in_words(predictions.errors(rows, device, ceilings)):
         yield f"\n{off}"
     for name, build in _OPEN.items():
         yield from _suite(card, rows, name, build)
     for name, build in _FOLDED.items():
         yield from _folded(_suite(card, rows, name, build))
     for suite in ("forward", "backward"):
-        in_turns = [row for row in rows if row.suite == suite and row.regime is Regime.IN_TURNS]
+        in_turns = [row for row in rows if (row.suite, row.regime) == (suite, Regime.IN_TURNS)]
         yield from _folded(tables.needs(in_turns, device.name))
     yield from _folded(_host_calls(card))
     yield from _folded(_first_results(card))
@@ -118,15 +115,12 @@ Build = Callable[[list[Measured]], Iterator[str]]
 
 def _suite(card: Card, rows: list[Measured], name: str, build: Build) -> Iterator[str]:
     """One suite: contenders that took turns, then, where that was measured, each alone."""
-    of_suite = [row for row in rows if row.suite == name]
-    in_turns = [row for row in of_suite if row.regime is Regime.IN_TURNS]
-    alone = [row for row in of_suite if row.regime is Regime.SUSTAINED]
-    if not of_suite:
+    in_turns, alone = ([row for row in rows if (row.suite, row.regime) == (name, x)] for x in Regime)
+    if not (in_turns or alone):
         return
     title = SUITES[name].title
     yield f"\n**{title[0].upper()}{title[1:]}**\n"
-    days = other_days(card, (name,))
-    if days:
+    if days := other_days(card, (name,)):
         yield f"{days}\n"
     if in_turns:
         yield from build(in_turns)
@@ -138,8 +132,8 @@ def _suite(card: Card, rows: list[Measured], name: str, build: Build) -> Iterato
 def _host_calls(card: Card) -> Iterator[str]:
     host = card.others["host"]
     yield f"\n**Host time of one call, µs{when_else(card, host)}**\n"
-    calls = host["calls"]
-    lines = ([f"`{c['call']}`", *(f"{c[key]:.1f}" for key in ("p50_us", "p10_us", "p90_us"))] for c in calls)
+    keys = ("p50_us", "p10_us", "p90_us")
+    lines = ([f"`{c['call']}`", *(f"{c[key]:.1f}" for key in keys)] for c in host["calls"])
     yield from table(["call", "median", "p10", "p90"], lines)
 
 
@@ -147,16 +141,14 @@ def _first_results(card: Card) -> Iterator[str]:
     """A new process, and each kernel's share in it."""
     yield "\n**First result of a new process, and compile of one variant, s**\n"
     first = card.others["host"]["first_result"]
-    lines = [
-        ["first result, nothing compiled yet", f"{first['cold']:.1f}"],
-        ["first result, kernel cached on disk", f"{first['warm']:.1f}"],
-    ]
-    lines += [
-        [f"{line['kernel']}{when_else(card, line)}", f"{line['seconds']:.1f}"]
-        for what, line in card.others.items()
-        if what.startswith("compile ")
-    ]
-    yield from table(["", "seconds"], lines)
+    found = {
+        "first result, nothing compiled yet": first["cold"],
+        "first result, kernel cached on disk": first["warm"],
+    }
+    for what, line in card.others.items():
+        if what.startswith("compile "):
+            found[f"{line['kernel']}{when_else(card, line)}"] = line["seconds"]
+    yield from table(["", "seconds"], ([name, f"{seconds:.1f}"] for name, seconds in found.items()))
 
 
 #: Tables by suite, in the order of the page: at once, then after a click.

@@ -14,15 +14,16 @@ from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
 
 Rows = dict[str, Measured]
+"""The contenders of one case by label."""
+Lines = Iterator[str]
 
-#: What a kernel is held against where it was timed beside it; else the first peer. Torch's flash backend is
-#: FA2's own code; on Hopper the fastest that torch has is cuDNN's.
+#: The peer that a kernel is compared with, where both were timed side by side; else the first peer. Torch's flash
+#: backend is FA2's own code; on Hopper the fastest that torch has is cuDNN's.
 _YARDSTICKS = {"fa3": "torch cudnn"}
-
 NONE = "–"
 
 
-def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[str]:
+def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> Lines:
     yield f"| {' | '.join(header)} |"
     yield "|---" * len(header) + "|"
     for line in lines:
@@ -35,13 +36,23 @@ def labels_of(rows: Iterable[Measured]) -> list[str]:
 
 def ratio(rows: Rows, slow: str, fast: str) -> str:
     """Ratio of medians with its 95% interval."""
-    if not {slow, fast} <= rows.keys():
-        return NONE
-    return str(speedup(rows[slow], rows[fast]))
+    return str(speedup(rows[slow], rows[fast])) if {slow, fast} <= rows.keys() else NONE
 
 
-def _one(rows: Rows) -> Problem:
-    return next(iter(rows.values())).problem
+def _cells(rows: Rows, labels: Iterable[str], text: Callable[[Measured], str]) -> list[str]:
+    return [text(rows[label]) if label in rows else NONE for label in labels]
+
+
+def _rate(row: Measured) -> str:
+    return f"{row.tflops:.0f}"
+
+
+def _us(row: Measured) -> str:
+    return f"{row.p50_ns / 1e3:.1f}"
+
+
+def _first(rows: Rows) -> Measured:
+    return next(iter(rows.values()))
 
 
 def _shape(p: Problem) -> str:
@@ -56,153 +67,119 @@ def _mask(p: Problem) -> str:
 # --- Against peers ----------------------------------------------------------------------------------------
 
 
-def forward(rows: list[Measured]) -> Iterator[str]:
-    yield from _against_peers(rows, ["head dim", "seq"], lambda p: [str(p.head_dim), str(p.seqlen_q)])
+def forward(rows: list[Measured]) -> Lines:
+    return _against_peers(rows, ["head dim", "seq"], lambda p: [str(p.head_dim), str(p.seqlen_q)])
 
 
-def awkward(rows: list[Measured]) -> Iterator[str]:
-    yield from _against_peers(
-        rows, ["batch × heads × seq", "head dim"], lambda p: [_shape(p), str(p.head_dim)]
-    )
+def awkward(rows: list[Measured]) -> Lines:
+    return _against_peers(rows, ["batch × heads × seq", "head dim"], lambda p: [_shape(p), str(p.head_dim)])
 
 
-def _held_against(rows: list[Measured]) -> dict[str, str]:
-    """The peer that each kernel of ours is compared with; empty where no peer was timed."""
+def _held_against(rows: list[Measured]) -> list[tuple[str, str]]:
+    """Each kernel of ours and the peer that it is compared with; empty where no peer was timed."""
     peers = labels_of(row for row in rows if row.is_peer)
     ours = labels_of(row for row in rows if row.is_ours) if peers else []
-    return {x: _YARDSTICKS[x] if _YARDSTICKS.get(x) in peers else peers[0] for x in ours}
+    return [(x, _YARDSTICKS[x] if _YARDSTICKS.get(x) in peers else peers[0]) for x in ours]
 
 
-def _against_peers(
-    rows: list[Measured], names: list[str], shape: Callable[[Problem], list[str]]
-) -> Iterator[str]:
+def _against_peers(rows: list[Measured], names: list[str], shape: Callable[[Problem], list[str]]) -> Lines:
     """TFLOP/s of every contender, and ratios to peers measured side by side."""
-    labels, held_against, lines = labels_of(rows), _held_against(rows), []
+    labels, pairs, lines = labels_of(rows), _held_against(rows), []
     for found in by_case(rows):
-        cells = [*shape(_one(found)), _mask(_one(found))]
-        cells += [f"{found[label].tflops:.0f}" if label in found else NONE for label in labels]
-        lines.append([*cells, *(ratio(found, peer, label) for label, peer in held_against.items())])
-    ratios = [f"{label} over {peer}" for label, peer in held_against.items()]
-    yield from table([*names, "mask", *labels, *ratios], lines)
+        p = _first(found).problem
+        ratios = (ratio(found, peer, ours) for ours, peer in pairs)
+        lines.append([*shape(p), _mask(p), *_cells(found, labels, _rate), *ratios])
+    return table([*names, "mask", *labels, *(f"{ours} over {peer}" for ours, peer in pairs)], lines)
 
 
-def sustained(alone: list[Measured], in_turns: list[Measured]) -> Iterator[str]:
+def sustained(alone: list[Measured], in_turns: list[Measured]) -> Lines:
     """Each contender alone, and the same ratios in both regimes side by side."""
-    labels, lines = labels_of(alone), []
-    beside = {next(iter(x.values())).group[2]: x for x in by_case(in_turns)}
-    held_against = _held_against(alone)
+    labels, pairs, lines = labels_of(alone), _held_against(alone), []
+    beside = {_first(x).group[2]: x for x in by_case(in_turns)}
     for found in by_case(alone):
-        one = next(iter(found.values()))
-        shape = one.case or f"{_shape(one.problem)}, d{one.problem.head_dim}, {_mask(one.problem)}"
-        cells = [_load(found[label]) if label in found else NONE for label in labels]
-        for label, peer in held_against.items():
-            cells += [ratio(beside.get(one.group[2], {}), peer, label), _alone(found, peer, label)]
-        lines.append([shape, *cells])
-    ratios = [
-        f"{label} over {peer}, {regime}"
-        for label, peer in held_against.items()
-        for regime in ("in turns", "sustained")
-    ]
-    yield from table(["batch × heads × seq", *labels, *ratios], lines)
-
-
-def _alone(rows: Rows, peer: str, ours: str) -> str:
-    """A ratio in which one time is the host's would not be the kernels'."""
-    if any(rows[label].host_bound for label in (peer, ours) if label in rows):
-        return "host-bound"
-    return ratio(rows, peer, ours)
+        one, p = _first(found), _first(found).problem
+        cells = [one.case or f"{_shape(p)}, d{p.head_dim}, {_mask(p)}", *_cells(found, labels, _load)]
+        for ours, peer in pairs:
+            # A ratio in which one time is the host's would not be the kernels'.
+            host = any(found[x].host_bound for x in (peer, ours) if x in found)
+            cells += [ratio(beside.get(one.group[2], {}), peer, ours)]
+            cells += ["host-bound" if host else ratio(found, peer, ours)]
+        lines.append(cells)
+    ratios = (f"{ours} over {peer}, {x}" for ours, peer in pairs for x in ("in turns", "sustained"))
+    return table(["batch × heads × seq", *labels, *ratios], lines)
 
 
 def _load(row: Measured) -> str:
-    load, rate = row.load, f"{row.tflops:.0f}" if row.tflops >= 10 else f"{row.tbytes:.2f} TB/s"
+    load, rate = row.load, _rate(row) if row.tflops >= 10 else f"{row.tbytes:.2f} TB/s"
     joule = NONE if load.get("tflop_per_joule") is None else f"{load['tflop_per_joule']:.2f}"
     clock = NONE if load.get("clock_mhz") is None else f"{load['clock_mhz']:.0f}"
     return f"{rate} · {joule} · {clock}"
 
 
-def masks(rows: list[Measured]) -> Iterator[str]:
+def masks(rows: list[Measured]) -> Lines:
     """TFLOP/s over visible scores; decoding by its time."""
-    cases = list(by_case(rows))
-    of_rate = [found for found in cases if not OPERATIONS[_one(found).operation].memory_bound]
-    labels = labels_of(row for found in of_rate for row in found.values())
+    of_time = [row for row in rows if OPERATIONS[row.problem.operation].memory_bound]
+    cases = list(by_case(row for row in rows if row not in of_time))
+    labels = labels_of(row for found in cases for row in found.values())
     lines = []
-    for found in of_rate:
-        ours, peer = next(label for label in found if found[label].is_ours), best_peer(found)
-        cells = [f"{found[label].tflops:.0f}" if label in found else NONE for label in labels]
+    for found in cases:
+        one, peer = _first(found), best_peer(found)
+        ours = next(label for label in found if found[label].is_ours)
         against = f"{ratio(found, peer, ours)} {peer}" if peer else NONE
-        name = next(iter(found.values())).case or _one(found).scores_text
-        lines.append([_shape(_one(found)), name, *cells, against])
+        name = one.case or one.problem.scores_text
+        lines.append([_shape(one.problem), name, *_cells(found, labels, _rate), against])
     yield from table(["batch × heads × seq", "mask", *labels, "ours over the best of them"], lines)
-    times = [
-        [row.case, label, f"{row.p50_ns / 1e3:.1f}"]
-        for found in cases
-        for label, row in found.items()
-        if OPERATIONS[row.problem.operation].memory_bound
-    ]
-    if times:
+    if of_time:
         yield "\n"
-        yield from table(["case", "", "µs"], times)
+        yield from table(["case", "", "µs"], ([row.case, row.label, _us(row)] for row in of_time))
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------
 
 
-def decode(rows: list[Measured]) -> Iterator[str]:
+def decode(rows: list[Measured]) -> Lines:
     """Cases with peers, then the contenders of the others; TB/s of what must be read."""
     peers = labels_of(row for row in rows if row.is_peer)
     compared, others = [], []
     for found in by_case(rows):
         read = found[READ]
-        if not any(row.is_peer for row in found.values()):
-            others += [
-                [row.case, label, f"{row.p50_ns / 1e3:.1f}", *_of_read(row, read)]
-                for label, row in found.items()
-                if label != READ
-            ]
-            continue
-        ours = next(row for row in found.values() if row.is_ours)
-        cells = [f"{found[name].tbytes:.2f}" if name in found else NONE for name in peers]
-        best = ratio(found, best_peer(found), ours.label)
-        compared.append([ours.case, f"{ours.p50_ns / 1e3:.1f}", *_of_read(ours, read), *cells, best])
-    header = ["batch × heads × cached", "µs", "TB/s", "of a streaming read", *(f"{p}, TB/s" for p in peers)]
-    yield from table([*header, "over the best of them"], compared)
+
+        def cells(row: Measured, read: Measured = read) -> list[str]:
+            """µs, TB/s, and the share of what the streaming read reached on as many bytes."""
+            return [_us(row), f"{row.tbytes:.2f}", f"{read.p50_ns / row.p50_ns:.0%}"]
+
+        if best := best_peer(found):
+            ours = next(row for row in found.values() if row.is_ours)
+            rates = _cells(found, peers, lambda row: f"{row.tbytes:.2f}")
+            compared.append([ours.case, *cells(ours), *rates, ratio(found, best, ours.label)])
+        else:
+            others += [[row.case, label, *cells(row)] for label, row in found.items() if label != READ]
+    columns = ["µs", "TB/s", "of a streaming read"]
+    named = [f"{peer}, TB/s" for peer in peers]
+    yield from table(["batch × heads × cached", *columns, *named, "over the best of them"], compared)
     yield "\n"
-    yield from table(["case", "", "µs", "TB/s", "of a streaming read"], others)
+    yield from table(["case", "", *columns], others)
 
 
-def _of_read(row: Measured, read: Measured) -> list[str]:
-    """TB/s, and the share of what the streaming read reached on as many bytes."""
-    return [f"{row.tbytes:.2f}", f"{read.p50_ns / row.p50_ns:.0%}"]
+# --- Gains of techniques -----------------------------------------------------------------------------------
 
 
-# --- What techniques bring --------------------------------------------------------------------------------
-
-
-def ladder(rows: list[Measured]) -> Iterator[str]:
-    """TFLOP/s of each step, and its gain over the step before, of a variation over the last step: measured, and where
-    that is derived predicted from the ceilings."""
-    labels, lines = sorted(labels_of(rows), key=_place), []
+def ladder(rows: list[Measured]) -> Lines:
+    """TFLOP/s of each step, and its gain over the preceding step, of a variation over the last step: measured, and
+    where it is derived predicted from the ceilings."""
+    # Steps in order, which not every shape has all of, then variations.
+    labels = sorted(labels_of(rows), key=lambda x: (not is_step(x), x if is_step(x) else ""))
+    lines = []
     for found in by_case(rows):
-        p = _one(found)
-        cells = dict.fromkeys(labels, NONE)
-        before = ""
+        p, cells, before = _first(found).problem, dict.fromkeys(labels, NONE), ""
         for label in (x for x in labels if x in found):
             gain = f" · {_gain(found[before], found[label])}" if before else ""
-            cells[label] = f"{found[label].tflops:.0f}{gain}"
+            cells[label] = f"{_rate(found[label])}{gain}"
             before = label if is_step(label) else before
         lines.append([str(p.head_dim), str(p.seqlen_q), _mask(p), *cells.values()])
-    compared = (
-        "the step before"
-        if all(map(is_step, labels))
-        else "the step before, of variations over the last step"
-    )
-    yield f"TFLOP/s · gain over {compared} (as predicted from the ceilings)\n"
+    of_variations = "" if all(map(is_step, labels)) else ", of variations over the last step"
+    yield f"TFLOP/s · gain over the step before{of_variations} (as predicted from the ceilings)\n"
     yield from table(["head dim", "seq", "mask", *labels], lines)
-
-
-def _place(label: str) -> tuple[bool, str]:
-    """Steps in order, which not every shape has all of, then variations."""
-    return not is_step(label), label if is_step(label) else ""
 
 
 def _gain(before: Measured, after: Measured) -> str:
@@ -212,8 +189,8 @@ def _gain(before: Measured, after: Measured) -> str:
     return f"{measured} ({before.json['predicted_ns'] / after.json['predicted_ns']:.2f}×)"
 
 
-def needs(rows: list[Measured], device: str) -> Iterator[str]:
-    """How much of the time measured each resource needs by itself, for the rows of one operation that say so."""
+def needs(rows: list[Measured], device: str) -> Lines:
+    """Of the rows of one operation that have bounds: the share of the measured time that each resource needs."""
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
@@ -222,10 +199,9 @@ def needs(rows: list[Measured], device: str) -> Iterator[str]:
     lines = []
     for row in derived:
         p, found = row.problem, row.json["needs_ns"]
-        cells = [row.label, str(p.head_dim), str(p.seqlen_q), _mask(p), f"{row.tflops:.0f}"]
-        off = f"{row.json['predicted_ns'] / row.p50_ns - 1:+.0%}"
+        cells = [row.label, str(p.head_dim), str(p.seqlen_q), _mask(p), _rate(row)]
         shares = (f"{found[name] / row.p50_ns:.0%}" if name in found else NONE for name in names)
-        lines.append([*cells, *shares, off])
+        lines.append([*cells, *shares, f"{row.json['predicted_ns'] / row.p50_ns - 1:+.0%}"])
     title = OPERATIONS[rows[0].problem.operation].title
     what = "what each resource would need by itself, of the time measured; how far off the prediction is"
     yield f"\n**{title}: {what}**\n"
@@ -234,57 +210,49 @@ def needs(rows: list[Measured], device: str) -> Iterator[str]:
     yield from table(["kernel", "head dim", "seq", "mask", "TFLOP/s", *names, "prediction"], lines)
 
 
-def versions(rows: list[Measured]) -> Iterator[str]:
-    """Times in µs; what skipping tiles alone gives, predicted and measured; FA1 to FA2 as published."""
-    labels = ["naive", "fa1", "fa2_noskip", "fa2"]
-    lines = []
+def versions(rows: list[Measured]) -> Lines:
+    """Times in µs; the gain of skipping tiles alone, predicted and measured; FA1 to FA2 as published."""
+    labels, lines = ["naive", "fa1", "fa2_noskip", "fa2"], []
     for found in by_case(rows):
-        times = [f"{found[label].p50_ns / 1e3:.1f}" if label in found else NONE for label in labels]
-        predicted = _predicted(found["fa2_noskip"], found["fa2"])
-        skip, gain = ratio(found, "fa2_noskip", "fa2"), ratio(found, "fa1", "fa2")
-        fewer_tiles = f"{_predicted(found['fa1'], found['fa2']):.2f}×" if "fa1" in found else NONE
-        p = _one(found)
-        lines.append([_shape(p), p.dtype, *times, f"{predicted:.2f}×", skip, fewer_tiles, gain])
+        p, gains = _first(found).problem, []
+        for slow in ("fa2_noskip", "fa1"):
+            predicted = f"{_scores(found[slow]) / _scores(found['fa2']):.2f}×" if slow in found else NONE
+            gains += [predicted, ratio(found, slow, "fa2")]
+        lines.append([_shape(p), p.dtype, *_cells(found, labels, _us), *gains])
     header = ["batch × heads × seq", "dtype", *(f"{label}, µs" for label in labels)]
-    yield from table([*header, "skip by tiles", "skip, measured", "FA1 → FA2 by tiles", "FA1 → FA2"], lines)
+    return table([*header, "skip by tiles", "skip, measured", "FA1 → FA2 by tiles", "FA1 → FA2"], lines)
 
 
-def _predicted(slow: Measured, fast: Measured) -> float:
-    scores = [
-        r["tiles_visited"] * r["config"]["block_q"] * r["config"]["block_kv"] for r in (slow.json, fast.json)
-    ]
-    return float(scores[0] / scores[1])
+def _scores(row: Measured) -> float:
+    """Scores computed: of whole tiles."""
+    config = row.json["config"]
+    return float(row.json["tiles_visited"] * config["block_q"] * config["block_kv"])
 
 
-def blocks(rows: list[Measured]) -> Iterator[str]:
-    """Tilings of FA1 by shape, each element in a table of its own: float32 beside what was published of it."""
+def blocks(rows: list[Measured]) -> Lines:
+    """Tilings of FA1 by shape, each element in its own table: float32 beside the published order."""
     for dtype in dict.fromkeys(row.problem.dtype for row in rows):
-        of_dtype = [row for row in rows if row.problem.dtype == dtype]
-        yield from _known_blocks(of_dtype) if dtype == "float32" else _blocks(of_dtype)
+        columns = list(by_case(row for row in rows if row.problem.dtype == dtype))
+        times = [f"{_shape(_first(found).problem)}, µs" for found in columns]
+        if dtype == "float32":
+            yield from table(["FA1 tiles, float32", "published, on an A10", *times], _known_blocks(columns))
+        else:
+            labels = labels_of(row for found in columns for row in found.values())
+            named = ([x.removeprefix("fa1 "), *(_cells(f, [x], _us)[0] for f in columns)] for x in labels)
+            yield from table([f"FA1 tiles, {dtype}", *times], named)
         yield ""
 
 
-def _blocks(rows: list[Measured]) -> Iterator[str]:
-    columns = list(by_case(rows))
-    header = [f"FA1 tiles, {rows[0].problem.dtype}", *(f"{_shape(_one(found))}, µs" for found in columns)]
-    lines = []
-    for label in labels_of(rows):
-        times = [f"{found[label].p50_ns / 1e3:.1f}" if label in found else NONE for found in columns]
-        lines.append([label.removeprefix("fa1 "), *times])
-    yield from table(header, lines)
-
-
-def _known_blocks(rows: list[Measured]) -> Iterator[str]:
-    """Times, and as multiples of that of the published winner."""
-    columns = [{_tiles(row): row.p50_ns for row in found.values()} for found in by_case(rows)]
-    shapes = [_shape(_one(found)) for found in by_case(rows)]
-    header = ["FA1 tiles, float32", "published, on an A10", *(f"{shape}, µs" for shape in shapes)]
-    lines = []
+def _known_blocks(columns: list[Rows]) -> Iterator[list[str]]:
+    """Times, and as multiples of the published winner's."""
+    by_tiles = [{_tiles(row): row for row in found.values()} for found in columns]
     for tiles in (BLOCK_WINNER, *BLOCK_LOSERS):
-        cells = [_beside(found, tiles) for found in columns]
-        place = "fastest" if tiles == BLOCK_WINNER else "slower"
-        lines.append([f"{tiles[0]}×{tiles[1]}, {tiles[2]} warps", place, *cells])
-    yield from table(header, lines)
+        line = [f"{tiles[0]}×{tiles[1]}, {tiles[2]} warps", "fastest" if tiles == BLOCK_WINNER else "slower"]
+        for found in by_tiles:
+            row, winner = found.get(tiles), found.get(BLOCK_WINNER)
+            over = f" ({row.p50_ns / winner.p50_ns:.2f}×)" if row and winner else ""
+            line.append(f"{_us(row)}{over}" if row else NONE)
+        yield line
 
 
 def _tiles(row: Measured) -> tuple[int, int, int]:
@@ -292,18 +260,10 @@ def _tiles(row: Measured) -> tuple[int, int, int]:
     return config["block_q"], config["block_kv"], config["num_warps"]
 
 
-def _beside(times: dict[tuple[int, int, int], float], tiles: tuple[int, int, int]) -> str:
-    if tiles not in times:
-        return NONE
-    over = f" ({times[tiles] / times[BLOCK_WINNER]:.2f}×)" if BLOCK_WINNER in times else ""
-    return f"{times[tiles] / 1e3:.1f}{over}"
-
-
-def memory(rows: list[Measured]) -> Iterator[str]:
+def memory(rows: list[Measured]) -> Lines:
     lines = []
     for found in by_case(rows):
-        if not {"naive", "fa2"} <= found.keys():
-            continue
-        extra = [f"{found[label].json['workspace_bytes'] / 2**20:,.0f}" for label in ("naive", "fa2")]
-        lines.append([_shape(_one(found)), *extra, ratio(found, "naive", "fa2")])
-    yield from table(["batch × heads × seq", "naive, extra MiB", "fa2, extra MiB", "naive → fa2"], lines)
+        if {"naive", "fa2"} <= found.keys():
+            extra = [f"{found[label].json['workspace_bytes'] / 2**20:,.0f}" for label in ("naive", "fa2")]
+            lines.append([_shape(_first(found).problem), *extra, ratio(found, "naive", "fa2")])
+    return table(["batch × heads × seq", "naive, extra MiB", "fa2, extra MiB", "naive → fa2"], lines)

@@ -1,10 +1,11 @@
-"""Which traces ship with the package, and how they are taken anew."""
+"""The traces that ship with the package."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from typing import Any
 
 from cufa.gpu.architectures import Device
 from cufa.measure import inside, traces
@@ -13,6 +14,12 @@ from cufa.measure.decode_cases import make_decode
 from cufa.measure.suites import make
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL
+
+#: Module, folder, and the constants of a traced build.
+TRACES: tuple[tuple[Any, Path, dict[str, bool]], ...] = (
+    (traces, traces.TRACES_DIR, {"trace": True}),
+    (inside, inside.INSIDE_DIR, {"inside": True}),
+)
 
 
 def block_plans(device: Device) -> Iterator[Plan]:
@@ -38,21 +45,16 @@ def inside_plans(device: Device) -> Iterator[Plan]:
 
 
 def renew(device: Device, with_inside: bool) -> Iterator[str]:
-    """Takes the traces that this card lacks and deletes its stale ones; yields the files written."""
-    yield from _renew(traces, traces.TRACES_DIR, list(block_plans(device)), device)
-    if with_inside:
-        yield from _renew(inside, inside.INSIDE_DIR, list(inside_plans(device)), device)
-
-
-def _renew(module: ModuleType, folder, plans: list[Plan], device: Device) -> Iterator[str]:
-    wanted = {(plan.spec.name, plan.problem, plan.config): plan for plan in plans}
-    for file in sorted(folder.glob("*.npz")):
-        trace = module.load(file)
-        if trace.environment["device"] != device.name:
-            continue
-        if trace.is_current and (trace.kernel, trace.problem, trace.config) in wanted:
-            del wanted[trace.kernel, trace.problem, trace.config]
-        else:
-            file.unlink()
-    for plan in wanted.values():
-        yield str(module.save(module.record(plan), folder))
+    """Take the traces that this card lacks and delete its stale ones; yields the files written."""
+    for module, folder, _ in TRACES if with_inside else TRACES[:1]:
+        plans = block_plans(device) if module is traces else inside_plans(device)
+        wanted = {(plan.spec.name, plan.problem, plan.config): plan for plan in plans}
+        for file in sorted(folder.glob("*.npz")):
+            trace = module.load(file)
+            key = trace.kernel, trace.problem, trace.config
+            if trace.environment["device"] == device.name and not (
+                trace.is_current and wanted.pop(key, None)
+            ):
+                file.unlink()
+        for plan in wanted.values():
+            yield str(module.save(module.record(plan), folder))
