@@ -101,11 +101,15 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
 
 
+DAY = 24 * 3600.0
+"""In seconds."""
+
+
 class Seconds(click.FloatRange):
     """A time to measure for, a day at the most."""
 
     def __init__(self) -> None:
-        super().__init__(min=0.01, max=24 * 3600)
+        super().__init__(min=0.01, max=DAY)
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         seconds = super().convert(value, parameter, context)

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from cufa.commands.common import Exit, Seconds, fail, find_device, stderr, stdout
+from cufa.commands.common import DAY, Exit, Seconds, fail, find_device, stderr, stdout
+from cufa.gpu.architectures import Device
 from cufa.measure import cards
 from cufa.measure.machine import environment
 
@@ -27,15 +28,20 @@ def main() -> None:
     """Record measurements on a GPU, keep track of what is stale, and write README's tables."""
 
 
+def _card_here() -> tuple[Device, CardFile]:
+    """This machine's GPU and its file. Exits where there is no GPU."""
+    device = find_device("cuda")
+    assert device is not None
+    return device, CardFile(cards.path_of(device.name), environment(device))
+
+
 @main.command()
 @JOBS
 @click.option("--seconds", type=Seconds(), default=0.5, show_default=True, help="Of a case in turns.")
 @click.option("--tests/--no-tests", "with_tests", default=True, help="Run the GPU tests, too.")
 @click.option("--all", "everything", is_flag=True, help="Measure all cases, not only those missing or stale.")
 @click.option("--inside", "with_inside", is_flag=True, help="Also renew the traces of the inside of blocks.")
-@click.option(
-    "--limit", type=Seconds(), default=math.inf, help="Begin nothing that usually ends later than this."
-)
+@click.option("--limit", type=Seconds(), default=DAY, help="Begin nothing that usually ends later than this.")
 def record(
     jobs: int, seconds: float, with_tests: bool, everything: bool, with_inside: bool, limit: float
 ) -> None:
@@ -43,20 +49,17 @@ def record(
 
     Exit codes: 0 all good; 1 a test failed, a result was wrong, or the time was up (rows are kept); 3 no GPU.
     """
-    device = find_device("cuda")
-    assert device is not None
+    device, file = _card_here()
     started = time.perf_counter()
 
     def say(what: str) -> None:
-        stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False)
+        stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False, soft_wrap=True)
 
-    file = CardFile(cards.path_of(device.name), environment(device))
     for written in traced.renew(device, with_inside):
         say(written)
     try:
-        recorder.record(
-            file, device, jobs=jobs, seconds=seconds, limit=limit, everything=everything, say=say
-        )  # fmt: skip
+        how = {"jobs": jobs, "seconds": seconds, "limit": limit, "everything": everything, "say": say}
+        recorder.record(file, device, **how)
     except recorder.OutOfTime as error:
         fail(Exit.FAILED, f"stopped in time: {error}")
     if with_tests:
@@ -76,22 +79,20 @@ def tests(jobs: int, keep: bool, every_case: bool) -> None:
 
     Exit codes: 0 all passed; 1 a test failed; 3 no GPU.
     """
-    device = find_device("cuda")
-    assert device is not None
-    found = gpu_tests.run_gpu_tests(
-        jobs, lambda what: stderr().print(what, markup=False), every_case=every_case or keep
-    )
+    _, file = _card_here()
+    say = functools.partial(stderr().print, markup=False, soft_wrap=True)
+    found = gpu_tests.run_gpu_tests(jobs, say, every_case=every_case or keep)
     counts = ", ".join(f"{found[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
     click.echo(f"{counts} in {found['seconds']:.0f} s")
     if keep:
-        CardFile(cards.path_of(device.name), environment(device)).add("tests", **found)
+        file.add("tests", **found)
     if found["failed"] or not found["passed"]:
         fail(Exit.FAILED, "\n".join(found["failures"]) or "no test ran")
 
 
 @main.command()
 def stale() -> None:
-    """What ``record`` would measure on each card, why, and the least time that it takes; needs no GPU."""
+    """List the cases that ``record`` would measure on each card, why, and their least time; needs no GPU."""
     for name, card in cards.load_all().items():
         found: dict[tuple[str, str], list[float]] = {}
         for x in recorder.lacking(card, card.device):

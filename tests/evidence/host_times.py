@@ -1,4 +1,4 @@
-"""What a call costs before its kernel runs: host time of one call, the first result of a new process, one compile."""
+"""Costs of a call before its kernel runs: host time of one call, the first result of a new process, one compile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,57 +31,49 @@ Json = dict[str, Any]
 
 #: Too small a problem for its kernel to matter.
 _SMALL = make(1, 8, 128, 64, "float16", CAUSAL)
-#: Of the process whose first result is waited for.
-_FIRST = make(1, 8, 1024, 128, "float16", CAUSAL)
+
+
+#: Calls by their label: code of :func:`host_calls`'s names, the label itself where "".
+_CALLS = {
+    "flash_attention(q, k, v, causal=True)": "",
+    "flash_attention(q, k, v, causal=True, out=out)": "",
+    # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
+    "flash_attention(*next(others), causal=True)": "",
+    "flash_attention(q, k, v, causal=True, algorithm='fa2')": "",
+    "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": "",
+    "flash_decode(q, k, v, cache_seqlens=n, out=out)": "flash_decode(token, k, v, cache_seqlens=n, out=one)",
+    "masks.documents(lengths), 64 of them": "masks.documents(lengths)",
+    "masks.documents(lengths, seqlen=8192), on the GPU": "masks.documents(on_gpu, seqlen=8192)",
+}
 
 
 def host_calls() -> list[Json]:
-    """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
-    picks, with and without ``out=``, on other arrays at every call, FA2, the backward, and decoding), and torch's
-    SDPA; and what it takes to make a mask of 64 documents, of lengths here and on the GPU."""
+    """Host time of one asynchronous call on a problem too small to matter, in microseconds: :data:`_CALLS`, and torch's
+    SDPA where it is installed."""
     import cupy
 
     from cufa import flash_attention, flash_attention_backward, flash_decode, masks
 
-    problem = _SMALL
-
     def inputs(seed: int) -> list[Any]:
-        arrays = Inputs(problem, on_gpu=True, seed=seed).arrays(problem)
+        arrays = Inputs(_SMALL, on_gpu=True, seed=seed).arrays(_SMALL)
         return [arrays[name] for name in "qkv"]
 
     q, k, v = inputs(0)
     out = cupy.empty_like(q)
     lse = flash_attention(q, k, v, causal=True, return_lse=True, out=out)[1]
-    token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
-    length = cupy.array([100], "int32")
-    documents = np.full(64, 128, np.int32)
-    on_gpu, tokens = cupy.asarray(documents), int(documents.sum())
+    token, lengths = q[:, :, :1].copy(), np.full(64, 128, np.int32)
+    names = {
+        "flash_attention": flash_attention, "flash_attention_backward": flash_attention_backward,
+        "flash_decode": flash_decode, "masks": masks, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": out,
+        "token": token, "one": cupy.empty_like(token), "n": cupy.array([100], "int32"), "lengths": lengths,
+        "on_gpu": cupy.asarray(lengths), "others": itertools.cycle([inputs(seed) for seed in range(1, 5)]),
+    }  # fmt: skip
     synchronize = cupy.cuda.get_current_stream().synchronize
-    # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
-    others = itertools.cycle([inputs(seed) for seed in range(1, 5)])
-    calls: dict[str, Callable[[], Any]] = {
-        "flash_attention(q, k, v, causal=True)": lambda: flash_attention(q, k, v, causal=True),
-        "flash_attention(q, k, v, causal=True, out=out)": lambda: flash_attention(
-            q, k, v, causal=True, out=out
-        ),
-        "flash_attention(*next(others), causal=True)": lambda: flash_attention(*next(others), causal=True),
-        "flash_attention(q, k, v, causal=True, algorithm='fa2')": lambda: flash_attention(
-            q, k, v, causal=True, algorithm="fa2"
-        ),
-        "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": lambda: flash_attention_backward(
-            out, q, k, v, out, lse, causal=True
-        ),
-        "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
-            token, k, v, cache_seqlens=length, out=one
-        ),
-        "masks.documents(lengths), 64 of them": lambda: masks.documents(documents),
-        "masks.documents(lengths, seqlen=8192), on the GPU": lambda: masks.documents(on_gpu, seqlen=tokens),
-    }
+    calls = {label: eval(f"lambda: {code or label}", names) for label, code in _CALLS.items()}
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
     if not peers.FAMILIES["torch"].missing:
-        found += peers.torch_host_times(
-            problem, q, k, v, functools.partial(host_time, synchronize=synchronize)
-        )
+        measure = functools.partial(host_time, synchronize=synchronize)
+        found += peers.torch_host_times(_SMALL, q, k, v, measure)
     return [
         {"call": label, **{f"p{p}_us": round(getattr(timing, f"p{p}") * 1e6, 2) for p in (10, 50, 90)}}
         for label, timing in found

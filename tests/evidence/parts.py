@@ -1,4 +1,4 @@
-"""What is measured for the records: suites and regimes, in their order."""
+"""The suites and regimes that are recorded, in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
     suite: str
     regime: Regime = Regime.IN_TURNS
     seconds: float | None = None
-    """None: as the run has it (in turns), or as the regime does."""
+    """Measuring time; None: the regime's own."""
     section: str = ""
     """Suite that its rows are kept in; "" is its own."""
 
@@ -36,26 +36,24 @@ class Part:
 
     def group(self, case: Case) -> tuple[str, Regime, str | Problem]:
         """:attr:`cufa.measure.measured.Measured.group` of the rows of a case."""
-        problem = dataclasses.replace(case.problem, deterministic=False)
-        return self.kept_in, self.regime, case.name or problem
+        return self.kept_in, self.regime, case.name or dataclasses.replace(case.problem, deterministic=False)
 
     def least_seconds(self, case: Case) -> float:
-        """What one case takes by its regime alone, without inputs, references and compilation."""
+        """Measuring and warming up in one case, without inputs, references and compilation."""
         seconds = self.seconds or self.regime.seconds
         return seconds if self.regime is Regime.IN_TURNS else len(case.contenders) * (seconds + WARM_SECONDS)
 
 
+_IN_TURNS = (
+    "forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory", "masks", "decode",
+    "splits", "backward", "backward-beside", "backward-ladder",
+)  # fmt: skip
 #: Enough for a time, not for joules.
 _SHORT = 1.0
 
 #: All parts, in the order in which they are measured.
 PARTS = (
-    *(
-        Part(x)
-        for x in ("forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory")
-    ),
-    *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
-    Part("backward-ladder"),
+    *map(Part, _IN_TURNS),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),

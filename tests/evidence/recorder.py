@@ -1,7 +1,7 @@
-"""Measure what a card's file lacks: cases without rows, with stale rows, or that are planned otherwise now.
+"""Measures the cases that a card's file lacks: without rows, with stale rows, or that are planned otherwise today.
 
-A case is measured whole, all contenders in one session: a ratio is only of times that were taken side by side. Each
-case is on disk when it is measured, so a machine that is lost costs one case.
+A case is measured whole, all contenders in one session, since ratios are of times that were taken side by side. Rows
+are on disk as soon as their case is measured, so a machine that is lost costs one case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.measure.cards import Card
 from cufa.measure.cases import READ, Case, Contender
-from cufa.measure.limits import Limits, measure_limits
+from cufa.measure.limits import measure_limits
 from cufa.measure.measured import Measured, plan_json
 from cufa.measure.regimes import Regime
 from cufa.measure.runner import run_case
@@ -54,7 +54,7 @@ def lacking(card: Card | None, device: Device, parts: Iterable[Part] = PARTS) ->
 
 
 def _why(case: Case, device: Device, rows: dict[str, Measured]) -> str:
-    """ "" where the rows of a case show what would run now. Peers may be missing: not every machine has them."""
+    """ "" where the rows of a case show what would run today. Peers may be missing: not every machine has them."""
     for contender in case.contenders:
         if not contender.is_ours:
             continue
@@ -86,29 +86,28 @@ def record(
     """``seconds``: measuring time of a case in turns. ``limit``: seconds; nothing that usually ends after them is
     begun. Raises OutOfTime."""
     started = time.perf_counter()
-    card = file.card if file.lines else None
-    others = card.others if card and not everything else {}
+    card = None if everything else file.card
+    others = card.others if card else {}
     if "ceilings" not in others:
         say("ceilings")
         file.add("ceilings", **dataclasses.asdict(measure_limits(device)))
-    todo = list(lacking(None if everything else card, device))
+    todo = list(lacking(card, device))
     changed = {x.why.removesuffix(" changed") for x in todo}
     specs = [s for s in KERNELS.values() if s.runs_on(device.arch.capability)]
-    cold = [s for s in specs if f"compile {s.name}" not in others or s.name in changed]
-    for line in compile_lines(cold):
+    for line in compile_lines(s for s in specs if f"compile {s.name}" not in others or s.name in changed):
         file.add(**line)
     say("compiling the variants of the benchmark")
     _compile_in_parallel([x.case for x in todo], jobs)
-    limits = Limits(**{k: v for k, v in _last(file, "ceilings").items() if k not in ("what", "recorded")})
+    limits = file.card.limits
+    assert limits is not None
     for x in todo:
         left = limit - (time.perf_counter() - started)
         if 3 * x.part.least_seconds(x.case) > left:
             raise OutOfTime(f"{left:.0f} s are left; what is measured is in {file.path}")
         say(f"{x.part.name}: {x.case.title}: {x.why}")
-        time_of_case = x.part.seconds or (
-            seconds if x.part.regime is Regime.IN_TURNS else x.part.regime.seconds
-        )
-        rows, _ = run_case(x.case, device, limits, regime=x.part.regime, seconds=time_of_case, seed=x.seed)
+        regime = x.part.regime
+        of_case = x.part.seconds or (seconds if regime is Regime.IN_TURNS else None)
+        rows, _ = run_case(x.case, device, limits, regime=regime, seconds=of_case, seed=x.seed)
         file.add_rows(x.part.kept_in, rows)
     if "host" not in others or changed & {"fa3_forward", "fa3_backward", "fa2_forward"}:
         say("host time of a call, and to the first result of a new process")
@@ -116,7 +115,7 @@ def record(
 
 
 def problems_with(card: Card) -> list[str]:
-    """What must not ship: failed or missing tests, NaN, kernels that no test ran."""
+    """Reasons not to ship: failed or missing tests, NaN, kernels that no test ran."""
     tests, found = card.others.get("tests"), []
     if tests is None:
         return ["the GPU tests were not run"]
@@ -134,20 +133,14 @@ def problems_with(card: Card) -> list[str]:
     return found + [f"{kernel} was not timed" for kernel in compiled if kernel not in timed]
 
 
-def _last(file: CardFile, what: str) -> dict[str, Any]:
-    return next(line for line in reversed(file.lines) if line.get("what") == what)
-
-
 def _compile_in_parallel(cases: Iterable[Case], jobs: int) -> None:
     """Fill CuPy's disk cache: one process per job, as each compiles on one core."""
     wanted: dict[tuple[Problem, Contender], tuple[Contender, Problem]] = {}
-    for case in cases:
-        for contender in case.contenders:
-            if contender.is_ours:
-                p = case.problem_of(contender)
-                # What is compiled does not depend on how much there is of it.
-                code = dataclasses.replace(p, batch=1, heads=p.group_size, kv_heads=1)
-                wanted.setdefault((code, contender), (contender, case.problem))
+    for case, contender in ((x, c) for x in cases for c in x.contenders if c.is_ours):
+        p = case.problem_of(contender)
+        # The code depends neither on the batch nor on the number of query groups.
+        code = dataclasses.replace(p, batch=1, heads=p.group_size, kv_heads=1)
+        wanted.setdefault((code, contender), (contender, case.problem))
     context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's CUDA context
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         list(pool.map(_compile_one, wanted.values()))

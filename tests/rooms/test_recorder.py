@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
-from evidence import overview, recorder, report
+from click.testing import CliRunner
+from evidence import __main__ as tool
+from evidence import code, overview, recorder, report, traced
 from evidence.card_file import CardFile
 from evidence.parts import PARTS, Part
 from records_support import ENVIRONMENT, H200, SHIPPED, made_up_card, measured_row, rows_json
@@ -15,6 +18,7 @@ from cufa.measure import cards
 from cufa.measure.limits import Limits
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
+from cufa.plan import tuning
 from cufa.plan.planner import make_plan
 
 LATER = "2026-01-09T03:04:05+00:00"
@@ -132,6 +136,47 @@ class TestRenewing:
         rows = tuple(row for row in card.rows if not row.is_peer)
         alone = dataclasses.replace(card, rows=rows)
         assert len(list(recorder.lacking(alone, H200))) == len(list(recorder.lacking(card, H200)))
+
+
+def test_the_commands_end_to_end(tmp_path, gpu, monkeypatch):
+    """On a card that is made up: traces, cases, tests, the planner's file, the page, and the work that is left."""
+    monkeypatch.setattr(cards, "RECORDS_DIR", tmp_path)
+    monkeypatch.setattr(tool, "find_device", lambda choice: H200)
+    monkeypatch.setattr(tool, "environment", lambda device: {**ENVIRONMENT, "device": device.name})
+    ran = {
+        name: x
+        for name, x in SHIPPED["nvidia-h200"].others["tests"].items()
+        if name not in ("what", "recorded")
+    }
+    monkeypatch.setattr(tool.gpu_tests, "run_gpu_tests", lambda jobs, say, every_case: ran)
+    monkeypatch.setattr(tuning, "RECORDED", tmp_path / "fastest")
+    made = SimpleNamespace(
+        load_all=lambda folder: {},
+        record=lambda plan: plan,
+        save=lambda plan, folder: folder / plan.spec.name,
+    )
+    folders = [(made, tmp_path / name, {}) for name in ("traces", "inside")]
+    monkeypatch.setattr(traced, "TRACES", folders)
+    monkeypatch.setattr(code, "TRACES", folders)
+
+    def run(*arguments):
+        return CliRunner().invoke(tool.main, arguments, catch_exceptions=False)
+
+    found = run("record", "--inside", "--jobs", "1")
+    assert all(f"{name} was not timed" in found.output for name in ("fa3_backward", "fa2_backward"))
+    assert found.exit_code == 1 and len(gpu) == len(list(recorder.lacking(None, H200)))
+    assert "## H200" in found.stdout and "inside/decode_split_tma" in found.stderr
+    assert (tmp_path / "fastest" / "h200.json").exists()
+    assert f"{ran['passed']:,} passed" in run("tests", "--record", "--jobs", "1").output
+    card = cards.load(tmp_path / "h200.jsonl")
+    assert card.others["tests"]["passed"] == ran["passed"] and not card.stale
+    assert run("stale").output == ""
+    edit(
+        tmp_path / "h200.jsonl", lambda line: line.update({"digest": "0" * 64}) if "kernel" in line else None
+    )
+    assert "h200: memory, in turns: 4 cases" in run("stale").output
+    assert "| naive → fa2 |" in run("show").output
+    assert run("fastest").output.strip() == str(tmp_path / "fastest" / "h200.json")
 
 
 def test_the_least_time_of_a_case_is_that_of_its_regime():
