@@ -7,10 +7,14 @@ import pytest
 from backward_support import make_case as make_backward
 from decode_kernel_support import operands_of, plan_of
 from decode_support import make_case
+from sampling import of_today
 from support import make_inputs
 
 import cufa
 from cufa.commands.dashboard import make_importable
+from cufa.gpu.architectures import Device
+from cufa.kernels import KERNELS
+from cufa.plan.planner import fitting_configs
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem
 from cufa.run.emulate.calls import Emulation, emulate, run_plan
@@ -42,6 +46,28 @@ def modelled(run: Emulation) -> tuple[int, int]:
 def test_every_byte_is_foreseen(algorithm, seqlen_q, seqlen_k, head_dim, mask):
     run = counted(algorithm, seqlen_q, seqlen_k, head_dim, mask)
     assert modelled(run) == moved(run)
+
+
+@pytest.mark.sampled(fixed=2, dated=1)
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "head_dim"),
+    [
+        *(("fa2_forward", "float16", head_dim) for head_dim in (64, 136, 256)),
+        *(("fa2_forward_f32", "float32", head_dim) for head_dim in (64, 136)),
+        *(("fa1_forward", "float16", head_dim) for head_dim in (64, 128, 40)),
+        *(("fa1_forward_f32", "float32", head_dim) for head_dim in (64, 136)),
+        *(("naive", "float16", head_dim) for head_dim in (64, 160)),
+        ("naive", "float32", 64),
+    ],
+)
+def test_bank_conflicts(kernel, dtype, head_dim):
+    """None if rows are multiples of 128 bytes; else some copies cross a row's end in one pass."""
+    spec, inputs = KERNELS[kernel], make_inputs(1, 2, 1, 140, 200, head_dim, dtype)
+    for config in of_today(
+        fitting_configs(spec, head_dim, Device.typical("sm_90")), f"conflicts {kernel} {head_dim}"
+    ):
+        totals = emulate(*inputs, algorithm=spec.algorithm, config=config, mode="counted").totals
+        assert totals["bank_conflicts"] <= (0 if head_dim % 32 == 0 else 0.1 * totals["shared_wavefronts"])
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k", "head_dim"), [(256, 512, 64), (160, 600, 128)])

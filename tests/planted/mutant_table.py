@@ -246,7 +246,7 @@ TOOLS = [
         ('{"read": partial,', '{"read": whole,', "rows past the ends are read"),
     ),
     *_of(
-        "cufa/run/emulate/memory.py", "emulate_memory emulate_bugs",
+        "cufa/run/emulate/memory.py", "emulate_memory emulate_findings",
         ("(gap if axis == 2 else 0)", "0", "no poison behind the last row"),
         ("    if not writable:\n        copy[...] = x\n", "    copy[...] = x\n", "an output that is never written shows its input"),
     ),
@@ -277,11 +277,11 @@ FORWARD = [
         ("int SLACK = 8", "int SLACK = 24", "float16 probabilities overflow"),
     ),
     *_of(
-        "cuda_src/mma/copy.cuh", "emulate_kernels emulate_bugs",
+        "cuda_src/mma/copy.cuh", "emulate_kernels emulate_findings",
         ("!CHECK_ROWS || row + i * STEP < valid_rows);", "true);", "rows past the end are read"),
     ),
     *_of(
-        "cuda_src/mma/copy_unit.cuh", "emulate_kernels emulate_bugs",
+        "cuda_src/mma/copy_unit.cuh", "emulate_kernels emulate_findings",
         ("return (units | 1) * 16;", "return units * 16;", "another pitch than the planner's"),
         ("for (int row = thread; row < ROWS; row += NUM_THREADS) {\n    st_shared_vec4",
          "for (int row = thread; row < ROWS - 1; row += NUM_THREADS) {\n    st_shared_vec4", "the padding of the last row"),

@@ -2,30 +2,30 @@
 // tile of 32 rows of 64 bytes is copied by cp.async into one of two stages, and read by the other warp.
 #include "primitives/primitives.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  MISSING_BARRIER,
-  MISSING_WAIT,
-  WRONG_STAGE,
-  ROW_PAST_THE_END,
-  SHARED_PAST_THE_END,
-  MISALIGNED,
-  DIVERGENT_SHUFFLE,
-  DIVERGENT_LDMATRIX,
-  DIVERGENT_MMA,
-  MISSING_FENCE,
-  SKIPPED_BARRIER,
-  WRONG_BARRIER_COUNT,
-  NEVER_WRITTEN,
-  MISSING_WARP_SYNC,
-  PLAIN_ACCESS,
-  GLOBAL_RACE,
-  SHARED_OUTPUT,
-  COPY_IN_FLIGHT,
-  PLAIN_GLOBAL_RACE,
+  MISSING_BARRIER,  // race: no barrier orders this access after another thread's: shared offset
+  MISSING_WAIT,  // copy-not-awaited: touches data of an asynchronous copy that was not waited for
+  WRONG_STAGE,  // race: no barrier orders this access after another thread's: shared offset
+  ROW_PAST_THE_END,  // out-of-range: of in, which has 6144
+  SHARED_PAST_THE_END,  // out-of-range: outside the block's 5376 bytes
+  MISALIGNED,  // misaligned: is not aligned
+  DIVERGENT_SHUFFLE,  // divergence: lanes 4-31 wait for shfl
+  DIVERGENT_LDMATRIX,  // divergence: while other lanes wait at
+  DIVERGENT_MMA,  // divergence: executed by some lanes of warp
+  MISSING_FENCE,  // accumulator-touched: were written before mma_fence\(\)
+  SKIPPED_BARRIER,  // deadlock: warp 0 all lanes wait for the block's barrier at /.*planted\.cu:
+  WRONG_BARRIER_COUNT,  // barrier|deadlock: barrier 1
+  NEVER_WRITTEN,  // never-written: shared memory that nothing has written
+  MISSING_WARP_SYNC,  // race: no barrier orders this access after another thread's: shared offset
+  PLAIN_ACCESS,  // race: at plain C\+\+ access
+  GLOBAL_RACE,  // race: of scratch, block
+  SHARED_OUTPUT,  // race: of one launch both touch byte
+  COPY_IN_FLIGHT,  // copy-in-flight: kernel ends with cp\.async still in flight
+  PLAIN_GLOBAL_RACE,  // race: of one launch both touch byte
   UNPADDED,
   STRUCTURES,
-  STRUCTURE_RACE,
+  STRUCTURE_RACE,  // race: of one launch both touch byte
 };
 
 struct PlantedParams {

@@ -4,24 +4,24 @@
 #include "primitives/cluster.cuh"
 #include "primitives/primitives.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_START_BARRIER,
-  RELAXED_START,
-  NO_BARRIER_BEFORE_READING,
-  RELAXED_ARRIVE,
-  NO_BARRIER_AFTER_READING,
-  EARLY_EXIT,
-  STORE_AT_THE_END,
-  SAME_SLOT,
-  WAIT_WITHOUT_ARRIVE,
-  ARRIVE_TWICE,
-  WARP_SKIPS_BARRIER,
-  DIVERGENT_ARRIVE,
-  PAST_THE_END,
-  MISALIGNED,
-  NO_SUCH_BLOCK,
-  ADDRESS_OF_ANOTHER,
+  NO_START_BARRIER,  // block-not-running: which may not have begun, no barrier of the cluster tells
+  RELAXED_START,  // race: of block \(\d,0,0\), block \(\d,0,0\) warp
+  NO_BARRIER_BEFORE_READING,  // race: no barrier orders this access after another thread's
+  RELAXED_ARRIVE,  // race: no barrier orders this access after another thread's
+  NO_BARRIER_AFTER_READING,  // race: no barrier orders this access after another thread's
+  EARLY_EXIT,  // block-not-running: block \([15],0,0\)(, which has ended| does not wait)
+  STORE_AT_THE_END,  // block-not-running: store to (its )?shared memory
+  SAME_SLOT,  // race: no barrier orders this access after another thread's
+  WAIT_WITHOUT_ARRIVE,  // barrier: waits at the cluster's barrier without having arrived: block
+  ARRIVE_TWICE,  // barrier: arrives at the cluster's barrier twice without a wait: block
+  WARP_SKIPS_BARRIER,  // deadlock: at the cluster's barrier is missing block \([26],0,0\) warp 1$
+  DIVERGENT_ARRIVE,  // divergence: barrier.cluster.wait
+  PAST_THE_END,  // out-of-range: st.shared::cluster of 8 bytes at shared offset
+  MISALIGNED,  // misaligned: st.shared::cluster of 16 bytes at shared offset
+  NO_SUCH_BLOCK,  // out-of-range: block 4 of a cluster of 4
+  ADDRESS_OF_ANOTHER,  // out-of-range: ld.shared of 16 bytes
 };
 
 struct PlantedParams {

@@ -5,17 +5,17 @@
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_INIT,
-  NO_INIT_FENCE,
-  NO_START_BARRIER,
-  OWN_BARRIER,
-  TOO_MANY_BYTES,
-  TOO_FEW_BYTES,
-  NO_WAIT,
-  NO_WAIT_NOR_READ,
-  WAIT_FOR_OWN_BLOCK,
+  NO_INIT,  // barrier: where no mbarrier was initialised at the address given
+  NO_INIT_FENCE,  // race: may not have been initialised for block
+  NO_START_BARRIER,  // barrier|block-not-running: may not have begun|no mbarrier was initialised
+  OWN_BARRIER,  // barrier: where no mbarrier was initialised at the address given
+  TOO_MANY_BYTES,  // deadlock: wait for mbarrier
+  TOO_FEW_BYTES,  // copy-not-awaited|deadlock|never-written|race: block
+  NO_WAIT,  // copy-not-awaited|never-written|race: planted_cluster_async.cu:
+  NO_WAIT_NOR_READ,  // block-not-running: does not wait, before it ends, for the store
+  WAIT_FOR_OWN_BLOCK,  // race: no barrier orders this access after another thread's
 };
 
 struct PlantedParams {

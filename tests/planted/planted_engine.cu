@@ -6,23 +6,27 @@
 #include "shared/element.cuh"
 #include "wgmma/operands.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_WGMMA_FENCE,
-  NO_SECOND_WGMMA_FENCE,
-  FENCE_BEFORE_ACCUMULATOR,  // written after the fence
-  FENCE_BEFORE_OPERAND,
-  OPERAND_TOUCHED,  // while wgmma reads it
-  NO_INIT_FENCE,
-  INIT_FENCE_TOO_LATE,
-  INIT_FENCE_BY_ANOTHER,
-  NO_STORE_FENCE,
-  NO_COMMIT,
-  NO_WAIT,
-  OVERWRITTEN,
-  OVERWRITTEN_BY_ANOTHER,
-  SENT_BY_ANOTHER,  // who has not waited for the stores of the others
-  READ_BACK,        // what was sent out, from global memory
+  NO_WGMMA_FENCE,  // wgmma-fence: no wgmma.fence since the wgmma's registers were this thread's own
+  NO_SECOND_WGMMA_FENCE,  // wgmma-fence: no wgmma.fence since the wgmma's registers
+  // An accumulator, or an operand, is written after the fence.
+  FENCE_BEFORE_ACCUMULATOR,  // wgmma-fence: were written after the last wgmma.fence
+  FENCE_BEFORE_OPERAND,  // wgmma-fence: were written after the last wgmma.fence
+  // An operand is written while wgmma reads it.
+  OPERAND_TOUCHED,  // accumulator-touched: operand registers of the wgmma
+  NO_INIT_FENCE,  // proxy-fence: no fence.mbarrier_init by warp 0 lane 0 comes before
+  INIT_FENCE_TOO_LATE,  // proxy-fence: no fence.mbarrier_init by warp 0 lane 0 comes before
+  INIT_FENCE_BY_ANOTHER,  // proxy-fence: no fence.mbarrier_init by warp 0 lane 0 comes before
+  NO_STORE_FENCE,  // proxy-fence: no fence.proxy.async between an ordinary access and the copy engine's
+  NO_COMMIT,  // copy-in-flight: a store by the copy engine that may not have read its shared memory yet
+  NO_WAIT,  // copy-in-flight: a store by the copy engine that may not have read its shared memory yet
+  OVERWRITTEN,  // copy-not-awaited: touches data of an asynchronous copy that was not waited for: shared
+  OVERWRITTEN_BY_ANOTHER,  // copy-not-awaited|race: shared offset
+  // The sending thread has not waited for the stores of the others.
+  SENT_BY_ANOTHER,  // race: no barrier orders this access after another thread's: shared offset
+  // The product is read back from global memory.
+  READ_BACK,  // copy-not-awaited: touches data of an asynchronous copy that was not waited for: byte
 };
 
 struct PlantedParams {

@@ -6,22 +6,22 @@
 #include "primitives/tma.cuh"
 #include "wgmma/operands.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  WRONG_PHASE,
-  NO_WAIT_FOR_FULL,
-  NO_WAIT_FOR_EMPTY,
-  EARLY_RELEASE,
-  NO_RELEASE,
-  TWO_RELEASES,
-  NO_EXPECTED_BYTES,
-  NO_INIT,
-  NO_BARRIER_AFTER_INIT,
-  ACCUMULATOR_TOUCHED,
-  NOT_AWAITED,
-  UNALIGNED_BOX,
-  BOX_PAST_THE_END,
-  TOO_MANY_REGISTERS,
+  WRONG_PHASE,  // barrier|copy-not-awaited|deadlock|never-written|race: planted_hopper\.cu:
+  NO_WAIT_FOR_FULL,  // barrier|copy-not-awaited|deadlock|never-written|race: planted_hopper\.cu:
+  NO_WAIT_FOR_EMPTY,  // barrier|copy-not-awaited|deadlock|never-written|race: planted_hopper\.cu:
+  EARLY_RELEASE,  // copy-not-awaited|race: planted_hopper\.cu:
+  NO_RELEASE,  // deadlock: warp 0 lane 0 wait for mbarrier \(parity 0\)
+  TWO_RELEASES,  // barrier|copy-not-awaited|deadlock|never-written|race: planted_hopper\.cu:
+  NO_EXPECTED_BYTES,  // barrier|copy-not-awaited|deadlock|never-written|race: planted_hopper\.cu:
+  NO_INIT,  // barrier: no mbarrier was initialised at shared offset
+  NO_BARRIER_AFTER_INIT,  // barrier|race: planted_hopper\.cu:
+  ACCUMULATOR_TOUCHED,  // accumulator-touched: were written before it was waited for
+  NOT_AWAITED,  // copy-in-flight: kernel ends with wgmma still in flight
+  UNALIGNED_BOX,  // misaligned: 128-byte swizzle
+  BOX_PAST_THE_END,  // out-of-range: outside the block's 16424 bytes
+  TOO_MANY_REGISTERS,  // deadlock: warp 7 asks for 256 registers per thread and has 248; of the 8 x 248 that the launch has 0 are free
 };
 
 struct PlantedParams {

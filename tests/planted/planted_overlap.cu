@@ -4,14 +4,17 @@
 #include "primitives/primitives.cuh"
 #include "primitives/reduction.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_RELEASE,
-  NO_AWAIT,
-  LATE_AWAIT,         // after the first load
-  ONE_THREAD_AWAITS,  // and the others do not wait for it
-  STORES_EARLY,       // to what the first launch reads
-  ADDS_EARLY,
+  NO_RELEASE,  // never-released: planted_second may begin before planted_first is over
+  NO_AWAIT,  // race: the launch before may still be writing byte .* of between, no griddepcontrol.wait
+  // The wait comes after the first load.
+  LATE_AWAIT,  // race: the launch before may still be writing byte .* of between, no griddepcontrol.wait
+  // The other threads do not wait for that one.
+  ONE_THREAD_AWAITS,  // race: the launch before may still be writing byte .* of between
+  // The second launch stores to memory that the first one reads.
+  STORES_EARLY,  // race: the launch before may still be reading byte .* of read
+  ADDS_EARLY,  // race: the launch before may still be writing byte .* of sums
 };
 
 struct PlantedParams {

@@ -5,19 +5,24 @@
 #include "primitives/reduction.cuh"
 #include "primitives/stmatrix.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  LOAD_IN_BLOCK,    // a sum of the block's own is loaded without a barrier after the additions
-  STORE_IN_BLOCK,   // it is stored to without a barrier before them
-  LOAD_BY_ANOTHER,  // every block loads the common sums, without a count
-  STORE_BY_ANOTHER,
-  PLAIN_ADDITION,  // load, add, store
-  PLAIN_LAST,      // one block's last addition is a plain store
-  PAST_THE_END,
-  MISALIGNED,
-  READ_ONLY,
-  DIVERGENT_STMATRIX,
-  STMATRIX_RACE,
+  // A sum of the block's own is loaded without a barrier after the additions.
+  LOAD_IN_BLOCK,  // race: no barrier orders this access after another thread's: byte
+  // A sum of the block's own is stored to without a barrier before the additions.
+  STORE_IN_BLOCK,  // race: no barrier orders this access after another thread's: byte
+  // Every block loads the common sums, without a count.
+  LOAD_BY_ANOTHER,  // race: of one launch both touch byte
+  STORE_BY_ANOTHER,  // race: of one launch both touch byte
+  // A load, an addition, a store.
+  PLAIN_ADDITION,  // race: of one launch both touch byte
+  // One block's last addition is a plain store.
+  PLAIN_LAST,  // race: of one launch both touch byte
+  PAST_THE_END,  // out-of-range: red.add of 16 bytes at
+  MISALIGNED,  // misaligned: red.add of 16 bytes at global address
+  READ_ONLY,  // out-of-range: red.add of 16 bytes at byte 0 of in
+  DIVERGENT_STMATRIX,  // divergence: stmatrix.x4.trans
+  STMATRIX_RACE,  // race: no barrier orders this access after another thread's: shared offset
 };
 
 struct PlantedParams {

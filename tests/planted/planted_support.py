@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from cufa.run.emulate.calls import EmulationError, Execution, Finding
 from cufa.run.emulate.launch import execute_all
 from cufa.run.emulate.memory import GlobalArray
 
+#: Where a finding is.
+_PLACE = re.compile(r"block \(\d,0,0\)|blocks \d and \d|warp \d|planted_second may begin")
 _ENTRY = re.compile(r"^KERNEL (\w+)\(", re.MULTILINE)
 
 
@@ -27,7 +30,7 @@ class Outcome(NamedTuple):
 
 def run_planted(
     name: str,
-    bug: int,
+    bug: str,
     fields: Mapping[str, np.ndarray | int],
     launches: Sequence[Launch],
     execution: Execution,
@@ -41,7 +44,7 @@ def run_planted(
     types = ["PlantedParams", *["TensorMap"] * len(maps)]
     entries = host_build.kernel(
         str(source),
-        {"BUG": bug, **(constants or {})},
+        {"BUG": list(bugs_of(name)).index(bug), **(constants or {})},
         _ENTRY.findall(source.read_text(encoding="utf-8")),
         execution.mode == "checked",
         types,
@@ -62,10 +65,25 @@ def run_planted(
     return Outcome(found, counters)
 
 
-def assert_found(found: Sequence[Finding], kind: str, message: str) -> None:
-    """One finding is of this kind and has this message (regular expressions). Without a kind: there is none."""
+_BUG = re.compile(r"^  ([A-Z_]+),(?:  // ([a-z|-]+): (.+))?$", re.MULTILINE)
+
+
+@functools.cache
+def bugs_of(name: str) -> dict[str, tuple[str, str]]:
+    """By bug of a source's enum, in its order: the kinds of finding of which one must come, and its message, both as
+    regular expressions. Without: the kernel is right."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return {
+        bug: (kinds, message)
+        for bug, kinds, message in _BUG.findall(text[text.index("enum {") : text.index("};")])
+    }
+
+
+def assert_found(found: Sequence[Finding], kinds: str, message: str) -> None:
+    """One finding is of these kinds and has this message. Without kinds: there is none."""
     text = "\n".join(map(str, found))
-    if not kind:
+    if not kinds:
         assert not found, text
         return
-    assert any(re.fullmatch(kind, f.kind) and re.search(message, f.message) for f in found), text
+    assert any(re.fullmatch(kinds, f.kind) and re.search(message, f.message) for f in found), text
+    assert all(_PLACE.search(f.message) for f in found), text

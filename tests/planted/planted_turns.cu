@@ -4,18 +4,19 @@
 #include "primitives/reduction.cuh"
 #include "primitives/semaphore.cuh"
 
-enum {
+enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_BARRIER_BEFORE_RELEASE,
-  NO_BARRIER_AFTER_WAIT,
-  NO_WAIT,
-  NO_RELEASE,
-  EARLY_RELEASE,
-  PLAIN_WAIT,
-  RELAXED_WAIT,  // which orders additions, but no loads
-  OTHER_COUNTER,
-  ADDITION_BEFORE_TURN,
-  ADDITION_IN_BLOCK,
+  NO_BARRIER_BEFORE_RELEASE,  // race: blocks . and . of one launch both touch byte .* of words
+  NO_BARRIER_AFTER_WAIT,  // race: blocks . and . of one launch both touch byte .* of words
+  NO_WAIT,  // race: blocks . and . of one launch both touch byte .* of words
+  NO_RELEASE,  // deadlock: the counter at byte 0 of counters stays at 0
+  EARLY_RELEASE,  // race: blocks . and . of one launch both touch byte .* of words
+  PLAIN_WAIT,  // race: blocks . and . of one launch both touch byte 0 of counters
+  // Orders additions, but no loads.
+  RELAXED_WAIT,  // race: blocks . and . of one launch both touch byte .* of words
+  OTHER_COUNTER,  // race: blocks . and . of one launch both touch byte .* of words
+  ADDITION_BEFORE_TURN,  // unordered-sum: of one launch add in any order to byte .* of sums
+  ADDITION_IN_BLOCK,  // unordered-sum: two threads add in any order: byte .* of sums
 };
 
 struct PlantedParams {
