@@ -43,7 +43,7 @@ def attention(
     precision: str | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
     Parameters
@@ -95,7 +95,7 @@ def attention_varlen(
     precision: str | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """:func:`cufa.flash_attention_varlen` with gradients: packed sequences, q (total_q, heads, head_dim).
 
     cu_seqlens_q and cu_seqlens_k are int32 (sequences + 1,); lse is (heads, total_q). The rest is as for

@@ -130,7 +130,8 @@ class Schedule:
         keys = np.arange(0, self.seqlen_k, self.block_kv)
         ends = np.minimum(rows + self.block_q, self.seqlen_q), np.minimum(keys + self.block_kv, self.seqlen_k)
         some, _ = self.mask.rectangles(rows, ends[0], keys, ends[1], self.seqlen_q, self.seqlen_k)
-        return np.count_nonzero(some, axis=1)
+        count: npt.NDArray[np.int64] = some.sum(axis=1, dtype=np.int64)
+        return count
 
     @property
     def total(self) -> int:

@@ -36,6 +36,9 @@ ROOMS: dict[str, set[str]] = {
     "measure": MEASURING,
     "train": CALLING,
     "doctor": CALLING,
+    "torch": CALLING,
+    "jax": CALLING,
+    "examples": CALLING | {"torch", "jax", "train", "__init__"},
     "__init__": MEASURING,
 }
 """Commands and the modules that start them import everything."""

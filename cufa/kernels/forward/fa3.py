@@ -92,7 +92,7 @@ def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
         return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
     # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
-    visited = groups.sample_visits().mean() * groups.num_q_blocks
+    visited = float(groups.sample_visits().mean()) * groups.num_q_blocks
     work = visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
     slowness = long if problem.seqlen_k >= _LONG else short if problem.seqlen_k <= _SHORT else uneven
     return max(longest, work * heads / num_sms) * config.block_kv * slowness
