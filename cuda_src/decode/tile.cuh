@@ -8,6 +8,7 @@
 #pragma once
 #include "primitives/float8.cuh"
 #include "decode/tma.cuh"
+#include "mma/fragments.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
@@ -140,8 +141,8 @@ struct TileAttention {
 #pragma unroll
           for (int i = 0; i < M_TILES; ++i) {
             const u32(&A)[4] = Q_IN_REGISTERS ? Q[i][k] : Q_step[i][0];
-            Product::mma(S[i][n], A, B[0], B[1]);
-            Product::mma(S[i][n + 1], A, B[2], B[3]);
+            mma_m16n8k16<Product>(S[i][n], A, B[0], B[1]);
+            mma_m16n8k16<Product>(S[i][n + 1], A, B[2], B[3]);
           }
         }
       }
@@ -207,8 +208,8 @@ struct TileAttention {
       }
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        Product::mma(O[i][n], P[i], B[0], B[1]);
-        if (n + 1 < O_TILES) Product::mma(O[i][n + 1], P[i], B[2], B[3]);
+        mma_m16n8k16<Product>(O[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) mma_m16n8k16<Product>(O[i][n + 1], P[i], B[2], B[3]);
       }
     }
   }

@@ -99,7 +99,6 @@ DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2,
 }
 DEVICE void bulk_commit() { cufa_host::commit_stores(); }
 DEVICE void bulk_wait_read() { cufa_host::await_stores_read(); }
-DEVICE void tma_prefetch_map(const TensorMap*) {}
 
 // ---- wgmma.cuh
 DEVICE void wgmma_fence() { cufa_host::fence_warpgroup(); }

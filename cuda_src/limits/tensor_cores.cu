@@ -1,5 +1,6 @@
 // What this GPU can do at best with the instructions that the attention kernels use: the ceilings that
 // `cufa bench` divides by. No memory is touched in the loops, so nothing but the unit under test can be the limit.
+#include "primitives/mma.cuh"
 #include "primitives/primitives.cuh"
 #include "limits/random_operands.cuh"
 

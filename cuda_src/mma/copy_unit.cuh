@@ -5,6 +5,7 @@
 // swizzling needs no padding, but each address then needs its own register or ALU operation; with a pitch, one base register and
 // immediate offsets serve a whole tile.
 #pragma once
+#include "primitives/cp_async.cuh"
 #include "primitives/primitives.cuh"
 
 // Bytes between rows. Products read a multiple of PAD_TO bytes of a row; zero_padding() fills the gap.

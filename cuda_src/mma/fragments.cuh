@@ -3,7 +3,19 @@
 // Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`); the rest of the address
 // is then a compile-time constant: row * PITCH + column * 2.
 #pragma once
+#include "primitives/ldmatrix.cuh"
+#include "primitives/mma.cuh"
 #include "shared/element.cuh"
+
+// D (16 x 8, float32) += A (16 x 16) B (16 x 8), by a warp.
+template <typename Element>
+DEVICE void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (Element::IS_BFLOAT16) {
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  } else {
+    mma_m16n8k16_f16(d, a, b0, b1);
+  }
+}
 
 // ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Here: (rows 0-7, columns 0-7), (rows
 // 8-15, columns 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15). They are the registers of an A operand stored row by
@@ -29,28 +41,6 @@ DEVICE void set_accumulator(float (&a)[4], vec4 bits) {
   a[1] = u32_as_float(bits.y);
   a[2] = u32_as_float(bits.z);
   a[3] = u32_as_float(bits.w);
-}
-
-// Two packed 16-bit values to global memory, whose rows are aligned to ALIGNMENT bytes.
-template <int ALIGNMENT>
-DEVICE void store_pair(char* global, u32 pair) {
-  if constexpr (ALIGNMENT >= 4) {
-    st_global(global, pair);
-  } else {
-    st_global(global, u16(pair));
-    st_global(global + 2, u16(pair >> 16));
-  }
-}
-
-// Two neighbouring float32 values, as bits, to global memory, whose rows are aligned to ALIGNMENT bytes.
-template <int ALIGNMENT>
-DEVICE void store_two(char* global, u32 x, u32 y) {
-  if constexpr (ALIGNMENT >= 8) {
-    st_global(global, vec2{x, y});
-  } else {
-    st_global(global, x);
-    st_global(global + 4, y);
-  }
 }
 
 // An A operand to shared memory, row by row; `smem` is the tile's first element.

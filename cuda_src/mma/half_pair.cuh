@@ -11,6 +11,8 @@
 // The pair replaces its float32 in place: eight floats, 32 bytes, become eight hi and eight lo, 16 bytes each, which are rows of
 // ldmatrix's 8x8 matrices. The unit is stored in the gap that tile_pitch leaves after the group's first row.
 #pragma once
+#include "primitives/ldmatrix.cuh"
+#include "primitives/mma.cuh"
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 
@@ -218,4 +220,15 @@ DEVICE u32 pair_lane_b(int lane) {
 template <int PITCH>
 DEVICE u32 pair_lane_b_trans(int lane) {
   return lane % 16 * PITCH + lane / 16 * LO_OFFSET;
+}
+
+// Two neighbouring float32 values, as bits, to global memory, whose rows are aligned to ALIGNMENT bytes.
+template <int ALIGNMENT>
+DEVICE void store_two(char* global, u32 x, u32 y) {
+  if constexpr (ALIGNMENT >= 8) {
+    st_global(global, vec2{x, y});
+  } else {
+    st_global(global, x);
+    st_global(global + 4, y);
+  }
 }

@@ -39,8 +39,8 @@ DEVICE void multiply(Stamp stamp, float (&D)[M][N][4], LoadA load_a, LoadB load_
       const u32(&b)[4] = B[(next + 1) % 2];
 #pragma unroll
       for (int i = 0; i < M; ++i) {
-        Element::mma(D[i][2 * x], A[k % 2][i], b[0], b[1]);
-        if (2 * x + 1 < N) Element::mma(D[i][2 * x + 1], A[k % 2][i], b[2], b[3]);
+        mma_m16n8k16<Element>(D[i][2 * x], A[k % 2][i], b[0], b[1]);
+        if (2 * x + 1 < N) mma_m16n8k16<Element>(D[i][2 * x + 1], A[k % 2][i], b[2], b[3]);
       }
     }
     between(k);

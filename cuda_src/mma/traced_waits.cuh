@@ -1,5 +1,7 @@
 // Waits and products of kernels that multiply with mma.sync, with their stamps for an inside trace (shared/phases.cuh).
 #pragma once
+#include "primitives/cp_async.cuh"
+#include "primitives/mma.cuh"
 #include "primitives/primitives.cuh"
 #include "shared/phases.cuh"
 

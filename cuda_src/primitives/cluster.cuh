@@ -1,7 +1,7 @@
 // Thread block clusters (sm_90): blocks that run at the same time, on neighbouring SMs, and write to each other's shared
 // memory. How many blocks make a cluster is said at launch.
 #pragma once
-#include "primitives/types.cuh"
+#include "primitives/mbarrier.cuh"
 #ifndef __CUDACC__
 #include "host/cluster_host.h"
 #else
@@ -47,5 +47,14 @@ DEVICE void st_async_vec4(u32 address, vec4 v, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
+}
+
+// mbarrier_wait() with .acquire.cluster: what other blocks of the cluster sent (st.async) is seen, too.
+DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra READY; "
+      "bra WAIT; READY:}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 #endif  // __CUDACC__

@@ -1,4 +1,4 @@
-// Conversions between float32 and 16-bit or tf32 bit patterns, round to nearest even unless said otherwise.
+// Conversions between float32 and 16-bit bit patterns, round to nearest even.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -35,10 +35,3 @@ DEVICE float cvt_f32_f16(u16 x) {
 
 // bfloat16 is the upper half of a float32: exact.
 DEVICE float cvt_f32_bf16(u16 x) { return u32_as_float(u32(x) << 16); }
-
-// cvt.rna.tf32.f32: nearest tf32, ties away from zero, as a float32 bit pattern with 13 low zero bits.
-DEVICE u32 cvt_tf32(float x) {
-  u32 r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}

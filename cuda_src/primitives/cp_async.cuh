@@ -1,6 +1,9 @@
 // Asynchronous copies from global to shared memory (sm_80): the data bypasses registers.
 #pragma once
 #include "primitives/types.cuh"
+#ifndef __CUDACC__
+#include "host/primitives_host.h"
+#else
 
 // cp.async.cg, 16 bytes, L1 bypassed. With `valid` false nothing is read and zeros are written.
 DEVICE void cp_async_16(u32 smem, const void* global, bool valid) {
@@ -24,3 +27,4 @@ template <int PENDING>
 DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+#endif  // __CUDACC__

@@ -2,6 +2,9 @@
 // the address of row i%8 of matrix i/8; every row is 16 aligned bytes.
 #pragma once
 #include "primitives/types.cuh"
+#ifndef __CUDACC__
+#include "host/primitives_host.h"
+#else
 
 DEVICE void ldmatrix_x4(u32 (&r)[4], u32 smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -22,3 +25,4 @@ DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1]) : "r"(smem) : "memory");
 }
+#endif  // __CUDACC__

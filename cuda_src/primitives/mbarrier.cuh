@@ -35,15 +35,6 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Likewise with .acquire.cluster: what other blocks of the cluster sent (st.async) is seen, too.
-DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
-  asm volatile(
-      "{.reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra READY; "
-      "bra WAIT; READY:}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // fence.proxy.async: ordinary stores of this thread to shared memory are seen by wgmma and TMA after the next barrier.
 DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif  // __CUDACC__

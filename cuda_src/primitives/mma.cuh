@@ -7,6 +7,9 @@
 // A host executes queued products at the next warp-wide operation: call mma_fence() before D is read.
 #pragma once
 #include "primitives/types.cuh"
+#ifndef __CUDACC__
+#include "host/primitives_host.h"
+#else
 
 DEVICE void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -20,6 +23,13 @@ DEVICE void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// cvt.rna.tf32.f32: nearest tf32, ties away from zero, as a float32 bit pattern with 13 low zero bits.
+DEVICE u32 cvt_tf32(float x) {
+  u32 r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+
 // tf32: A (16x8) a[0] = row g, k t; a[1] = row g+8, k t; a[2] = row g, k t+4; a[3] = row g+8, k t+4.
 // B (8x8) b0 = k t, column g; b1 = k t+4, column g. The low 13 bits of every operand are ignored.
 DEVICE void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -30,3 +40,4 @@ DEVICE void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // Nothing on a GPU; on a host, executes the warp's queued products.
 DEVICE void mma_fence() {}
+#endif  // __CUDACC__

@@ -1,15 +1,11 @@
-// One include for kernels: the device primitives or, if a host compiler builds the kernel for execution on a CPU, their host
-// twins.
+// What every kernel uses. If a host compiler builds the kernel for execution on a CPU: the host twins.
 #pragma once
 #ifdef __CUDACC__
 #include "primitives/types.cuh"
 #include "primitives/barrier.cuh"
 #include "primitives/convert.cuh"
-#include "primitives/cp_async.cuh"
-#include "primitives/ldmatrix.cuh"
 #include "primitives/math.cuh"
 #include "primitives/memory.cuh"
-#include "primitives/mma.cuh"
 #include "primitives/shuffle.cuh"
 #include "primitives/special_registers.cuh"
 #else

@@ -33,9 +33,4 @@ DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memo
 
 // cp.async.bulk.wait_group.read: all of this thread's groups have read their shared memory.
 DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// prefetch.tensormap: the first copy need not wait for the map itself.
-DEVICE void tma_prefetch_map(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 #endif  // __CUDACC__

@@ -41,71 +41,43 @@ DEVICE void wgmma_registers(u32 (&r)[COUNT]) {
 template <int N, bool BF16>
 struct Wgmma;
 
-// D's registers for each N, as operands and as constraints.
-#define WGMMA_D8 "%0,%1,%2,%3"
-#define WGMMA_C8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define WGMMA_D16 WGMMA_D8 ",%4,%5,%6,%7"
-#define WGMMA_C16 WGMMA_C8, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define WGMMA_D24 WGMMA_D16 ",%8,%9,%10,%11"
-#define WGMMA_C24 WGMMA_C16, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-#define WGMMA_D32 WGMMA_D24 ",%12,%13,%14,%15"
-#define WGMMA_C32 WGMMA_C24, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-#define WGMMA_D40 WGMMA_D32 ",%16,%17,%18,%19"
-#define WGMMA_C40 WGMMA_C32, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
-#define WGMMA_D48 WGMMA_D40 ",%20,%21,%22,%23"
-#define WGMMA_C48 WGMMA_C40, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-#define WGMMA_D56 WGMMA_D48 ",%24,%25,%26,%27"
-#define WGMMA_C56 WGMMA_C48, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
-#define WGMMA_D64 WGMMA_D56 ",%28,%29,%30,%31"
-#define WGMMA_C64 WGMMA_C56, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define WGMMA_D72 WGMMA_D64 ",%32,%33,%34,%35"
-#define WGMMA_C72 WGMMA_C64, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
-#define WGMMA_D80 WGMMA_D72 ",%36,%37,%38,%39"
-#define WGMMA_C80 WGMMA_C72, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-#define WGMMA_D88 WGMMA_D80 ",%40,%41,%42,%43"
-#define WGMMA_C88 WGMMA_C80, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
-#define WGMMA_D96 WGMMA_D88 ",%44,%45,%46,%47"
-#define WGMMA_C96 WGMMA_C88, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-#define WGMMA_D104 WGMMA_D96 ",%48,%49,%50,%51"
-#define WGMMA_C104 WGMMA_C96, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-#define WGMMA_D112 WGMMA_D104 ",%52,%53,%54,%55"
-#define WGMMA_C112 WGMMA_C104, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-#define WGMMA_D120 WGMMA_D112 ",%56,%57,%58,%59"
-#define WGMMA_C120 WGMMA_C112, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
-#define WGMMA_D128 WGMMA_D120 ",%60,%61,%62,%63"
-#define WGMMA_C128 WGMMA_C120, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define WGMMA_D136 WGMMA_D128 ",%64,%65,%66,%67"
-#define WGMMA_C136 WGMMA_C128, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
-#define WGMMA_D144 WGMMA_D136 ",%68,%69,%70,%71"
-#define WGMMA_C144 WGMMA_C136, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-#define WGMMA_D152 WGMMA_D144 ",%72,%73,%74,%75"
-#define WGMMA_C152 WGMMA_C144, "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-#define WGMMA_D160 WGMMA_D152 ",%76,%77,%78,%79"
-#define WGMMA_C160 WGMMA_C152, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-#define WGMMA_D168 WGMMA_D160 ",%80,%81,%82,%83"
-#define WGMMA_C168 WGMMA_C160, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
-#define WGMMA_D176 WGMMA_D168 ",%84,%85,%86,%87"
-#define WGMMA_C176 WGMMA_C168, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-#define WGMMA_D184 WGMMA_D176 ",%88,%89,%90,%91"
-#define WGMMA_C184 WGMMA_C176, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
-#define WGMMA_D192 WGMMA_D184 ",%92,%93,%94,%95"
-#define WGMMA_C192 WGMMA_C184, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-#define WGMMA_D200 WGMMA_D192 ",%96,%97,%98,%99"
-#define WGMMA_C200 WGMMA_C192, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
-#define WGMMA_D208 WGMMA_D200 ",%100,%101,%102,%103"
-#define WGMMA_C208 WGMMA_C200, "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
-#define WGMMA_D216 WGMMA_D208 ",%104,%105,%106,%107"
-#define WGMMA_C216 WGMMA_C208, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107])
-#define WGMMA_D224 WGMMA_D216 ",%108,%109,%110,%111"
-#define WGMMA_C224 WGMMA_C216, "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
-#define WGMMA_D232 WGMMA_D224 ",%112,%113,%114,%115"
-#define WGMMA_C232 WGMMA_C224, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
-#define WGMMA_D240 WGMMA_D232 ",%116,%117,%118,%119"
-#define WGMMA_C240 WGMMA_C232, "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
-#define WGMMA_D248 WGMMA_D240 ",%120,%121,%122,%123"
-#define WGMMA_C248 WGMMA_C240, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
-#define WGMMA_D256 WGMMA_D248 ",%124,%125,%126,%127"
-#define WGMMA_C256 WGMMA_C248, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+// F of each register of D but the first, whose text begins with a comma.
+#define WGMMA_REST8(F) F(1) F(2) F(3)
+#define WGMMA_REST16(F) WGMMA_REST8(F) F(4) F(5) F(6) F(7)
+#define WGMMA_REST24(F) WGMMA_REST16(F) F(8) F(9) F(10) F(11)
+#define WGMMA_REST32(F) WGMMA_REST24(F) F(12) F(13) F(14) F(15)
+#define WGMMA_REST40(F) WGMMA_REST32(F) F(16) F(17) F(18) F(19)
+#define WGMMA_REST48(F) WGMMA_REST40(F) F(20) F(21) F(22) F(23)
+#define WGMMA_REST56(F) WGMMA_REST48(F) F(24) F(25) F(26) F(27)
+#define WGMMA_REST64(F) WGMMA_REST56(F) F(28) F(29) F(30) F(31)
+#define WGMMA_REST72(F) WGMMA_REST64(F) F(32) F(33) F(34) F(35)
+#define WGMMA_REST80(F) WGMMA_REST72(F) F(36) F(37) F(38) F(39)
+#define WGMMA_REST88(F) WGMMA_REST80(F) F(40) F(41) F(42) F(43)
+#define WGMMA_REST96(F) WGMMA_REST88(F) F(44) F(45) F(46) F(47)
+#define WGMMA_REST104(F) WGMMA_REST96(F) F(48) F(49) F(50) F(51)
+#define WGMMA_REST112(F) WGMMA_REST104(F) F(52) F(53) F(54) F(55)
+#define WGMMA_REST120(F) WGMMA_REST112(F) F(56) F(57) F(58) F(59)
+#define WGMMA_REST128(F) WGMMA_REST120(F) F(60) F(61) F(62) F(63)
+#define WGMMA_REST136(F) WGMMA_REST128(F) F(64) F(65) F(66) F(67)
+#define WGMMA_REST144(F) WGMMA_REST136(F) F(68) F(69) F(70) F(71)
+#define WGMMA_REST152(F) WGMMA_REST144(F) F(72) F(73) F(74) F(75)
+#define WGMMA_REST160(F) WGMMA_REST152(F) F(76) F(77) F(78) F(79)
+#define WGMMA_REST168(F) WGMMA_REST160(F) F(80) F(81) F(82) F(83)
+#define WGMMA_REST176(F) WGMMA_REST168(F) F(84) F(85) F(86) F(87)
+#define WGMMA_REST184(F) WGMMA_REST176(F) F(88) F(89) F(90) F(91)
+#define WGMMA_REST192(F) WGMMA_REST184(F) F(92) F(93) F(94) F(95)
+#define WGMMA_REST200(F) WGMMA_REST192(F) F(96) F(97) F(98) F(99)
+#define WGMMA_REST208(F) WGMMA_REST200(F) F(100) F(101) F(102) F(103)
+#define WGMMA_REST216(F) WGMMA_REST208(F) F(104) F(105) F(106) F(107)
+#define WGMMA_REST224(F) WGMMA_REST216(F) F(108) F(109) F(110) F(111)
+#define WGMMA_REST232(F) WGMMA_REST224(F) F(112) F(113) F(114) F(115)
+#define WGMMA_REST240(F) WGMMA_REST232(F) F(116) F(117) F(118) F(119)
+#define WGMMA_REST248(F) WGMMA_REST240(F) F(120) F(121) F(122) F(123)
+#define WGMMA_REST256(F) WGMMA_REST248(F) F(124) F(125) F(126) F(127)
+#define WGMMA_OPERAND(I) ",%" #I
+#define WGMMA_REGISTER(I) , "+f"(d[I])
+#define WGMMA_D(N) "{%0" WGMMA_REST##N(WGMMA_OPERAND) "}"
+#define WGMMA_C(N) "+f"(d[0]) WGMMA_REST##N(WGMMA_REGISTER)
 
 // One specialisation; R0 ... R6 are the operand numbers that follow D's.
 #define WGMMA_TYPE(N, BF16, TYPE, R0, R1, R2, R3, R4, R5, R6)                                                    \
@@ -114,15 +86,15 @@ struct Wgmma;
     template <bool ACCUMULATE>                                                                                   \
     static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b) {                                                     \
       asm volatile("{.reg .pred p; setp.ne.b32 p, " R2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N               \
-                   "k16.f32." TYPE "." TYPE " {" WGMMA_D##N "}, " R0 ", " R1 ", p, 1, 1, 0, 0;}"                 \
-                   : WGMMA_C##N : "l"(a), "l"(b), "n"(int(ACCUMULATE)));                                         \
+                   "k16.f32." TYPE "." TYPE " " WGMMA_D(N) ", " R0 ", " R1 ", p, 1, 1, 0, 0;}"                   \
+                   : WGMMA_C(N) : "l"(a), "l"(b), "n"(int(ACCUMULATE)));                                         \
     }                                                                                                            \
     template <bool ACCUMULATE, bool TRANSPOSED>                                                                  \
     static DEVICE void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {                            \
       asm volatile("{.reg .pred p; setp.ne.b32 p, " R5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N               \
-                   "k16.f32." TYPE "." TYPE " {" WGMMA_D##N "}, {" R0 "," R1 "," R2 "," R3 "}, " R4              \
+                   "k16.f32." TYPE "." TYPE " " WGMMA_D(N) ", {" R0 "," R1 "," R2 "," R3 "}, " R4                \
                    ", p, 1, 1, " R6 ";}"                                                                         \
-                   : WGMMA_C##N : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(int(ACCUMULATE)), "n"(int(TRANSPOSED))); \
+                   : WGMMA_C(N) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(int(ACCUMULATE)), "n"(int(TRANSPOSED))); \
     }                                                                                                            \
   };
 #define WGMMA_N(N, ...)                    \

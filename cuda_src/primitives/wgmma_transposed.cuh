@@ -15,8 +15,8 @@ struct WgmmaTransposedB;
     template <bool ACCUMULATES>                                                                                    \
     static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b) {                                                       \
       asm volatile("{.reg .pred p; setp.ne.b32 p, " ACCUMULATE ", 0; wgmma.mma_async.sync.aligned.m64n" #N         \
-                   "k16.f32." TYPE "." TYPE " {" WGMMA_D##N "}, " A ", " B ", p, 1, 1, 0, 1;}"                     \
-                   : WGMMA_C##N : "l"(a), "l"(b), "n"(int(ACCUMULATES)));                                          \
+                   "k16.f32." TYPE "." TYPE " " WGMMA_D(N) ", " A ", " B ", p, 1, 1, 0, 1;}"                       \
+                   : WGMMA_C(N) : "l"(a), "l"(b), "n"(int(ACCUMULATES)));                                          \
     }                                                                                                              \
   };
 #define WGMMA_TRANSPOSED_B(N, ...)                     \

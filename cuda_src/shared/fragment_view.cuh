@@ -36,20 +36,6 @@ struct FragmentView {
   }
 };
 
-// The fragment of a transposed product (S^T = K Q^T): its rows are columns of S.
-template <typename View>
-struct TransposedView {
-  View fragment;
-
-  static DEVICE int lane_row(int lane) { return View::lane_column(lane); }
-  static DEVICE int lane_column(int lane) { return View::lane_row(lane); }
-
-  template <typename F>
-  DEVICE void for_each(F f) const {
-    fragment.for_each([&](int row, int column, auto& x) { f(column, row, x); });
-  }
-};
-
 // mma.sync: 16-row tiles outside, or 8-column tiles outside.
 template <int M, int N>
 DEVICE FragmentView<float, 2 * M, N, 4 * N, 4> fragment_view(float (&d)[M][N][4]) {
@@ -76,10 +62,6 @@ DEVICE FragmentView<float, 2, COUNT / 4, 0, 4> fragment_view(float (&d)[COUNT]) 
 template <int COUNT>
 DEVICE FragmentView<const float, 2, COUNT / 4, 0, 4> fragment_view(const float (&d)[COUNT]) {
   return {d};
-}
-template <typename View>
-DEVICE TransposedView<View> transposed(View view) {
-  return {view};
 }
 
 // Register h of the A operand from columns 16k ... 16k + 15 of a 16-row tile: row h % 2, columns h / 2. An accumulator already

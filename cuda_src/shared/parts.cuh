@@ -5,7 +5,7 @@
 //
 // A row of a part: HEAD_DIM floats of O, m, l, and two words of padding.
 #pragma once
-#include "mma/fragments.cuh"
+#include "shared/element.cuh"
 #include "shared/softmax.cuh"
 
 constexpr int VECTORS = HEAD_DIM / 4;   // vectors of four columns in a row of O

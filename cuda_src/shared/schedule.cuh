@@ -1,7 +1,7 @@
-// Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
+// The key tiles that a query block visits, where its results go, and its trace record.
 #pragma once
 #include "shared/params.cuh"
-#include "shared/packed_blocks.cuh"
+#include "shared/lengths.cuh"
 #include "shared/irregular_mask.cuh"
 #include "shared/mask.cuh"
 
@@ -42,54 +42,6 @@ DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
     return {total, 0, total, 0, 0};
   }
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
-}
-
-// Thread block number -> block of a head, and head. Full attention, and windows, whose blocks are of nearly one length: the
-// blocks of a head run side by side and share what they read in the L2 cache. Where later blocks are longer (MASK_CAUSAL):
-// long (late) blocks come first, in groups of heads that fit in the L2 cache together. The shortest 3/8 of all heads
-// come last and without groups, as filling: a grid whose last group began with its longest blocks would leave most SMs idle
-// meanwhile (13-16% of the time with 5.3 groups on 132 SMs).
-struct HeadBlock {
-  u32 block, head;
-};
-
-DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
-  constexpr i64 L2_SHARE = 24 << 20;  // bytes
-  u32 block, head;
-  if constexpr (LATER_ROWS_SEE_MORE) {
-    const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
-    if (index < long_blocks * all_heads) {
-      const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
-      const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
-      const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
-      const u32 members = min(group_heads, all_heads - group * group_heads);
-      block = num_blocks - 1 - rest / members;
-      head = group * group_heads + rest % members;
-    } else {
-      const u32 rest = index - long_blocks * all_heads;
-      block = short_blocks - 1 - rest / all_heads;
-      head = rest % all_heads;
-    }
-  } else {
-    block = index % num_blocks;
-    head = index / num_blocks;
-  }
-  return {block, head};
-}
-
-// An item may be of SHARED heads side by side (forward/splits.cuh): it is named by the first.
-template <int BR, int SHARED = 1>
-DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
-  if constexpr (LENGTHS_KIND == PACKED) {
-    const u32 num_blocks = num_packed_blocks<BR>(p.total_q, p.batch);
-    const HeadBlock found = ordered_block(index, num_blocks, u32(p.heads), i64(p.seqlen_k) * kv_bytes_per_row);
-    const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, found.block);
-    return {block.block, int(found.head), block.sequence};
-  }
-  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * (u32(p.heads) / SHARED);
-  const HeadBlock found = ordered_block(index, Tr, all_heads, i64(p.seqlen_k) * kv_bytes_per_row);
-  const u32 heads = u32(p.heads) / SHARED;
-  return {int(found.block), int(found.head % heads) * SHARED, int(found.head / heads)};
 }
 
 // What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first

@@ -3,7 +3,6 @@
 // alibi_sink.cuh.
 #pragma once
 #include "shared/fragment_view.cuh"
-#include "mma/fragments.cuh"
 #include "shared/segments.cuh"
 #include "shared/softmax.cuh"
 

@@ -28,12 +28,6 @@ DEVICE float natural_lse(float m, float l) {
   return l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2;
 }
 
-// The same with float32 accuracy.
-DEVICE float exact_lse(float m, float l) {
-  constexpr float LN_2 = 0.693147180559945309f;
-  return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l));
-}
-
 template <int ROWS, int SLACK = 8>
 struct OnlineSoftmax {
   float m_scaled[ROWS];  // the subtracted maximum, m * scale_log2
@@ -73,25 +67,6 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) m_lane[r] = quad_max(m_lane[r]);
     return raise_max(m_lane, scale_log2, alpha);
-  }
-
-  // Whether scores of a warp may raise a maximum, from the lane_tops() of each lane. These are exact for scores above 0, which
-  // suffices if only such scores can raise a maximum. NaN counts as raising.
-  DEVICE bool may_grow(const int (&top)[ROWS], float scale_log2) const {
-    bool may = false;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      may |= !(u32_as_float(u32(top[r])) * scale_log2 <= m_scaled[r] + SLACK) || m_scaled[r] < -SLACK;
-    }
-    return warp_any(may);
-  }
-
-  // Whether a score, in units of log2, would raise the maximum of some row.
-  DEVICE bool may_grow(float s) const {
-    bool grown = false;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) grown |= s > m_scaled[r] + SLACK;
-    return grown;
   }
 
   // One probability, not yet divided by the row's sum.

@@ -1,6 +1,5 @@
 // An accumulator of wgmma or of a row of mma.sync tiles, straight from registers to global memory.
 #pragma once
-#include "mma/fragments.cuh"
 #include "wgmma/operands.cuh"
 
 // Row r (0: lane / 4, 1: 8 below) of TILES 8-column tiles, multiplied by `factor` and rounded to 16 bits. A lane holds two

@@ -4,6 +4,7 @@
 // after atom, each ROWS x 128 bytes. Within an atom 16-byte unit u of row r lies at unit u ^ (r % 8): eight rows of one
 // unit fill all banks. Tiles are 1024-byte aligned, so that the hardware can tell r % 8 from the address.
 #pragma once
+#include "primitives/ldmatrix.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/wgmma.cuh"
 

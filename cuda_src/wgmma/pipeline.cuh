@@ -5,11 +5,13 @@
 #include "shared/phases.cuh"
 #include "wgmma/operands.cuh"
 
-// A ring of buffers, each with a full and an empty mbarrier. The n-th tile takes buffer n % STAGES (the stage) in mbarrier phase
-// n / STAGES, of which the parity counts: a position computed from n takes no registers between tiles.
+// A ring of buffers, each with a full and an empty mbarrier, and the position of one thread in it: the stage, and the parity of its
+// mbarrier phase.
 template <int STAGES>
-struct Ring {
+struct RingCursor {
   u32 full, empty;  // the first mbarrier of each kind
+  int stage = 0;
+  u32 phase = 0;
 
   // By one thread. Arrivals that complete a phase: of the threads that fill a buffer, of the warps that read it.
   DEVICE void init(u32 writers, u32 readers) const {
@@ -18,31 +20,15 @@ struct Ring {
       mbarrier_init(empty + 8 * i, readers);
     }
   }
-  DEVICE static u32 stage(u32 n) { return n % STAGES; }
-  DEVICE u32 full_barrier(u32 n) const { return full + stage(n) * 8; }
-  DEVICE void wait_full(u32 n) const { mbarrier_wait(full_barrier(n), n / STAGES & 1); }
-  // Buffers begin empty: nobody waits for the first STAGES of them.
-  DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }
-  DEVICE void release(u32 n, int lane) const {  // by every warp, once all its lanes have read the buffer
-    if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);
-  }
-};
-
-// A ring with the position of one thread, which registers carry from tile to tile: no division where STAGES is no power of 2.
-template <int STAGES>
-struct RingCursor : Ring<STAGES> {
-  int stage = 0;
-  u32 phase = 0;  // its parity
-
   DEVICE void advance() {
     if (++stage == STAGES) {
       stage = 0;
       phase ^= 1;
     }
   }
-  DEVICE u32 full_barrier() const { return this->full + stage * 8; }
-  DEVICE void wait_full() const { mbarrier_wait(this->full + stage * 8, phase); }
-  DEVICE void wait_empty() const { mbarrier_wait(this->empty + stage * 8, phase ^ 1); }
+  DEVICE u32 full_barrier() const { return full + stage * 8; }
+  DEVICE void wait_full() const { mbarrier_wait(full + stage * 8, phase); }
+  DEVICE void wait_empty() const { mbarrier_wait(empty + stage * 8, phase ^ 1); }
   // The waits, as an inside trace shows them.
   DEVICE void wait_full(PhaseLog& log, u32 tile) const {
     log.enter(WAIT_DATA, tile);
@@ -54,7 +40,7 @@ struct RingCursor : Ring<STAGES> {
     log.enter(COPY, tile);
   }
   DEVICE void release(int lane) const {
-    if (lane == 0) mbarrier_arrive(this->empty + stage * 8);
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
   }
 };
 

@@ -2,9 +2,8 @@
 
 A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence; backward: a key
 block of a key/value head: :mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken. The
-device side is ``work_item`` and ``PersistentItems`` of ``cuda_src/shared/schedule.cuh``; a test executes the
-kernels and
-compares.
+device side is ``work_item`` (``cuda_src/shared/block_order.cuh``) and ``PersistentItems``
+(``cuda_src/forward/fa3/persistent_items.cuh``); a test executes the kernels and compares.
 
 Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
 keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in
@@ -117,14 +116,14 @@ def whole_heads(problem: Problem, schedule: Schedule) -> Order:
 
 
 def query_blocks(problem: Problem, schedule: Schedule) -> Order:
-    """A thread block per query block and head (FA2): ``work_item`` of schedule.cuh."""
+    """A thread block per query block and head (FA2): ``work_item`` of block_order.cuh."""
     heads = problem.batch * problem.heads
     block, head = head_blocks(problem, schedule.num_q_blocks, heads, head_bytes(problem))
     return Order(block, head)
 
 
 def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
-    """(block, head) of each thread block: ``ordered_block`` of schedule.cuh. ``of_head`` bytes of a head are read by
+    """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. ``of_head`` bytes of a head are read by
     all of its blocks."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
@@ -149,7 +148,7 @@ def even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
 
 
 def persistent(problem: Problem, schedule: Schedule, device: Device, config: object = None) -> Order:
-    """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh.
+    """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems`` of persistent_items.cuh.
     Where tiles are listed, a block takes the next when it is ready for it, as a thread block of its own would come.
     ``config`` makes no difference."""
     heads = problem.batch * problem.heads

@@ -63,7 +63,7 @@ _SOFTMAX = (
     Excerpt("P, and l", "shared/softmax.cuh", "// One probability, not yet divided by the row's sum."),
 )
 _ORDER = (
-    Excerpt("Which block of a head comes when", "shared/schedule.cuh", "DEVICE HeadBlock ordered_block("),
+    Excerpt("Which block of a head comes when", "shared/block_order.cuh", "DEVICE HeadBlock ordered_block("),
     Excerpt(
         "Items of a persistent block (FA3)",
         "forward/fa3/persistent_items.cuh",

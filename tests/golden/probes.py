@@ -65,7 +65,6 @@ UNOBSERVABLE = {
     "pair_registers",
     "registers_raise_to",
     "registers_release_to",
-    "tma_prefetch_map",
     "wgmma_fence",
     "wgmma_registers",
 }

@@ -1,5 +1,8 @@
 // A small ring of tiles with one bug at a time, chosen by the constant BUG; NONE is a correct kernel. Two warps: every
 // tile of 32 rows of 64 bytes is copied by cp.async into one of two stages, and read by the other warp.
+#include "primitives/cp_async.cuh"
+#include "primitives/ldmatrix.cuh"
+#include "primitives/mma.cuh"
 #include "primitives/primitives.cuh"
 
 enum {  // name, kind of the finding that must come, and a pattern of its message

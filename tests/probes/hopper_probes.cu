@@ -50,7 +50,6 @@ KERNEL probe_tma(const __grid_constant__ ProbeParams p, const __grid_constant__ 
   const u32 base = smem_address(smem), barrier = base + 2 * BOX_BYTES;
   init_barrier(barrier, 1);
   if (threadIdx.x == 0) {
-    tma_prefetch_map(&map);
     mbarrier_arrive_expect_tx(barrier, 2 * BOX_BYTES);
     tma_load_4d(base, &map, barrier, 0, 2, 1, 0);
     tma_load_4d(base + BOX_BYTES, &map, barrier, 64, 12, 0, 1);

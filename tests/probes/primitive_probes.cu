@@ -1,6 +1,9 @@
 // One small kernel per group of primitives: what each gives for given bits. Run once on a GPU to record golden vectors
 // (tests/golden), and by g++ in every test run: the host twins must give the same. Every primitive is probed; a test
 // compares the names.
+#include "primitives/cp_async.cuh"
+#include "primitives/ldmatrix.cuh"
+#include "primitives/mma.cuh"
 #include "primitives/primitives.cuh"
 
 struct ProbeParams {

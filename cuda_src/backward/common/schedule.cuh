@@ -2,6 +2,7 @@
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "backward/common/mask_by_keys.cuh"
+#include "shared/block_order.cuh"
 
 // One key block of one key/value head.
 struct KeyItem {

@@ -11,7 +11,7 @@
 #include "backward/params.cuh"
 #include "primitives/opaque.cuh"
 #include "primitives/reduction.cuh"
-#include "mma/fragments.cuh"
+#include "shared/element.cuh"
 #include "shared/packed_blocks.cuh"
 #include "shared/schedule.cuh"
 

@@ -13,7 +13,7 @@
 // release. A proxy fence of the loaders makes zeros and numbers visible to the copy engine.
 #pragma once
 #include "backward/fa3_common/items.cuh"
-#include "primitives/primitives.cuh"
+#include "primitives/cp_async.cuh"
 
 constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O and dO
 constexpr int RUN_STRIPS = 4;                      // neighbours that a warp takes one after another

@@ -3,6 +3,7 @@
 // them. Any other block is launched for one item.
 #pragma once
 #include "backward/fa3_common/block.cuh"
+#include "backward/fa3_common/ring.cuh"
 #include "primitives/bulk_copy.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/semaphore.cuh"

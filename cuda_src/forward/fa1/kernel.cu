@@ -144,8 +144,8 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
       if constexpr (!KV_IN_REGISTERS) load_K(K_rmem, smem, group, d, k);
 #pragma unroll
       for (int r = 0; r < M_TILES; ++r) {
-        Element::mma(S_rmem[r][2 * k], Q_rmem[r], K_rmem[0], K_rmem[1]);
-        Element::mma(S_rmem[r][2 * k + 1], Q_rmem[r], K_rmem[2], K_rmem[3]);
+        mma_m16n8k16<Element>(S_rmem[r][2 * k], Q_rmem[r], K_rmem[0], K_rmem[1]);
+        mma_m16n8k16<Element>(S_rmem[r][2 * k + 1], Q_rmem[r], K_rmem[2], K_rmem[3]);
       }
     }
   }
@@ -196,8 +196,8 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFrag
       if constexpr (!KV_IN_REGISTERS) load_V(V_rmem, smem, group, k, slice, share);
 #pragma unroll
       for (int r = 0; r < M_TILES; ++r) {
-        Element::mma(part[share][r], P_rmem[r][k], V_rmem[0], V_rmem[1]);
-        Element::mma(part[share][M_TILES + r], P_rmem[r][k], V_rmem[2], V_rmem[3]);
+        mma_m16n8k16<Element>(part[share][r], P_rmem[r][k], V_rmem[0], V_rmem[1]);
+        mma_m16n8k16<Element>(part[share][M_TILES + r], P_rmem[r][k], V_rmem[2], V_rmem[3]);
       }
     }
   }

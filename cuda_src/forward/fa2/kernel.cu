@@ -29,8 +29,10 @@
 #include "forward/fa2/store.cuh"
 #include "forward/fa2/tile_stream.cuh"
 #include "mma/copy.cuh"
+#include "mma/fragments.cuh"
 #include "mma/traced_waits.cuh"
 #include "forward/splits.cuh"
+#include "shared/block_order.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/alibi_sink.cuh"
 #include "forward/irregular_scores.cuh"
@@ -158,8 +160,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        Element::mma(O_rmem[i][n], P[i], B[0], B[1]);
-        if (n + 1 < O_TILES) Element::mma(O_rmem[i][n + 1], P[i], B[2], B[3]);
+        mma_m16n8k16<Element>(O_rmem[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) mma_m16n8k16<Element>(O_rmem[i][n + 1], P[i], B[2], B[3]);
       }
     }
   };
@@ -194,8 +196,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
           const u32(&Q_k)[4] = Q_IN_REGISTERS ? Q_rmem[i][k] : A[k % 2][i];
-          Element::mma(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
-          Element::mma(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
+          mma_m16n8k16<Element>(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
+          mma_m16n8k16<Element>(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
         }
         if (k + 1 < K_STEPS) load_k(k + 1, n);
       }

@@ -22,7 +22,7 @@
 #include "shared/params.cuh"
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
-#include "shared/schedule.cuh"
+#include "shared/block_order.cuh"
 #include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
@@ -50,6 +50,12 @@ static_assert(LENGTHS_KIND == DENSE, "fa2_forward_f32 takes dense arrays only");
 static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
+
+// log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l, with float32 accuracy.
+DEVICE float exact_lse(float m, float l) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l));
+}
 
 // P <= 1 times P_SCALE is below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;

@@ -79,7 +79,7 @@ DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float sca
   int top[2];
   lane_tops(top, S);
   bool grown = false;
-  if (softmax.may_grow(top, scale_log2)) {
+  if (may_grow(softmax, top, scale_log2)) {
     float m_tile[2];
     lane_maxima<true>(m_tile, S);
     grown = softmax.raise_max_by_lanes(m_tile, scale_log2, alpha);

@@ -156,15 +156,16 @@ struct ConsumerItems {
 
   template <typename Tag>
   DEVICE void change_scores() {
-    if constexpr (Tag::value == CLEAR) {
+    const auto S = fragment_view(S_rmem);
+    if constexpr (SOFTCAP && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
       constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_looked_up(MASK_KIND);
-      cap_seen_scores<SOFTCAP, MOSTLY_NEAR_0>(fragment_view(S_rmem), p.softcap);
-    } else if (!CAP_FOLDS || !cap_near_0(fragment_view(S_rmem), p.softcap)) {
+      if (!MOSTLY_NEAR_0 || !cap_near_0(S, p.softcap)) cap_by_fours(S, p.softcap);
+    } else if (!CAP_FOLDS || !cap_near_0(S, p.softcap)) {
       if constexpr (CAP_FOLDS) wgmma_registers(S_rmem);
-      cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+      cap_scores<SOFTCAP>(S, p.softcap);
     }
-    if constexpr (ALIBI) alibi.change(fragment_view(S_rmem), p.scale_log2, row, tiles.j * Bc + lane % 4 * 2);
+    if constexpr (ALIBI) alibi.change(S, p.scale_log2, row, tiles.j * Bc + lane % 4 * 2);
   }
   template <typename Tag>
   DEVICE void mask(Tag) {

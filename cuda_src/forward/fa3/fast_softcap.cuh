@@ -1,41 +1,29 @@
-// Cheaper ways to cap scores (shared/softcap.cuh), for rows that see all keys of a tile: several tanh with one reciprocal, and,
+// Cheaper ways to cap scores (shared/softcap.cuh), for rows that see all keys of a tile: four tanh with one reciprocal, and,
 // near 0, a polynomial that joins the softmax's own arithmetic.
 #pragma once
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
-// tanh of GROUP scores, given as x * 2 log2(e), with one reciprocal: 1 / a is 1 / (a b c d) times b c d. Factors are clamped
-// to [2^-30, 1], where tanh is 1 in float32, so that no product overflows. One NaN makes the whole group NaN or -1: the
-// scores of a group must be visible scores of one row.
-template <int GROUP>
-DEVICE void tanh_together(float* (&t)[GROUP]) {
+// tanh of four scores, given as x * 2 log2(e), with one reciprocal: 1 / a is 1 / (a b c d) times b c d. Factors are clamped
+// to [2^-30, 1], where tanh is 1 in float32, so that no product overflows. One NaN makes all four NaN or -1: the scores must be
+// visible scores of one row.
+DEVICE void tanh_of_four(float* (&t)[4]) {
   constexpr float LEAST = 0x1p-30f;
-  float factor[GROUP], rest[GROUP];
+  float factor[4];
 #pragma unroll
-  for (int i = 0; i < GROUP; ++i) factor[i] = fma_sat(ex2(*t[i]), LEAST, LEAST);
-  if constexpr (GROUP == 2) {
-    const float inverse = rcp(factor[0] * factor[1]);
-    rest[0] = inverse * factor[1];
-    rest[1] = inverse * factor[0];
-  } else {
-    const float low = factor[0] * factor[1], high = factor[2] * factor[3], inverse = rcp(low * high);
-    const float of_low = inverse * high, of_high = inverse * low;
-    rest[0] = of_low * factor[1];
-    rest[1] = of_low * factor[0];
-    rest[2] = of_high * factor[3];
-    rest[3] = of_high * factor[2];
-  }
+  for (int i = 0; i < 4; ++i) factor[i] = fma_sat(ex2(*t[i]), LEAST, LEAST);
+  const float low = factor[0] * factor[1], high = factor[2] * factor[3], inverse = rcp(low * high);
+  const float of_low = inverse * high, of_high = inverse * low;
+  const float rest[4] = {of_low * factor[1], of_low * factor[0], of_high * factor[3], of_high * factor[2]};
 #pragma unroll
-  for (int i = 0; i < GROUP; ++i) *t[i] = fmaf(-2.0f * LEAST, rest[i], 1.0f);
+  for (int i = 0; i < 4; ++i) *t[i] = fmaf(-2.0f * LEAST, rest[i], 1.0f);
 }
 
-// By number of terms, 3 or 4: for |x| <= NEAR_0, tanh(x) is x times the polynomial of x^2 with these coefficients, with an
-// absolute error of at most 2e-7.
+// The cap of scores near 0, without exponential and reciprocal: a score s becomes scale * tanh(unit * s). For |x| <= NEAR_0,
+// tanh(x) is x times a polynomial of x^2 with these coefficients; absolute error at most 2e-7. By number of terms, 3 or 4.
 constexpr float NEAR_0[5] = {0, 0, 0, 0.3f, 0.5f};
 constexpr float TANH_OVER_X[5][4] = {{}, {}, {}, {0.9999960099f, -0.3329747653f, 0.1252255531f},
                                      {0.9999976759f, -0.3332065416f, 0.1314513541f, -0.04337220812f}};
-
-// The cap of scores near 0, without exponential and reciprocal: a score s becomes scale * tanh(unit * s).
 template <int TERMS>
 struct CapNear0 {
   float factors[TERMS];
@@ -59,6 +47,17 @@ struct CapNear0 {
   DEVICE float operator()(float s) const { return s * factor(s); }
 };
 
+DEVICE float unit_of(float softcap) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return softcap * (LN_2 / 2);
+}
+
+// Whether the polynomial serves scores of this greatest magnitude. (For other units, unit^7 loses precision in float32.)
+template <int TERMS>
+DEVICE bool is_near_0(float greatest, float unit) {
+  return greatest * unit <= NEAR_0[TERMS] && unit > 1e-5f && unit < 1e4f;
+}
+
 // The greatest magnitude among the lane's scores; four accumulators shorten the dependency chain. NaN is ignored.
 template <typename View>
 DEVICE float greatest_magnitude(View S) {
@@ -68,17 +67,6 @@ DEVICE float greatest_magnitude(View S) {
     c = fmaxf(c, fabsf(s));
   });
   return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
-}
-
-// Whether the polynomial serves scores of this greatest magnitude. (For other units, unit^7 loses precision in float32.)
-template <int TERMS>
-DEVICE bool is_near_0(float greatest, float unit) {
-  return greatest * unit <= NEAR_0[TERMS] && unit > 1e-5f && unit < 1e4f;
-}
-
-DEVICE float unit_of(float softcap) {
-  constexpr float LN_2 = 0.693147180559945309f;
-  return softcap * (LN_2 / 2);
 }
 
 // Caps the scores of a warp by the polynomial, if all are near 0; else returns false and changes nothing.
@@ -92,18 +80,15 @@ DEVICE bool cap_near_0(View S, float softcap) {
 }
 
 // Caps scores of a clear tile, four with one reciprocal.
-template <bool ON, bool MOSTLY_NEAR_0, typename View>
-DEVICE void cap_seen_scores(View S, float softcap) {
-  if constexpr (ON) {
-    if (MOSTLY_NEAR_0 && cap_near_0(S, softcap)) return;
+template <typename View>
+DEVICE void cap_by_fours(View S, float softcap) {
 #pragma unroll
-    for (int r = 0; r < View::ROWS; ++r) {
+  for (int r = 0; r < View::ROWS; ++r) {
 #pragma unroll
-      for (int n = 0; n < View::TILES; n += 2) {
-        float* four[4] = {&S.at(r, n, 0), &S.at(r, n, 1), &S.at(r, n + 1, 0), &S.at(r, n + 1, 1)};
-        for (float* s : four) *s *= softcap;
-        tanh_together(four);
-      }
+    for (int n = 0; n < View::TILES; n += 2) {
+      float* four[4] = {&S.at(r, n, 0), &S.at(r, n, 1), &S.at(r, n + 1, 0), &S.at(r, n + 1, 1)};
+      for (float* s : four) *s *= softcap;
+      tanh_of_four(four);
     }
   }
 }
@@ -112,11 +97,14 @@ DEVICE void cap_seen_scores(View S, float softcap) {
 // scale, and the last product also subtracts the row's maximum. A cap keeps the order of scores, so only the maximum of each
 // row is capped. `greatest` is the lane's greatest magnitude: if it would not raise a maximum, the maxima are not computed.
 // True if O must be multiplied by alpha.
-template <int TERMS, typename View, typename Softmax>
-DEVICE bool capped_softmax(View S, Softmax& softmax, float unit, float scale_log2, float greatest, float (&alpha)[View::ROWS]) {
+template <int TERMS, typename View, int SLACK>
+DEVICE bool capped_softmax(View S, OnlineSoftmax<View::ROWS, SLACK>& softmax, float unit, float scale_log2, float greatest,
+                           float (&alpha)[View::ROWS]) {
   const CapNear0<TERMS> cap(unit, scale_log2);
   bool grown = false;
-  if (warp_any(softmax.may_grow(cap(greatest)))) {
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) grown |= cap(greatest) > softmax.m_scaled[r] + SLACK;
+  if (warp_any(grown)) {
     float m_tile[View::ROWS];
     lane_maxima<true>(m_tile, S);
 #pragma unroll

@@ -1,6 +1,7 @@
-// Row maxima by integer comparisons.
+// Row maxima by integer comparisons, and whether they may raise the maxima of the softmax.
 #pragma once
 #include "shared/fragment_view.cuh"
+#include "shared/softmax.cuh"
 
 // Maximum of each row over this lane's columns, compared by bits as integers: sm_90 compares three in one instruction
 // (VIMNMX3). Right if the maximum is not negative; among negative scores only, the order of integers is another one.
@@ -22,4 +23,16 @@ DEVICE void lane_tops(int (&top)[View::ROWS], View S) {
     }
     top[r] = max(chain[0], chain[1]);
   }
+}
+
+// Whether scores of a warp may raise a maximum, from the lane_tops() of each lane. These are exact for scores above 0, which
+// suffices if only such scores can raise a maximum. NaN counts as raising.
+template <int ROWS, int SLACK>
+DEVICE bool may_grow(const OnlineSoftmax<ROWS, SLACK>& softmax, const int (&top)[ROWS], float scale_log2) {
+  bool may = false;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    may |= !(u32_as_float(u32(top[r])) * scale_log2 <= softmax.m_scaled[r] + SLACK) || softmax.m_scaled[r] < -SLACK;
+  }
+  return warp_any(may);
 }

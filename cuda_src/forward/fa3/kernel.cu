@@ -213,7 +213,7 @@ struct Consumer : ConsumerItems {
     if (!warp_any(!is_near_0<4>(greatest, unit))) {
       return capped_softmax<4>(S, softmax, unit, p.scale_log2, greatest, alpha);
     }
-    cap_seen_scores<SOFTCAP, false>(S, p.softcap);
+    cap_by_fours(S, p.softcap);
     return softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
   }
 
@@ -260,7 +260,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
                 const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
                 const __grid_constant__ TensorMap O_map) {
   DYN_SMEM(start);
-  const SharedMemory smem(smem_address(start));
+  const SharedMemory smem{smem_address(start)};
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // shfl: ptxas knows that the result is warp-uniform
 

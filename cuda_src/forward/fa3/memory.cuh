@@ -44,39 +44,29 @@ constexpr int ITEM_BYTES = LISTED ? 48 : 16;
 // lister may be ahead by one item for each entry of the list.
 constexpr int ITEM_DESCRIPTORS = LISTED ? 4 + LIST_STAGES : 4;
 
-// Structs of 8 or 16 bytes, to and from shared memory in one access.
+// Values of 8 or 16 bytes, to and from shared memory in one access.
+template <typename To, typename From>
+DEVICE To bits_as(const From& x) {
+  static_assert(sizeof(To) == sizeof(From), "one access moves 8 or 16 bytes");
+  To bits;
+  memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 template <typename T>
 DEVICE void write_shared(u32 smem, const T& x) {
-  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "one access moves 8 or 16 bytes");
-  typename Choose<sizeof(T) == 16, vec4, vec2>::type bits;
-  memcpy(&bits, &x, sizeof(T));
   if constexpr (sizeof(T) == 16) {
-    st_shared_vec4(smem, bits);
+    st_shared_vec4(smem, bits_as<vec4>(x));
   } else {
-    st_shared_vec2(smem, bits);
+    st_shared_vec2(smem, bits_as<vec2>(x));
   }
 }
 template <typename T>
 DEVICE T read_shared(u32 smem) {
-  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "one access moves 8 or 16 bytes");
-  T x;
   if constexpr (sizeof(T) == 16) {
-    const vec4 bits = ld_shared_vec4(smem);
-    memcpy(&x, &bits, sizeof(T));
+    return bits_as<T>(ld_shared_vec4(smem));
   } else {
-    const vec2 bits = ld_shared_vec2(smem);
-    memcpy(&x, &bits, sizeof(T));
+    return bits_as<T>(ld_shared_vec2(smem));
   }
-  return x;
-}
-
-DEVICE void write_shared(u32 smem, char* x) {
-  const u64 address = reinterpret_cast<u64>(x);
-  st_shared_vec2(smem, {u32(address), u32(address >> 32)});
-}
-DEVICE char* read_shared_pointer(u32 smem) {
-  const vec2 x = ld_shared_vec2(smem);
-  return reinterpret_cast<char*>(u64(x.y) << 32 | x.x);
 }
 
 // ---- Shared memory
@@ -84,53 +74,44 @@ DEVICE char* read_shared_pointer(u32 smem) {
 constexpr int up_to_16(int bytes) { return (bytes + 15) / 16 * 16; }
 
 struct SharedMemory {
-  // Offsets of the buffers, in order. Q has a tile and two mbarriers by stage, then consumer.
-  static constexpr int Q_AT = 0;
-  static constexpr int K_AT = Q_AT + Q_STAGES * CONSUMERS * Q_TILE_BYTES;
-  static constexpr int V_AT = K_AT + NUM_STAGES * KV_TILE_BYTES;
-  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * KV_TILE_BYTES;
-  static constexpr int Q_EMPTY_AT = Q_FULL_AT + 8 * Q_STAGES * CONSUMERS;
-  static constexpr int K_FULL_AT = Q_EMPTY_AT + 8 * Q_STAGES * CONSUMERS;
-  static constexpr int K_EMPTY_AT = K_FULL_AT + 8 * NUM_STAGES;
-  static constexpr int V_FULL_AT = K_EMPTY_AT + 8 * NUM_STAGES;
-  static constexpr int V_EMPTY_AT = V_FULL_AT + 8 * NUM_STAGES;
+  // Offsets of the buffers, in order. Q has a tile and two mbarriers for each stage and consumer: the first stage's, then the next.
+  static constexpr int Q_BUFFERS = Q_STAGES * CONSUMERS;
+  static constexpr int K_AT = Q_BUFFERS * Q_TILE_BYTES, V_AT = K_AT + NUM_STAGES * KV_TILE_BYTES;
+  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * KV_TILE_BYTES, Q_EMPTY_AT = Q_FULL_AT + 8 * Q_BUFFERS;
+  static constexpr int K_FULL_AT = Q_EMPTY_AT + 8 * Q_BUFFERS, K_EMPTY_AT = K_FULL_AT + 8 * NUM_STAGES;
+  static constexpr int V_FULL_AT = K_EMPTY_AT + 8 * NUM_STAGES, V_EMPTY_AT = V_FULL_AT + 8 * NUM_STAGES;
   static constexpr int ITEMS_AT = up_to_16(V_EMPTY_AT + 8 * NUM_STAGES);
-  static constexpr int TILES_AT = ITEMS_AT + 48 * (4 + LIST_STAGES);       // LISTED: which tile is in each buffer of K
-  static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);      // LISTED: the tiles to visit, and its mbarriers
-  static constexpr int LIST_FULL_AT = LIST_AT + 16 * LIST_STAGES;
-  static constexpr int LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
-  static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;     // with lengths: a V tile without its zeros yet
+  static constexpr int TILES_AT = ITEMS_AT + 48 * (4 + LIST_STAGES);  // LISTED: which tile is in each buffer of K
+  static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);  // LISTED: the tiles to visit, and its mbarriers
+  static constexpr int LIST_FULL_AT = LIST_AT + 16 * LIST_STAGES, LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
+  static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;  // with lengths: a V tile without its zeros yet
   static constexpr int BYTES = TAIL_FULL_AT + 8;
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
   static_assert(ITEM_BYTES * ITEM_DESCRIPTORS <= TILES_AT - ITEMS_AT, "the descriptors must fit their buffer");
+  static_assert(BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3.py must ask for the bytes that the buffers take");
 
   // Addresses.
-  u32 Q, K, V, Q_full, Q_empty, K_full, K_empty, V_full, V_empty, items, tiles, list, list_full, list_empty, tail_full;
+  u32 start, Q = start, K = start + K_AT, V = start + V_AT, Q_full = start + Q_FULL_AT, Q_empty = start + Q_EMPTY_AT;
+  u32 list = start + LIST_AT, tail_full = start + TAIL_FULL_AT;
 
-  DEVICE explicit SharedMemory(u32 start)
-      : Q(start + Q_AT), K(start + K_AT), V(start + V_AT), Q_full(start + Q_FULL_AT), Q_empty(start + Q_EMPTY_AT),
-        K_full(start + K_FULL_AT), K_empty(start + K_EMPTY_AT), V_full(start + V_FULL_AT), V_empty(start + V_EMPTY_AT),
-        items(start + ITEMS_AT), tiles(start + TILES_AT), list(start + LIST_AT), list_full(start + LIST_FULL_AT),
-        list_empty(start + LIST_EMPTY_AT), tail_full(start + TAIL_FULL_AT) {}
-
-  DEVICE RingCursor<NUM_STAGES> K_ring() const { return {K_full, K_empty}; }
-  DEVICE RingCursor<NUM_STAGES> V_ring() const { return {V_full, V_empty}; }
-  DEVICE RingCursor<LIST_STAGES> list_ring() const { return {list_full, list_empty}; }
-  DEVICE u32 item(u32 round) const { return items + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
-  DEVICE u32 tile(int stage) const { return tiles + 8 * stage; }
+  DEVICE RingCursor<NUM_STAGES> K_ring() const { return {start + K_FULL_AT, start + K_EMPTY_AT}; }
+  DEVICE RingCursor<NUM_STAGES> V_ring() const { return {start + V_FULL_AT, start + V_EMPTY_AT}; }
+  DEVICE RingCursor<LIST_STAGES> list_ring() const { return {start + LIST_FULL_AT, start + LIST_EMPTY_AT}; }
+  DEVICE u32 item(u32 round) const { return start + ITEMS_AT + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
+  DEVICE u32 tile(int stage) const { return start + TILES_AT + 8 * stage; }
 
   // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when
   // every warp that reads it has arrived.
   DEVICE void init_barriers() const {
-    for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
+    for (int i = 0; i < Q_BUFFERS; ++i) {
       mbarrier_init(Q_full + 8 * i, 1);
       mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
     }
     for (int i = 0; i < NUM_STAGES; ++i) {
-      mbarrier_init(K_full + 8 * i, 1);
-      mbarrier_init(V_full + 8 * i, 1);
-      mbarrier_init(K_empty + 8 * i, 4 * CONSUMERS);
-      mbarrier_init(V_empty + 8 * i, 4 * CONSUMERS);
+      mbarrier_init(K_ring().full + 8 * i, 1);
+      mbarrier_init(V_ring().full + 8 * i, 1);
+      mbarrier_init(K_ring().empty + 8 * i, 4 * CONSUMERS);
+      mbarrier_init(V_ring().empty + 8 * i, 4 * CONSUMERS);
     }
     if constexpr (LISTED) {
       list_ring().init(1, 2);  // read by K's loader and V's
@@ -139,4 +120,3 @@ struct SharedMemory {
     mbarrier_init_fence();
   }
 };
-static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3.py must ask for the bytes that the buffers take");

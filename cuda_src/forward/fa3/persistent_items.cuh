@@ -1,5 +1,6 @@
 // Which work items a persistent thread block takes.
 #pragma once
+#include "shared/packed_blocks.cuh"
 #include "shared/schedule.cuh"
 
 // The work items of a persistent thread block. Of G blocks, block b takes items b, 2G-1-b, 2G+b, ...: no block gets the

@@ -53,7 +53,7 @@ DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 item) {
     const auto x = read_shared<SetsOfItem>(item + MASK_AT);
     return {p, Workspace(p, nullptr, nullptr), x.prefix, x.keep, x.exempt};
   } else {
-    return {p, Workspace(p, read_shared_pointer(item + RUNS_AT), read_shared_pointer(item + EXTREMES_AT)), 0, 0, 0};
+    return {p, Workspace(p, read_shared<char*>(item + RUNS_AT), read_shared<char*>(item + EXTREMES_AT)), 0, 0, 0};
   }
 }
 template <typename Sequence>

@@ -91,8 +91,8 @@ DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
         } else {
           ldmatrix_x4_trans(B_rmem, B_lane + k * B_PITCH + n * 2);
         }
-        Element::mma(C_rmem[n / 8], A_rmem, B_rmem[0], B_rmem[1]);
-        Element::mma(C_rmem[n / 8 + 1], A_rmem, B_rmem[2], B_rmem[3]);
+        mma_m16n8k16<Element>(C_rmem[n / 8], A_rmem, B_rmem[0], B_rmem[1]);
+        mma_m16n8k16<Element>(C_rmem[n / 8 + 1], A_rmem, B_rmem[2], B_rmem[3]);
       }
     }
   } else {
