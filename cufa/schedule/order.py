@@ -148,7 +148,7 @@ def even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
 
 
 def persistent(problem: Problem, schedule: Schedule, device: Device, config: object = None) -> Order:
-    """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems`` of persistent_items.cuh.
+    """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems``.
     Where tiles are listed, a block takes the next when it is ready for it, as a thread block of its own would come.
     ``config`` makes no difference."""
     heads = problem.batch * problem.heads

@@ -191,7 +191,7 @@ PLANTED = {
     ),
     "the slope of another head": (
         "forward/fa3/consumer_items.cuh",
-        "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
+        "descriptor), item.head);", "descriptor), 0);",
         ("alibi of all sequences", "full", (300, 300)),
     ),
     "ALiBi after the scale": (
@@ -207,8 +207,7 @@ PLANTED = {
         ("sink", "causal", (150, 300)),
     ),
     "the sink of another head": (
-        CONSUMER, "row < p.seqlen_q;\n    const float factor = SINK ? row_factor(p, softmax, r, item.head)",
-        "row < p.seqlen_q;\n    const float factor = SINK ? row_factor(p, softmax, r, 0)", ("sink", "full", (150, 300)),
+        CONSUMER, "SINK ? row_factor(p, softmax, r, item.head)", "SINK ? row_factor(p, softmax, r, 0)", ("sink", "full", (150, 300)),
     ),
     "no sink where a block sees no key": (
         CONSUMER, "SINK ? ld_global<float>(p.sink + item.head) : NEG_INF", "NEG_INF", ("sink", "causal", (450, 150))
@@ -217,7 +216,7 @@ PLANTED = {
         CAP, "of_high = inverse * low;", "of_high = inverse * high;", ("softcap", "full", (150, 300))
     ),
     "a score for its neighbour": (
-        CAP, "rest[2] = of_high * factor[3];", "rest[2] = of_high * factor[2];", ("softcap", "full", (150, 300))
+        CAP, "of_high * factor[3], of_high", "of_high * factor[2], of_high", ("softcap", "full", (150, 300))
     ),
     "far scores taken for near ones": (
         CAP, "greatest * unit <= NEAR_0[TERMS]", "greatest * unit <= 4 * NEAR_0[TERMS]",

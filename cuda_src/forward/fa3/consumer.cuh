@@ -28,25 +28,10 @@ using Output = float[HEAD_DIM / 2];
 using Probabilities = u32[Bc / 4];
 using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 
-DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
-
 // Whether some query block sees no key. Under a band, such a block is the first or the last one.
 DEVICE bool some_block_is_empty(const AttentionParams& p) {
   if constexpr (MASK_KIND == MASK_FULL) return false;
   return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
-}
-
-// Asks TMA for 64 rows of Q, from row `first_row` of the tile on: one box for each head that shares the tile.
-DEVICE void load_packed_heads(u32 tile, u32 full_barrier, const TensorMap* Q_map, const WorkItem& item, int first_row) {
-  constexpr int BOX_ROWS = HEAD_ROWS < GROUP_ROWS ? HEAD_ROWS : GROUP_ROWS;
-  mbarrier_arrive_expect_tx(full_barrier, Q_TILE_BYTES);
-  for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-    for (int row = 0; row < GROUP_ROWS; row += BOX_ROWS) {
-      tma_load_4d(tile + (a * GROUP_ROWS + row) * ATOM_ROW_BYTES, Q_map, full_barrier, a * ATOM_COLUMNS,
-                  item.q_block * HEAD_ROWS + query_of_row(first_row + row), item.head + (first_row + row) / HEAD_ROWS,
-                  item.batch);
-    }
-  }
 }
 
 // Q from shared memory to registers. The fence orders these ordinary reads before TMA's next writes to the buffer: a barrier
@@ -93,23 +78,38 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
   for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<Element>(fragment_view(S_rmem), 0, i / 4, i % 4);
 }
 
-// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers.
-DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, int first_row,
-                         const Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp, int lane) {
+// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers. Of a padded
+// sequence also the rows past the end: O is 0, L is -inf.
+template <typename Sequence>
+DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, const Sequence& sequence,
+                         int first_row, Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp,
+                         int lane) {
   // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
-  pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
+  if constexpr (LENGTHS_KIND == DENSE) pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
   softmax.reduce_sum();
+  const i64 rows_before = LENGTHS_KIND == DENSE ? 0 : row_numbers(p, sequence, i64(sequence.batch()) * p.heads + item.head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
-    const bool valid = row < p.seqlen_q;
+    const bool exists = row < sequence.rows(), stored = LENGTHS_KIND == DENSE ? exists : row < sequence.stored_rows();
     const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
-    if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
+    const WorkItem place = {item.q_block, item.head, sequence.batch()};
+    if (p.lse != nullptr && lane % 4 == 0 && stored) {
+      float* const lse = LENGTHS_KIND == DENSE ? lse_row(p, place, row) : p.lse + rows_before + row;
+      st_global(lse, exists ? softmax.lse(r) : NEG_INF);
+    }
     if constexpr (STORE_FROM_SMEM) {
       stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
     } else {
-      store_accumulator_row<O_TILES, Element>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid,
-                                              lane);
+      constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // that are stored
+      if constexpr (!ALL_EXIST) {
+        if (!exists) {  // rows past the end may hold NaN
+#pragma unroll
+          for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
+        }
+      }
+      store_accumulator_row<O_TILES, Element>(output_row(p, place, int(sequence.first_row()) + row), O_rmem, r,
+                                              ALL_EXIST || exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {
@@ -117,34 +117,11 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
     warp_sync();  // the warp's 16 rows are complete; other warps store their own
     if (lane == 0) {
       for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-        tma_store_4d(O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS,
-                     first_row, item.head, item.batch);
+        tma_store_4d(O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS, first_row, item.head,
+                     item.batch);
       }
       bulk_commit();
     }
-  }
-}
-
-// The same for one sequence of padded or packed arrays: writes its rows, and zeros to the rest of a padded sequence.
-DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequence, const Item& item, int first_row,
-                         Output& O_rmem, OnlineSoftmax<2>& softmax, int lane) {
-  softmax.reduce_sum();
-  const i64 numbers = row_numbers(p, sequence, i64(sequence.batch()) * p.heads + item.head);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + lane / 4 + 8 * r;
-    const bool exists = row < sequence.rows(), stored = row < sequence.stored_rows();
-    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
-    if (p.lse != nullptr && lane % 4 == 0 && stored) {
-      st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
-    }
-    if (!exists) {  // rows past the end may hold NaN
-#pragma unroll
-      for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
-    }
-    const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
-    store_accumulator_row<O_TILES, Element>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
-                                             exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
   }
 }
 

@@ -56,13 +56,7 @@ struct ConsumerItems {
       Q_ring.advance();
     }
     row = tiles.begin(p, item, consumer, warp, lane);
-    if constexpr (ALIBI) {
-      if constexpr (LENGTHS_KIND == DENSE) {
-        alibi = Alibi(p, sequence_of(p, item.batch), item.head);
-      } else {
-        alibi = Alibi(p, read_sequence(descriptor), item.head);
-      }
-    }
+    if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), item.head);
     return true;
   }
 
@@ -87,12 +81,10 @@ struct ConsumerItems {
     if constexpr (SPLIT_KEYS) {
       softmax.reduce_sum();
       leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), softmax, lane);
-    } else if constexpr (LENGTHS_KIND != DENSE) {
-      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, read_sequence(done), item, first_row, O_rmem, softmax, lane);
     } else {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+      store_output(p, O_map, item, sequence_of_item(p, item, done), first_row, O_rmem, softmax,
+                   smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     }
     if (TRACE && threadIdx.x == 128) {
       const TileRange visited = tiles.visited(p, item, done);
@@ -160,7 +152,7 @@ struct ConsumerItems {
     if constexpr (SOFTCAP && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
       constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_looked_up(MASK_KIND);
-      if (!MOSTLY_NEAR_0 || !cap_near_0(S, p.softcap)) cap_by_fours(S, p.softcap);
+      cap_clear_scores<MOSTLY_NEAR_0>(S, p.softcap);
     } else if (!CAP_FOLDS || !cap_near_0(S, p.softcap)) {
       if constexpr (CAP_FOLDS) wgmma_registers(S_rmem);
       cap_scores<SOFTCAP>(S, p.softcap);

@@ -80,8 +80,9 @@ DEVICE bool cap_near_0(View S, float softcap) {
 }
 
 // Caps scores of a clear tile, four with one reciprocal.
-template <typename View>
-DEVICE void cap_by_fours(View S, float softcap) {
+template <bool MOSTLY_NEAR_0, typename View>
+DEVICE void cap_clear_scores(View S, float softcap) {
+  if (MOSTLY_NEAR_0 && cap_near_0(S, softcap)) return;
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
 #pragma unroll

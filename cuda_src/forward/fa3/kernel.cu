@@ -213,7 +213,7 @@ struct Consumer : ConsumerItems {
     if (!warp_any(!is_near_0<4>(greatest, unit))) {
       return capped_softmax<4>(S, softmax, unit, p.scale_log2, greatest, alpha);
     }
-    cap_by_fours(S, p.softcap);
+    cap_clear_scores<false>(S, p.softcap);
     return softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
   }
 
@@ -268,7 +268,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   block_sync();  // all mbarriers are initialised before a thread waits for one
 
   if constexpr (SPLIT_KEYS) grid_release_next();  // blocks of the merge may become resident as blocks of this launch end
-  Items items(p);
+  PersistentItems items(p);
   if (warpgroup == 0) {
     registers_release_to<REGISTERS.producer>();
     if constexpr (LISTED) {

@@ -21,7 +21,7 @@ struct Lister {
   RingCursor<LIST_STAGES> list = smem.list_ring();
   u32 round = 0;
 
-  DEVICE void run(Items& items) {
+  DEVICE void run(PersistentItems& items) {
     for (u32 index; items.take(p, index);) {
       items.Tr = opaque(items.Tr);  // else a product with Tr stays in a register over all items
       const WorkItem work = items.item(p, index);
@@ -116,7 +116,7 @@ struct KeyLoader {
   const SharedMemory& smem;
   ListReader reader{p, smem};
   RingCursor<NUM_STAGES> K_ring = smem.K_ring();
-  RingCursor<Q_STAGES> Q_ring{};
+  QueryRing Q_ring{};
   PhaseLog inside = PhaseLog(p.trace, true);
 
   DEVICE void run() {
@@ -127,29 +127,17 @@ struct KeyLoader {
       load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * KV_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
                               reader.batch);
       K_ring.advance();
-      if (entry.tile.first()) load_queries();
+      if (entry.tile.first()) load_item();
     }
-    for (int w = 0; w < CONSUMERS; ++w) {  // consumers wait for Q before they read that no item follows
-      wait_for_query_buffer(w);
-      mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
-    }
+    end_queries(smem, Q_ring);
     inside.close();
   }
 
-  DEVICE void load_queries() {
+  DEVICE void load_item() {
     const Item item = read_shared<Item>(reader.descriptor());
     int row = item.q_block * Br;
     if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.descriptor()).first_row());
-    for (int w = 0; w < CONSUMERS; ++w) {
-      wait_for_query_buffer(w);
-      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
-                                      row + w * GROUP_ROWS, item.head, reader.batch);
-    }
-    Q_ring.advance();
-  }
-  DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
-  DEVICE void wait_for_query_buffer(int consumer) const {
-    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.phase ^ 1);
+    load_queries(smem, Q_map, Q_ring, item, row, reader.batch);
   }
 };
 

@@ -2,9 +2,7 @@
 // leaves for consumers.
 #pragma once
 #include "forward/fa3/config.cuh"
-#include "shared/irregular_mask.cuh"
-#include "shared/schedule.cuh"
-#include "wgmma/operands.cuh"
+#include "forward/splits.cuh"
 #include "wgmma/pipeline.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -22,6 +20,9 @@ static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split onl
 static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK),
               "lengths, ALiBi and sinks need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
+
+// The key tiles that a query block visits.
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
 
 // ---- Item descriptors: what the producer leaves for consumers, who have no registers to compute it again.
 

@@ -1,22 +1,21 @@
 // Which work items a persistent thread block takes.
 #pragma once
+#include "forward/splits.cuh"
 #include "shared/packed_blocks.cuh"
-#include "shared/schedule.cuh"
 
 // The work items of a persistent thread block. Of G blocks, block b takes items b, 2G-1-b, 2G+b, ...: no block gets the
 // longest item of every round. This order needs no counter in memory, and every run has the same. If later rows see more
 // keys, heads go in head batches, each from its longest query block to its shortest. The planner chooses the size of a head
 // batch (cufa/schedule/order.py): few heads share the L2 cache better; some sizes leave fewer blocks idle at the end. Under
 // an irregular mask the last query blocks need not be the longest: p.block_order lists them if the host knows.
-template <int BR, int SHARED = 1>
 struct PersistentItems {
   u32 Tr, total, round = 0;
 
-  DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
+  DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / PACKED_HEADS; }
   // Packed: Tr counts the query blocks of all sequences.
   DEVICE static u32 batch(const AttentionParams& p) { return LENGTHS_KIND == PACKED ? 1 : u32(p.batch); }
   DEVICE static u32 query_blocks(const AttentionParams& p) {
-    return LENGTHS_KIND == PACKED ? num_packed_blocks<BR>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BR + 1;
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<HEAD_ROWS>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / HEAD_ROWS + 1;
   }
 
   DEVICE explicit PersistentItems(const AttentionParams& p)
@@ -62,9 +61,9 @@ struct PersistentItems {
       head = index / Tr;
     }
     if constexpr (LENGTHS_KIND == PACKED) {
-      const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, q_block);
+      const PackedBlock block = packed_block<HEAD_ROWS>(p.cu_seqlens_q, p.batch, p.total_q, q_block);
       return {block.block, int(head), block.sequence};
     }
-    return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
+    return {int(q_block), int(head % heads(p)) * PACKED_HEADS, int(head / heads(p))};
   }
 };

@@ -67,6 +67,13 @@ DEVICE RaggedSequence read_sequence(u32 item) {
   const HeadMask mask = read_mask(item);
   return {x.number, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
 }
+DEVICE auto sequence_of_item(const AttentionParams& p, const WorkItem& item, [[maybe_unused]] u32 descriptor) {
+  if constexpr (LENGTHS_KIND == DENSE) {
+    return sequence_of(p, item.batch);
+  } else {
+    return read_sequence(descriptor);
+  }
+}
 DEVICE int first_key_of(u32 item) {
   return int(ld_shared_u32(item + SEQUENCE_AT + OFFSET_OF(SequenceOfItem, first_key)));
 }
