@@ -1,14 +1,12 @@
-// Masks that are more than a band, and which of their tiles a block visits: the device side of cufa/problem/mask.py (sets of
-// tokens that the band does not bind) and cufa/problem/columns.py (runs of rows that each key is hidden from; FlashMask, arXiv
-// 2410.01359).
+// Irregular masks, and the tiles that a block visits under them: the device side of cufa/problem/mask.py (sets of tokens that
+// the band does not bind) and cufa/problem/columns.py (runs of rows that each key is hidden from; FlashMask, arXiv 2410.01359).
 //
-// Both edges of the band are tested, one that is absent lies beyond every score. Rows and keys together are fewer than 2^31,
-// so that sums of both stay within 32 bits.
+// Both edges of the band are tested; an absent edge lies beyond every score. Rows and keys sum to less than 2^31, so a row plus a
+// key fits in 32 bits.
 //
-// What runs make of a tile follows from the least and the greatest of their ends over its keys. prepare_mask() finds these for
-// each block of keys, in one small launch before the kernel, or in the pass that a backward kernel begins with: as the
-// vectors may be on the GPU, and change there from call to call, it belongs to every call. It also leaves each run as two
-// neighbouring numbers that one load brings, cut to the rows that exist: no test needs more than 32 bits or another case.
+// Whether runs hide a tile follows from the least and the greatest ends of its keys' runs. prepare_mask() computes them for each
+// block of keys, in a small launch before the kernel or in the first pass of a backward. Every call does so: the runs are on the
+// GPU and may change between calls. It also stores each run as {lo, hi - lo}, clamped to existing rows: one load, 32-bit tests.
 #pragma once
 #include "shared/params.cuh"
 #include "primitives/opaque.cuh"
@@ -17,27 +15,27 @@
 
 constexpr int num_runs(MaskKind kind) { return kind == MASK_COLUMNS2 ? 2 : kind == MASK_COLUMNS ? 1 : 0; }
 
-// The ends of the runs of a block of keys, of those that are not empty.
+// Extremes of the ends of a key block's runs, without empty runs.
 struct RunExtremes {
   int greatest_lo, least_hi, least_lo, greatest_hi;
 };
 
-// What prepare_mask() leaves in the workspace: of each sequence and head of the mask, run after run, of all keys of whole
-// blocks {lo, hi - lo}; and behind all of them RunExtremes of each block.
+// What prepare_mask() leaves in the workspace. For each sequence and head of the mask, run after run: {lo, hi - lo} of every key
+// of whole blocks. After all of them: RunExtremes of each block.
 template <typename Params, int RUNS>
 struct MaskWorkspace {
   static constexpr int RUN_BYTES = 8, EXTREMES_BYTES = 16;
   char *runs, *extremes;
   int blocks;  // of keys
 
-  // That of one head, where its parts are.
+  // The part of one head.
   DEVICE MaskWorkspace(const Params& p, char* runs_, char* extremes_)
       : runs(runs_), extremes(extremes_), blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {}
   DEVICE explicit MaskWorkspace(const Params& p) : blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {
     runs = static_cast<char*>(p.workspace) + p.mask.workspace;
     extremes = runs + i64(p.mask.sequences) * p.mask.heads * RUNS * blocks * (BLOCK_KV * RUN_BYTES);
   }
-  // Number of a run of one of the mask's heads, where these may be all sequences' or heads'.
+  // Number of a head's first run; one sequence or head in the mask broadcasts.
   DEVICE static i64 of_head(const MaskParams& mask, int batch, int kv_head) {
     return (i64(mask.sequences > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? kv_head : 0)) * RUNS;
   }
@@ -51,7 +49,7 @@ DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
 
 constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
 
-// By all lanes of the `warp`th of `num_warps` warps, which share out the blocks of keys.
+// By all lanes of a warp, number `warp` of the `num_warps` that share out the blocks of keys.
 template <MaskKind KIND, typename Params>
 DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   constexpr int RUNS = num_runs(KIND);
@@ -67,7 +65,7 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
       RunExtremes found{0, rows, rows, 0};
       for (int i = lane; i < BLOCK_KV; i += 32) {
         const int key = block * BLOCK_KV + i;
-        int lo = rows, hi = 0;  // of an empty run: it covers no tile and touches none
+        int lo = rows, hi = 0;  // an empty run: it neither covers nor touches a tile
         if (key < p.seqlen_k) {
           const i32 given_lo = ld_global<i32>(lo_of + key), given_hi = ld_global<i32>(hi_of + key);
           if (given_lo < given_hi) {
@@ -85,9 +83,8 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   }
 }
 
-// What a block does with a tile.
 struct TileClass {
-  bool some, every;  // a score may be visible; all of them surely are
+  bool some, every;  // some score may be visible; all scores are visible
 };
 
 // The mask of one head.
@@ -97,8 +94,9 @@ struct LookedUpMask {
   static constexpr bool SETS = KIND == MASK_SETS;
 
   int rows, keys;
-  int first, last;  // row i sees keys i + first ... i + last; and, where they exist:
-  int prefix, keep, exempt;  // keys before `prefix`, those before `keep` up to i + last; rows before `exempt` see all
+  int first, last;  // row i sees keys i + first ... i + last
+  // SETS: row i also sees keys before `prefix`, and keys before min(keep, i + last + 1). Rows before `exempt` see all keys.
+  int prefix, keep, exempt;
   MaskWorkspace<Params, RUNS> workspace;
   i64 number;  // of the head's first run
 
@@ -106,14 +104,16 @@ struct LookedUpMask {
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
         workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
     if constexpr (SETS) {
-      auto of_sequence = [&](const i32* numbers, i32 all) { return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all); };
+      auto of_sequence = [&](const i32* numbers, i32 all) {
+        return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all);
+      };
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
       keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
       if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
   }
-  // What of it belongs to one sequence and head is known.
+  // With the values of one sequence and head.
   DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
         exempt(exempt_), workspace(of_head), number(0) {}
@@ -123,7 +123,7 @@ struct LookedUpMask {
     return {int(x.x), int(x.y), int(x.z), int(x.w)};
   }
 
-  // Of rows top ... end-1 and keys left ... right-1, which all exist; of their blocks of keys, `block` is the one.
+  // For rows top ... end-1 and keys left ... right-1 of block `block`, which all exist.
   DEVICE TileClass classify(int top, int end, int left, int right, int block) const {
     bool some = left <= end - 1 + last, every = right - 1 <= max(top, exempt) + last;
     some = some && (right - 1 >= top + first || left < keep);
@@ -143,7 +143,7 @@ struct LookedUpMask {
   }
 };
 
-// A key tile for a block of query rows: tiles are those of the kernel. Without SKIP all are visited.
+// Class of a key tile for a query block. Without SKIP every tile is visited.
 template <MaskKind KIND, bool SKIP, typename Params>
 DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
   const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
@@ -152,21 +152,20 @@ DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int 
   return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }
 
-// A tile of a walk in one register: negative behind the last.
+// A tile of a walk in one register: negative after the last.
 struct WalkedTile {
   int code;
 
   DEVICE bool exists() const { return code >= 0; }
-  DEVICE int tile() const { return code >> 1; }  // -1 behind the last
+  DEVICE int tile() const { return code >> 1; }  // -1 after the last
   DEVICE bool masked() const { return code & 1; }
 };
 
-// The tiles that a block visits, one after another: every warp goes through all of them, 32 at a time, of which each lane
-// classifies one. All lanes take part.
+// The tiles that a block visits, one after another, by all lanes of a warp: 32 tiles at a time, one for each lane to classify.
 template <bool DOWNWARDS>
 struct TileWalk {
-  int from;  // of the tiles not looked at yet, the one that comes next
-  u32 mine;  // of the lane's tile, if it is yet to be visited: its place, and whether it needs the mask; else 0
+  int from;  // the next tile to classify
+  u32 mine;  // the lane's tile if it is still to be visited: its place, and whether it needs the mask; else 0
 
   DEVICE explicit TileWalk(int from_) : from(from_), mine(0) {}
 
@@ -184,7 +183,7 @@ struct TileWalk {
       found = redux_max(mine);
     }
     if (mine == found) mine = 0;
-    const int before = int(found >> 1);  // tiles from here to where the next 32 begin
+    const int before = int(found >> 1);  // tiles between this one and `from`
     return {(DOWNWARDS ? from + before : from - before) << 1 | int(found & 1)};
   }
 };

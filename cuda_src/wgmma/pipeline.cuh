@@ -5,8 +5,8 @@
 #include "shared/phases.cuh"
 #include "wgmma/operands.cuh"
 
-// A ring of buffers, each with a full and an empty mbarrier, and the position of one thread in it: the stage, and the parity of its
-// mbarrier phase.
+// A ring of buffers, each with a full and an empty mbarrier, and the position of one thread in it: the stage, and the parity of
+// its mbarrier phase.
 template <int STAGES>
 struct RingCursor {
   u32 full, empty;  // the first mbarrier of each kind

@@ -207,7 +207,7 @@ PLANTED = {
         ("sink", "causal", (150, 300)),
     ),
     "the sink of another head": (
-        CONSUMER, "SINK ? row_factor(p, softmax, r, item.head)", "SINK ? row_factor(p, softmax, r, 0)", ("sink", "full", (150, 300)),
+        CONSUMER, "row_factor(p, softmax, r, item.head)", "row_factor(p, softmax, r, 0)", ("sink", "full", (150, 300)),
     ),
     "no sink where a block sees no key": (
         CONSUMER, "SINK ? ld_global<float>(p.sink + item.head) : NEG_INF", "NEG_INF", ("sink", "causal", (450, 150))

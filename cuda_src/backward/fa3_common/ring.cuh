@@ -2,8 +2,8 @@
 #pragma once
 #include "primitives/mbarrier.cuh"
 
-// A ring of buffers, each with a full and an empty mbarrier. Tile n takes stage n % STAGES in mbarrier phase n / STAGES: a position
-// computed from n takes no registers between tiles. (wgmma/pipeline.cuh has a ring whose position is kept.)
+// A ring of buffers, each with a full and an empty mbarrier. Tile n takes stage n % STAGES in mbarrier phase n / STAGES: a
+// position computed from n takes no registers between tiles. (wgmma/pipeline.cuh has a ring whose position is kept.)
 template <int STAGES>
 struct Ring {
   u32 full, empty;  // the first mbarrier of each kind

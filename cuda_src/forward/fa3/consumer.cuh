@@ -1,19 +1,12 @@
 // Operations of a consumer warpgroup on the registers of its 64 query rows: products by WGMMA, softmax, store of O. Their
 // order and the waits between them are in kernel.cu. Lines are those of Algorithms 1 and 2 of the paper.
 #pragma once
-#include "forward/fa3/memory.cuh"
-#include "primitives/register_budget.cuh"
-#include "primitives/tma.cuh"
-#include "wgmma/accumulator.cuh"
-#include "forward/splits.cuh"
-#include "wgmma/pipeline.cuh"
 #include "forward/fa3/fast_softcap.cuh"
 #include "forward/fa3/integer_maxima.cuh"
+#include "forward/fa3/memory.cuh"
+#include "primitives/register_budget.cuh"
 #include "shared/alibi_sink.cuh"
-#include "forward/irregular_scores.cuh"
-#include "shared/score.cuh"
-#include "shared/softcap.cuh"
-#include "wgmma/operands.cuh"
+#include "wgmma/accumulator.cuh"
 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O

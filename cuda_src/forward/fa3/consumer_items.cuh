@@ -1,14 +1,8 @@
 // The state of a consumer warpgroup (struct Consumer of kernel.cu) and its parts that do not decide the order of the
 // pipeline: the item at hand, waits, products, buffers given back, the store of an item.
 #pragma once
-#include "shared/params.cuh"
-#include "primitives/mbarrier.cuh"
-#include "forward/fa3/consumer.cuh"
-#include "shared/named_barriers.cuh"
-#include "shared/phases.cuh"
-#include "wgmma/pipeline.cuh"
-#include "forward/fa3/memory.cuh"
 #include "forward/fa3/tiles.cuh"
+#include "shared/named_barriers.cuh"
 
 // A cap of scores near 0 is part of the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its own if ALiBi comes
 // between the two, or if registers do not suffice.

@@ -31,19 +31,10 @@
 // - Wait for V, then wgmma_fence(), then issue: a wait between the fence and a lone product makes ptxas serialise (C7519).
 // - V is not held back while K is passed over: the V ring would fill up and every warp would wait.
 #include "forward/fa3/config.cuh"
-#include "shared/params.cuh"
 #include "primitives/grid.cuh"
-#include "primitives/mbarrier.cuh"
-#include "primitives/opaque.cuh"
 #include "primitives/register_budget.cuh"
-#include "primitives/tma.cuh"
 #include "forward/fa3/consumer_items.cuh"
-#include "forward/fa3/producer.cuh"
 #include "forward/fa3/lister.cuh"
-#include "shared/named_barriers.cuh"
-#include "shared/phases.cuh"
-#include "forward/fa3/memory.cuh"
-#include "wgmma/pipeline.cuh"
 
 // Registers of each thread: of the producer, of a consumer. A lister needs more than a producer that knows its range of tiles.
 struct RegisterBudget {

@@ -48,7 +48,7 @@ struct Lister {
   // An entry is published when it is known whether another follows: consumers must know which tile is the last. Until then its
   // fields wait in the entry, not in registers.
   DEVICE void list_item(u32 descriptor) {
-    TileList tiles(p, descriptor);
+    TileList tiles{p, descriptor};
     ListedTile tile = tiles.next();
     if (!tile.exists()) tile = {0, NO_TILE_AT_ALL};
     begin_entry({tile.tile, tile.marks | FIRST_TILE}, descriptor);
@@ -129,7 +129,7 @@ struct KeyLoader {
       K_ring.advance();
       if (entry.tile.first()) load_item();
     }
-    end_queries(smem, Q_ring);
+    end_query_tiles(smem, Q_ring);
     inside.close();
   }
 
@@ -137,7 +137,7 @@ struct KeyLoader {
     const Item item = read_shared<Item>(reader.descriptor());
     int row = item.q_block * Br;
     if constexpr (LENGTHS_KIND != DENSE) row += int(read_sequence(reader.descriptor()).first_row());
-    load_queries(smem, Q_map, Q_ring, item, row, reader.batch);
+    load_query_tiles(smem, Q_map, Q_ring, item, row, reader.batch);
   }
 };
 

@@ -75,7 +75,7 @@ DEVICE T read_shared(u32 smem) {
 constexpr int up_to_16(int bytes) { return (bytes + 15) / 16 * 16; }
 
 struct SharedMemory {
-  // Offsets of the buffers, in order. Q has a tile and two mbarriers for each stage and consumer: the first stage's, then the next.
+  // Offsets of the buffers, in order. Q has a tile and two mbarriers for each stage and consumer, stage after stage.
   static constexpr int Q_BUFFERS = Q_STAGES * CONSUMERS;
   static constexpr int K_AT = Q_BUFFERS * Q_TILE_BYTES, V_AT = K_AT + NUM_STAGES * KV_TILE_BYTES;
   static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * KV_TILE_BYTES, Q_EMPTY_AT = Q_FULL_AT + 8 * Q_BUFFERS;

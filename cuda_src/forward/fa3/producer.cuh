@@ -26,8 +26,8 @@ DEVICE void load_packed_heads(u32 tile, u32 full, const TensorMap* Q_map, const 
 }
 
 // Q of an item, a tile for each consumer. `row` and `batch`: of the first query in the arrays.
-DEVICE void load_queries(const SharedMemory& smem, const TensorMap* Q_map, QueryRing& ring, const WorkItem& work, int row,
-                         int batch) {
+DEVICE void load_query_tiles(const SharedMemory& smem, const TensorMap* Q_map, QueryRing& ring, const WorkItem& work, int row,
+                             int batch) {
   for (int w = 0; w < CONSUMERS; ++w) {
     const int buffer = await_query_buffer(smem, ring, w);
     const u32 tile = smem.Q + buffer * Q_TILE_BYTES, full = smem.Q_full + 8 * buffer;
@@ -41,7 +41,7 @@ DEVICE void load_queries(const SharedMemory& smem, const TensorMap* Q_map, Query
 }
 
 // After the last item: consumers wait for Q before they read that no item follows.
-DEVICE void end_queries(const SharedMemory& smem, const QueryRing& ring) {
+DEVICE void end_query_tiles(const SharedMemory& smem, const QueryRing& ring) {
   for (int w = 0; w < CONSUMERS; ++w) mbarrier_arrive(smem.Q_full + 8 * await_query_buffer(smem, ring, w));
 }
 
@@ -67,7 +67,7 @@ struct Producer {
       load_item(work, tiles);
     }
     write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
-    end_queries(smem, Q_ring);
+    end_query_tiles(smem, Q_ring);
     inside.close();
   }
 
@@ -75,7 +75,7 @@ struct Producer {
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
     load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
-    load_queries(smem, Q_map, Q_ring, work, work.q_block * Br, work.batch);
+    load_query_tiles(smem, Q_map, Q_ring, work, work.q_block * Br, work.batch);
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
       if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
       load(V_ring, smem.V, V_map, j, kv_head, work.batch);

@@ -3,10 +3,7 @@
 // whether its 64 rows see some score of the tile, and whether they see all of them, which needs no mask. The list is written
 // by lister.cuh.
 #pragma once
-#include "shared/params.cuh"
-#include "forward/fa3/consumer.cuh"
-#include "shared/irregular_mask.cuh"
-#include "wgmma/pipeline.cuh"
+#include "forward/fa3/memory.cuh"
 
 static_assert(CONSUMERS <= 4, "ALL_CLEAR: the marks of all consumers are one byte");
 
@@ -19,7 +16,6 @@ struct alignas(8) ListedTile {
   int tile;
   u32 marks;
 
-  DEVICE static ListedTile none() { return {-1, 0}; }
   DEVICE bool exists() const { return tile >= 0; }
   DEVICE bool seen(int consumer) const { return (marks >> 2 * consumer & SEEN) != 0; }
   DEVICE bool masked(int consumer) const { return (marks >> 2 * consumer & CLEAR_TILE) == 0; }
@@ -83,22 +79,21 @@ DEVICE int first_key_of(u32 item) {
 struct TileList {
   const AttentionParams& p;
   u32 descriptor;
-  TileWalk<true> walk;
+  TileWalk<true> walk = TileWalk<true>(last_tile());
 
-  DEVICE TileList(const AttentionParams& p_, u32 record_) : p(p_), descriptor(record_), walk(last_tile(p_, record_)) {}
-
+  // `tile` is -1 after the last.
   DEVICE ListedTile next() {
     const WalkedTile walked = walk.next(0, [&](int tile) {
-      const int top = read_shared<Item>(descriptor).q_block * Br;
-      return class_of(top, min(top + Br, rows()), tile);
+      const int first = top();
+      return class_of(first, min(first + Br, rows()), tile);
     });
-    if (!walked.exists()) return ListedTile::none();
+    if (!walked.exists()) return {-1, 0};
     u32 marks = ALL_CLEAR;
     if (walked.masked()) {  // one lane for each consumer
-      const int top = read_shared<Item>(descriptor).q_block * Br + lane_id() * GROUP_ROWS, end = min(top + GROUP_ROWS, rows());
+      const int first = top() + lane_id() * GROUP_ROWS, end = min(first + GROUP_ROWS, rows());
       marks = 0;
-      if (lane_id() < CONSUMERS && top < end) {
-        const TileClass is = class_of(top, end, walked.tile());
+      if (lane_id() < CONSUMERS && first < end) {
+        const TileClass is = class_of(first, end, walked.tile());
         if (is.some) marks = (is.every ? SEEN | CLEAR_TILE : SEEN) << 2 * lane_id();
       }
       marks |= shfl_xor(marks, 1);
@@ -108,14 +103,15 @@ struct TileList {
   }
 
  private:
-  // The last tile that may be visited; -1: none.
-  DEVICE static int last_tile(const AttentionParams& p, u32 descriptor) {
-    if constexpr (is_looked_up(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
-    return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
-  }
+  DEVICE int top() const { return read_shared<Item>(descriptor).q_block * Br; }
   DEVICE int rows() const {
     if constexpr (LENGTHS_KIND == DENSE) return p.seqlen_q;
     return read_mask(descriptor).rows;
+  }
+  // The last tile that may be visited; -1: none.
+  DEVICE int last_tile() const {
+    if constexpr (is_looked_up(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
+    return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
   DEVICE TileClass class_of(int top, int end, int tile) const {
     if constexpr (is_looked_up(MASK_KIND)) {

@@ -12,6 +12,7 @@
 #pragma once
 #include "forward/fa3/consumer.cuh"
 #include "forward/fa3/tile_list.cuh"
+#include "forward/irregular_scores.cuh"
 
 // The rows of one consumer may see fewer tiles than the block visits. Rows that see no tile, and rows past the end, compute one
 // tile behind the mask all the same, which keeps the pipeline's shape.
