@@ -76,31 +76,23 @@ struct Consumer : ConsumerItems {
       // The next item's first scores run beside these last values and beside the store of O. If tiles must be passed over in
       // between, wait for the values first: passing over needs the buffers of V. Under a band nearly every item has such tiles.
       // Q of the next item is read before O leaves through Q's buffer.
-      if constexpr (MASK_KIND == MASK_BAND && !LISTED) {
+      constexpr bool PASSES_OVER = MASK_KIND == MASK_BAND && !LISTED;
+      if constexpr (PASSES_OVER) {
         end_last_values<0>();
         pass_over(tiles.below);
-        more = begin_item();
-        fresh = false;
-        if (more) {
-          pass_over(tiles.above);
-          issue_first_scores();
-          store(done);
-          first_softmax();
-        } else {
-          store(done);
-        }
+      }
+      more = begin_item();
+      const bool apart = !more || (!PASSES_OVER && tiles.skips(*this));
+      fresh = apart && !PASSES_OVER;
+      if (apart) {
+        if constexpr (!PASSES_OVER) end_last_values<0>();
+        store(done);
       } else {
-        more = begin_item();
-        fresh = !more || tiles.skips(*this);
-        if (fresh) {
-          end_last_values<0>();
-          store(done);
-        } else {
-          issue_first_scores();
-          end_last_values<1>();
-          store(done);
-          first_softmax();
-        }
+        if constexpr (PASSES_OVER) pass_over(tiles.above);
+        issue_first_scores();
+        if constexpr (!PASSES_OVER) end_last_values<1>();
+        store(done);
+        first_softmax();
       }
     }
     if constexpr (STORE_FROM_SMEM) {
