@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence stamp readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck size wheel mutants clean print-python
+.PHONY: help demo docs dashboard test test-nightly emulate-test gpu-test gpu-evidence stamp readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck size wheel mutants clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,11 @@ compile-all: $(DEV)  ## build every kernel for every architecture, every two cho
 
 compile-nightly: $(DEV)  ## the same with every combination of choices, which takes hours
 	$(CUFA) compile --all $(ARGS)
+
+docs: $(DEV)  ## reference pages from the docstrings, in build/docs
+	$(PY) -c "import cufa, pdoc, pathlib; [getattr(cufa, name) for name in cufa.__all__]; \
+		pdoc.render.configure(docformat='numpy', show_source=False); \
+		pdoc.pdoc('cufa', '!cufa[.].*', 'cufa.masks', 'cufa.train', output_directory=pathlib.Path('build/docs'))"
 
 bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)

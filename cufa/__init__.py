@@ -41,7 +41,12 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """The executor is imported when asked for: a call to attention does not need it."""
     if name in ("emulate", "emulate_backward"):
-        from .run.emulate import calls as emulate
+        from .run.emulate import calls
 
-        return getattr(emulate, name)
+        found = globals()[name] = getattr(calls, name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -121,3 +121,8 @@ print(CliRunner().invoke(main, ["--help"]).exit_code, *(n for n in sys.modules i
 def test_dev_install_reads_the_checkout():
     """The kernels' sources have one home in a checkout: no copy inside the package to go stale."""
     assert SOURCE_DIR == ROOT / "cuda_src"
+
+
+def test_every_public_name_is_listed_and_resolves():
+    assert {*cufa.__all__} <= {*dir(cufa)}
+    assert all(getattr(cufa, name) for name in cufa.__all__)
