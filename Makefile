@@ -90,7 +90,7 @@ gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 	$(PY) -m tests.evidence tests $(ARGS)
 
 emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
-	$(PYTEST) $(shell find tests -name "test_emulate_*.py") $(ARGS)
+	$(PYTEST) -m emulate $(ARGS)
 
 gpu-evidence: $(DEV)  ## GPU tests, and benchmarks that are missing or stale, into cufa/records/ (ARGS=--all: all of them)
 	$(PY) -m tests.evidence record $(ARGS)

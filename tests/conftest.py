@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -76,6 +77,12 @@ def why_no_compiler() -> str | None:
     return None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Executed kernels: a case of a contract says it by its backend, other tests by the name of their file."""
+    if item.path.name.startswith("test_emulate"):
+        item.add_marker(pytest.mark.emulate)
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m: the sample is of what they select
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep_sample(config, items)
@@ -116,13 +123,17 @@ def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     cases_of: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec"):
-            cases_of.setdefault(_test_of(item.nodeid), []).append(item)
+            cases_of.setdefault(_scope_of(item.nodeid), []).append(item)
     left_out: set[pytest.Item] = set()
     for test, cases in cases_of.items():
-        mark = cases[0].get_closest_marker("sampled")
+        backend = _backend_of(test)
+        marks = [
+            mark for mark in cases[0].iter_markers("sampled") if mark.kwargs.get("on", backend) == backend
+        ]
+        mark = marks[0] if marks else None
         of_executor = _is_of_executor(cases[0]) and len(cases) > sampling.FEW
         if mark or of_executor:
-            options = mark.kwargs if mark else {}
+            options = {name: x for name, x in mark.kwargs.items() if name != "on"} if mark else {}
             if of_executor and "each" not in options:
                 options = {**sampling.EXECUTOR, **options}
             kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
@@ -136,11 +147,18 @@ def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _is_of_executor(item: pytest.Item) -> bool:
     """Compiles kernels for this CPU and executes them."""
-    return item.path.name.startswith("test_emulate")
+    return item.get_closest_marker("emulate") is not None
 
 
-def _test_of(nodeid: str) -> str:
-    return nodeid.split("[")[0]
+def _scope_of(nodeid: str) -> str:
+    """The test, and the backend where a test has several: these cases are sampled together, in one process."""
+    test, _, parameters = nodeid.partition("[")
+    backend = re.match(r"(cpu|emulate|gpu)[-\]]", parameters)
+    return f"{test}[{backend[1]}" if backend else test
+
+
+def _backend_of(scope: str) -> str | None:
+    return scope.partition("[")[2] or None
 
 
 #: Files whose tests share what is made once per process: a browser and a server, a runtime, a build taken apart, a
@@ -172,8 +190,8 @@ def _file_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With --dist loadscope: the cases of a test run in one process, one after the other, since most share a build; so
-    do the tests of some files."""
+    """With --dist loadscope: the cases of a test on a backend run in one process, one after the other, since most share
+    a build; so do the tests of some files."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -182,7 +200,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             if _is_in_browser(nodeid):
                 return "in a browser"
-            return _file_of(nodeid) if _is_of_one_process(nodeid) else _test_of(nodeid)
+            return _file_of(nodeid) if _is_of_one_process(nodeid) else _scope_of(nodeid)
 
     return ByTest(config, log)
 

@@ -9,10 +9,13 @@ test-nightly`` runs all of them. The mark's options:
 - ``dated=n`` more, of the date's.
 - ``each="name"``: so many of each value of this parameter, by default one fixed and one of the date's: every planted
   bug runs every day, on two of the schedules.
+- ``on="gpu"``: only for this backend of a contract (``support/backends.py``); the cases of each backend are a list of
+  their own.
 
-Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than two cases
-has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
-Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a browser, the date draws a quarter.
+Cases marked ``emulate``, and tests in ``test_emulate_*.py``, need no mark: most of them compile a kernel, so each test
+of more than two such cases has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is
+shortened by :func:`of_today`. Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a
+browser, the date draws a quarter.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
 agree, and printed, so that a failure can be repeated on another day.

@@ -1,97 +1,75 @@
-"""Decoding in NumPy: every cut of the keys against float64, whatever lies in unused memory."""
+"""Decoding by NumPy, beyond what every backend promises (test_decode.py): the work that a schedule makes, what an
+observer is told of each tile, conversion of bytes, any strides, threads, and the memory that it takes."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
+import threading
+import tracemalloc
+import warnings
+
 import numpy as np
 import pytest
-from decode_cpu_support import PAGE_SIZES, check, decode, planned
-from decode_support import FLOAT8, NAN_BITS, make_case
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from decode_support import FLOAT8, NAN_BITS, make_case, prepare
+from test_decode import SMALL
 
-from cufa.kernels import TileConfig
 from cufa.kernels.decode import row_blocks
 from cufa.plan.decode import ragged_shares
+from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL
 from cufa.run.cpu import cache as cpu_cache
 from cufa.run.cpu import decode as cpu_decode
 from cufa.schedule.decode import balanced_shares, split_range, used_splits
 
-# --- Splits -----------------------------------------------------------------------------------------------
+
+def planned(case, *, schedule="fixed", num_splits=None, config=SMALL, layout="bhsd"):
+    """(plan, operands) with poisoned results; the caches are copies."""
+    problem, operands = prepare(case, layout)
+    return make_plan(problem, None, schedule, config, num_splits=num_splits), operands
 
 
-@pytest.mark.parametrize("page_size", [0, 16])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_every_number_of_splits(dtype, page_size):
-    """1 to the number of tiles and beyond: the answer does not depend on it, beyond rounding."""
-    case = make_case([101, 8, 64], tokens=2, dtype=dtype, page_size=page_size)
-    for num_splits in range(1, 16):
-        check(case, num_splits=num_splits)
+def decode(case, *, num_threads=1, **how):
+    """(out, lse) in "bhsd". A warning fails the test."""
+    plan, operands = planned(case, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cpu_decode.run(plan, operands, num_threads=num_threads)
+    return operands["out"], operands["lse"]
 
 
-@pytest.mark.parametrize("page_size", [0, 16])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_every_number_of_shares(dtype, page_size):
-    """1 to one a tile, and more shares than tiles. Six query rows: two blocks of them."""
-    case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=2, tokens=2, dtype=dtype, page_size=page_size)
-    for num_splits in range(1, 60):
-        check(case, schedule="balanced", num_splits=num_splits)
+def check(case, **how) -> None:
+    case.check(*decode(case, **how))
 
 
-@pytest.mark.parametrize("page_size", [0, 16])
-def test_a_window_begins_anywhere_within_a_tile(page_size):
-    """Of several tokens the first may see the whole of a tile whose first keys the later ones do not see."""
-    for left in range(40):
-        case = make_case([37, 8, 20], tokens=4, page_size=page_size, window=(left, 0), dtype="float64")
-        check(case, num_splits=left % 4 + 1)
-
-
-def test_splits_agree_to_rounding():
-    """In float64, where float32's rounding cannot hide a mistake."""
-    case = make_case([97], dtype="float64")
-    expected, _ = case.expected
-    for schedule in ("fixed", "balanced"):
-        for num_splits in range(1, 14):
-            out, _ = decode(case, schedule=schedule, num_splits=num_splits)
-            np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
+# --- Work and tiles ---------------------------------------------------------------------------------------
 
 
 def test_the_work_is_the_schedules():
     """Fixed: split_range of each sequence. Balanced: the spans. Whole heads may share a stack."""
     case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=6, capacity=60)
-    for num_splits in range(1, 40):
-        plan, operands = planned(case, num_splits=num_splits)
-        lengths = cpu_decode.valid_keys(plan, operands)
-        assert lengths == [51, 0, 9, 1, 16]
-        got = [
+
+    def works(plan, lengths):
+        return [
             (w.batch, h, w.first_key, w.last_key)
             for w in cpu_decode.works(plan, lengths)
             for h in range(w.heads.start, w.heads.stop)
         ]
-        assert sorted(got) == sorted(
+
+    for num_splits in range(1, 40):
+        plan, operands = planned(case, num_splits=num_splits)
+        lengths = cpu_decode.valid_keys(plan, operands)
+        assert lengths == [51, 0, 9, 1, 16]
+        assert sorted(works(plan, lengths)) == sorted(
             (b, h, *split_range(n, num_splits, s, 8))
             for b, n in enumerate(lengths)
             for h in range(6)
             for s in range(used_splits(n, num_splits, 8))
         )
         plan, operands = planned(case, schedule="balanced", num_splits=num_splits)
-        got = [
-            (w.batch, h, w.first_key, w.last_key)
-            for w in cpu_decode.works(plan, lengths)
-            for h in range(w.heads.start, w.heads.stop)
-        ]
-        spans = list(
-            balanced_shares(
-                lengths,
-                6,
-                num_splits,
-                8,
-                row_blocks(plan.problem, plan.config),
-                ragged=ragged_shares(plan),
-                min_shares=plan.split.least,
-            )
-        )
-        assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in spans]
+        how = {"ragged": ragged_shares(plan), "min_shares": plan.split.least}
+        spans = balanced_shares(lengths, 6, num_splits, 8, row_blocks(plan.problem, plan.config), **how)
+        assert works(plan, lengths) == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in spans]
 
 
 def test_heads_share_a_stack_when_there_are_enough():
@@ -142,55 +120,7 @@ def test_every_observed_tile_goes_on_from_the_one_before_in_its_split(num_splits
                     m, l = x.m_after, x.l_after
 
 
-# --- Lengths, pages, tokens -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 63, 64, 65])
-def test_lengths_around_tiles(length, page_size, schedule):
-    case = make_case([length], page_size=page_size, dtype="float32")
-    check(case, schedule=schedule, num_splits=3)
-
-
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_ragged(page_size, schedule, fp8):
-    """With default tiles as well, which pages of 3 do not divide."""
-    lengths = [700, 0, 1, 255, 256, 257, 300, 13]
-    case = make_case(lengths, page_size=page_size, fp8=fp8, dtype="bfloat16", seed=page_size)
-    check(case, schedule=schedule, num_splits=5)
-    check(case, schedule=schedule, config=None)
-
-
-@pytest.mark.parametrize("tokens", range(1, 17))
-def test_query_tokens(tokens):
-    """Causal among themselves; the first ones of a short sequence see nothing."""
-    case = make_case([0, 1, tokens - 1, tokens, tokens + 1, 40], tokens=tokens, dtype="float32", seed=tokens)
-    for schedule in ("fixed", "balanced"):
-        check(case, schedule=schedule, num_splits=4)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 3), (6, 1), (16, 2), (32, 1)])
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_grouped_heads(heads, kv_heads, tokens):
-    case = make_case([20, 41], heads=heads, kv_heads=kv_heads, tokens=tokens)
-    for schedule in ("fixed", "balanced"):
-        check(case, schedule=schedule, num_splits=4)
-        check(case, schedule=schedule, config=None)
-
-
-@pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 256])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_head_dims(head_dim, fp8):
-    check(make_case([33, 70], head_dim=head_dim, fp8=fp8, page_size=16), num_splits=2)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_huge_logits(dtype):
-    case = make_case([90, 33], dtype=dtype, spread=3000.0)
-    check(case, num_splits=5)
+# --- Values -----------------------------------------------------------------------------------------------
 
 
 def test_a_scale_of_zero_gives_the_mean():
@@ -209,9 +139,6 @@ def test_values_that_a_token_does_not_see_play_no_part():
         out, _ = decode(case, num_splits=2)
         np.testing.assert_allclose(out[:, :, :2], clean[:, :, :2], rtol=1e-5, atol=1e-6)
         assert np.isnan(out[:, :, 2]).all()
-
-
-# --- fp8 --------------------------------------------------------------------------------------------------
 
 
 def test_every_number_of_e4m3():
@@ -238,38 +165,136 @@ def test_conversion_of_every_float16_and_e4m3(wide):
             np.testing.assert_array_equal(np.signbit(got), np.signbit(exact[chosen]))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_fp8_under_any_query(dtype):
-    check(make_case([100, 3], fp8=True, dtype=dtype, tokens=2, page_size=16), num_splits=3)
+# --- Memory -----------------------------------------------------------------------------------------------
 
 
-# --- Anything ---------------------------------------------------------------------------------------------
+def test_what_was_appended_is_read_back():
+    """Token by token, as a decode loop does it, equals one call at the end."""
+    case = make_case([30, 12], dtype="float32", capacity=30)
+    whole = case.k_cache, case.v_cache
+    cache = [np.full_like(x, np.nan) for x in whole]
+    plan, operands = planned(case)
+    for step in range(30):
+        lengths = np.array([step, min(step, 11)], np.int32)
+        k, v = (np.stack([x[b, :, n : n + 1] for b, n in enumerate(lengths)]) for x in whole)
+        grown = dataclasses.replace(plan.problem.cache, new_tokens=1)
+        problem = dataclasses.replace(plan.problem, lengths=grown)
+        now = {**operands, "k_cache": cache[0], "v_cache": cache[1], "cache_seqlens": lengths}
+        now |= {"k_new": k, "v_new": v}
+        cpu_decode.run(dataclasses.replace(plan, problem=problem), now)
+    case.check(operands["out"], operands["lse"])
 
 
-@given(data=st.data())
-@settings(max_examples=150)
-def test_anything(data):
-    draw = data.draw
-    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (8, 2)]))
-    new = draw(st.sampled_from([0, 0, 1, 3]))
-    case = make_case(
-        [n + new for n in draw(st.lists(st.integers(0, 70), min_size=1, max_size=4))],
-        heads=heads,
-        kv_heads=kv_heads,
-        tokens=draw(st.sampled_from([1, 1, 2, 5, 16])),
-        head_dim=draw(st.sampled_from([8, 24])),
-        dtype=draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])),
-        fp8=draw(st.booleans()),
-        page_size=draw(st.sampled_from(PAGE_SIZES)),
-        new=new,
-        scale=draw(st.sampled_from([None, 0.0, 0.7])),
-        seed=draw(st.integers(0, 99)),
+def padded(x):
+    around = np.zeros([n + 3 for n in x.shape], x.dtype)
+    view = around[1:-2, 2:-1, 1:-2, 2:-1]
+    view[...] = x
+    return view
+
+
+STRIDES = {
+    "padded": padded,
+    "reversed": lambda x: x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1],
+    "tokens first": lambda x: np.ascontiguousarray(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3),
+    "interleaved": lambda x: np.stack([x, x], axis=1)[:, 1],
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_any_strides(dtype, page_size, strides):
+    case = make_case([50, 33], tokens=2, dtype=dtype, page_size=page_size)
+    expected = decode(case, num_splits=3)
+    change = STRIDES[strides]
+    case = dataclasses.replace(
+        case, q=change(case.q), k_cache=change(case.k_cache), v_cache=change(case.v_cache)
     )
-    config = TileConfig(draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 5, 8, 32])), num_warps=0)
-    check(
-        case,
-        schedule=draw(st.sampled_from(["fixed", "balanced"])),
-        num_splits=draw(st.sampled_from([None, 1, 2, 3, 7, 30])),
-        config=config,
-        num_threads=draw(st.sampled_from([1, 2])),
-    )
+    plan, operands = planned(case, num_splits=3)
+    operands["out"] = change(operands["out"])
+    operands["lse"] = change(operands["lse"][..., None])[..., 0]
+    operands |= {"k_cache": case.k_cache, "v_cache": case.v_cache}  # as they lie, not their copies
+    cpu_decode.run(plan, operands)
+    np.testing.assert_allclose(operands["out"], expected[0], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(operands["lse"], expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_layout_bshd(fp8, page_size):
+    case = make_case([50, 33], tokens=2, page_size=page_size, fp8=fp8, new=3)
+    plan, operands = planned(case, num_splits=3, layout="bshd")
+    cpu_decode.run(plan, operands)
+    case.check(operands["out"], operands["lse"])
+
+
+def test_one_cache_for_all_by_broadcasting():
+    case = make_case([20, 20], dtype="float32")
+    for name in ("k_cache", "v_cache"):
+        setattr(case, name, np.broadcast_to(getattr(case, name)[:1], getattr(case, name).shape))
+    check(case, num_splits=2)
+
+
+def test_shared_pages():
+    """Two sequences with a common prefix point to the same pages."""
+    case = make_case([32, 20], page_size=8)
+    case.options["block_table"][1, :2] = case.options["block_table"][0, :2]
+    check(case, num_splits=2)
+
+
+# --- Threads, memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
+@pytest.mark.parametrize("config", [SMALL, None])
+def test_bit_identical_whatever_the_threads(schedule, config):
+    case = make_case([700, 0, 33, 256], heads=8, kv_heads=4, tokens=2, page_size=16)
+    expected = decode(case, schedule=schedule, config=config, num_splits=7)
+    for num_threads in (1, 2, 3, 8, None):
+        for got, want in zip(
+            decode(case, schedule=schedule, config=config, num_splits=7, num_threads=num_threads),
+            expected,
+            strict=True,
+        ):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_splits_run_side_by_side(monkeypatch):
+    """Two threads meet inside; with one at a time the barrier would break."""
+    meeting, attend = threading.Barrier(2, timeout=300), cpu_decode._attend
+
+    def attend_in_company(*arguments):
+        meeting.wait()
+        return attend(*arguments)
+
+    monkeypatch.setattr(cpu_decode, "_attend", attend_in_company)
+    decode(make_case([32], kv_heads=1), num_splits=2, num_threads=2)
+
+
+def test_calls_from_several_threads():
+    case = make_case([700, 33], heads=8, kv_heads=4)
+    expected, _ = decode(case, num_splits=3)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for out, _ in pool.map(lambda _: decode(case, num_splits=3, num_threads=2), range(8)):
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "fp8"])
+def test_the_cache_is_never_copied_whole(kind, page_size):
+    """Extra memory stays at a few tiles while the cache grows."""
+    dtype, fp8 = ("float16", True) if kind == "fp8" else (kind, False)
+    case = make_case([16384], head_dim=64, dtype=dtype, fp8=fp8, page_size=page_size)
+    plan, operands = planned(case, config=None)
+    operands["lse"] = None
+    assert plan.config.block_kv * 16 < 16384
+    cpu_decode.run(plan, operands, num_threads=1)  # tables of conversion are made once
+    tracemalloc.start()
+    try:
+        cpu_decode.run(plan, operands, num_threads=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tile = 2 * plan.config.block_kv * 64 * 4  # of both heads in float32; lookups hold 8-byte indices of one
+    assert peak < 8 * tile
+    assert peak < operands["k_cache"].size  # a quarter of the bytes of all keys in float32

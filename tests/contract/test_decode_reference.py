@@ -11,26 +11,30 @@ import pytest
 from cufa import attention_reference, decode_reference, flash_decode, masks
 
 
-def by_hand(q, tokens_k, tokens_v, scale):
-    """One sequence in Python floats: q (heads, tokens, d), tokens_* lists of (kv_heads, d)."""
+def by_hand(q, tokens_k, tokens_v, scale, left=None):
+    """One sequence in Python floats: q (heads, tokens, d), tokens_* lists of (kv_heads, d). Token t of T sees keys
+    n - T + t - left … n - T + t of n."""
     heads, tokens = q.shape[:2]
     o, lse = np.zeros(q.shape), np.full((heads, tokens), -math.inf)
     for h, i in np.ndindex(heads, tokens):
-        last = len(tokens_k) - tokens + i + 1
+        last = max(len(tokens_k) - tokens + i + 1, 0)
+        first = 0 if left is None else max(last - 1 - left, 0)
         keys = [
             (k[h * len(k) // heads], v[h * len(v) // heads]) for k, v in zip(tokens_k, tokens_v, strict=True)
         ]
-        weights = [math.exp(scale * math.fsum(q[h, i] * k)) for k, _ in keys[: max(last, 0)]]
+        seen = keys[first:last]
+        weights = [math.exp(scale * math.fsum(q[h, i] * k)) for k, _ in seen]
         if weights:
             lse[h, i] = math.log(math.fsum(weights))
-            o[h, i] = sum(w * v for w, (_, v) in zip(weights, keys, strict=False)) / math.fsum(weights)
+            o[h, i] = sum(w * v for w, (_, v) in zip(weights, seen, strict=True)) / math.fsum(weights)
     return o, lse
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("new", [0, 2])
-def test_definition(layout, paged, new):
+@pytest.mark.parametrize("left", [None, 0, 3])
+def test_definition(layout, paged, new, left):
     rng = np.random.default_rng(0)
     batch, heads, kv_heads, tokens, head_dim, page_size = 4, 4, 2, 3, 8, 4
     lengths = [0, 1, 7, 10]
@@ -51,14 +55,14 @@ def test_definition(layout, paged, new):
     q_, k_, v_, k_new, v_new = arrays
     o, lse = decode_reference(
         q_, k_, v_, cache_seqlens=lengths, block_table=table if paged else None, k_new=k_new, v_new=v_new,
-        scale=0.4, layout=layout, return_lse=True,
+        scale=0.4, window=None if left is None else (left, 0), layout=layout, return_lse=True,
     )  # fmt: skip
     o = o.swapaxes(1, 2) if layout == "bshd" else o
     for b in range(batch):
         k, v = (
             [token(x, n, b, t) for t in range(lengths[b] + new)] for x, n in zip(cache, added, strict=True)
         )
-        expected, expected_lse = by_hand(q[b], k, v, 0.4)
+        expected, expected_lse = by_hand(q[b], k, v, 0.4, left)
         np.testing.assert_allclose(o[b], expected, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(lse[b], expected_lse, rtol=1e-12, atol=1e-13)
 

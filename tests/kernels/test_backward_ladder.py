@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 
 import pytest
+from backends import EMULATE
 from backward_support import make_case
 from evidence import report
 from evidence.parts import PARTS, Part
 from records_support import made_up_card, measured_row, rows_json
 from sampling import of_today
-from test_emulate_backward import check
+from test_backward import check
 
 from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 from cufa.gpu.architectures import Device
@@ -113,7 +114,7 @@ def test_each_is_right(head_dim, causal):
             seed=n,
         )
         ordered = contender.problem is not None
-        check(plan.spec, None, case, config=config, deterministic=ordered, trace=False)
+        check(EMULATE, plan.spec, None, case, config=config, deterministic=ordered, trace=False)
 
 
 def test_the_suite_is_hoppers():

@@ -57,13 +57,13 @@ CORE = [
         ("self.mask.query_tiles if self.by_keys", "self.mask.query_tiles if not self.by_keys", "rows for columns"),
     ),
     *_of(
-        "cufa/schedule/order.py", "schedule dashboard_launch emulate_backward",
+        "cufa/schedule/order.py", "schedule dashboard_launch backward",
         ("place, num_blocks - 1 - place", "place, place", "persistent blocks never turn around"),
         ("short = rows * 3 // 8", "short = rows // 2", "another order than the kernel's"),
         ("(free, (at + length, slot))", "(free, (at, slot))", "a slot is free before its block has ended"),
     ),
     *_of(
-        "cufa/problem/scores.py", "masks cpu_backward reference_backward",
+        "cufa/problem/scores.py", "masks backward reference_backward",
         ("return 1 - (capped", "return 1 + (capped", "the slope of a soft cap above 1"),
     ),
     *_of(
@@ -72,12 +72,12 @@ CORE = [
         ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
     ),
     *_of(
-        "cufa/kernels/params.py", "planner emulate_kernels",
+        "cufa/kernels/params.py", "planner forward",
         ("max(scale * log2_e, SMALLEST_SCALE)", "scale * log2_e", "NaN from a mask and a scale of 0"),
         ("s // itemsize for s", "s * itemsize for s", "strides in bytes where elements are meant"),
     ),
     *_of(
-        "cufa/problem/problem.py", "problem planner api decode_api emulate_decode_window",
+        "cufa/problem/problem.py", "problem planner api decode_api decode_windows",
         ("return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)",
          "return 0 in (self.batch, self.heads, self.seqlen_q)", "no keys: a launch over nothing"),
         ("max(self.seqlen_k - first, self.cache.new_tokens)", "self.seqlen_k - first",
@@ -157,7 +157,7 @@ CALLS = [
         ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
     ),
     *_of(
-        "cufa/schedule/decode.py", "decode_splits decode_cpu decode_merge emulate_decode_window",
+        "cufa/schedule/decode.py", "decode_splits decode_cpu decode_merge decode_windows decode",
         ("return min(max(first * block_kv, begin), end), min(last * block_kv, end)",
          "return min(max(first * block_kv, begin), end), last * block_kv", "the last split reads past its sequence"),
         ("return share * self.total // self.used", "return share * (self.total // self.used)", "the last tiles belong to nobody"),
@@ -181,7 +181,7 @@ CALLS = [
 
 CPU = [
     *_of(
-        "cufa/run/cpu/forward.py", "cpu_backend",
+        "cufa/run/cpu/forward.py", "forward_cpu forward",
         ("shift = np.where(m_new == -np.inf, 0, m_new)", "shift = m_new", "NaN for rows that see nothing yet"),
         ("    np.copyto(O, 0, where=l == 0)\n", "", "NaN for rows that see nothing"),
         ("not self.is_masked(i, j) or np.isfinite(V).all()", "True", "0 · inf of a value that is not seen"),
@@ -189,19 +189,19 @@ CPU = [
         ("if self.is_masked(i, j):\n            hide", "if i == j:\n            hide", "masked tiles beside the diagonal"),
     ),
     *_of(
-        "cufa/run/cpu/tiles.py", "cpu_backend cpu_backward",
+        "cufa/run/cpu/tiles.py", "forward_cpu backward_cpu forward",
         ("part = slice(columns[0], columns[-1] + 1)", "part = slice(columns[0], columns[-1])", "the last hidden column is seen"),
         ("!= TileClass.CLEAR)", "== TileClass.SKIP)", "tiles that the mask cuts are not masked"),
     ),
     *_of(
-        "cufa/run/cpu/decode.py", "decode_cpu decode_api decode_cpu_memory",
+        "cufa/run/cpu/decode.py", "decode_cpu decode_api decode",
         ("count = min(size - slot, start", "count = min(size, start", "tokens appended past the end of a page"),
         ("tokens - 1 + first <= start", "first <= start", "later tokens see what lies before their window"),
         ("(last is None or stop - 1 <= last)", "(last is None or stop - 2 <= last)", "a token sees the one after it"),
         ("S.copy()), m, l  #", "S), m, l  #", "observers are told P for S"),
     ),
     *_of(
-        "cufa/run/cpu/cache.py", "decode_cpu decode_api decode_cpu_memory",
+        "cufa/run/cpu/cache.py", "decode_cpu decode_api decode",
         ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if wide.max(initial=0) <= largest:",
          "-inf in a float16 cache is -65536"),
         ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if -largest <= wide.min(initial=0):",
@@ -214,7 +214,7 @@ CPU = [
         ("if j == visited[0] else []", "", "FA2 loads Q with every tile"),
     ),
     *_of(
-        "cufa/run/cpu/backward.py", "cpu_backward backward_api",
+        "cufa/run/cpu/backward.py", "backward_cpu backward backward_api",
         ("delta[..., 0] -= dlse", "delta[..., 0] += dlse", "dlse with the wrong sign"),
         ("dK *= heads.scale", "dK *= 1", "dK is not scaled"),
         ("hidden is None or _finite(Q, dO, K, V, delta)", "hidden is None or _finite(Q, dO, K, delta)",
@@ -260,7 +260,7 @@ TOOLS = [
 
 FORWARD = [
     *_of(
-        "cuda_src/shared/mask.cuh", "emulate_masks emulate_kernels emulate_backward",
+        "cuda_src/shared/mask.cuh", "forward backward",
         ("return among_keys(i64(row) + first);", "return among_keys(i64(row) + first + 1);", "the left edge one key late"),
         ("return among_keys(i64(row) + 1 + last);", "return among_keys(i64(row) + last);", "the right edge one key early"),
         ("range.clear_end = keys_end(first_row) / BC;", "range.clear_end = keys_end(last_row) / BC;", "masked tiles called clear"),
@@ -269,7 +269,7 @@ FORWARD = [
         ("if (KIND == MASK_BAND && begin >= end) range", "if (false) range", "a block that sees nothing visits tiles"),
     ),
     *_of(
-        "cuda_src/shared/softmax.cuh", "emulate_kernels emulate_planted",
+        "cuda_src/shared/softmax.cuh", "forward emulate_planted",
         ("x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 2));",
          "x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 1));", "the maximum of half a row"),
         ("l[r] *= alpha[r];", "", "a row's sum is not brought to the new maximum"),
@@ -277,57 +277,57 @@ FORWARD = [
         ("int SLACK = 8", "int SLACK = 24", "float16 probabilities overflow"),
     ),
     *_of(
-        "cuda_src/mma/copy.cuh", "emulate_kernels emulate_findings",
+        "cuda_src/mma/copy.cuh", "forward emulate_findings",
         ("!CHECK_ROWS || row + i * STEP < valid_rows);", "true);", "rows past the end are read"),
     ),
     *_of(
-        "cuda_src/mma/copy_unit.cuh", "emulate_kernels emulate_findings",
+        "cuda_src/mma/copy_unit.cuh", "forward emulate_findings",
         ("return (units | 1) * 16;", "return units * 16;", "another pitch than the planner's"),
         ("for (int row = thread; row < ROWS; row += NUM_THREADS) {\n    st_shared_vec4",
          "for (int row = thread; row < ROWS - 1; row += NUM_THREADS) {\n    st_shared_vec4", "the padding of the last row"),
     ),
     *_of(
-        "cuda_src/forward/fa3/persistent_items.cuh", "emulate_kernels dashboard_launch",
+        "cuda_src/forward/fa3/persistent_items.cuh", "forward dashboard_launch",
         ("const u32 place = round % 2 == 0 ?", "const u32 place = true ?", "another order than is simulated"),
     ),
     *_of(
-        "cuda_src/shared/schedule.cuh", "emulate_kernels dashboard_launch",
+        "cuda_src/shared/schedule.cuh", "forward dashboard_launch",
         ("(i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;\n}\n\n// One record",
          "(i64(item.batch) * p.kv_heads + item.head) * p.seqlen_q + row;\n}\n\n// One record", "the LSE of another head"),
     ),
     *_of(
-        "cuda_src/shared/softcap.cuh", "emulate_masks emulate_backward",
+        "cuda_src/shared/softcap.cuh", "forward backward",
         ("fabsf(x) < 0.5f ? fmaf(x * square, tail, x)", "fabsf(x) < 5.0f ? fmaf(x * square, tail, x)",
          "the series of tanh where it does not converge"),
     ),
     *_of(
-        "cuda_src/shared/score.cuh", "emulate_masks emulate_backward",
+        "cuda_src/shared/score.cuh", "forward backward",
         ("const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r,", "const VisibleColumns<KIND, SEGMENT> visible(mask, row,",
          "the mask of the row eight above"),
     ),
     *_of(
-        "cuda_src/forward/fa2/kernel.cu", "emulate_kernels emulate_masks",
+        "cuda_src/forward/fa2/kernel.cu", "forward",
         ("for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];", "", "the sum of half the keys"),
     ),
     *_of(
-        "cuda_src/forward/fa2/store.cuh", "emulate_kernels emulate_masks",
+        "cuda_src/forward/fa2/store.cuh", "forward",
         ("lane % 4 == 0 && group_row + row < ended.stored_rows()", "lane % 4 == 0", "an LSE past the end"),
     ),
     *_of(
-        "cuda_src/forward/fa1/kernel.cu", "emulate_kernels emulate_masks",
+        "cuda_src/forward/fa1/kernel.cu", "forward",
         ("state.load(head, group, first_row, j == 0);", "state.load(head, group, first_row, true);", "what was summed is forgotten"),
         ("if (slice == 0) state.update_rows", "state.update_rows", "rows are updated once per slice"),
     ),
     *_of(
-        "cuda_src/forward/fa3/consumer_items.cuh", "emulate_fa3 emulate_kernels emulate_masks",
+        "cuda_src/forward/fa3/consumer_items.cuh", "emulate_fa3 forward",
         ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
     ),
     *_of(
-        "cuda_src/forward/fa3/kernel.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        "cuda_src/forward/fa3/kernel.cu", "emulate_fa3 forward",
         ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
     ),
     *_of(
-        "cuda_src/forward/fa3/tiles.cuh", "emulate_fa3 emulate_kernels emulate_masks",
+        "cuda_src/forward/fa3/tiles.cuh", "emulate_fa3 forward",
         ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
         ("return j >= tiles.clear_end;", "return false;", "the first tile of an item is not masked"),
     ),
@@ -335,30 +335,30 @@ FORWARD = [
 
 DECODING = [
     *_of(
-        "cuda_src/decode/sequence.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
+        "cuda_src/decode/sequence.cuh", "decode",
         ("return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};",
          "return {old_keys, APPEND ? old_keys + p.new_tokens : old_keys};", "keys past the end of the cache"),
         ("return APPEND ? min(first, max(keys - p.new_tokens, 0)) : first;", "return first;", "new tokens that nobody sees are lost"),
         ("return min(max(entry, 0), p.num_pages - 1);", "return min(max(entry, 0), p.num_pages);", "a wild page is read"),
     ),
     *_of(
-        "cuda_src/decode/schedule.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
+        "cuda_src/decode/schedule.cuh", "decode",
         ("span.last_tile = min(span.first_tile + each, end);", "span.last_tile = span.first_tile + each;",
          "the last split reads past its sequence"),
     ),
     *_of(
-        "cuda_src/shared/parts.cuh", "emulate_decode emulate_decode_calls",
+        "cuda_src/shared/parts.cuh", "decode",
         ("l = l * old_weight + u32_as_float(ml_part.y) * weight;", "l = l + u32_as_float(ml_part.y) * weight;",
          "sums of parts at different maxima"),
     ),
     *_of(
-        "cuda_src/decode/merge.cuh", "emulate_decode emulate_decode_calls",
+        "cuda_src/decode/merge.cuh", "decode",
         ("inverse *= ld_global<float>(p.v_scale + span.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
          "every head has the scale of the first"),
         ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),
     ),
     *_of(
-        "cuda_src/decode/merge.cuh", "emulate_decode_scores",
+        "cuda_src/decode/merge.cuh", "decode",
         ("float inverse = row_factor(p, whole, 0, head);", "float inverse = row_factor(p, whole, 0, span.kv_head);",
          "heads that share keys share a sink"),
         ("  float inverse = row_factor(p, whole, 0, head);\n  if (vector == 0 && p.lse != nullptr) {\n    "
@@ -372,7 +372,7 @@ DECODING = [
          "something joins every part, not the row once"),
     ),
     *_of(
-        "cuda_src/decode/tile.cuh", "emulate_decode_scores",
+        "cuda_src/decode/tile.cuh", "decode",
         ("span.kv_head * p.group_size + head);", "span.kv_head * p.group_size);", "a group's rows have its first head's slope"),
         ("p.alibi_slopes + i64(span.batch) * p.alibi_stride +", "p.alibi_slopes +", "all sequences have the first one's slopes"),
         ("const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);",
@@ -384,23 +384,23 @@ DECODING = [
          "places are those before tokens were appended"),
     ),
     *_of(
-        "cufa/plan/decode.py", "emulate_decode_scores",
+        "cufa/plan/decode.py", "decode",
         ('"alibi_stride": stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
     ),
     *_of(
-        "cuda_src/decode/sequence.cuh", "emulate_decode_streaming",
+        "cuda_src/decode/sequence.cuh", "decode",
         ("return {0, all - (first - kept_tiles(p, keys))};", "return {0, all};", "tiles that nobody sees are counted"),
         ("return key < gap_start ? key : key + gap;", "return key + gap;", "kept keys are not those at the beginning"),
         ("(MASK == MASK_BAND || place + count > p.keep)", "MASK == MASK_BAND", "keys that nobody sees are not made zeros"),
     ),
     *_of(
-        "cuda_src/decode/tile.cuh", "emulate_decode_streaming",
+        "cuda_src/decode/tile.cuh", "decode",
         ("max(min(p.keep, place[r] + 1), min(p.prefix, keys))", "max(p.keep, min(p.prefix, keys))",
          "a token sees kept keys after its own"),
         ("max(min(p.keep, place[r] + 1), min(p.prefix, keys))", "min(p.keep, place[r] + 1)", "a prefix is causal"),
     ),
     *_of(
-        "cufa/problem/problem.py", "emulate_decode_streaming",
+        "cufa/problem/problem.py", "decode_windows decode",
         ("return Kept(window, self.first_keys[0])", "return Kept(window, 0)", "kept keys are not counted on the host"),
     ),
 ]  # fmt: skip

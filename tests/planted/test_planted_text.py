@@ -7,12 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_emulate_backward_scores
-import test_emulate_fa3_scores
-import test_emulate_lengths
-import test_emulate_masks_beyond
+import test_emulate_contract_bugs
 import test_emulate_planted
-import test_emulate_splits
 from mutant_table import MUTANTS, file_of_tests
 
 from cufa.build.compiler import SOURCE_DIR
@@ -24,24 +20,7 @@ PLACES = {
         for group, bugs in test_emulate_planted.BUGS.items()
         for i, bug in enumerate(bugs)
     },
-    **{
-        (module.__name__, name): (bug[0], bug[1])
-        for module in (
-            test_emulate_backward_scores,
-            test_emulate_fa3_scores,
-            test_emulate_masks_beyond,
-            test_emulate_splits,
-        )
-        for name, bug in module.PLANTED.items()
-    },
-    **{
-        (test_emulate_fa3_scores.__name__, name): (bug[0], bug[1])
-        for name, bug in test_emulate_fa3_scores.PLANTED_NEAR_0.items()
-    },
-    **{
-        (test_emulate_lengths.__name__, name): (bug[4], bug[5])
-        for name, bug in test_emulate_lengths.BUGS.items()
-    },
+    **{("contract", name): (bug.file, bug.old) for name, bug in test_emulate_contract_bugs.PLANTED.items()},
 }
 
 

@@ -1,5 +1,4 @@
-"""Padded, packed and dense calls with lengths, sinks and slopes, for tests that execute kernels, on a CPU or on a GPU:
-what lies behind a sequence is NaN."""
+"""Padded, packed and dense calls with lengths, sinks and slopes: the padding behind a sequence is NaN."""
 
 from __future__ import annotations
 
@@ -81,7 +80,13 @@ class Ragged:
         assert not got[expected == 0].astype(np.float64).any() or name == "dsink", f"{name}: zeros are exact"
 
 
-def packed(lengths: str, options: str, head_dim: int, dtype: str, tail: int = 70, seed: int = 0) -> Ragged:
+Options = str | dict[str, Any]
+"""A name in OPTIONS, or the options of a call."""
+
+
+def packed(
+    lengths: str, options: Options, head_dim: int, dtype: str, tail: int = 70, seed: int = 0
+) -> Ragged:
     cu_q, cu_k = (np.append(0, np.cumsum(n)).astype(np.int32) for n in LENGTHS[lengths])
     q, k = (cu_q[-1] + tail, 4, head_dim), (cu_k[-1] + tail, 2, head_dim)
     there = np.arange(len(range(q[0]))) < cu_q[-1], np.arange(k[0]) < cu_k[-1]
@@ -90,15 +95,16 @@ def packed(lengths: str, options: str, head_dim: int, dtype: str, tail: int = 70
     )
 
 
-def padded(lengths: str, options: str, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
+def padded(lengths: str, options: Options, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
     queries, keys = (np.array(n, np.int32) for n in LENGTHS[lengths])
     q, k = (3, 4, queries.max() + 3, head_dim), (3, 2, keys.max() + 5, head_dim)
     there = tuple(np.arange(x[2]) < n[:, None, None] for x, n in ((q, queries), (k, keys)))
     return _case(q, k, q[:3], there, {"seqlens_q": queries, "seqlens_k": keys}, options, dtype, seed)
 
 
-def dense(rows: int, keys: int, options: str, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
+def dense(lengths: tuple[int, int], options: Options, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
     """Sequences that are all as long as the arrays."""
+    rows, keys = lengths
     q, k = (3, 4, rows, head_dim), (3, 2, keys, head_dim)
     return _case(q, k, q[:3], (np.True_, np.True_), {}, options, dtype, seed)
 
@@ -108,7 +114,7 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed) -> 
     q, dout = (rng.standard_normal(q_shape).astype(DTYPES[dtype]) for _ in "ab")
     k, v = (rng.standard_normal(k_shape).astype(DTYPES[dtype]) for _ in "ab")
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
-    given = OPTIONS[options]
+    given = OPTIONS[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths
     if is_packed:
         positional = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
@@ -128,6 +134,9 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed) -> 
     behind = ~np.broadcast_to(there[0], lse_shape)
     of_lse[behind] = dlse[behind] = np.nan
     return Ragged((dout, q, k, v, of_out, of_lse), lengths, given, dlse, expected)
+
+
+MAKE = {"packed": packed, "padded": padded, "dense": dense}
 
 
 def _rows_of(q_shape, k_shape):

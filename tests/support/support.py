@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -209,26 +210,28 @@ def forward_operands(q: Any, k: Any, v: Any, xp: Any = np, lse: bool = True) -> 
 
 
 def assert_tiles(plan: Plan, records: np.ndarray) -> None:
-    """One record per query block and head, saying what the schedule says. (naive has no tiles to count.)"""
-    problem, schedule, ranges = plan.problem, plan.schedule, plan.schedule.ranges
+    """One record per block of each sequence and head: it visits as many tiles, and as many clear ones, as the schedule
+    says, the first of each where it says. (naive has no tiles to count.)"""
     if plan.spec.name == "naive":
         assert len(records) == 0
         return
-    heads = problem.batch * problem.heads
-    expected = {
-        "q_block": np.arange(schedule.num_q_blocks),
-        "first_tile": ranges.first,
-        "tiles_visited": ranges.count,
-        "tiles_skipped": schedule.num_kv_blocks - ranges.count,
-        "first_clear": ranges.clear_first,
-        "tiles_clear": ranges.clear,
-    }
-    assert len(records) == heads * schedule.num_q_blocks
-    head, batch = np.tile(np.arange(problem.heads), problem.batch), np.arange(problem.batch)
-    np.testing.assert_array_equal(records["head"], np.repeat(head, schedule.num_q_blocks))
-    np.testing.assert_array_equal(records["batch"], np.repeat(batch, problem.heads * schedule.num_q_blocks))
-    for field, of_head in expected.items():
-        np.testing.assert_array_equal(records[field], np.tile(of_head, heads), err_msg=field)
+    found = {(int(x["batch"]), int(x["head"]), int(x["q_block"])): x for x in records}
+    blocks = 0
+    for part in plan.problem.parts:
+        schedule = plan.schedule_of(part.problem)
+        by_keys, problem = schedule.by_keys, plan.problem
+        heads = range(problem.kv_heads)[part.kv_heads] if by_keys else range(problem.heads)[part.heads]
+        sequences = range(part.sequence, part.sequence + part.problem.batch)
+        for place in itertools.product(sequences, heads, range(len(schedule.classes))):
+            record, classes = found[place], schedule.classes[place[2]]
+            visited, clear = np.flatnonzero(classes > 0), np.flatnonzero(classes == 2)
+            expected = {"tiles_visited": len(visited), "tiles_clear": len(clear)}
+            expected |= {"tiles_skipped": len(classes) - len(visited)}
+            expected |= {"first_tile": visited[0]} if len(visited) else {}
+            expected |= {"first_clear": clear[0]} if len(clear) else {}
+            assert {name: record[name] for name in expected} == expected, place
+            blocks += 1
+    assert blocks == len(records) == len(found)
 
 
 def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:

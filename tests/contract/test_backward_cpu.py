@@ -1,5 +1,5 @@
-"""The backward on the CPU: against float64 in any tiles, whatever the arrays hold and however they lie; the tiles it
-visits, its threads and its memory."""
+"""The backward by NumPy, beyond what every backend promises (test_backward.py): tiles of any size, bad numbers that
+reach only what sees them, any strides, what an observer is told of each tile, threads and memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import warnings
 import numpy as np
 import pytest
 from backward_support import NAMES, Case, assert_gradients, expected, make_case
+from cpu_support import SMALL
 from evidence.promises import naive_numpy_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
 from support import DTYPES, EPSILON, make_problem
-from test_cpu_backend import LAYOUTS
+from test_forward_cpu import LAYOUTS
 
 from cufa import attention_reference
 from cufa.kernels import TileConfig
@@ -26,10 +27,6 @@ from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.options import resolve_mask
 from cufa.run.cpu import backward as cpu_backward
 from cufa.run.cpu import tiles as cpu_tiles
-
-#: Small tiles, so that small shapes have edges on every side.
-SMALL = TileConfig(block_q=16, block_kv=24, num_warps=0)
-LENGTHS = [(1, 1), (1, 97), (97, 1), (15, 23), (16, 24), (17, 25), (31, 49), (5, 211), (211, 5), (48, 48)]
 
 
 def plan_for(case: Case, config=SMALL) -> Plan:
@@ -53,50 +50,6 @@ def gradients(case: Case, *, config=SMALL, strides=lambda x: x, **options):
 
 
 # --- Results ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_lengths_at_every_edge(dtype, causal):
-    for seed, lengths in enumerate(LENGTHS):
-        case = make_case(2, 4, 2, *lengths, 24, dtype, seed=seed, dlse=seed % 2 == 0, causal=causal)
-        assert_gradients(gradients(case), case)
-
-
-@pytest.mark.parametrize("config", [SMALL, BACKWARD.cpu_config], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 3), (6, 2), (6, 1), (24, 2)])
-def test_grouped_heads(heads, kv_heads, config):
-    case = make_case(3, heads, kv_heads, 20, 41, 16, "float32", causal=True)
-    assert_gradients(gradients(case, config=config), case)
-
-
-@pytest.mark.parametrize("softcap", [None, 1.0, 30.0])
-@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3), Band(5, None, 30), Band(None, 0, -20)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_masks_and_caps(dtype, mask, softcap):
-    case = make_case(1, 2, 1, 70, 60, 32, dtype, mask=mask, softcap=softcap, dlse=True)
-    assert_gradients(gradients(case), case)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_default_tiles(dtype):
-    case = make_case(1, 2, 1, 600, 700, 64, dtype, causal=True)
-    assert_gradients(gradients(case, config=BACKWARD.cpu_config), case)
-
-
-@pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 256])
-def test_head_dims(head_dim):
-    case = make_case(1, 2, 2, 40, 60, head_dim, "float32", causal=True)
-    assert_gradients(gradients(case), case)
-
-
-@pytest.mark.parametrize("scale", [0.0, 1.7])
-def test_scales(scale):
-    case = make_case(1, 2, 1, 30, 40, 16, "float32", scale=scale)
-    got = gradients(case)
-    assert_gradients(got, case)
-    if not scale:
-        assert (got[0] == 0).all() and (got[1] == 0).all() and (got[2] != 0).all()
 
 
 @given(data=st.data())
@@ -317,10 +270,3 @@ def test_memory_grows_with_the_length_not_its_square():
     """Four times the length, sixteen times the scores."""
     small, big = (cpu_tiles.extra_memory(lambda n=n: run_large(large(n, "bfloat16"))) for n in (512, 2048))
     assert big < 5 * small
-
-
-def test_the_gradient_of_lse_of_rows_that_see_nothing_is_not_read():
-    case = make_case(1, 2, 1, 150, 60, 16, "float32", causal=True, dlse=True)
-    dlse = case.dlse.copy()
-    dlse[:, :, :90] = np.nan
-    assert_gradients(gradients(dataclasses.replace(case, dlse=dlse)), case)

@@ -1,0 +1,561 @@
+"""The contract of the backward: dq, dk and dv within the bound of backward_support.assert_gradients of float64, for
+every kernel, dtype, tiling, mask and shape; exactly 0 where nothing is seen; any strides, and nothing written around
+the results.
+
+Executed kernels run in checked mode: a race, a deadlock or an access out of range fails the test, too. Persistent
+blocks have no fixed order of additions; where ``deterministic`` is asked for, the bits are the same in every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from backends import CPU, EMULATE, GPU, backends, contract
+from backward_support import NAMES, assert_gradients, make_case, near, seen, serves
+from cpu_support import SMALL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_support import BANDS, assert_visited
+from support import assert_tiles, make_inputs
+
+import cufa
+from cufa.gpu.architectures import Device
+from cufa.kernels import KERNELS, kernels_of
+from cufa.kernels.backward.fa2 import BackwardConfig
+from cufa.kernels.support import refusal
+from cufa.plan.dense import BACKWARD
+from cufa.plan.planner import fitting_configs
+from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.run.emulate.calls import Execution
+from cufa.schedule import key_order
+
+SPECS = list(kernels_of("backward").values())
+BOTH = (False, True)
+PLAIN = Execution("plain")
+
+
+def check(backend, spec, precision, case, *, config=None, trace=None, **how):
+    """One call, held to float64; of executed kernels the tiles are held to brute force."""
+    trace = backend is EMULATE if trace is None else trace
+    config = SMALL if backend is CPU and config is None else config
+    how = {"algorithm": spec.algorithm, "precision": precision, "config": config, "trace": trace, **how}
+    done = backend.backward(*case.arrays, **case.options, **how)
+    assert_gradients(done.gradients, case, precision)
+    assert backend is not EMULATE or done.plan.spec is spec
+    if trace:
+        assert len(done.records) == len(case.k) * case.k.shape[1] * done.plan.schedule.num_kv_blocks
+        assert_visited(done.plan, seen(case), done.records)
+    return done
+
+
+def auto(backend, case, **how):
+    """As :func:`check`, by the kernel that the call takes."""
+    done = backend.backward(*case.arrays, **case.options, **how)
+    assert_gradients(done.gradients, case, how.get("precision"))
+    return done
+
+
+def numpy_once(backend, spec, *_) -> bool:
+    """NumPy has one backward, whatever the algorithm."""
+    return backend is not CPU or spec.algorithm == "fa2"
+
+
+def gradients(names="", serves=numpy_once, **sizes):
+    return contract(names, "backward", serves, **sizes)
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------
+
+LENGTHS = [(1, 1), (1, 97), (97, 1), (15, 23), (16, 24), (17, 25), (31, 49), (5, 211), (211, 5), (48, 48)]
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k: in each, sequences and heads that share keys
+    "one query, one key": (2, 2, 1, 1, 1),
+    "one query": (2, 4, 2, 1, 131),
+    "many queries, few keys: rows that see none": (2, 2, 1, 150, 17),
+    "eight heads of one": (2, 8, 1, 33, 70),
+    "primes": (2, 3, 1, 67, 101),
+}
+
+
+@gradients(
+    "shape, causal, deterministic",
+    cpu=itertools.product([(2, 4, 2, *x) for x in LENGTHS], BOTH, [False]),
+    emulate=itertools.product(EDGES.values(), [True], BOTH),
+)
+def test_lengths(backend, spec, dtype, precision, shape, causal, deterministic):
+    head_dim = 24 if backend is CPU else near(spec, 64)
+    case = make_case(*shape, head_dim, dtype, causal=causal, dlse=backend is EMULATE or shape[3] % 2 == 1)
+    check(backend, spec, precision, case, deterministic=deterministic)
+
+
+#: What FlashAttention's own tests run.
+SIZES = [
+    (1, 239), (3, 799), (799, 3), (97, 97), (128, 128), (200, 200), (256, 512), (307, 256), (640, 128), (512, 256),
+    (1024, 1024), (1023, 1024), (1024, 1023), (2048, 2048),
+]  # fmt: skip
+DTYPES = pytest.mark.parametrize("dtype", dict.fromkeys(dtype for s in SPECS for dtype in s.dtypes))
+
+
+@pytest.mark.sampled(dated=6, pairs=[("lengths", "dtype")])
+@pytest.mark.parametrize("causal", BOTH)
+@pytest.mark.parametrize("lengths", SIZES, ids=str)
+@DTYPES
+@backends("gpu")
+def test_the_peers_sizes(backend, dtype, lengths, causal):
+    for seed, head_dim in enumerate((64, 128) if max(lengths) < 2000 else (128,)):
+        auto(backend, make_case(1, 2, 2, *lengths, head_dim, dtype, seed=seed, causal=causal))
+
+
+@pytest.mark.slow
+@DTYPES
+@backends("gpu")
+def test_the_peers_largest_size(backend, dtype):
+    auto(backend, make_case(1, 1, 1, 4224, 4224, 128, dtype, causal=True))
+
+
+@pytest.mark.sampled(on="gpu", fixed=44, dated=16, pairs=[("spec", "dtype")])
+@gradients(
+    "head_dim",
+    cpu=[8, 40, 72, 128, 256],
+    emulate=[8, 24, 48, 72, 104, 136, 192, 200],  # odd numbers of accumulators side by side
+    gpu=range(8, 257, 8),
+    serves=lambda backend, spec, dtype, precision, head_dim: (
+        (spec.algorithm, dtype) == ("fa2", "float32") if backend is CPU else serves(spec, head_dim)
+    ),
+)
+def test_head_dims(backend, spec, dtype, precision, head_dim):
+    if backend is not GPU:
+        case = make_case(1, 2, 2, 70, 90, head_dim, dtype, causal=True)
+        check(backend, spec, precision, case, trace=False)
+        return
+    # Masks alternate over head dims: all are covered for every kernel, at half the compiles.
+    for causal in BOTH if head_dim in (64, 128, 256, 40) else ((head_dim // 16) % 2 == 0,):
+        case = make_case(2, 4, 2, 130, 190, head_dim, dtype, causal=causal, dlse=True, seed=head_dim)
+        check(backend, spec, precision, case)
+
+
+@gradients(
+    "heads, config",
+    cpu=itertools.product([(1, 1), (6, 6), (6, 3), (6, 2), (6, 1), (24, 2)], [SMALL, BACKWARD.cpu_config]),
+    serves=lambda backend, spec, dtype, *_: (spec.algorithm, dtype) == ("fa2", "float32"),
+)
+def test_grouped_heads(backend, spec, dtype, precision, heads, config):
+    check(backend, spec, precision, make_case(3, *heads, 20, 41, 16, dtype, causal=True), config=config)
+
+
+@pytest.mark.parametrize("deterministic", BOTH)
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1), (6, 3), (16, 1)], ids=str)
+@backends("gpu")
+def test_grouped_heads_of_calls(backend, heads, deterministic):
+    for causal in BOTH:
+        case = make_case(3, *heads, 200, 310, 64, "bfloat16", causal=causal)
+        auto(backend, case, deterministic=deterministic)
+
+
+# --- Tilings ----------------------------------------------------------------------------------------------
+
+
+def tilings():
+    return dict.fromkeys(config for spec in SPECS for config in spec.configs)
+
+
+@pytest.mark.sampled(fixed=5, dated=2)
+@gradients(
+    "config, deterministic",
+    emulate=itertools.product(tilings(), BOTH),
+    serves=lambda backend, spec, dtype, precision, config, _: config in spec.configs,
+)
+def test_every_tiling(backend, spec, dtype, precision, config, deterministic):
+    """Three tiles of queries and three of keys, the last ones ragged; two heads share their keys."""
+    least, most = near(spec, max(config.min_head_dim, 40)), near(spec, config.max_head_dim)
+    head_dim = most if dtype == spec.dtypes[-1] else least
+    arch = next(
+        x
+        for x in ("sm_90", "sm_80", "sm_86")
+        if x == "sm_86" or config in fitting_configs(spec, head_dim, Device.typical(x))
+    )
+    lengths = 2 * config.block_q + 5, 2 * config.block_kv + 3
+    case = make_case(1, 2, 1, *lengths, head_dim, dtype, causal=deterministic, dlse=True)
+    how = {"config": config, "arch": arch, "deterministic": deterministic and not config.plain_only}
+    check(backend, spec, precision, case, trace=False, **how)
+
+
+@pytest.mark.sampled(dated=6, pairs=[("spec", "head_dim")])
+@gradients(
+    "head_dim, deterministic",
+    gpu=itertools.product([40, 64, 96, 128, 192, 256], BOTH),
+    serves=lambda backend, spec, dtype, precision, head_dim, _: serves(spec, head_dim),
+)
+def test_every_tiling_on_a_gpu(backend, spec, dtype, precision, head_dim, deterministic):
+    """Whatever the planner would have chosen. Lengths hang over both tiles."""
+    for config in fitting_configs(spec, head_dim, backend.device):
+        lengths = 2 * config.block_q + 7, 2 * config.block_kv + 13
+        case = make_case(1, 4, 2, *lengths, head_dim, dtype, causal=True, dlse=True)
+        planned = cufa.plan_backward(case.q, case.k, causal=True, deterministic=deterministic, device="cpu")
+        problem = dataclasses.replace(planned.problem, precision=precision or "native")
+        if refusal(spec, problem, config=config) is None:
+            check(backend, spec, precision, case, config=config, deterministic=deterministic)
+
+
+@gradients(cpu=True)
+def test_default_tiles(backend, spec, dtype, precision):
+    case = make_case(1, 2, 1, 600, 700, 64, dtype, causal=True)
+    check(backend, spec, precision, case, config=BACKWARD.cpu_config)
+
+
+# --- Masks and soft caps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(on="gpu", dated=8, pairs=[("mask", "softcap"), ("spec", "mask")])
+@gradients(
+    "mask, softcap",
+    cpu=itertools.product(
+        [FULL, CAUSAL, Band(20, 3), Band(5, None, 30), Band(None, 0, -20)], [None, 1.0, 30.0]
+    ),
+    emulate=itertools.product([FULL, CAUSAL, Band(40, 25)], [None, 2.0]),
+    gpu=itertools.product(
+        [FULL, CAUSAL, Band(64, 0), Band(100, 40), Band(5, None, 30), Band(None, 0, -50), Band(0, 0)],
+        [None, 15.0, 1.0],
+    ),
+)
+def test_masks_and_caps(backend, spec, dtype, precision, mask, softcap):
+    head_dim = 32 if backend is CPU else near(spec, 64)
+    lengths = {"cpu": [(70, 60)], "emulate": [(140, 300)], "gpu": [(150, 150), (70, 300), (300, 70)]}
+    for x in lengths[backend.name]:
+        case = make_case(1, 4, 2, *x, head_dim, dtype, mask=mask, softcap=softcap, dlse=True)
+        check(backend, spec, precision, case)
+
+
+#: The smallest tiles that the 16-bit kernel can be built for: the most tiles for the length.
+SMALLEST = BackwardConfig(32, 32, num_warps=2, num_stages=2, warp_keys=16)
+
+
+@backends("emulate")
+def test_query_tiles_of_any_band(backend):
+    """``query_tiles`` of mask_by_keys.cuh against every score, on the smallest tiles."""
+    lengths = st.tuples(st.integers(1, 200), st.integers(1, 200))
+
+    @given(mask=BANDS, lengths=lengths, seed=st.integers(0, 9), deterministic=st.booleans())
+    @settings(max_examples=100)
+    def run(mask, lengths, seed, deterministic):
+        case = make_case(1, 2, 1, *lengths, 8, "float16", mask=mask, seed=seed)
+        how = {"config": SMALLEST, "execution": Execution("plain", seed), "deterministic": deterministic}
+        check(backend, KERNELS["fa2_backward"], None, case, **how)
+
+    run()
+
+
+@DTYPES
+@backends("gpu")
+def test_any_problem(backend, dtype):
+    """Shapes that no list has; compiled builds are few: one head dim, kinds of masks, cap or none."""
+
+    @given(data=st.data())
+    @settings(max_examples=60)
+    def drawn(data):
+        draw, length = data.draw, st.integers(1, 400)
+        heads = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]))
+        case = make_case(
+            draw(st.integers(1, 3)), *heads, draw(length), draw(length), 64, dtype, mask=draw(BANDS),
+            softcap=draw(st.sampled_from([None, 20.0])), dlse=draw(st.booleans()), seed=draw(st.integers(0, 99)),
+        )  # fmt: skip
+        auto(backend, case, deterministic=draw(st.booleans()))
+
+    drawn()
+
+
+# --- Values -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1.7])
+@backends("cpu", "gpu")
+def test_scales(backend, scale):
+    case = make_case(1, 2, 1, 100, 140, 64, "float32" if backend is CPU else "bfloat16", scale=scale)
+    dq, dk, dv = auto(backend, case).gradients
+    assert (dv != 0).any()
+    if not scale:
+        assert (dq == 0).all() and (dk == 0).all()
+
+
+@backends("gpu")
+def test_after_our_own_forward(backend):
+    """With out and lse as our kernel gives them."""
+    case = make_case(2, 4, 2, 333, 222, 128, "bfloat16", causal=True, dlse=True)
+    own = backend.forward(case.q, case.k, case.v, causal=True)
+    done = backend.backward(*case.arrays[:4], own.out, own.lse, **case.options)
+    assert_gradients(done.gradients, case)
+
+
+@backends("gpu")
+def test_identities(backend):
+    """Σ dk ∘ k = Σ dq ∘ q; a loss of lse alone leaves the values alone."""
+    case = make_case(2, 4, 2, 300, 300, 64, "bfloat16", causal=True)
+    dq, dk, _ = (x.astype(np.float64) for x in auto(backend, case).gradients)
+    of_queries, of_keys = dq * case.q.astype(np.float64), dk * case.k.astype(np.float64)
+    left, right = of_queries.reshape(2, 2, -1).sum(-1), of_keys.reshape(2, 2, -1).sum(-1)
+    largest = np.abs(of_queries).reshape(2, 2, -1).sum(-1)
+    assert (np.abs(left - right) < 2.0**-8 * largest).all()
+    case = make_case(1, 2, 1, 100, 100, 64, "float16", dlse=True)
+    case.dout[...] = 0
+    dq, dk, dv = backend.backward(*case.arrays, **case.options).gradients
+    assert (dv == 0).all() and (dq != 0).any() and (dk != 0).any()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-26])
+@backends("gpu")
+def test_tiny_gradients(backend, size):
+    """float32 kernels compute in pairs of float16 with a unit, which must neither vanish nor overflow."""
+    rng = np.random.default_rng(3)
+    q, k, v, dout = ((rng.standard_normal((1, 2, 150, 64)) * x).astype(np.float32) for x in (1, 1, 1, size))
+    forward = backend.forward(q, k, v, causal=True)
+    found = backend.backward(dout, q, k, v, forward.out, forward.lse, causal=True).gradients
+    exact = cufa.attention_reference_backward(dout, q, k, v, causal=True)
+    for x, x_exact in zip(found, exact, strict=True):
+        assert np.abs(x - x_exact).max() <= 1e-5 * np.abs(x_exact).max()
+
+
+@backends("cpu", "emulate")
+def test_the_gradient_of_lse_of_rows_that_see_nothing_is_not_read(backend):
+    case = make_case(1, 2, 1, 150, 60, 64, "float32" if backend is CPU else "float16", causal=True, dlse=True)
+    dlse = case.dlse.copy()
+    dlse[:, :, :90] = np.nan
+    done = backend.backward(*case.arrays, causal=True, dlse=dlse, algorithm="fa2")
+    assert_gradients(done.gradients, case)
+
+
+@pytest.mark.parametrize("axis", ["batch", "heads", "seqlen_q", "seqlen_k"])
+@backends("gpu")
+def test_zero_size_axes(backend, axis):
+    sizes = {"batch": 2, "heads": 2, "seqlen_q": 5, "seqlen_k": 5, axis: 0}
+    b, h, sq, sk = sizes.values()
+    q, k, v = make_inputs(b, h, h, sq, sk, 64, "float16")
+    forward = backend.forward(q, k, v)
+    for x, y in zip(backend.backward(q, q, k, v, forward.out, forward.lse).gradients, (q, k, v), strict=True):
+        assert x.shape == y.shape and not x.any()
+
+
+# --- Memory -----------------------------------------------------------------------------------------------
+
+
+@gradients(
+    "alignment",
+    emulate=[8, 4, 2],
+    serves=lambda backend, spec, dtype, precision, alignment: (
+        not spec.uses_copy_engine and (alignment >= 4 or dtype != "float32")
+    ),
+)
+def test_narrow_copies(backend, spec, dtype, precision, alignment):
+    """Rows that start at odd multiples of 8, 4 and 2 bytes."""
+
+    def moved(x):
+        wide = np.zeros((*x.shape[:-1], x.shape[-1] + alignment // x.itemsize), x.dtype)
+        wide[..., -x.shape[-1] :] = x
+        return wide[..., -x.shape[-1] :]
+
+    case = make_case(1, 2, 2, 70, 90, 64, dtype, causal=True)
+    names = ("dout", "q", "k", "v", "out")
+    case = dataclasses.replace(case, **{name: moved(getattr(case, name)) for name in names})
+    done = check(backend, spec, precision, case)
+    assert done.plan.problem.alignment == alignment
+
+
+def _within(x):
+    """Inside a larger array of NaN, at an odd address."""
+    import cupy
+
+    around = cupy.full([n + 3 for n in x.shape], -1, x.dtype)
+    view = around[1:-2, 2:-1, 1:-2, 1:-2]
+    view[...] = x
+    return view
+
+
+STRIDES = {
+    "bshd": lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2),
+    "within": _within,
+    "reversed": lambda x: x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1],
+    "every other": lambda x: x.repeat(2, axis=2)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@DTYPES
+@backends("gpu")
+def test_any_strides(backend, dtype, strides):
+    case = make_case(2, 4, 2, 100, 150, 64, dtype, causal=True, dlse=True)
+    auto(backend, case, place=STRIDES[strides])
+
+
+@backends("emulate", "gpu")
+def test_layout_bshd(backend):
+    case = make_case(2, 4, 2, 70, 90, 64, "float16", causal=True)
+    arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in case.arrays[:5]]
+    done = backend.backward(*arrays, case.lse, layout="bshd", causal=True, algorithm="fa2")
+    assert_gradients([x.swapaxes(1, 2) for x in done.gradients], case)
+
+
+@backends("gpu")
+def test_broadcast_inputs(backend):
+    case = make_case(3, 4, 4, 100, 150, 64, "float16")
+    case = dataclasses.replace(case, dout=np.broadcast_to(case.dout[:1, :1, :1], case.q.shape).copy())
+    arrays = [backend.array(x) for x in case.arrays]
+    import cupy
+
+    arrays[0] = cupy.broadcast_to(arrays[0][:1, :1, :1], case.q.shape)
+    assert_gradients([x.get() for x in cufa.flash_attention_backward(*arrays)], case)
+
+
+@pytest.mark.parametrize("deterministic", BOTH)
+@backends("gpu")
+def test_memory_that_was_full_of_nan(backend, deterministic):
+    """The workspace comes from a pool whose memory held something else."""
+    case = make_case(2, 4, 2, 333, 500, 64, "bfloat16", mask=Band(40, 10))
+    for _ in range(3):
+        poison = backend.array(np.full(1 << 26, 0xFF, np.uint8))
+        del poison
+        auto(backend, case, deterministic=deterministic)
+
+
+@backends("gpu")
+def test_nothing_is_written_around_the_results(backend):
+    case = make_case(1, 4, 2, 77, 99, 64, "float16", causal=True)
+    around = {n: backend.array(np.full((3, 6, 103, 80), 7, np.float16)) for n in NAMES}
+    views = {}
+    for name, x in around.items():
+        _, h, s, d = getattr(case, name[1:]).shape
+        views[name] = x[1:2, 1 : 1 + h, 2 : 2 + s, 8 : 8 + d]
+    got = cufa.flash_attention_backward(*map(backend.array, case.arrays), causal=True, **views)
+    assert_gradients([x.get() for x in got], case)
+    for x in views.values():
+        x[...] = 7
+    assert all((x == 7).all() for x in around.values())
+
+
+@pytest.mark.slow
+@backends("gpu")
+def test_strides_of_more_than_32_bits(backend):
+    """Two sequences 2^31 elements apart, all operands in one buffer."""
+    import cupy as cp
+
+    case = make_case(2, 2, 1, 70, 90, 64, "bfloat16", causal=True)
+    apart, room = 1 << 31, 1 << 15
+    memory = cp.empty(apart + 16 * room, cp.uint16)
+
+    def placed(n, x):
+        steps = (apart, *(s // x.itemsize for s in x.strides[1:]))
+        view = cp.lib.stride_tricks.as_strided(memory[n * room :], x.shape, [x.itemsize * s for s in steps])
+        view[...] = cp.asarray(x).view(memory.dtype)
+        return view.view(x.dtype)
+
+    arrays = [placed(n, x) for n, x in enumerate(case.arrays[:5])]
+    results = {name: placed(5 + n, getattr(case, name[1:])) for n, name in enumerate(NAMES)}
+    got = cufa.flash_attention_backward(*arrays, cp.asarray(case.lse), causal=True, **results)
+    assert_gradients([x.get() for x in got], case)
+
+
+# --- Order ------------------------------------------------------------------------------------------------
+
+
+def exact(spec):
+    return "float32" if spec.dtypes == ("float32",) else None
+
+
+@pytest.mark.emulate
+@pytest.mark.sampled(each="spec", fixed=0)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_same_bits_in_every_order(spec, head_dim):
+    """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
+    case = make_case(1, 2, 1, 150, 300, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
+    execution = Execution("checked", copies="early", threads=1)
+    first = check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=True)
+    for order, ordered in (("descending", True), (1, False)):
+        how = {"execution": Execution("plain", order, "late", 3), "deterministic": ordered}
+        run = check(EMULATE, spec, exact(spec), case, **how)
+        for name in NAMES[0 if ordered else 1 :]:
+            assert run.results[name].tobytes() == first.results[name].tobytes(), name
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(100, 40), Band(5, None, 30)], ids=str)
+@backends("gpu")
+def test_traced_tiles_are_the_schedules(backend, mask):
+    done = auto(backend, make_case(2, 4, 2, 500, 700, 64, "bfloat16", mask=mask), trace=True)
+    assert_tiles(done.plan, done.records)
+
+
+ALONE = Execution("plain", threads=1)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("deterministic", BOTH)
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(40, 25)], ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_key_blocks_are_taken_in_the_order_written_down(spec, mask, deterministic):
+    """``key_item`` of the kernels is ``key_order.key_blocks``: on one CPU thread blocks begin one by one."""
+    case = make_case(2, 4, 2, 100, 600, near(spec, 64), spec.dtypes[-1], mask=mask)
+    assert_in_order(check(EMULATE, spec, exact(spec), case, execution=ALONE, deterministic=deterministic))
+
+
+def assert_in_order(done) -> None:
+    expected, records = done.plan.order, done.records
+    by_start = records[np.argsort(records["start_ns"], kind="stable")]
+    np.testing.assert_array_equal(by_start["q_block"], expected.q_block)
+    head = by_start["batch"] * done.plan.problem.kv_heads + by_start["head"]
+    np.testing.assert_array_equal(head, expected.head)
+
+
+#: Of more than 96 columns: persistent blocks, and a thread block each.
+IN_BATCHES = [
+    pytest.param(spec, config, head_dim, id=f"{spec.name}-{config.block_q}-{config.persistent}")
+    for spec, head_dim in ((KERNELS["fa3_backward"], 104), (KERNELS["fa3_backward_wide"], 136))
+    for config in spec.configs
+    if config.fits(head_dim)
+]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("usual", [1, 3])
+@pytest.mark.parametrize(("spec", "config", "head_dim"), IN_BATCHES)
+def test_head_batches_are_taken_in_the_order_written_down(monkeypatch, spec, config, head_dim, usual):
+    """Where memory is slow a head batch without persistent blocks has two heads at most, whatever it has elsewhere."""
+    case = make_case(2, 4, 4, 100, 300, head_dim, "bfloat16", causal=True)
+    blocks = -(-300 // config.block_kv)
+    monkeypatch.setattr(Device, "slow_memory", True)
+    monkeypatch.setattr(key_order, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(key_order, "_GROUP_ITEMS", usual * blocks * config.cluster)
+    monkeypatch.setattr(key_order, "_LAST_ITEMS", blocks)
+    done = check(EMULATE, spec, None, case, execution=ALONE, config=config)
+    assert_in_order(done)
+    size = usual if config.persistent else min(usual, 2)
+    batches = [range(first, min(first + size, 8)) for first in range(0, 8, size)]
+    assert done.plan.order.head.tolist() == [h for batch in batches for _ in range(blocks) for h in batch]
+
+
+# --- The executor's call ----------------------------------------------------------------------------------
+
+
+@pytest.mark.emulate
+def test_counters():
+    """Bytes follow from the arrays, products from the tiles visited: five of a tile each."""
+    case = make_case(1, 2, 2, 256, 256, 64, "float16", causal=True)
+    run = cufa.emulate_backward(*case.arrays, causal=True, mode="counted")
+    assert run.totals["bank_conflicts"] == 0
+    assert run.totals["global_write_bytes"] >= sum(x.nbytes for x in run.results.values())
+    for launch in run.plan.launches:
+        assert len(run.counters[launch.entry]) == int(np.prod(launch.grid))
+    config = run.plan.config
+    per_tile = 5 * config.block_q * config.block_kv * 64
+    assert run.totals["products"] == run.totals["tiles_visited"] * per_tile
+
+
+def test_arguments_of_the_executor_are_checked_as_the_calls_are():
+    case = make_case(1, 2, 1, 20, 30, 64, "float16")
+    with pytest.raises(TypeError, match="q is float64"):
+        cufa.emulate_backward(*(x.astype(np.float64) for x in case.arrays))
+    with pytest.raises(ValueError, match="lse has shape"):
+        cufa.emulate_backward(*case.arrays[:5], case.lse[:, :, 1:])
+    with pytest.raises(TypeError, match="deterministic must be"):
+        cufa.emulate_backward(*case.arrays, deterministic="yes")
+    with pytest.raises(ValueError, match="nothing to execute"):
+        cufa.emulate_backward(*(x[:, :, :0] if x.shape[2] == 20 else x for x in case.arrays))
