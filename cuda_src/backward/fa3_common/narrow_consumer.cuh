@@ -225,7 +225,7 @@ struct NarrowConsumer : TracedConsumer {
     begin_products();
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : ATOM_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
-    const u32 dS = smem.dS + smem.dS_ring.stage(dS_number()) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS;
+    const u32 dS = smem.dS_of(dS_number(), 0) + consumer * NEXT_ROWS;
     const u32 K = smem.K_of(pending_kv) + consumer * NEXT_COLUMNS;
     auto& dQ = dQ_of<LAST>();
     wgmma_registers(dQ);
