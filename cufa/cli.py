@@ -10,29 +10,17 @@ import click
 from . import __version__
 from .streams import clear_failures, use_letters_that_exist
 
-#: Command → (module under cufa.commands, attribute, short help).
+#: Help by command. The command NAME is ``NAME_command`` of cufa.commands.NAME.
 _COMMANDS = {
-    "demo": ("demo", "demo_command", "FA1, FA2 and naive attention side by side on this machine."),
-    "doctor": (
-        "doctor",
-        "doctor_command",
-        "Check driver, compiler, CuPy and GPU; say how to fix what is wrong.",
-    ),
-    "bench": ("bench", "bench_command", "Time kernels over shapes, with errors against float64."),
-    "compare": ("compare", "compare_command", "Two algorithms in one run: measured and predicted ratio."),
-    "tune": ("tune", "tune_command", "Find the fastest tiles for a shape on this GPU and keep them."),
-    "compile": (
-        "compile",
-        "compile_command",
-        "Build every kernel without a GPU: registers, spills, occupancy.",
-    ),
-    "emulate": ("emulate", "emulate_command", "Execute a kernel's CUDA source on the CPU, and check it."),
-    "inside": (
-        "inside",
-        "inside_command",
-        "See what each warp of a kernel waits for, multiplies and stores.",
-    ),
-    "dashboard": ("dashboard", "dashboard_command", "See where the time goes, in a browser on this machine."),
+    "demo": "FA1, FA2 and naive attention side by side on this machine.",
+    "doctor": "Check driver, compiler, CuPy and GPU; say how to fix each problem.",
+    "bench": "Time kernels over shapes, with errors against float64.",
+    "compare": "Two algorithms in one run: measured and predicted ratio.",
+    "tune": "Find the fastest tiles for a shape on this GPU and keep them.",
+    "compile": "Build every kernel without a GPU: registers, spills, occupancy.",
+    "emulate": "Execute a kernel's CUDA source on the CPU, and check it.",
+    "inside": "See each warp of a kernel wait, multiply and store.",
+    "dashboard": "See the time, tile by tile and block by block, in a browser on this machine.",
 }
 
 
@@ -48,15 +36,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(f"cufa.commands.{module}"), attribute)
+        command = getattr(importlib.import_module(f"cufa.commands.{cmd_name}"), f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 @click.command(

@@ -15,21 +15,7 @@ from ..measure.regimes import Regime
 from ..measure.runner import Row, Skipped, run_case
 from ..measure.suites import OPERATION_NAMES, SUITES, Suite
 from ..plan.candidates import algorithms as algorithms_of
-from .common import (
-    Exit,
-    check_algorithm,
-    device_option,
-    fail,
-    find_device,
-    given,
-    json_option,
-    print_json,
-    problem_from,
-    progress,
-    regime_options,
-    shape_options,
-    stderr,
-)
+from . import common
 from .rows import print_needs, print_rows, print_skipped
 
 #: Of all operations, each once.
@@ -58,10 +44,10 @@ _ALGORITHMS = tuple(dict.fromkeys(a for name in OPERATION_NAMES for a in algorit
     help="Also time another library, if it is here: torch's SDPA backends, torch's compiled FlexAttention, "
     "FlashAttention-4. Repeatable.",
 )
-@shape_options(seqlen=1024)
-@device_option
-@regime_options(Regime.IN_TURNS.seconds)
-@json_option
+@common.shape_options(seqlen=1024)
+@common.device_option
+@common.regime_options(Regime.IN_TURNS.seconds)
+@common.json_option
 def bench_command(
     operation: str | None,
     suite: str | None,
@@ -87,17 +73,20 @@ def bench_command(
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or a
     library of --peers is missing.
     """
-    chosen = _suite(suite, operation) if suite or not given(shape) else None
-    target = find_device(device, cpu_will_do=chosen is None or not chosen.gpu_only)
+    chosen = _suite(suite, operation) if suite or not common.given(shape) else None
+    target = common.find_device(device, cpu_will_do=chosen is None or not chosen.gpu_only)
     for family in (peers.FAMILIES[name] for name in families):
         if family.missing:
-            fail(Exit.MISSING, f"--peers {family.name}: {family.missing} (cufa never needs it otherwise)")
+            common.fail(
+                common.Exit.MISSING,
+                f"--peers {family.name}: {family.missing} (cufa never needs it otherwise)",
+            )
     cases = _cases(chosen, operation, shape, target)
     for name in algorithms:
-        check_algorithm(name, dict.fromkeys(case.problem.operation for case in cases))
+        common.check_algorithm(name, dict.fromkeys(case.problem.operation for case in cases))
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    with progress() as bar:
+    with common.progress() as bar:
         task = bar.add_task("measuring this machine's ceilings", total=len(cases))
         limits = measure_limits(target)
         for seed, case in enumerate(cases):
@@ -108,16 +97,16 @@ def bench_command(
             skipped += missed
             bar.advance(task)
     if as_json:
-        print_json(measured.run_json(rows, skipped, target, limits))
+        common.print_json(measured.run_json(rows, skipped, target, limits))
     else:
         print_rows(rows)
         print_needs(rows)
         print_skipped(skipped)
     wrong = [row for row in rows if not row.is_number]
     for row in wrong:
-        stderr().print(f"not a number: {row.label} on {row.title}", style="red", markup=False)
+        common.stderr().print(f"not a number: {row.label} on {row.title}", style="red", markup=False)
     if wrong or not rows:
-        raise SystemExit(int(Exit.FAILED))
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 def _suite(name: str | None, operation: str | None) -> Suite:
@@ -131,12 +120,12 @@ def _cases(
     suite: Suite | None, operation: str | None, shape: dict[str, Any], device: Device | None
 ) -> list[Case]:
     if suite is None:
-        problem = problem_from(shape, device, operation or OPERATION_NAMES[0])
+        problem = common.problem_from(shape, device, operation or OPERATION_NAMES[0])
         names = algorithms_of(problem.operation)[1:]
         return [Case(problem, tuple(Contender(name) for name in names))]
     if suite.gpu_only and device is None:
         here = ", ".join(s.name for s in SUITES.values() if not s.gpu_only)
-        fail(Exit.MISSING, f"--suite {suite.name} is made for a GPU; {here} run here")
+        common.fail(common.Exit.MISSING, f"--suite {suite.name} is made for a GPU; {here} run here")
     cases = [case for case in suite.cases(device) if operation in (None, case.problem.operation)]
     if not cases:
         raise click.UsageError(f"--suite {suite.name} has no case of {operation}")

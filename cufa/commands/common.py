@@ -1,4 +1,4 @@
-"""What the commands share: options, exit codes, where output goes, and finding the device."""
+"""Shared by the commands: options, exit codes, output streams, tables, and finding the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import click
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from ..calls.shapes import FORWARD_DTYPES, MAX_CAPACITY, MAX_TOKENS
 from ..gpu.architectures import Device
@@ -40,16 +42,26 @@ class Exit(enum.IntEnum):
     MISSING = 3
 
 
-def stdout() -> Console:
-    """For results; wide enough for a table when they go to a file. (Consoles are made at each use, so that
-    redirected streams are honoured.)"""
+def stdout(width: int = 120) -> Console:
+    """For results; of this width when they go to a file. (Consoles are made at each use, so that redirected streams are
+    honoured.)"""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 def stderr() -> Console:
     """For progress and remarks."""
     return Console(stderr=True, highlight=False)
+
+
+def table(text: Iterable[str], figures: Iterable[str], title: str = "", **columns: Any) -> Table:
+    """Columns of text, then columns of figures; ``columns``: options of all of them."""
+    found = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in text:
+        found.add_column(name, **columns)
+    for name in figures:
+        found.add_column(name, justify="right", **columns)
+    return found
 
 
 def fail(code: Exit, message: str) -> NoReturn:
@@ -68,8 +80,8 @@ def progress() -> Progress:
 
 
 def find_device(choice: str, cpu_will_do: bool = True) -> Device | None:
-    """The current GPU, or None for the CPU. Exits when ``choice`` is "cuda" and there is none; proposes the
-    CPU then, if the command has the choice and ``cpu_will_do``."""
+    """The current GPU, or None for the CPU. Exits when ``choice`` is "cuda" and there is no GPU; the message proposes
+    the CPU if the command has --device and ``cpu_will_do``."""
     if choice == "cpu":
         return None
     try:
@@ -263,7 +275,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
 
 
 def check_algorithm(name: str, operations: Iterable[str]) -> None:
-    """A usage error that names those there are, where none of the operations has it."""
+    """A usage error that lists the algorithms of the operations, where none of the operations has this one."""
     known = {operation: algorithms(operation)[1:] for operation in operations}
     if not any(name in names for names in known.values()):
         there = "; ".join(f"{operation} has {', '.join(names)}" for operation, names in known.items())
@@ -271,28 +283,30 @@ def check_algorithm(name: str, operations: Iterable[str]) -> None:
 
 
 def given(options: Iterable[str]) -> bool:
-    """Whether any of them stood on the command line."""
+    """Whether any of the options stood on the command line."""
     source = click.get_current_context().get_parameter_source
     return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in options)
+
+
+def _short(value: float, unit: str, most: float) -> str:
+    """Three digits, or all digits from ``most`` on."""
+    return f"{value:.3g} {unit}" if value < most else f"{value:.0f} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
     """Three digits and a unit."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= scale:
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
+            return _short(seconds / scale, unit, 1000)
     return f"{seconds * 1e6:.3g} µs"
 
 
 def bytes_text(count: float) -> str:
     for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= scale:
-            return f"{count / scale:.3g} {unit}" if count < 1000 * scale else f"{count / scale:.0f} {unit}"
+            return _short(count / scale, unit, 1000)
     return f"{count:.0f} B"
 
 
 def rate_text(tflops: float) -> str:
-    value, unit = (tflops, "TFLOP/s") if tflops >= 1 else (tflops * 1e3, "GFLOP/s")
-    return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return _short(tflops, "TFLOP/s", 100) if tflops >= 1 else _short(tflops * 1e3, "GFLOP/s", 100)

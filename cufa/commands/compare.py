@@ -16,19 +16,7 @@ from ..measure.runner import predicted_speedup, run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
 from ..plan.candidates import algorithms
-from .common import (
-    Exit,
-    device_option,
-    fail,
-    find_device,
-    json_option,
-    print_json,
-    problem_from,
-    progress,
-    regime_options,
-    shape_options,
-    stdout,
-)
+from . import common
 from .rows import print_rows
 
 _ALGORITHMS = {name: algorithms(name)[1:] for name in OPERATION_NAMES}
@@ -43,10 +31,10 @@ _NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a 
     type=click.Choice(OPERATION_NAMES),
     help="Of both.  [default: the first that has them]",
 )
-@shape_options(seqlen=2048)
-@device_option
-@regime_options(1.0)
-@json_option
+@common.shape_options(seqlen=2048)
+@common.device_option
+@common.regime_options(1.0)
+@common.json_option
 def compare_command(
     a: str,
     b: str,
@@ -65,16 +53,16 @@ def compare_command(
     """
     if a == b:
         raise click.UsageError("A and B are the same")
-    target = find_device(device)
-    problem = problem_from(shape, target, _operation_of(operation, a, b))
-    with progress() as bar:
+    target = common.find_device(device)
+    problem = common.problem_from(shape, target, _operation_of(operation, a, b))
+    with common.progress() as bar:
         bar.add_task(str(problem), total=None)
         limits = measure_limits(target)
         rows, skipped = run_case(
             Case(problem, contenders(a, b)), target, limits, regime=regime, seconds=seconds, only_all=True
         )
     if skipped:
-        fail(Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))
+        common.fail(common.Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))
     first, second = rows
     ratio = speedup(first.timing, second.timing)
     plans = [row.plan for row in rows if row.plan and not row.plan.split]
@@ -88,15 +76,15 @@ def compare_command(
             **dataclasses.asdict(ratio),
             "predicted_by_tiles": predicted,
         }
-        print_json(document)
+        common.print_json(document)
     else:
-        console = stdout()
+        console = common.stdout()
         print_rows(rows)
         console.print(f"{b} is {ratio} as fast as {a} {regime} (median, 95% interval)")
         if predicted is not None:
             console.print(f"tile counts alone predict {predicted:.2f}×")
     if not all(row.is_number for row in rows):
-        raise SystemExit(int(Exit.FAILED))
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 def _operation_of(wanted: str | None, *names: str) -> str:

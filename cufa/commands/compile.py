@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 
 import click
-from rich import box
-from rich.table import Table
 
 from ..build.listing import listing as take_apart
 from ..build.static_compile import MissingCompilerError, nvrtc_version
@@ -18,7 +16,7 @@ from ..gpu.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..gpu.occupancy import Occupancy, Resource
 from ..kernels import KERNELS, Kernel, TileConfig
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
-from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
+from . import common
 from .listing_tables import listing_record, print_listing
 
 
@@ -70,7 +68,7 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--part", metavar="K/N", callback=_part, help="Only each N-th build, from the K-th on.")
 @click.option("--listing", is_flag=True, help="What the loops and source lines of the first build became.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
-@json_option
+@common.json_option
 def compile_command(
     archs: list[int],
     kernels: tuple[str, ...],
@@ -97,17 +95,17 @@ def compile_command(
     if listing:
         _list(wanted[0], as_json)
         return
-    stderr().print(f"{len(wanted):,} builds of {len({v.spec.name for v in wanted})} kernels to make")
+    common.stderr().print(f"{len(wanted):,} builds of {len({v.spec.name for v in wanted})} kernels to make")
     start = time.perf_counter()
     try:
         version = nvrtc_version()
     except MissingCompilerError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     builds = _with_progress(wanted, jobs or os.cpu_count() or 1)
     seconds = time.perf_counter() - start
     bad = [build for build in builds if build.findings]
     if as_json:
-        print_json(
+        common.print_json(
             {
                 "nvrtc": version,
                 "seconds": round(seconds, 1),
@@ -121,9 +119,9 @@ def compile_command(
     _print_warnings(builds)
     _print_findings(bad)
     verdict = f"{len(bad)} of them must not ship" if bad else _verdict(builds)
-    stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
+    common.stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
     if bad:
-        raise SystemExit(int(Exit.FAILED))
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 def _verdict(builds: list[Build]) -> str:
@@ -141,9 +139,9 @@ def _list(variant: Variant, as_json: bool) -> None:
     try:
         found = take_apart(variant)
     except MissingCompilerError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     if as_json:
-        print_json(listing_record(variant, found))
+        common.print_json(listing_record(variant, found))
     else:
         print_listing(variant, found)
 
@@ -151,7 +149,7 @@ def _list(variant: Variant, as_json: bool) -> None:
 def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
     """Builds in the order of ``wanted``."""
     builds = {}
-    with progress() as bar:
+    with common.progress() as bar:
         task = bar.add_task("compiling", total=len(wanted))
         for build in build_all(wanted, jobs):
             builds[build.variant] = build
@@ -163,30 +161,30 @@ def _print_warnings(builds: Sequence[Build]) -> None:
     """The compiler's, each once. They do not fail: newer compilers find new things to warn of."""
     reports = (build.report for build in builds if build.report is not None)
     for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
-        stderr().print(warning, style="yellow", markup=False, soft_wrap=True)
+        common.stderr().print(warning, style="yellow", markup=False, soft_wrap=True)
 
 
 def _print_findings(bad: Sequence[Build]) -> None:
     """A line for each kind; the first error of the compiler in full, as the others are mostly the same."""
     refused = [build.error for build in bad if build.error is not None]
     if refused:
-        stderr().print(str(refused[0]), style="red", markup=False, soft_wrap=True)
+        common.stderr().print(str(refused[0]), style="red", markup=False, soft_wrap=True)
     alike: dict[tuple[str, str], list[Build]] = {}
     for build in bad:
         for finding in build.findings:
             alike.setdefault((build.variant.spec.name, finding), []).append(build)
     for (_, finding), builds in alike.items():
         others = f" (and {len(builds) - 1} more builds)" if len(builds) > 1 else ""
-        stderr().print(f"{builds[0].variant}{others}: {finding}", style="red", markup=False, soft_wrap=True)
+        common.stderr().print(
+            f"{builds[0].variant}{others}: {finding}", style="red", markup=False, soft_wrap=True
+        )
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
     """One table per architecture, memory in bytes. Builds of one config that differ in what they are given
     (elements, mask, soft cap, width of copies, kind of cache) or in their trace share a row, which shows the range
     of their registers and the least of their occupancies."""
-    console = stdout()
-    if not console.is_terminal:
-        console.width = 180  # wide enough for every row on one line
+    console = common.stdout(180)  # every row on one line
     by_arch: dict[str, dict[tuple[str, str, str], list[BuiltEntry]]] = {}
     for build in builds:
         v = build.variant
@@ -198,18 +196,14 @@ def _print_tables(builds: Sequence[Build]) -> None:
             key = (f"{name} {precision}".rstrip(), tiles, str(v.problem.head_dim))
             rows.setdefault(key, []).append(entry)
     for title, rows in by_arch.items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-        )
-        for heading in ("kernel", "tiles"):
-            table.add_column(heading, no_wrap=True)
-        for heading in ("d", "regs", "spill", "stack", "shared", "blocks", "warps", "occupancy"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("limited by")
-        table.add_column("one more at")
+        figures = ("d", "regs", "spill", "stack", "shared", "blocks", "warps", "occupancy")
+        shown = common.table(["kernel", "tiles"], figures, title, no_wrap=True)
+        shown.pad_edge = False
+        shown.add_column("limited by")
+        shown.add_column("one more at")
         for key, entries in rows.items():
-            table.add_row(*key, *_cells(entries))
-        console.print(table)
+            shown.add_row(*key, *_cells(entries))
+        console.print(shown)
 
 
 def _tiles(spec: Kernel, config: TileConfig, head_dim: int) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import click
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.table import Table
 
 from ..gpu.architectures import Device
 from ..measure import measured
@@ -21,22 +19,7 @@ from ..measure.timing import speedup
 from ..plan.planner import Plan
 from ..problem.mask import CAUSAL
 from ..schedule.schedule import Schedule, Tile
-from .common import (
-    SIZE,
-    Exit,
-    bytes_text,
-    device_option,
-    find_device,
-    given,
-    json_option,
-    print_json,
-    progress,
-    rate_text,
-    seconds_option,
-    seconds_text,
-    stderr,
-    stdout,
-)
+from . import common
 from .demo_train import train_command
 from .rows import print_skipped
 
@@ -53,10 +36,12 @@ _GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Til
 
 
 @click.group("demo", invoke_without_command=True)
-@click.option("--seqlen", type=SIZE, help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]")
-@device_option
-@seconds_option(3.0)
-@json_option
+@click.option(
+    "--seqlen", type=common.SIZE, help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]"
+)
+@common.device_option
+@common.seconds_option(3.0)
+@common.json_option
 @click.pass_context
 def demo_command(
     context: click.Context, seqlen: int | None, device: str, seconds: float, as_json: bool
@@ -68,15 +53,15 @@ def demo_command(
     too little memory.
     """
     if context.invoked_subcommand is not None:
-        if given(context.params):
+        if common.given(context.params):
             raise click.UsageError(f"options go behind the name: cufa demo {context.invoked_subcommand} ...")
         return
-    target = find_device(device)
+    target = common.find_device(device)
     if target is None:
         problem = make(1, 8, seqlen or 2048, 64, "float32", CAUSAL)
     else:
         problem = make(4, 16, seqlen or 4096, 64, "float16", CAUSAL)
-    with progress() as bar:
+    with common.progress() as bar:
         bar.add_task("compiling and measuring" if target else "measuring", total=None)
         limits = measure_limits(target)
         rows, skipped = run_case(Case(problem, contenders(*_STORY)), target, limits, seconds=seconds)
@@ -85,14 +70,14 @@ def demo_command(
     if as_json:
         document = measured.run_json(rows, skipped, target, limits)
         document["extra_memory_bytes"] = memory
-        print_json(document)
+        common.print_json(document)
     else:
         _print(rows, memory, target)
         print_skipped(skipped)
-        stdout().print("\n`cufa demo train` trains a model with these kernels.", markup=False)
+        common.stdout().print("\n`cufa demo train` trains a model with these kernels.", markup=False)
     if not right:
-        stderr().print("a result is missing or wrong", style="red")
-        raise SystemExit(int(Exit.FAILED))
+        common.stderr().print("a result is missing or wrong", style="red")
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 demo_command.add_command(train_command)
@@ -112,27 +97,25 @@ def _extra_memory(row: Row, device: Device | None) -> int:
 
 
 def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:
-    console = stdout()
+    console = common.stdout()
     where = "the CPU, in NumPy (no GPU here)" if device is None else f"{device.name} ({device.arch.name})"
     console.print(f"Attention on {where}: {rows[0].problem}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("algorithm")
-    for name in ("time", "speed", "tiles visited", "tiles skipped", "extra memory", "max error"):
-        table.add_column(name, justify="right")
+    figures = ("time", "speed", "tiles visited", "tiles skipped", "extra memory", "max error")
+    shown = common.table(["algorithm"], figures)
     for row in rows:
         assert row.plan is not None
         heads, schedule = row.problem.batch * row.problem.heads, row.plan.schedule
         tiled = row.label != "naive"
-        table.add_row(
+        shown.add_row(
             _STORY[row.label],
-            seconds_text(row.seconds),
-            rate_text(row.tflops),
+            common.seconds_text(row.seconds),
+            common.rate_text(row.tflops),
             f"{schedule.visited * heads:,}" if tiled else "–",
             f"{schedule.skipped * heads:,}" if tiled else "–",
-            bytes_text(memory[row.label]),
+            common.bytes_text(memory[row.label]),
             f"{row.error:.1e}",
         )
-    console.print(table)
+    console.print(shown)
     by_name = {row.label: row for row in rows}
     if {"fa2", "fa2_noskip"} <= by_name.keys():
         slow, fast = by_name["fa2_noskip"], by_name["fa2"]

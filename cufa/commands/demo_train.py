@@ -9,22 +9,9 @@ from typing import Any
 
 import click
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from ..gpu.architectures import Device
-from .common import (
-    Exit,
-    device_option,
-    fail,
-    find_device,
-    json_option,
-    print_json,
-    progress,
-    seconds_text,
-    stderr,
-    stdout,
-)
+from . import common
 
 _STEPS = {"cpu": 600, "cuda": 1000}
 _SAMPLE = 400  # letters
@@ -44,8 +31,8 @@ _ROWS = 8  # of the loss table
     show_default=True,
     help="Of parameters, batches and sample.",
 )
-@device_option
-@json_option
+@common.device_option
+@common.json_option
 def train_command(steps: int | None, seed: int, device: str, as_json: bool) -> None:
     """Train a small language model of characters on seven chapters of Alice in Wonderland: two blocks with grouped
     heads, the first in a window, by thinc's layers and optimiser around flash_attention and flash_attention_backward.
@@ -58,29 +45,29 @@ def train_command(steps: int | None, seed: int, device: str, as_json: bool) -> N
     try:
         import cufa.train  # noqa: F401
     except ImportError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     target = _device(device)
     document = _run(target, steps or _STEPS["cpu" if target is None else "cuda"], seed)
     if as_json:
-        print_json(document)
+        common.print_json(document)
     else:
         _print(document)
     if not all(map(math.isfinite, document["losses"])):
-        stderr().print("the loss is not finite", style="red")
-        raise SystemExit(int(Exit.FAILED))
+        common.stderr().print("the loss is not finite", style="red")
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 def _device(choice: str) -> Device | None:
     """thinc has no GPU without cuBLAS, which cufa itself does not need."""
     from thinc.util import has_cupy_gpu
 
-    found = find_device(choice)
+    found = common.find_device(choice)
     if found is None or has_cupy_gpu:
         return found
     reason = "thinc needs cuBLAS to compute on the GPU. Fix: pip install 'cufa[train-cuda13]', or nvidia-cublas-cu12"
     if choice == "cuda":
-        fail(Exit.MISSING, reason)
-    stderr().print(f"{reason}. Training on the CPU.", markup=False)
+        common.fail(common.Exit.MISSING, reason)
+    common.stderr().print(f"{reason}. Training on the CPU.", markup=False)
     return None
 
 
@@ -90,7 +77,7 @@ def _run(target: Device | None, steps: int, seed: int) -> dict[str, Any]:
     from ..train.characters import ON_A_GPU, CharacterModel, num_parameters
 
     model = CharacterModel() if target is None else ON_A_GPU
-    with use_ops("numpy" if target is None else "cupy"), progress() as bar:
+    with use_ops("numpy" if target is None else "cupy"), common.progress() as bar:
         np.random.seed(seed)  # noqa: NPY002 - thinc's initialisers draw from it
         network, losses = model.build(), []
         task = bar.add_task("training", total=steps)
@@ -115,21 +102,19 @@ def _run(target: Device | None, steps: int, seed: int) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    console, model, losses = stdout(), document["model"], document["losses"]
+    console, model, losses = common.stdout(), document["model"], document["losses"]
     where = "the CPU" if document["device"] == "CPU" else document["device"]
     console.print(
         f"A model of {model['parameters']:,} parameters, trained on {where} with {document['text_letters']:,} letters "
         f"of Alice in Wonderland, {model['batch']} × {model['context']} per step:",
         markup=False,
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("step", justify="right")
-    table.add_column("loss, nats per letter", justify="right")
+    shown = common.table([], ["step", "loss, nats per letter"])
     for step in sorted({round(x) for x in np.linspace(1, len(losses), _ROWS)}):
-        table.add_row(f"{step:,}", f"{losses[step - 1]:.3f}")
-    console.print(table)
+        shown.add_row(f"{step:,}", f"{losses[step - 1]:.3f}")
+    console.print(shown)
     seconds = document["seconds"]
     console.print(
-        f"{seconds_text(seconds)}, {seconds_text(seconds / len(losses))} per step. The model makes up:\n"
+        f"{common.seconds_text(seconds)}, {common.seconds_text(seconds / len(losses))} per step. The model makes up:\n"
     )
     console.print(document["sample"], markup=False)

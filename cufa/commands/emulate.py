@@ -6,8 +6,6 @@ from typing import Any
 
 import click
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig, kernels_of
@@ -21,18 +19,7 @@ from ..run.emulate import blind_spots
 from ..run.emulate.build import CompilerError
 from ..run.emulate.calls import Emulation, EmulationError, emulate, emulate_backward
 from ..run.emulate.launch import MODES
-from .common import (
-    ALGORITHMS,
-    Exit,
-    check_algorithm,
-    fail,
-    json_option,
-    print_json,
-    problem_from,
-    seconds_text,
-    shape_options,
-    stdout,
-)
+from . import common
 
 #: Operations that can be executed so, the default first.
 _OPERATIONS = ("forward", "backward")
@@ -62,9 +49,9 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 
 @click.command("emulate")
 @click.argument("operation", type=click.Choice(_OPERATIONS), default=_OPERATIONS[0])
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa2", show_default=True)
+@click.option("--algorithm", type=click.Choice(common.ALGORITHMS), default="fa2", show_default=True)
 @click.option("--config", "tiles", metavar="128x64", help="Queries × keys of a tile.  [default: as planned]")
-@shape_options(seqlen=256, dtypes=_DTYPES, dtype="float16")
+@common.shape_options(seqlen=256, dtypes=_DTYPES, dtype="float16")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -85,7 +72,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--arch", default="sm_90", show_default=True, help="Plan the tiles for this architecture.")
 @click.option("--recorded", is_flag=True, help="Show recorded counters of a visited tile; needs no compiler.")
 @click.option("--record", is_flag=True, hidden=True, help="Record them anew.")
-@json_option
+@common.json_option
 def emulate_command(
     operation: str,
     algorithm: str,
@@ -108,26 +95,26 @@ def emulate_command(
     if recorded or record:
         _recorded(record, as_json)
         return
-    check_algorithm(algorithm, [operation])
-    problem = problem_from(shape, None, operation)
+    common.check_algorithm(algorithm, [operation])
+    problem = common.problem_from(shape, None, operation)
     try:
         run, expected = _execute(
             problem, algorithm=algorithm, precision=shape["precision"], mode=mode, schedule=schedule, copies=copies,
             threads=threads, config=_config(tiles, problem, algorithm, arch), arch=arch,
         )  # fmt: skip
     except CompilerError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     except EmulationError as error:
-        fail(Exit.FAILED, str(error))
+        common.fail(common.Exit.FAILED, str(error))
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     errors = {name: _largest(run.results[name], exact) for name, exact in expected.items()}
     if as_json:
-        print_json(_document(run, errors))
+        common.print_json(_document(run, errors))
     else:
         _print(run, errors)
     if run.findings or any(_is_wrong(name, errors[name], exact) for name, exact in expected.items()):
-        raise SystemExit(int(Exit.FAILED))
+        raise SystemExit(int(common.Exit.FAILED))
 
 
 Results = dict[str, np.ndarray[Any, Any]]
@@ -218,10 +205,12 @@ def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
 
 
 def _print(run: Emulation, errors: dict[str, float]) -> None:
-    console = stdout()
+    console = common.stdout()
     console.print(str(run.plan), markup=False)
     off = ", ".join(f"of {name} {error:.1e}" for name, error in errors.items())
-    console.print(f"executed in {seconds_text(run.seconds)} on this CPU, max error against float64 {off}")
+    console.print(
+        f"executed in {common.seconds_text(run.seconds)} on this CPU, max error against float64 {off}"
+    )
     if len(run.records):
         schedule = run.plan.schedule
         same = np.array_equal(
@@ -229,16 +218,14 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
         )
         console.print(f"tiles counted by the kernel {'equal' if same else 'DIFFER FROM'} the schedule")
     for entry, counts in run.counters.items():
-        table = Table(title=f"{entry}, {len(counts):,} blocks", title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("per block")
-        for name in ("fewest", "median", "most", "total"):
-            table.add_column(name, justify="right")
+        figures = ("fewest", "median", "most", "total")
+        shown = common.table(["per block"], figures, f"{entry}, {len(counts):,} blocks")
         for name in counts.dtype.names or ():
             if counts[name].any() and name not in _INTERNAL:
                 column = counts[name]
-                figures = (column.min(), np.median(column), column.max(), column.sum())
-                table.add_row(name.replace("_", " "), *(f"{int(x):,}" for x in figures))
-        console.print(table)
+                found = (column.min(), np.median(column), column.max(), column.sum())
+                shown.add_row(name.replace("_", " "), *(f"{int(x):,}" for x in found))
+        console.print(shown)
     for finding in run.findings:
         console.print(str(finding), style="red", markup=False, soft_wrap=True)
     if run.mode != "checked":
@@ -255,21 +242,16 @@ def _recorded(record: bool, as_json: bool) -> None:
         return
     document = costs.load()
     if as_json:
-        print_json(document)
+        common.print_json(document)
         return
-    console = stdout()
-    if not console.is_terminal:
-        console.width = 180  # wide enough for every row on one line
+    console = common.stdout(180)  # every row on one line
     console.print(document["about"], markup=False)
     console.print("Of one visited tile; --json has what query blocks, key blocks and thread blocks add.")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("kernel, tiles, head dim")
-    for name in _COUNTED:
-        table.add_column(name.replace("_", "\n"), justify="right")
+    shown = common.table(["kernel, tiles, head dim"], (name.replace("_", "\n") for name in _COUNTED))
     for kernel, entry in document["kernels"].items():
         for build in entry["configs"]:
             config = KERNELS[kernel].config_class.from_json(build["config"])
             for head_dim, counts in build["head_dims"].items():
                 of_tile = (counts.get(name, {}).get("tile", 0) for name in _COUNTED)
-                table.add_row(f"{kernel} {config} d{head_dim}", *(f"{n:,}" if n else "–" for n in of_tile))
-    console.print(table)
+                shown.add_row(f"{kernel} {config} d{head_dim}", *(f"{n:,}" if n else "–" for n in of_tile))
+    console.print(shown)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
-from rich.table import Table
 
 from ..build.phases import WORDS, mistakes
 from ..gpu.architectures import Device
@@ -15,26 +13,15 @@ from ..measure import inside
 from ..measure.inside_sums import Sums, lanes, perfetto, sums
 from ..plan.planner import make_plan
 from ..run.emulate.build import CompilerError
-from .common import (
-    ALGORITHMS,
-    Exit,
-    check_algorithm,
-    fail,
-    find_device,
-    json_option,
-    print_json,
-    problem_from,
-    shape_options,
-    stdout,
-)
+from . import common
 
 _OPERATIONS = ("forward", "backward")
 
 
 @click.command("inside")
 @click.argument("operation", type=click.Choice(_OPERATIONS), default=_OPERATIONS[0])
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa3", show_default=True)
-@shape_options(seqlen=512, dtypes=("float16", "bfloat16"), dtype="bfloat16")
+@click.option("--algorithm", type=click.Choice(common.ALGORITHMS), default="fa3", show_default=True)
+@common.shape_options(seqlen=512, dtypes=("float16", "bfloat16"), dtype="bfloat16")
 @click.option("--executed", is_flag=True, help="Execute it on the CPU even where there is a GPU.")
 @click.option("--arch", default="sm_90", show_default=True, help="Executed: the architecture to plan for.")
 @click.option(
@@ -44,7 +31,7 @@ _OPERATIONS = ("forward", "backward")
     help="Write a trace for ui.perfetto.dev.",
 )
 @click.option("--recorded", metavar="NAME", help="Show a recorded trace instead; 'list' names them.")
-@json_option
+@common.json_option
 def inside_command(
     operation: str,
     algorithm: str,
@@ -67,7 +54,7 @@ def inside_command(
     try:
         trace = _recorded(recorded) if recorded else _made(operation, algorithm, executed, arch, shape)
     except CompilerError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     found = trace.intervals()
@@ -75,7 +62,7 @@ def inside_command(
         _write(file, perfetto(trace, found))
     of_sm = sums(trace, found)
     if as_json:
-        print_json(_document(trace, of_sm))
+        common.print_json(_document(trace, of_sm))
     else:
         _print(trace, of_sm, len({lane.role for lane in lanes(trace, found)}))
 
@@ -100,9 +87,9 @@ def _recorded(name: str) -> inside.InsideTrace:
 def _made(
     operation: str, algorithm: str, executed: bool, arch: str, shape: dict[str, Any]
 ) -> inside.InsideTrace:
-    check_algorithm(algorithm, [operation])
-    device = find_device("cpu" if executed else "auto")
-    problem = problem_from(shape, device, operation)
+    common.check_algorithm(algorithm, [operation])
+    device = common.find_device("cpu" if executed else "auto")
+    problem = common.problem_from(shape, device, operation)
     plan = make_plan(problem, device or Device.typical(arch), algorithm)
     return inside.execute(plan) if device is None else inside.record(plan)
 
@@ -128,7 +115,7 @@ def _document(trace: inside.InsideTrace, of_sm: Sums) -> dict[str, Any]:
 
 
 def _print(trace: inside.InsideTrace, of_sm: Sums, roles: int) -> None:
-    console = stdout()
+    console = common.stdout()
     console.print(f"{trace.kernel}: {trace.problem}, {trace.config}", markup=False)
     if trace.is_time:
         console.print(
@@ -142,13 +129,12 @@ def _print(trace: inside.InsideTrace, of_sm: Sums, roles: int) -> None:
         )
     for text in mistakes(trace.logs):
         console.print(text, style="red", markup=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("phase")
-    table.add_column(trace.unit, justify="right")
-    table.add_column("of all warps' time" if trace.is_time else "of all warps' primitives", justify="right")
+    shown = common.table(
+        ["phase"], [trace.unit, f"of all warps' {'time' if trace.is_time else 'primitives'}"]
+    )
     for name, time in sorted(of_sm.phases.items(), key=lambda item: -item[1]):
-        table.add_row(WORDS[name], f"{time:,.1f}", f"{of_sm.share(time):.1%}")
-    console.print(table)
+        shown.add_row(WORDS[name], f"{time:,.1f}", f"{of_sm.share(time):.1%}")
+    console.print(shown)
     if not trace.is_time:
         console.print("what runs beside what, and what is exposed, only a trace of a GPU can say")
     elif of_sm.softmax and of_sm.products:

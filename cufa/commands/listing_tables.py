@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from ..build.listing import Listing
 from ..build.machine_code import KINDS, Code
 from ..build.variants import Variant
-from .common import stderr, stdout
+from .common import stderr, stdout, table
 
 _MOST_LINES = 30
 
@@ -50,23 +47,16 @@ def print_listing(variant: Variant, found: Listing) -> None:
     if found.missing:
         stderr().print(f"PTX only: {found.missing}", markup=False, soft_wrap=True)
     for entry, code in (found.sass or found.ptx).items():
-        table = Table(
-            title=entry, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-        )
-        table.add_column(f"of {own}", no_wrap=True)
-        for heading in ("instructions", "live", *KINDS):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_row("whole kernel", f"{len(code.instructions):,}", _live(code.live), *_kinds(code.kinds()))
+        shown = table([f"of {own}"], ["instructions", "live", *KINDS], entry, no_wrap=True)
+        shown.pad_edge = False
+        shown.add_row("whole kernel", f"{len(code.instructions):,}", _live(code.live), *_kinds(code.kinds()))
         for loop in code.tile_loops(own):
             line = f"loop, line {loop.place.line}" if loop.place else "loop"
-            table.add_row(line, f"{loop.slots:,}", "", *_kinds(loop.kinds))
+            shown.add_row(line, f"{loop.slots:,}", "", *_kinds(loop.kinds))
         costs = sorted(code.lines(own).values(), key=lambda cost: cost.count, reverse=True)[:_MOST_LINES]
         for cost in sorted(costs, key=lambda cost: cost.line):
-            table.add_row(f"line {cost.line}", f"{cost.count:,}", _live(cost.live), *_kinds(cost.kinds))
-        console = stdout()
-        if not console.is_terminal:
-            console.width = 140
-        console.print(table)
+            shown.add_row(f"line {cost.line}", f"{cost.count:,}", _live(cost.live), *_kinds(cost.kinds))
+        stdout(140).print(shown)
 
 
 def _live(number: int | None) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-
 from ..measure import additions
 from ..measure.power import Power
 from ..measure.regimes import Regime
 from ..measure.runner import Row, Skipped
-from .common import rate_text, seconds_text, stderr, stdout
+from .common import rate_text, seconds_text, stderr, stdout, table
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -23,16 +20,14 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("kernel")
     alone = regime is Regime.SUSTAINED
     how = ("TFLOP/J", "J/call", "clock", "power") if alone else ("p10", "p90")
     splits = ("splits",) if any(row.plan and row.plan.split for row in rows) else ()
-    for name in ("p50", *how, "speed", "GB/s", "% of ceiling", "max error", *splits):
-        table.add_column(name, justify="right")
+    figures = ("p50", *how, "speed", "GB/s", "% of ceiling", "max error", *splits)
+    shown = table(["kernel"], figures, title)
     for row in rows:
         split = row.plan.split if row.plan else None
-        table.add_row(
+        shown.add_row(
             row.label,
             seconds_text(row.timing.p50),
             *(_power_cells(row) if alone else map(seconds_text, (row.timing.p10, row.timing.p90))),
@@ -42,17 +37,18 @@ def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
             "" if row.error is None else f"{row.error:.1e}",
             *(f"{split.count} {split.kind}" if split else "" for _ in splits),
         )
-    stdout().print(table)
+    stdout().print(shown)
 
 
 def _power_cells(row: Row) -> list[str]:
     power = row.power or Power()
-    return [
-        "–" if row.tflop_per_joule is None else f"{row.tflop_per_joule:.2f}",
-        "–" if power.joules is None else f"{power.joules:.3g}",
-        "–" if power.clock_mhz is None else f"{power.clock_mhz:.0f} MHz",
-        "–" if power.watts is None else f"{power.watts:.0f} W",
-    ]
+    figures = (
+        (row.tflop_per_joule, ".2f", ""),
+        (power.joules, ".3g", ""),
+        (power.clock_mhz, ".0f", " MHz"),
+        (power.watts, ".0f", " W"),
+    )
+    return ["–" if x is None else f"{x:{digits}}{unit}" for x, digits, unit in figures]
 
 
 def _print_remarks(rows: Sequence[Row]) -> None:
@@ -71,22 +67,21 @@ def print_needs(rows: Sequence[Row]) -> None:
     derived = [row for row in rows if row.predicted is not None]
     if not derived:
         return
-    table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("kernel")
-    table.add_column("head dim, seq, mask", no_wrap=True)
+    shown = table(["kernel"], [], "of the time measured, by itself")
+    shown.add_column("head dim, seq, mask", no_wrap=True)
     most_first = sorted(derived, key=lambda row: -len(row.needs))
     names = list(dict.fromkeys(name for row in most_first for name in row.needs))
     for name in ("predicted", *names):
-        table.add_column(name, justify="right", min_width=len(name.split()[-1]))
+        shown.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for row in derived:
         p = row.problem
         shape = f"{p.head_dim}, {p.seqlen_q}×{p.seqlen_k}, {p.scores_text}"
         shares = (f"{row.needs[name] / row.seconds:.0%}" if name in row.needs else "" for name in names)
-        table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
+        shown.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
     devices = {row.plan.device.name for row in derived if row.plan and row.plan.device}
     if additions.NAME in names:
-        table.caption = "; ".join(f"{additions.NAME}: at {additions.of_card(x)}" for x in devices)
-    stdout().print(table)
+        shown.caption = "; ".join(f"{additions.NAME}: at {additions.of_card(x)}" for x in devices)
+    stdout().print(shown)
 
 
 def print_skipped(skipped: Sequence[Skipped]) -> None:

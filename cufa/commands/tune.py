@@ -22,19 +22,7 @@ from ..plan.candidates import algorithms, serving_configs, tuning_key
 from ..plan.operation import OPERATIONS
 from ..plan.planner import make_plan
 from ..problem.problem import Problem
-from .common import (
-    Exit,
-    fail,
-    find_device,
-    json_option,
-    print_json,
-    problem_from,
-    progress,
-    regime_options,
-    shape_options,
-    stderr,
-    stdout,
-)
+from . import common
 from .rows import print_rows, print_skipped
 
 #: A winner must beat the planned tiles by this much, twice: less is noise.
@@ -51,10 +39,10 @@ _ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algori
 @click.command("tune")
 @click.argument("operation", type=click.Choice(_TUNED), default=_TUNED[0])
 @click.option("--algorithm", type=click.Choice(list(_ALGORITHMS)), default="auto", show_default=True)
-@shape_options(seqlen=4096)
-@regime_options(2.0)
+@common.shape_options(seqlen=4096)
+@common.regime_options(2.0)
 @click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
-@json_option
+@common.json_option
 def tune_command(
     operation: str,
     algorithm: str,
@@ -72,23 +60,23 @@ def tune_command(
     Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
     3 no GPU.
     """
-    device = find_device("cuda")
+    device = common.find_device("cuda")
     assert device is not None
-    problem = problem_from(shape, device, operation)
+    problem = common.problem_from(shape, device, operation)
     try:
         plan = make_plan(problem, device, algorithm, fastest=tuning.fastest_kernels(device.name))
     except ValueError as error:
-        fail(Exit.MISSING, str(error))
+        common.fail(common.Exit.MISSING, str(error))
     configs = serving_configs(plan.spec, problem, device)
     contenders = [Contender(plan.spec.algorithm, config) for config in configs]
-    with progress() as bar:
+    with common.progress() as bar:
         bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)
         limits = measure_limits(device)
         case = Case(problem, tuple(contenders))
         rows, skipped = run_case(case, device, limits, regime=regime, seconds=seconds)
         right = [row for row in rows if row.is_number]
         if not right:
-            fail(Exit.FAILED, "no configuration gave a result")
+            common.fail(common.Exit.FAILED, "no configuration gave a result")
         best = min(right, key=lambda row: row.seconds)
         planned = next((row for row in right if row.plan and row.plan.config == plan.config), best)
         over_planned = speedup(planned.timing, best.timing).value
@@ -104,9 +92,9 @@ def tune_command(
             "over_planned": over_planned,
             "file": str(file) if file else None,
         }
-        print_json(document)
+        common.print_json(document)
         return
-    console = stdout()
+    console = common.stdout()
     print_rows(sorted(rows, key=lambda row: row.seconds))
     print_skipped(skipped)
     assert best.plan is not None
@@ -118,7 +106,7 @@ def tune_command(
             f"fastest: {best.plan.config}; over the planned {plan.config} {ratio}, and again when repeated"
         )
     if file:
-        stderr().print(f"kept in {file}", markup=False)
+        common.stderr().print(f"kept in {file}", markup=False)
 
 
 def _confirmed(
@@ -152,7 +140,7 @@ def _keep(device: Device, problem: Problem, planned: Row, best: Row, over_planne
     try:
         return tuning.save(device.name, tuning_key(spec, problem), best.plan.config, evidence)
     except OSError as error:
-        fail(
-            Exit.FAILED,
+        common.fail(
+            common.Exit.FAILED,
             f"cannot keep the winner: {error}. Set CUFA_CACHE_DIR to a folder that can be written.",
         )

@@ -180,7 +180,7 @@ class TestCommand:
     def tune(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr(tuning, "TILES", tmp_path / "nothing ships")
-        monkeypatch.setattr(command, "find_device", lambda choice: H200)
+        monkeypatch.setattr(command.common, "find_device", lambda choice: H200)
         monkeypatch.setattr(command, "measure_limits", lambda device: LIMITS)
 
         def run(*gains):
