@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..gpu.architectures import Device
-from ..plan import tuning
 from ..plan.candidates import any_serves
 from ..plan.operation import OPERATIONS
 from ..plan.planner import Plan, make_plan
 from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import arrays, optional_operands
+from . import arrays, optional_operands, tuning
 from .call import Call
 from .shapes import FORWARD_DTYPES, asked_dtype, dtype_name, make_problem
 from .warm import SeenCall, find, remember

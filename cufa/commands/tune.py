@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..calls import tuning
 from ..gpu.architectures import Device
 from ..measure import measured
 from ..measure.cases import Case, Contender
@@ -17,7 +18,6 @@ from ..measure.regimes import Regime
 from ..measure.runner import Row, run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
-from ..plan import tuning
 from ..plan.candidates import algorithms, serving_configs, tuning_key
 from ..plan.operation import OPERATIONS
 from ..plan.planner import make_plan

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..calls.tuning import write_json
 from ..gpu.architectures import Device
 from ..kernels import Kernel, TileConfig, kernels_of
 from ..kernels.backward.fa3_config import Fa3BackwardConfig
 from ..kernels.forward.fa3 import Fa3Config
 from ..kernels.support import refusal
 from ..plan.planner import Plan, make_plan
-from ..plan.tuning import write_json
 from ..problem.problem import Problem
 from ..run.emulate.launch import Execution
 from ..run.emulate.run import Emulation, run_plan

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.tuning import write_json
 from ..gpu.architectures import Device
-from ..plan.tuning import write_json
 from . import cards, limits, machine
 from .measuring import time_of
 

@@ -22,7 +22,7 @@ from cufa.build.compiler import nvrtc_options, translation_unit
 from cufa.build.static_compile import MissingCompilerError, nvrtc_version
 from cufa.build.variants import Variant
 from cufa.cache import cache_dir
-from cufa.plan.tuning import write_json
+from cufa.calls.tuning import write_json
 
 Result = TypeVar("Result")
 

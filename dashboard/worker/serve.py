@@ -22,12 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from cufa.calls.tuning import write_json
 from cufa.dashboard.worker import measuring
 from cufa.dashboard.worker.jobs import Json
 from cufa.dashboard.worker.locks import hold
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
-from cufa.plan.tuning import write_json
 
 IDLE_SECONDS = 120.0
 _POLL_SECONDS = 0.15

@@ -11,10 +11,10 @@ import secrets
 import shutil
 from pathlib import Path
 
+from cufa.calls.tuning import write_json
 from cufa.dashboard.worker import reading
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.run import Run, Status
-from cufa.plan.tuning import write_json
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}-[0-9a-f]{6}")
 _OUTCOME_BYTES = 4096

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cufa.calls import tuning
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.measure.cards import Card
 from cufa.measure.measured import Measured, by_case
 from cufa.measure.regimes import Regime
-from cufa.plan import tuning
 from cufa.plan.candidates import problem_class
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan

@@ -30,8 +30,8 @@ from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, Visit, address_of, se
 from dashboard_page_support import PAGES
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from cufa.calls.tuning import write_json
 from cufa.measure import cards, machine
-from cufa.plan.tuning import write_json
 
 GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
 """Seconds and megabytes that are aimed at, on two cores that do nothing else."""

@@ -112,7 +112,7 @@ PLANNING = [
         ("(spec for spec in preferred if refusal(spec, problem, device=device) is None)", "iter(preferred)", "no refusal counts"),
     ),
     *_of(
-        "cufa/plan/tuning.py", "tuning",
+        "cufa/calls/tuning.py", "tuning",
         ("                AttributeError,\n", "", "a damaged file ends every call"),
         ("except (OSError, ValueError, RecursionError):", "except OSError:", "a file cut short ends every call"),
         ("isinstance(name, str) and name in known", "isinstance(name, str)", "a kernel that is gone is preferred"),

@@ -382,7 +382,7 @@ def test_on_a_gpu(run, arguments):
 
 @pytest.mark.gpu
 def test_tune_keeps_a_winner_that_the_planner_reads(run, monkeypatch, tmp_path):
-    from cufa.plan import tuning
+    from cufa.calls import tuning
     from cufa.run.cuda import backend as cuda
 
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))

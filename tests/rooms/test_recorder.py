@@ -14,11 +14,11 @@ from evidence.card_file import CardFile
 from evidence.parts import PARTS, Part
 from records_support import ENVIRONMENT, H200, SHIPPED, made_up_card, measured_row, rows_json
 
+from cufa.calls import tuning
 from cufa.measure import cards
 from cufa.measure.limits import Limits
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
-from cufa.plan import tuning
 from cufa.plan.planner import make_plan
 
 LATER = "2026-01-09T03:04:05+00:00"

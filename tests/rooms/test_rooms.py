@@ -45,10 +45,6 @@ ROOMS: dict[str, set[str]] = {
 
 STARTERS = {"commands", "cli", "streams", "__main__"}
 
-EXCEPTIONS = {
-    ("plan/tuning.py", "build"),  # whether a kernel's source is the one that was tuned
-}
-
 
 def room(parts: tuple[str, ...]) -> str:
     """The room of a module, by its dotted path below cufa."""
@@ -92,19 +88,9 @@ def test_imports_go_downward(file):
         return
     for path in imported(file):
         other = room(path)
-        assert other == own or other in ROOMS[own] or (str(name), other) in EXCEPTIONS, (
+        assert other == own or other in ROOMS[own], (
             f"{name} imports {'.'.join(path)}: {own} imports {', '.join(sorted(ROOMS[own])) or 'nothing of cufa'}"
         )
-
-
-def test_every_exception_is_needed():
-    used = {
-        (str(file.relative_to(ROOT)), room(path))
-        for file in FILES
-        for path in imported(file)
-        if room(path) not in ROOMS.get(room(file.relative_to(ROOT).with_suffix("").parts), set())
-    }
-    assert used >= EXCEPTIONS
 
 
 def test_the_table_is_an_order():

@@ -16,6 +16,7 @@ from records_support import (
     rows_json,
 )
 
+from cufa.calls import tuning
 from cufa.commands import tune as command
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
@@ -24,7 +25,6 @@ from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
 from cufa.measure.timing import Load
-from cufa.plan import tuning
 from cufa.plan.candidates import tuning_key
 from cufa.plan.operation import Tuned
 from cufa.plan.planner import fitting_configs, make_plan

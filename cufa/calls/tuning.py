@@ -1,9 +1,8 @@
-"""What was measured to be fastest: tiles per device and shape class, and kernels per device and class of problem.
+"""Tiles and kernels that were measured to be fastest, per GPU model and class of problem.
 
-Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder, over one that ships with the
-package (:func:`load`). Kernels come from the recorded benchmarks that ship with the package
-(:func:`fastest_kernels`), one small file per GPU model. A missing,
-damaged or outdated entry is never an error, only unmeasured.
+Tiles come from `cufa tune` (:func:`load`): one JSON file per GPU model in the user's cache folder, before the file that
+ships with the package. Kernels come from the recorded benchmarks (:func:`fastest_kernels`). A missing, damaged or
+outdated entry is no error: its class of problem counts as unmeasured.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from ..build.compiler import source_digest
 from ..cache import cache_dir
 from ..kernels import KERNELS, Kernel, TileConfig
-from .operation import Tuned
+from ..plan.operation import Tuned
 
 
 def path(device_name: str) -> Path:
