@@ -1,7 +1,6 @@
-// Conversions, exponentials and logarithms with the GPU's treatment of small numbers.
+// Conversions, exponentials and logarithms with the GPU's treatment of small numbers; clocks.
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
 #include "host/runtime.h"
 #ifdef __F16C__
@@ -9,6 +8,7 @@
 #endif
 
 namespace cufa_host {
+
 #ifdef __F16C__
 u16 half_from_float(float x) { return x != x ? 0x7fff : _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 float float_from_half(u16 x) { return _cvtsh_ss(x); }
@@ -31,37 +31,62 @@ float float_from_half(u16 x) {
 }
 #endif
 
-u32 bfloat16_from_float(float x) {
+static u32 bfloat16_from_float(float x) {
   const u32 bits = float_as_u32(x);
   if (x != x) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
 }
 
-float exponential2(float x) {
+static u16 half_from_e4m3(u32 x) {
+  const u32 sign = (x & 0x80) << 8, rest = x & 0x7f;
+  if (rest == 0x7f) return u16(sign | 0x7fff);                  // NaN; there is no infinity
+  if (rest >= 8) return u16(sign | ((rest << 7) + (8 << 10)));  // exponent bias 7 -> 15
+  return u16(sign | half_from_float(float(rest) / 512));        // subnormal: units of 2^-9
+}
+
+}  // namespace cufa_host
+
+u32 cvt_f16x2(float lo, float hi) { return half_from_float(lo) | u32(half_from_float(hi)) << 16; }
+u32 cvt_f16x2_satfinite(float lo, float hi) {
+  const auto clamped = [](float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; };  // NaN stays NaN
+  return cvt_f16x2(clamped(lo), clamped(hi));
+}
+u32 cvt_bf16x2(float lo, float hi) { return bfloat16_from_float(lo) | bfloat16_from_float(hi) << 16; }
+float cvt_f32_f16(u16 x) { return float_from_half(x); }
+u32 cvt_tf32(float x) {
+  const u32 bits = float_as_u32(x);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits & 0xffffe000u;
+  return (bits + 0x1000u) & 0xffffe000u;  // ties away from zero: the magnitude is rounded half up
+}
+u32 cvt_f16x2_e4m3x2(u16 x) { return half_from_e4m3(x & 0xff) | u32(half_from_e4m3(x >> 8)) << 16; }
+u32 byte_permute(u32 lo, u32 hi, u32 selector) {
+  const u64 bytes = u64(hi) << 32 | lo;
+  u32 r = 0;
+  for (int i = 0; i < 4; ++i) r |= u32(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return r;
+}
+
+float ex2(float x) {
   ++current().block->counters.exponentials;
   return flush_subnormal(std::exp2(flush_subnormal(x)));
 }
-
-float logarithm2(float x) { return std::log2(flush_subnormal(x)); }
-
-float reciprocal(float x) {
+float lg2(float x) { return std::log2(flush_subnormal(x)); }
+float rcp(float x) {
   ++current().block->counters.reciprocals;
   return flush_subnormal(1.0f / flush_subnormal(x));
 }
-
-float clamped_sum(float x, float y, float z) {
+float fma_sat(float x, float y, float z) {
   const float sum = std::fma(flush_subnormal(x), flush_subnormal(y), flush_subnormal(z));
   return sum > 0.0f ? flush_subnormal(std::fmin(sum, 1.0f)) : 0.0f;
 }
 
-u64 nanoseconds() {
+u64 global_timer() {
   using namespace std::chrono;
   return duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
+u32 sm_id() { return current().block->cluster.worker; }
 
-u32 worker_id() { return current().block->worker; }
-
-u64 executed_primitives() {
+u64 sm_clock() {
   static thread_local u64 executed = 0;  // by this worker; one more with each reading
   Block& block = *current().block;
   const Counters& c = block.counters;
@@ -71,5 +96,4 @@ u64 executed_primitives() {
   block.clock_seen = now;
   return executed;
 }
-
-}  // namespace cufa_host
+u32 sm_clock_low() { return static_cast<u32>(sm_clock()); }

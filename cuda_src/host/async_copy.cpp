@@ -1,22 +1,18 @@
-// cp.async. Data moves when the copy is issued ("early") or when its group is waited for ("late"): a kernel must be
-// right under both, for the hardware may do either.
+// cp.async. Data moves when the copy is issued ("early") or when its group is waited for ("late"): a kernel must be right under
+// both, for the hardware may do either.
 #include <cstring>
 
 #include "host/runtime.h"
 
 namespace cufa_host {
-namespace {
 
-void move(Block& block, const PendingCopy& copy) {
-  unsigned char* to = block.shared + (copy.smem - kSharedBase);
+static void move(Block& block, const PendingCopy& copy) {
   if (copy.global) {
-    std::memcpy(to, copy.global, copy.bytes);
+    std::memcpy(block.at(copy.smem), copy.global, copy.bytes);
   } else {
-    std::memset(to, 0, copy.bytes);
+    std::memset(block.at(copy.smem), 0, copy.bytes);
   }
 }
-
-}  // namespace
 
 void copy_async(u32 smem, const void* global, u32 bytes, bool valid, Site site) {
   Thread& thread = current();
@@ -28,19 +24,10 @@ void copy_async(u32 smem, const void* global, u32 bytes, bool valid, Site site) 
   if (!block.launch.late_copies) move(block, copy);
   if (block.checked) block.races.access(thread, smem, bytes, Access::async_write, site);
   if (block.counted) {
-    block.counters.shared_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::shared_write, site, thread.lane, smem, bytes);
-    if (valid) {
-      block.counters.global_read_bytes += bytes;
-      thread.warp->log.add(AccessLog::global_read, site, thread.lane, sector_address(block.launch, global), bytes);
-    }
+    count_shared(thread, AccessLog::shared_write, smem, bytes, site);
+    if (valid) count_global(thread, AccessLog::global_read, global, bytes, site);
   }
   if (block.launch.late_copies || block.checked) thread.copies.push(copy);
-}
-
-void commit_copies() {
-  Thread& thread = current();
-  if (thread.block->launch.late_copies || thread.block->checked) thread.copies.commit();
 }
 
 void await_copies(u32 pending) {
@@ -53,3 +40,9 @@ void await_copies(u32 pending) {
 }
 
 }  // namespace cufa_host
+
+void cp_async_16(u32 smem, const void* global, bool valid, Site site) { copy_async(smem, global, 16, valid, site); }
+void cp_async_commit() {
+  Thread& thread = current();
+  if (thread.block->launch.late_copies || thread.block->checked) thread.copies.commit();
+}

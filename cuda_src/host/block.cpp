@@ -1,4 +1,4 @@
-// A block: its threads, and a turn for each of its warps.
+// A block: its threads, and the order in which its warps run.
 #include <algorithm>
 
 #include "host/runtime.h"
@@ -9,9 +9,6 @@ Block::Block(Cluster& c, int r)
     : cluster(c),
       rank(r),
       launch(c.launch),
-      findings(c.findings),
-      owners(c.owners),
-      worker(c.worker),
       num_threads(c.launch.num_threads),
       num_warps(c.launch.num_threads / 32),
       checked(c.launch.mode == kChecked),
@@ -34,11 +31,7 @@ void Block::start(u32 linear) {
   clock_seen = 0;
   random_state = (u64(launch.seed) << 32 | linear) * 0x9e3779b97f4a7c15ull | 1;
   std::fill(shared, shared + launch.shared_bytes, 0xff);  // NaN in every format
-  for (Barrier& barrier : barriers) {
-    barrier.arrived = 0;
-    barrier.waiting.clear();
-    if (checked) barrier.clock.clear(cluster.clocks.size);
-  }
+  for (Barrier& barrier : barriers) barrier = {0, 0, {}, VectorClock(cluster.clocks.size)};
   for (int w = 0; w < num_warps; ++w) {
     Warp& warp = warps[w];
     warp.index = w;

@@ -1,4 +1,4 @@
-// The blocks of a cluster in turn.
+// The blocks of a cluster run one after another.
 #include "host/cluster.h"
 
 #include <algorithm>
@@ -6,17 +6,6 @@
 #include "host/runtime.h"
 
 namespace cufa_host {
-namespace {
-
-// Somewhere in the cluster a copy in flight lands; false when there is none.
-bool land_one(Cluster& cluster) {
-  for (auto& block : cluster.blocks) {
-    if (land_one(*block) || land_one_store(*block)) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 Cluster::Cluster(const CufaLaunch& l, Findings& f, Owners& o, int w) : launch(l), findings(f), owners(o), worker(w) {
   for (u32 rank = 0; rank < launch.cluster; ++rank) blocks.emplace_back(new Block(*this, rank));
@@ -26,21 +15,21 @@ Cluster::~Cluster() = default;
 
 void Cluster::start(u32 first) {
   if (launch.mode == kChecked) clocks.reset(size() * launch.num_threads);
-  reset_barrier();
+  barrier = {0, VectorClock(clocks.size), VectorClock(clocks.size), {}};
   counters.clear();
   for (auto& block : blocks) block->start(first + block->rank);
 }
 
 Cluster::State Cluster::run() {
+  const auto one_lands = [](auto& block) { return land_one(*block) || land_one_store(*block); };
   for (;;) {
     bool progress = false;
     for (int i = 0; i < size(); ++i) {
       int rank = i;
       if (launch.schedule == kDescending) rank = size() - 1 - i;
       if (launch.schedule == kRandom && size() > 1) rank = random_number(*blocks[0]) % size();
-      Block& block = *blocks[rank];
-      progress |= block.sweep();
-      if (block.failed) return State::failed;
+      progress |= blocks[rank]->sweep();
+      if (blocks[rank]->failed) return State::failed;
     }
     bool alive = false, polling = false;
     for (auto& block : blocks) {
@@ -49,7 +38,7 @@ Cluster::State Cluster::run() {
       polling |= !block->polling.empty();
     }
     if (!alive) break;
-    if (progress || land_one(*this) || wake()) continue;
+    if (progress || std::any_of(blocks.begin(), blocks.end(), one_lands) || wake()) continue;
     if (polling) return State::waiting;
     report_stuck();
     return State::failed;
@@ -76,19 +65,30 @@ bool Cluster::wake() {
   return any;
 }
 
+// The warps that the cluster's barrier waits for.
+static std::string missing_warps(Cluster& cluster) {
+  std::string text;
+  for (auto& block : cluster.blocks) {
+    for (const Warp& warp : block->warps) {
+      if (!warp.alive || warp.cluster_phase == cluster.barrier.phase + 1) continue;
+      text += text_of(text.empty() ? "" : ", ", block->index, " warp ", warp.index);
+    }
+  }
+  return text;
+}
+
 void Cluster::report_stuck() {
   Block& first = *blocks.front();
-  bool divergent = false;  // lanes at a collective that the others will never reach
+  bool divergent = false;  // some lanes are at a collective that the other lanes will never reach
   for (auto& block : blocks) {
     for (const Warp& warp : block->warps) divergent |= warp.arrived != 0;
   }
-  report(first, divergent ? "divergence" : "deadlock", {"", 0}, {"", 0}, [&] {
-    std::string text = divergent ? "a warp is divided, all 32 lanes must reach a collective together, in "
-                                 : "deadlock in ";
+  report(first, divergent ? "divergence" : "deadlock", {}, {}, [&] {
+    std::string text = divergent ? "a warp is divided, all 32 lanes must reach a collective together, in " : "deadlock in ";
     if (size() == 1) return text + describe(first.index) + ": " + who_waits(first);
-    text += "a cluster of " + std::to_string(size()) + " blocks: ";
-    for (auto& block : blocks) text += describe(block->index) + ": " + who_waits(*block) + "; ";
-    return text + who_is_missing();
+    text += text_of("a cluster of ", size(), " blocks: ");
+    for (auto& block : blocks) text += text_of(block->index, ": ", who_waits(*block), "; ");
+    return text + "at the cluster's barrier is missing " + missing_warps(*this);
   });
 }
 

@@ -12,20 +12,17 @@ namespace cufa_host {
 
 class Findings;
 class Owners;
-struct Block;
-struct Thread;
-struct Warp;
 
-// barrier.cluster. A phase completes when every warp of the cluster has arrived or left the kernel; the barrier is
-// `.aligned`, so that a warp's lanes come together.
+// barrier.cluster. A phase completes when every warp of the cluster has arrived or left the kernel; the barrier is `.aligned`: a
+// warp's lanes arrive together.
 struct ClusterBarrier {
-  u32 phase = 0;                 // phases that have completed
-  VectorClock arrived;           // what the present phase's arrivals released
-  VectorClock completed;         // what a waiter of the last completed phase acquires
+  u32 phase = 0;                 // number of completed phases
+  VectorClock arrived;           // released by the present phase's arrivals
+  VectorClock completed;         // acquired by a waiter of the last completed phase
   std::vector<Thread*> waiting;  // parked
 };
 
-// One CPU thread executes one cluster after another in the same blocks, their warps in turn.
+// One CPU thread executes one cluster after another in the same blocks.
 struct Cluster {
   Cluster(const CufaLaunch& launch, Findings& findings, Owners& owners, int worker);
   ~Cluster();
@@ -33,21 +30,18 @@ struct Cluster {
 
   // `first` is the number of its first block in the grid.
   void start(u32 first);
-  // Run until all threads have left the kernel, or none can go on: then until one of the counters in global memory changes
-  // that they wait for.
+  // Run until all threads have left the kernel, or none can go on. `waiting`: threads wait for counters in global memory, which
+  // another cluster may change.
   enum class State { ended, waiting, failed };
   State run();
-  // Threads that wait for a counter which has changed can go on.
+  // Resume the threads whose counter has changed; false when there is none.
   bool wake();
-  // Nobody will ever change it.
+  // Report a deadlock or a divided warp.
   void report_stuck();
 
   int size() const { return static_cast<int>(blocks.size()); }
-  void reset_barrier();
-  // Complete the barrier's phase if none is missing: a warp has arrived, or left the kernel.
+  // Complete the barrier's phase if no warp is missing: called when a warp has arrived, or left the kernel.
   void complete_phase();
-  // For a deadlock's message.
-  std::string who_is_missing();
 
   const CufaLaunch& launch;
   Findings& findings;
@@ -58,8 +52,5 @@ struct Cluster {
   std::unordered_map<const u32*, VectorClock> counters;  // in global memory: what additions have released
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
 };
-
-// cluster_memory.cpp: another block's mbarrier must be known to be initialised, or there is a finding.
-void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site);
 
 }  // namespace cufa_host

@@ -1,66 +1,52 @@
-// What blocks of a cluster store to one another's shared memory: at once, or (st.async, and copies of it) when it is issued or
-// when every warp has nothing else to do.
+// Stores of blocks of a cluster to one another's shared memory. They land at once, or (late st.async and copies) when no warp has
+// anything else to do.
 #include <cstring>
 
-#include "host/cluster.h"
 #include "host/runtime.h"
 
 namespace cufa_host {
 namespace {
 
-// An address in a cluster's shared memory: (rank + 1) << 24 | address in that block. An ordinary shared address lies
-// below, and means this block's own.
+// An address in a cluster's shared memory: (rank + 1) << 24 | address in that block. An ordinary shared address is smaller, and
+// means this block's own memory.
 constexpr int kRankShift = 24;
 
 u32 in_block(u32 address) { return address & ((1u << kRankShift) - 1); }
 
-struct Target {
-  Block* block;  // null: nothing must be stored there
-  unsigned char* bytes;
-};
-
-// Counts the store, and in checked mode tests it.
-Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* what, Site site) {
+// The block that a store goes to; null, with a finding, if nothing must be stored. Counts the store; checked mode tests it.
+Block* target_of(Thread& thread, u32 address, u32 bytes, Access kind, const char* what, Site site) {
   Block& block = *thread.block;
   u32 smem;
   Block* const target = block_of(thread, address, smem);
   if (!target) {
-    report(block, "out-of-range", site, {"", 0}, [&] {
-      return std::string(what) + " to an address of no block of the cluster: " + describe(thread) + " at " +
-             describe(site);
-    });
-    return {};
+    report(thread, "out-of-range", site, what, " to an address of no block of the cluster");
+    return nullptr;
   }
   const bool bulk = kind == Access::proxy_write;  // by the copy engine
-  const unsigned char* own = bulk ? bulk_bytes(thread, smem, bytes, site) : shared_bytes(thread, smem, bytes, what, site);
-  if (!own) return {};
+  if (!(bulk ? bulk_bytes(thread, smem, bytes, site) : shared_bytes(thread, smem, bytes, what, site))) return nullptr;
   if (block.checked) {
-    if (target != &block && !target->races.can_store(thread, site)) return {};
+    if (target != &block && !target->races.can_store(thread, site)) return nullptr;
     target->races.access(thread, smem, bytes, kind, site);
   }
-  if (block.counted) {
-    block.counters.shared_write_bytes += bytes;
-    if (!bulk) thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
-  }
-  return {target, target->shared + (own - block.shared)};
+  if (block.counted && bulk) block.counters.shared_write_bytes += bytes;
+  if (block.counted && !bulk) count_shared(thread, AccessLog::shared_write, address, bytes, site);
+  return target;
 }
 
-// A copy reads its source now. That is over for those who learn from the mbarrier that it is.
+// A copy reads its source. Threads that learn of it from the mbarrier may then overwrite the source.
 void read_source(const RemoteStore& store) {
   Block& source = *store.thread->block;
   if (!source.checked) return;
   if (!source.alive()) {
-    report(source, "block-not-running", store.site, {"", 0}, [&] {
-      return describe(source.index) + " has ended before it was read by the copy of " + describe(*store.thread) + " at " +
-             describe(store.site);
+    report(source, "block-not-running", store.site, {}, [&] {
+      return text_of(source.index, " has ended before it was read by the copy of ", *store.thread, " at ", store.site);
     });
   }
   source.races.end_sending(*store.thread, store.source, store.bytes, store.site);
 }
 
 void land(Block& block, const RemoteStore& store) {
-  const unsigned char* const from = store.source ? store.thread->block->shared + (store.source - kSharedBase) : store.value;
-  std::memcpy(block.shared + (store.smem - kSharedBase), from, store.bytes);
+  std::memcpy(block.at(store.smem), store.source ? store.thread->block->at(store.source) : store.value, store.bytes);
   Mbarrier& barrier = block.mbarriers.at(store.barrier);
   if (store.source) read_source(store);
   if (block.checked) {
@@ -68,6 +54,35 @@ void land(Block& block, const RemoteStore& store) {
     block.races.publish_copy(*store.thread, store.smem, store.bytes, clock);
   }
   land_bytes(block, barrier, store.bytes);
+}
+
+// Sends a store to `address` of the block `target`, whose mbarrier at the cluster address `barrier` counts its bytes.
+void send(Block& target, const RemoteStore& store, u32 address, u32 barrier, const char* what, Site site) {
+  Thread& thread = *store.thread;
+  const auto found = target.mbarriers.find(store.barrier);
+  if (barrier >> kRankShift != address >> kRankShift || found == target.mbarriers.end()) {
+    abandon(thread, "barrier", site, what, " to ", target.index, ", where no mbarrier was initialised at the address given");
+  }
+  check_told(thread, target, found->second, store.barrier, site);
+  if (thread.block->launch.late_copies) {
+    target.remote_stores.push_back(store);
+  } else {
+    land(target, store);
+  }
+}
+
+void store_cluster(u32 address, const void* value, u32 bytes, Site site) {
+  Block* const target = target_of(current(), address, bytes, Access::write, "st.shared::cluster", site);
+  if (target) std::memcpy(target->at(in_block(address)), value, bytes);
+}
+
+void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site site) {
+  Thread& thread = current();
+  Block* const target = target_of(thread, address, bytes, Access::async_write, "st.async", site);
+  if (!target) return;
+  RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}};
+  std::memcpy(store.value, value, bytes);
+  send(*target, store, address, barrier, "st.async", site);
 }
 
 }  // namespace
@@ -79,85 +94,46 @@ Block* block_of(Thread& thread, u32 address, u32& smem) {
   return rank ? thread.block->cluster.blocks[rank - 1].get() : thread.block;
 }
 
-// Another block's mbarrier must be known to be initialised.
 void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site) {
   Block& block = *thread.block;
   if (!block.checked || &target == &block || block.races.knows(thread, barrier)) return;
-  report(block, "race", site, {"", 0}, [&] {
-    return "the mbarrier at shared offset " + std::to_string(smem - kSharedBase) + " of " + describe(target.index) +
-           " may not have been initialised for " + describe(thread) + " at " + describe(site) +
-           ": fence.mbarrier_init and a barrier of the cluster would tell";
+  report(block, "race", site, {}, [&] {
+    return text_of("the mbarrier at shared offset ", offset_of(smem), " of ", target.index, " may not have been initialised for ",
+                   thread, " at ", site, ": fence.mbarrier_init and a barrier of the cluster would tell");
   });
 }
 
-u32 cluster_block_rank() { return current().block->rank; }
+bool land_one_store(Block& block) {
+  if (block.remote_stores.empty()) return false;
+  land(block, take_next(block, block.remote_stores));
+  return true;
+}
 
-u32 address_in_cluster(u32 smem, u32 rank, Site site) {
+}  // namespace cufa_host
+
+u32 cluster_rank() { return current().block->rank; }
+u32 cluster_address(u32 smem, u32 rank, Site site) {
   Thread& thread = current();
   const u32 size = thread.block->cluster.size();
-  if (rank >= size) {
-    abandon(*thread.block, "out-of-range", site,
-            "block " + std::to_string(rank) + " of a cluster of " + std::to_string(size) + ": " + describe(thread) +
-                " at " + describe(site));
-  }
+  if (rank >= size) abandon(thread, "out-of-range", site, "block ", rank, " of a cluster of ", size);
   return smem + ((rank + 1) << kRankShift);
 }
-
-void store_cluster(u32 address, const void* value, u32 bytes, Site site) {
-  const Target target = find(current(), address, bytes, Access::write, "st.shared::cluster", site);
-  if (target.block) std::memcpy(target.bytes, value, bytes);
-}
-
-// Checks the mbarrier that what `thread` sends to `block` counts towards, and sends it.
-static void send(Thread& thread, Block& target, const RemoteStore& store, u32 to, u32 barrier, const char* what, Site site) {
-  Block& block = *thread.block;
-  const auto found = target.mbarriers.find(store.barrier);
-  if (barrier >> kRankShift != to >> kRankShift || found == target.mbarriers.end()) {
-    abandon(block, "barrier", site,
-            std::string(what) + " to " + describe(target.index) +
-                ", where no mbarrier was initialised at the address given: " + describe(thread) + " at " + describe(site));
-  }
-  check_told(thread, target, found->second, store.barrier, site);
-  if (block.launch.late_copies) {
-    target.remote_stores.push_back(store);
-  } else {
-    land(target, store);
-  }
-}
-
-void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site site) {
-  Thread& thread = current();
-  const Target target = find(thread, address, bytes, Access::async_write, "st.async", site);
-  if (!target.block) return;
-  RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}};
-  std::memcpy(store.value, value, bytes);
-  send(thread, *target.block, store, address, barrier, "st.async", site);
-}
-
-void copy_in_cluster(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
+void st_cluster_vec2(u32 address, vec2 v, Site site) { store_cluster(address, &v, 8, site); }
+void st_cluster_vec4(u32 address, vec4 v, Site site) { store_cluster(address, &v, 16, site); }
+void st_async_vec2(u32 address, vec2 v, u32 barrier, Site site) { store_async(address, &v, 8, barrier, site); }
+void st_async_vec4(u32 address, vec4 v, u32 barrier, Site site) { store_async(address, &v, 16, barrier, site); }
+void cluster_copy(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   const char* const what = "cp.async.bulk.shared::cluster";
   bulk_bytes(thread, smem, bytes, site);
-  const Target target = find(thread, address, bytes, Access::proxy_write, what, site);
-  if (!target.block) return;
+  Block* const target = target_of(thread, address, bytes, Access::proxy_write, what, site);
+  if (!target) return;
   if (block.checked) block.races.begin_sending(thread, smem, bytes, site);
   ++block.counters.bulk_copies;
   if (block.counted) {
     block.counters.shared_read_bytes += bytes;
     block.counters.add_engine_wavefronts(2 * bytes / 128);  // read here, written there
   }
-  send(thread, *target.block, {&thread, in_block(address), bytes, in_block(barrier), {}, smem, site}, address, barrier, what, site);
+  send(*target, {&thread, in_block(address), bytes, in_block(barrier), {}, smem, site}, address, barrier, what, site);
 }
-
-bool land_one_store(Block& block) {
-  if (block.remote_stores.empty()) return false;
-  const std::size_t n = block.remote_stores.size();
-  const std::size_t i = block.launch.schedule == kRandom ? random_number(block) % n : 0;
-  const RemoteStore store = block.remote_stores[i];
-  block.remote_stores.erase(block.remote_stores.begin() + i);
-  land(block, store);
-  return true;
-}
-
-}  // namespace cufa_host

@@ -35,10 +35,10 @@ extern thread_local ThreadContext* context __attribute__((tls_model("initial-exe
 
 unsigned char* shared_memory();
 
-// Where a primitive was called: as a defaulted last argument it names the kernel's own file and line.
+// Where a primitive is called. As a defaulted last argument it names the kernel's own file and line.
 struct Site {
-  const char* file;
-  int line;
+  const char* file = "";
+  int line = 0;
   static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }
@@ -46,12 +46,12 @@ struct Site {
 
 }  // namespace cufa_host
 
+#define SITE cufa_host::Site site = cufa_host::Site::here()
+
 #define threadIdx (cufa_host::context->thread_index)
 #define blockIdx (cufa_host::context->block_index)
 #define blockDim (cufa_host::context->block_size)
 #define gridDim (cufa_host::context->grid_size)
-
-extern "C" void* memcpy(void* to, const void* from, unsigned long bytes) noexcept;
 
 namespace cufa_host {
 // As -ftz=true, which kernels are compiled with, has it.

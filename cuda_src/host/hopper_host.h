@@ -1,8 +1,8 @@
 // Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
 //
-// Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when
-// every warp has nothing else to do, stores read shared memory when issued or when they are waited for. Missing fences are
-// found in checked mode: between proxies (race_detector.h), and of wgmma (wgmma_registers.h).
+// A warp executes its own 16 rows of a product when it waits for the product. Bulk copies land when they are issued, or when no
+// warp has anything else to do; bulk stores read shared memory when they are issued, or when they are waited for. Checked mode
+// finds missing fences: between proxies (race_detector.h), and of wgmma (warpgroup.h).
 #pragma once
 #include "host/primitives_host.h"
 
@@ -18,18 +18,8 @@ struct TensorMap {
 
 namespace cufa_host {
 
-// mbarrier.cpp
-void mbarrier_init(u32 barrier, u32 arrivals, Site site);
-void mbarrier_arrive(u32 barrier, u32 bytes, Site site);
-void mbarrier_wait(u32 barrier, u32 parity, bool from_cluster, Site site);
-void mbarrier_init_fence();
-
-// bulk_copy.cpp
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site);
-void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
-void commit_stores();
-void await_stores_read();
-void fence_proxies();
+// register_budget.cpp. Called by all lanes of a warp: waits until `count` registers for each lane are free.
+void set_registers(int count, Site site);
 
 // warpgroup.cpp
 struct WarpgroupProduct {
@@ -37,48 +27,36 @@ struct WarpgroupProduct {
   bool bfloat16, accumulate, transposed;
   bool a_in_registers;
   u32 a[4];
-  const u32* a_registers;  // where they are, four in a row; null: not known
+  const u32* a_registers;  // the address of four consecutive operand registers; null: not known
   u64 a_descriptor, b_descriptor;
   float* d;
 };
-// A register that a product takes its operand from: where it is, if it is more than a value.
+void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
+void await_warpgroup_products(u32 pending, Site site);
+
+// An operand register of a product: its value, and its address if the argument is an lvalue.
 struct RegisterOperand {
   RegisterOperand(const u32& lvalue) : value(lvalue), place(&lvalue) {}
   RegisterOperand(u32&& rvalue) : value(rvalue), place(nullptr) {}
   u32 value;
   const u32* place;
 };
-inline const u32* four_in_a_row(RegisterOperand a0, RegisterOperand a1, RegisterOperand a2, RegisterOperand a3) {
+// The address of four registers if they are consecutive, else null.
+inline const u32* consecutive(RegisterOperand a0, RegisterOperand a1, RegisterOperand a2, RegisterOperand a3) {
   const u32* first = a0.place;
   return first && a1.place == first + 1 && a2.place == first + 2 && a3.place == first + 3 ? first : nullptr;
 }
-void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
-void commit_warpgroup_products();
-void await_warpgroup_products(u32 pending, Site site);
-
-// register_budget.cpp
-// By all lanes of a warp: so many for each; waits until there are enough.
-void set_registers(int count, Site site);
-
-// wgmma_registers.cpp
-void fence_warpgroup();
 
 }  // namespace cufa_host
 
-#define SITE cufa_host::Site site = cufa_host::Site::here()
-
-// ---- mbarrier.cuh
-DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier_init(barrier, arrivals, site); }
-DEVICE void mbarrier_init_fence() { cufa_host::mbarrier_init_fence(); }
-DEVICE void async_proxy_fence() { cufa_host::fence_proxies(); }
-DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
-DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) {
-  cufa_host::mbarrier_arrive(barrier, bytes, site);
-}
-DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, false, site); }
-DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity, SITE) {
-  cufa_host::mbarrier_wait(barrier, parity, true, site);
-}
+// ---- mbarrier.cuh: mbarrier.cpp, bulk_copy.cpp
+void mbarrier_init(u32 barrier, u32 arrivals, SITE);
+void mbarrier_init_fence();
+void async_proxy_fence();
+void mbarrier_arrive(u32 barrier, SITE);
+void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE);
+void mbarrier_wait(u32 barrier, u32 parity, SITE);
+void mbarrier_wait_cluster(u32 barrier, u32 parity, SITE);
 
 // ---- register_budget.cuh
 template <int COUNT>
@@ -90,19 +68,15 @@ DEVICE void registers_raise_to(SITE) {
   cufa_host::set_registers(COUNT, site);
 }
 
-// ---- tma.cuh
-DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {
-  cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3}, site);
-}
-DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE) {
-  cufa_host::store_box(map, smem, {c0, c1, c2, c3}, site);
-}
-DEVICE void bulk_commit() { cufa_host::commit_stores(); }
-DEVICE void bulk_wait_read() { cufa_host::await_stores_read(); }
+// ---- tma.cuh: bulk_copy.cpp
+void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE);
+void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE);
+void bulk_commit();
+void bulk_wait_read();
 
-// ---- wgmma.cuh
-DEVICE void wgmma_fence() { cufa_host::fence_warpgroup(); }
-DEVICE void wgmma_commit() { cufa_host::commit_warpgroup_products(); }
+// ---- wgmma.cuh: warpgroup.cpp
+void wgmma_fence();
+void wgmma_commit();
 template <int PENDING>
 DEVICE void wgmma_wait(SITE) {
   cufa_host::await_warpgroup_products(PENDING, site);
@@ -122,10 +96,8 @@ struct Wgmma {
   }
   template <bool ACCUMULATE, bool TRANSPOSED>
   static DEVICE void rs(float (&d)[N / 2], Operand a0, Operand a1, Operand a2, Operand a3, u64 b, SITE) {
-    const u32* const place = cufa_host::four_in_a_row(a0, a1, a2, a3);
+    const u32* const place = cufa_host::consecutive(a0, a1, a2, a3);
     cufa_host::queue_warpgroup_product(
         {N, BF16, ACCUMULATE, TRANSPOSED, true, {a0.value, a1.value, a2.value, a3.value}, place, 0, b, d}, site);
   }
 };
-
-#undef SITE

@@ -14,8 +14,6 @@
 #include <xmmintrin.h>
 #endif
 
-using namespace cufa_host;
-
 namespace {
 
 // Kernels are compiled for the GPU with -ftz=true: subnormal operands and results of float32 arithmetic are zero.
@@ -31,36 +29,34 @@ class FlushSubnormals {
 #endif
 };
 
-// Whether the CPU threads together can still go on, when clusters wait for counters that others change.
+// Whether any CPU thread can go on, when clusters wait for counters that other clusters change.
 class Standstill {
  public:
   explicit Standstill(int workers) : standing_(workers, kRunning) {}
-  // A worker has let clusters run, which may have changed counters.
+  // A worker has run a cluster, which may have changed counters.
   void moved() { ++moves_; }
   u64 moves() const { return moves_; }
-  // All clusters of a worker wait, as of `moves`. Returns whether nobody else can end that: all workers stand still, and
-  // nothing has moved since the first of them looked.
+  // All clusters of a worker wait, as of `moves`. Returns whether they wait forever: all workers stand still, and nothing has
+  // moved since the first of them looked.
   bool stand(int worker, u64 moves) {
     const std::lock_guard<std::mutex> lock(mutex_);
     standing_[worker] = moves;
     return std::all_of(standing_.begin(), standing_.end(), [&](u64 since) { return since == kLeft || since == moves_; });
   }
-  void go_on(int worker) { set(worker, kRunning); }
-  void leave(int worker) { set(worker, kLeft); }
-
- private:
   static constexpr u64 kRunning = ~0ull, kLeft = ~0ull - 1;
   void set(int worker, u64 to) {
     const std::lock_guard<std::mutex> lock(mutex_);
     standing_[worker] = to;
   }
+
+ private:
   std::mutex mutex_;
   std::atomic<u64> moves_{0};
   std::vector<u64> standing_;
 };
 
-// One launch, on several CPU threads. Each runs its clusters one after another; only when a cluster waits for a counter
-// that another one changes does it put that aside and begin the next.
+// One launch, on several CPU threads. Each runs its clusters one after another. If a cluster waits for a counter that another
+// cluster changes, it is put aside and the next one begins.
 class Run {
  public:
   Run(const CufaLaunch& launch, int workers, u32 most_waiting)
@@ -95,7 +91,7 @@ class Run {
         next->first = (launch_.schedule == kDescending ? clusters_ - 1 - i : i) * size_;
         next->cluster->start(next->first);
       }
-      standstill_.go_on(worker);
+      standstill_.set(worker, Standstill::kRunning);
       const Cluster::State state = next->cluster->run();
       standstill_.moved();
       if (state == Cluster::State::waiting) continue;
@@ -104,11 +100,11 @@ class Run {
       spare.push_back(std::move(*next));
       waiting.erase(next);
     }
-    standstill_.leave(worker);
+    standstill_.set(worker, Standstill::kLeft);
   }
 
   bool stopped() const { return stop_; }
-  Findings& findings() { return findings_; }
+  std::string findings() { return findings_.text(); }
 
  private:
   struct Held {
@@ -146,13 +142,13 @@ int cufa_launch(const CufaLaunch* launch) {
   run.work(0);
   for (std::thread& other : others) other.join();
 
+  const std::string text = run.findings();
   if (launch->findings_bytes) {
-    const std::string text = run.findings().text();
     const std::size_t n = std::min<std::size_t>(text.size(), launch->findings_bytes - 1);
     std::memcpy(launch->findings, text.data(), n);
     launch->findings[n] = 0;
   }
-  return run.stopped() ? 2 : run.findings().empty() ? 0 : 1;
+  return run.stopped() ? 2 : text.empty() ? 0 : 1;
 }
 
 const char* cufa_counter_names() { return kCounterNames; }

@@ -1,4 +1,4 @@
-// Loads and stores: translation, range checks, counting.
+// Loads and stores: translation, range checks, counting; and launches that overlap.
 #include <cstring>
 
 #include "host/runtime.h"
@@ -6,22 +6,13 @@
 namespace cufa_host {
 namespace {
 
-void copy(void* to, const void* from, u32 bytes) {  // constant sizes: one move each
+void copy(void* to, const void* from, u32 bytes) {  // a constant size is one move
   switch (bytes) {
-    case 2:
-      std::memcpy(to, from, 2);
-      return;
-    case 4:
-      std::memcpy(to, from, 4);
-      return;
-    case 8:
-      std::memcpy(to, from, 8);
-      return;
-    case 16:
-      std::memcpy(to, from, 16);
-      return;
-    default:
-      std::memcpy(to, from, bytes);
+    case 2: std::memcpy(to, from, 2); return;
+    case 4: std::memcpy(to, from, 4); return;
+    case 8: std::memcpy(to, from, 8); return;
+    case 16: std::memcpy(to, from, 16); return;
+    default: std::memcpy(to, from, bytes);
   }
 }
 
@@ -31,26 +22,74 @@ std::string hex(u64 value) {
   return text;
 }
 
+u64 offset_in(const CufaArray& array, u64 at) { return at - reinterpret_cast<u64>(array.begin); }
+
 bool inside(const CufaArray& array, u64 at, u32 bytes) {
-  const auto begin = reinterpret_cast<u64>(array.begin);
-  if (at < begin || at - begin > array.bytes || array.bytes - (at - begin) < bytes) return false;
+  const u64 offset = offset_in(array, at);  // beyond `bytes` for an address before the array
+  if (offset > array.bytes || array.bytes - offset < bytes) return false;
   if (!array.valid) return true;
-  for (u64 g = (at - begin) / array.granule; g <= (at - begin + bytes - 1) / array.granule; ++g) {
+  for (u64 g = offset / array.granule; g <= (offset + bytes - 1) / array.granule; ++g) {
     if (!array.valid[g]) return false;
   }
   return true;
 }
 
-}  // namespace
-
+// For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
 u64 sector_address(const CufaLaunch& launch, const void* global) {
   const auto at = reinterpret_cast<u64>(global);
   for (int i = 0; i < launch.num_arrays; ++i) {
-    const u64 offset = at - reinterpret_cast<u64>(launch.arrays[i].begin);
+    const u64 offset = offset_in(launch.arrays[i], at);
     if (offset < launch.arrays[i].bytes) return u64(i + 1) << 48 | offset;
   }
   return at;
 }
+
+// Launches that overlap (griddepcontrol), checked mode: blocks of a dependent launch may begin while the previous launch is
+// running. Until a thread has waited for the previous launch, it may not touch what that launch writes, nor write what it reads.
+void check_overlap(Thread& thread, const CufaArray& array, const void* global, u32 bytes, Access kind, Site site) {
+  const ClusterClocks& clocks = thread.block->cluster.clocks;
+  const bool over = clocks.of[thread.number][clocks.previous_grid()] != 0;
+  const u64 begin = offset_in(array, reinterpret_cast<u64>(global));
+  for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
+    if (array.now) __atomic_fetch_or(&array.now[i], is_read(kind) ? kRead : kWritten, __ATOMIC_RELAXED);
+    if (over || !array.before || !(array.before[i] & (is_read(kind) ? kWritten : kWritten | kRead))) continue;
+    report(*thread.block, "race", site, {"launch before", 0}, [&] {
+      return text_of("the launch before may still be ", array.before[i] & kWritten ? "writing " : "reading ",
+                     global_place(thread.block->launch, global, bytes), ", no griddepcontrol.wait comes before: ", thread, " at ",
+                     site);
+    });
+    return;
+  }
+}
+
+void load_shared(void* value, u32 smem, u32 bytes, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const unsigned char* from = shared_bytes(thread, smem, bytes, "ld.shared", site);
+  if (!from) return void(std::memset(value, 0xff, bytes));
+  copy(value, from, bytes);
+  if (block.checked) block.races.access(thread, smem, bytes, Access::read, site);
+  if (block.counted) count_shared(thread, AccessLog::shared_read, smem, bytes, site);
+}
+
+template <typename T>
+T load_shared(u32 smem, Site site) {
+  T value;
+  load_shared(&value, smem, sizeof(T), site);
+  return value;
+}
+
+void store_shared(u32 smem, const void* value, u32 bytes, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  unsigned char* to = shared_bytes(thread, smem, bytes, "st.shared", site);
+  if (!to) return;
+  copy(to, value, bytes);
+  if (block.checked) block.races.access(thread, smem, bytes, Access::write, site);
+  if (block.counted) count_shared(thread, AccessLog::shared_write, smem, bytes, site);
+}
+
+}  // namespace
 
 std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes) {
   const auto at = reinterpret_cast<u64>(global);
@@ -62,53 +101,37 @@ std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes
     if (away < best) best = away, nearest = &launch.arrays[i];
   }
   if (!nearest) return hex(at) + ", and the kernel was given no arrays";
-  const auto begin = reinterpret_cast<u64>(nearest->begin);
-  const std::string name = nearest->name;
-  if (at < begin) return std::to_string(begin - at) + " bytes before " + name;
-  const std::string byte = "byte " + std::to_string(at - begin) + " of " + name;
-  if (best > 0) return byte + ", which has " + std::to_string(nearest->bytes);
+  if (at < reinterpret_cast<u64>(nearest->begin)) return text_of(-offset_in(*nearest, at), " bytes before ", nearest->name);
+  const std::string byte = text_of("byte ", offset_in(*nearest, at), " of ", nearest->name);
+  if (best > 0) return text_of(byte, ", which has ", nearest->bytes);
   return inside(*nearest, at, bytes) ? byte : byte + ", which is padding between its rows or heads";
 }
 
 unsigned char* shared_memory() { return current().block->shared; }
 
-u32 shared_address(const void* pointer) {
-  return kSharedBase + static_cast<u32>(static_cast<const unsigned char*>(pointer) - current().block->shared);
-}
-
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site) {
   Block& block = *thread.block;
   ++thread.accesses;
-  const u32 offset = smem - kSharedBase, size = block.launch.shared_bytes;
+  const u32 offset = offset_of(smem), size = block.launch.shared_bytes;
   if (__builtin_expect(offset > size || size - offset < bytes, 0)) {
-    report(block, "out-of-range", site, {"", 0}, [&] {
-      return std::string(what) + " of " + std::to_string(bytes) + " bytes at shared offset " +
-             std::to_string(static_cast<int>(offset)) + ", outside the block's " + std::to_string(size) +
-             " bytes: " + describe(thread) + " at " + describe(site);
-    });
+    report(thread, "out-of-range", site, what, " of ", bytes, " bytes at shared offset ", int(offset), ", outside the block's ",
+           size, " bytes");
     return nullptr;
   }
   if (__builtin_expect(offset % bytes, 0)) {
-    report(block, "misaligned", site, {"", 0}, [&] {
-      return std::string(what) + " of " + std::to_string(bytes) + " bytes at shared offset " +
-             std::to_string(offset) + " is not aligned: " + describe(thread) + " at " + describe(site);
-    });
+    report(thread, "misaligned", site, what, " of ", bytes, " bytes at shared offset ", offset, " is not aligned");
     return nullptr;
   }
   return block.shared + offset;
 }
 
-bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site,
-                  bool* raced) {
+bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site, bool* raced) {
   Block& block = *thread.block;
   const CufaLaunch& launch = block.launch;
   const auto at = reinterpret_cast<u64>(global);
   ++thread.accesses;
   if (at % bytes) {
-    report(block, "misaligned", site, {"", 0}, [&] {
-      return std::string(what) + " of " + std::to_string(bytes) + " bytes at global address " + hex(at) +
-             " is not aligned: " + describe(thread) + " at " + describe(site);
-    });
+    report(thread, "misaligned", site, what, " of ", bytes, " bytes at global address ", hex(at), " is not aligned");
     return false;
   }
   for (int i = 0; i < launch.num_arrays; ++i) {
@@ -116,82 +139,75 @@ bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, co
     if ((!is_read(kind) && !array.writable) || !inside(array, at, bytes)) continue;
     if (block.checked && array.writable) {
       block.races.access_global(thread, global, bytes, kind, site);
-      const bool ordered = block.owners.access(thread, i, global, bytes, kind, site);
+      const bool ordered = block.cluster.owners.access(thread, i, global, bytes, kind, site);
       if (raced) *raced = !ordered;
       if (array.before || array.now) check_overlap(thread, array, global, bytes, kind, site);
     }
     return true;
   }
-  report(block, "out-of-range", site, {"", 0}, [&] {
-    return std::string(what) + " of " + std::to_string(bytes) + " bytes at " + global_place(launch, global, bytes) +
-           ": " + describe(thread) + " at " + describe(site);
+  report(*thread.block, "out-of-range", site, {}, [&] {
+    return text_of(what, " of ", bytes, " bytes at ", global_place(launch, global, bytes), ": ", thread, " at ", site);
   });
   return false;
 }
 
-void load_shared(void* value, u32 smem, u32 bytes, Site site) {
-  Thread& thread = current();
-  Block& block = *thread.block;
-  const unsigned char* from = shared_bytes(thread, smem, bytes, "ld.shared", site);
-  if (!from) return void(std::memset(value, 0xff, bytes));
-  copy(value, from, bytes);
-  if (block.checked) block.races.access(thread, smem, bytes, Access::read, site);
-  if (block.counted) {
-    block.counters.shared_read_bytes += bytes;
-    thread.warp->log.add(AccessLog::shared_read, site, thread.lane, smem, bytes);
-  }
+void count_shared(Thread& thread, AccessLog::Kind kind, u32 smem, u32 bytes, Site site) {
+  Counters& counters = thread.block->counters;
+  (kind == AccessLog::shared_read ? counters.shared_read_bytes : counters.shared_write_bytes) += bytes;
+  thread.warp->log.add(kind, site, thread.lane, smem, bytes);
 }
-
-void store_shared(u32 smem, const void* value, u32 bytes, Site site) {
-  Thread& thread = current();
-  Block& block = *thread.block;
-  unsigned char* to = shared_bytes(thread, smem, bytes, "st.shared", site);
-  if (!to) return;
-  copy(to, value, bytes);
-  if (block.checked) block.races.access(thread, smem, bytes, Access::write, site);
-  if (block.counted) {
-    block.counters.shared_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::shared_write, site, thread.lane, smem, bytes);
-  }
+void count_global(Thread& thread, AccessLog::Kind kind, const void* global, u32 bytes, Site site) {
+  Counters& counters = thread.block->counters;
+  (kind == AccessLog::global_read ? counters.global_read_bytes : counters.global_write_bytes) += bytes;
+  thread.warp->log.add(kind, site, thread.lane, sector_address(thread.block->launch, global), bytes);
 }
 
 void load_global(void* value, const void* global, u32 bytes, Site site) {
   Thread& thread = current();
-  Block& block = *thread.block;
-  if (!check_global(thread, global, bytes, Access::read, "ld.global", site))
-    return void(std::memset(value, 0xff, bytes));
+  if (!check_global(thread, global, bytes, Access::read, "ld.global", site)) return void(std::memset(value, 0xff, bytes));
   copy(value, global, bytes);
-  if (block.counted) {
-    block.counters.global_read_bytes += bytes;
-    thread.warp->log.add(AccessLog::global_read, site, thread.lane, sector_address(block.launch, global), bytes);
-  }
+  if (thread.block->counted) count_global(thread, AccessLog::global_read, global, bytes, site);
 }
 
 void store_global(void* global, const void* value, u32 bytes, Site site) {
   Thread& thread = current();
-  Block& block = *thread.block;
   if (!check_global(thread, global, bytes, Access::write, "st.global", site)) return;
   copy(global, value, bytes);
-  if (block.counted) {
-    block.counters.global_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::global_write, site, thread.lane, sector_address(block.launch, global), bytes);
-  }
+  if (thread.block->counted) count_global(thread, AccessLog::global_write, global, bytes, site);
 }
 
-u32 add_global(u32* global, u32 value, Site site) {
-  if (!check_global(current(), global, 4, Access::atomic, "atom.add", site)) return 0;
-  return __atomic_fetch_add(global, value, __ATOMIC_SEQ_CST);
-}
+}  // namespace cufa_host
 
-u32 increment_global(u32* global, u32 last, Site site) {
+u32 smem_address(const void* p) {
+  return kSharedBase + static_cast<u32>(static_cast<const unsigned char*>(p) - current().block->shared);
+}
+void st_shared_u16(u32 smem, u16 v, Site site) { store_shared(smem, &v, 2, site); }
+void st_shared_u32(u32 smem, u32 v, Site site) { store_shared(smem, &v, 4, site); }
+void st_shared_f32(u32 smem, float v, Site site) { store_shared(smem, &v, 4, site); }
+void st_shared_vec2(u32 smem, vec2 v, Site site) { store_shared(smem, &v, 8, site); }
+void st_shared_vec4(u32 smem, vec4 v, Site site) { store_shared(smem, &v, 16, site); }
+u16 ld_shared_u16(u32 smem, Site site) { return load_shared<u16>(smem, site); }
+u32 ld_shared_u32(u32 smem, Site site) { return load_shared<u32>(smem, site); }
+float ld_shared_f32(u32 smem, Site site) { return load_shared<float>(smem, site); }
+vec2 ld_shared_vec2(u32 smem, Site site) { return load_shared<vec2>(smem, site); }
+vec4 ld_shared_vec4(u32 smem, Site site) { return load_shared<vec4>(smem, site); }
+
+u32 atomic_add(u32* p, u32 v, Site site) {
+  return check_global(current(), p, 4, Access::atomic, "atom.add", site) ? __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST) : 0;
+}
+u32 atomic_inc_wrap(u32* counter, u32 last, Site site) {
   Thread& thread = current();
-  if (!check_global(thread, global, 4, Access::atomic, "atom.inc", site)) return 0;
-  if (thread.block->checked) return thread.block->owners.count_in(thread, global, last);
-  u32 old = __atomic_load_n(global, __ATOMIC_SEQ_CST);
-  while (!__atomic_compare_exchange_n(global, &old, old >= last ? 0 : old + 1, false, __ATOMIC_SEQ_CST,
-                                      __ATOMIC_SEQ_CST)) {
+  if (!check_global(thread, counter, 4, Access::atomic, "atom.inc", site)) return 0;
+  if (thread.block->checked) return thread.block->cluster.owners.count_in(thread, counter, last);
+  u32 old = __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+  while (!__atomic_compare_exchange_n(counter, &old, old >= last ? 0 : old + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
   }
   return old;
 }
 
-}  // namespace cufa_host
+void grid_release_next() { ++current().block->counters.grid_releases; }
+void grid_await_previous() {
+  Thread& thread = current();
+  ClusterClocks& clocks = thread.block->cluster.clocks;
+  if (thread.block->checked) clocks.of[thread.number][clocks.previous_grid()] = 1;
+}

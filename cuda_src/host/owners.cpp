@@ -114,9 +114,8 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
     if (other == ~0u) continue;
     if (kind == Access::proxy_read) return false;
     report(*thread.block, summed ? "unordered-sum" : "race", site, {"other block", 0}, [&] {
-      return "blocks " + std::to_string(other) + " and " + std::to_string(block_of(mark)) + " of one launch " +
-             (summed ? "add in any order to " : "both touch ") + global_place(launch_, global, bytes) + ": " +
-             describe(thread) + " at " + describe(site);
+      return text_of("blocks ", other, " and ", block_of(mark), " of one launch ", summed ? "add in any order to " : "both touch ",
+                     global_place(launch_, global, bytes), ": ", thread, " at ", site);
     });
     break;
   }
@@ -189,15 +188,9 @@ void Owners::release(Thread& thread, u32* counter, u32 value) {
   *counter += value;
 }
 
-u32 Owners::acquire(Thread& thread, const u32* counter) {
+u32 Owners::load(Thread& thread, const u32* counter, bool acquires) {
   const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter, true);
-  return *counter;
-}
-
-u32 Owners::look(Thread& thread, const u32* counter) {
-  const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter, false);
+  take(thread, counter, acquires);
   return *counter;
 }
 

@@ -32,11 +32,10 @@ class Owners {
   // Reports a race. Of a copy engine's read (proxy_read) it returns false instead: what matters is what reads the copy.
   bool access(Thread& thread, int array, const void* global, u32 bytes, Access kind, Site site);
 
-  // atom.inc, red.release, ld.acquire and ld.relaxed, checked.
+  // atom.inc, red.release, and ld.acquire or ld.relaxed.
   u32 count_in(Thread& thread, u32* counter, u32 last);
   void release(Thread& thread, u32* counter, u32 value);
-  u32 acquire(Thread& thread, const u32* counter);
-  u32 look(Thread& thread, const u32* counter);
+  u32 load(Thread& thread, const u32* counter, bool acquires);
 
  private:
   // A thread's access as 64 bits: its cluster + 1, its number there, its time. Or kSums and an index of `additions_`.

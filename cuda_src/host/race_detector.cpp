@@ -13,7 +13,8 @@ void ClusterClocks::reset(int num_threads) {
   time.assign(num_threads / 32, 1);
 }
 
-int RaceDetector::number(const Thread& thread) { return thread.number; }
+VectorClock& RaceDetector::of(const Thread& thread) const { return clocks_.of[thread.number]; }
+u32& RaceDetector::time(const Thread& thread) const { return clocks_.time[thread.number / 32]; }
 
 void RaceDetector::reset(Block& block) {
   block_ = &block;
@@ -32,15 +33,11 @@ void RaceDetector::reset(Block& block) {
 }
 
 void RaceDetector::release(Thread& thread, VectorClock& clock) {
-  u32& time = clocks_.time[thread.number / 32];
-  clock.join(clocks_.of[thread.number]);
-  clock[thread.number] = std::max(clock[thread.number], time++);
+  clock.join(of(thread));
+  clock[thread.number] = std::max(clock[thread.number], time(thread)++);
 }
-
-void RaceDetector::fence_proxies(Thread& thread) {
-  u32& time = clocks_.time[thread.number / 32];
-  clocks_.of[thread.number].fence(thread.number, time++);
-}
+void RaceDetector::acquire(Thread& thread, const VectorClock& clock) { of(thread).join(clock); }
+void RaceDetector::fence_proxies(Thread& thread) { of(thread).fence(thread.number, time(thread)++); }
 
 // A new cell; `like` one that exists, or as never touched.
 int RaceDetector::add_cell(int like) {
@@ -55,7 +52,7 @@ int RaceDetector::add_cell(int like) {
 }
 
 inline void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
-  const u32 now = clocks_.time[thread.number / 32];
+  const u32 now = time(thread);
   if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
     reads.clock = now;
     reads.lanes = 0;
@@ -90,7 +87,7 @@ void RaceDetector::access(Thread& thread, u32 smem, u32 bytes, Access kind, Site
   const u32 end = smem + bytes;
   while (smem < end) {  // kSharedBase is a multiple of the chunk
     const u32 part = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes) - smem;
-    access_chunk(thread, (smem - kSharedBase) / kChunkBytes, smem, part, kind, site);
+    access_chunk(thread, offset_of(smem) / kChunkBytes, smem, part, kind, site);
     smem += part;
   }
 }
@@ -127,33 +124,32 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
   }
 }
 
-void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
-  const int me = thread.number;
+inline void RaceDetector::check_after_write(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
   const Write& write = writes_[cell];
+  const char* kind = nullptr;
   if (write.in_flight) {
-    report("copy-not-awaited", thread, address, site, write.thread, write.site);
-  } else if (write.clock == 0 && !(address & kGlobal)) {
-    report("never-written", thread, address, site, -1, {"", 0});
-  } else if (write.clock && !ordered(write.thread, write.clock, me)) {
-    report("race", thread, address, site, write.thread, write.site);
-  } else if (by_proxy && write.clock && !write.by_proxy && clocks_.of[me].fenced(write.thread) < write.clock) {
-    report("proxy-fence", thread, address, site, write.thread, write.site);
+    kind = "copy-not-awaited";
+  } else if (write.clock && !ordered(write.thread, write.clock, thread.number)) {
+    kind = "race";
+  } else if (by_proxy && write.clock && !write.by_proxy && of(thread).fenced(write.thread) < write.clock) {
+    kind = "proxy-fence";
+  }
+  if (kind) report(kind, thread, address, site, write.thread, write.site);
+}
+
+void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
+  if (writes_[cell].clock == 0 && !(address & kGlobal)) {
+    report("never-written", thread, address, site, -1, {});
+  } else {
+    check_after_write(thread, cell, address, by_proxy, site);
   }
   if (!additions_.empty() && additions_.count(cell)) check_order(additions_[cell].data(), thread, address, by_proxy, site);
   note(reads_[std::size_t(cell) * num_warps_ + thread.id / 32], thread, by_proxy, site);
 }
 
 void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {
-  const int me = thread.number;
   const bool by_proxy = kind == Access::proxy_write;
-  Write& write = writes_[cell];
-  if (write.in_flight) {
-    report("copy-not-awaited", thread, address, site, write.thread, write.site);
-  } else if (write.clock && !ordered(write.thread, write.clock, me)) {
-    report("race", thread, address, site, write.thread, write.site);
-  } else if (by_proxy && write.clock && !write.by_proxy && clocks_.of[me].fenced(write.thread) < write.clock) {
-    report("proxy-fence", thread, address, site, write.thread, write.site);
-  }
+  check_after_write(thread, cell, address, by_proxy, site);
   Reads* reads = &reads_[std::size_t(cell) * num_warps_];
   check_order(reads, thread, address, by_proxy, site);
   for (int w = 0; w < num_warps_; ++w) reads[w].lanes = 0;
@@ -161,11 +157,7 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kin
     check_order(additions_[cell].data(), thread, address, by_proxy, site);
     additions_.erase(cell);
   }
-  write.clock = clocks_.time[me / 32];
-  write.thread = static_cast<u16>(me);
-  write.in_flight = by_proxy || kind == Access::async_write;
-  write.by_proxy = by_proxy;
-  write.site = site;
+  writes_[cell] = {time(thread), static_cast<u16>(thread.number), by_proxy || kind == Access::async_write, by_proxy, site};
 }
 
 void RaceDetector::check_atomic(Thread& thread, int cell, u64 address, Access kind, Site site) {
@@ -184,60 +176,133 @@ void RaceDetector::check_atomic(Thread& thread, int cell, u64 address, Access ki
 
 std::string RaceDetector::describe_thread(int number) const {
   const int id = number % block_->num_threads, rank = number / block_->num_threads;
-  const std::string text = "warp " + std::to_string(id / 32) + " lane " + std::to_string(id % 32);
-  return block_->cluster.size() == 1 ? text : describe(block_->cluster.blocks[rank]->index) + " " + text;
+  const std::string text = text_of("warp ", id / 32, " lane ", id % 32);
+  return block_->cluster.size() == 1 ? text : text_of(block_->cluster.blocks[rank]->index, " ", text);
 }
 
 bool RaceDetector::can_store(Thread& thread, Site site) {
-  const char* why = !block_->alive()                                         ? "has ended"
-                    : clocks_.of[thread.number][clocks_.phases()] == 0 ? "may not have begun, no barrier of the cluster tells"
-                                                                             : nullptr;
-  if (why) {
-    cufa_host::report(*block_, "block-not-running", site, {"", 0}, [&] {
-      return "store to shared memory of " + describe(block_->index) + ", which " + why + ": " + describe(thread) +
-             " at " + describe(site);
-    });
-    return false;
+  const bool has_begun = of(thread)[clocks_.phases()] != 0;
+  if (block_->alive() && has_begun) {
+    remote_[thread.number] = {time(thread), site};
+    return true;
   }
-  remote_[thread.number] = {clocks_.time[thread.number / 32], site};
-  return true;
+  const char* why = block_->alive() ? "may not have begun, no barrier of the cluster tells" : "has ended";
+  cufa_host::report(thread, "block-not-running", site, "store to shared memory of ", block_->index, ", which ", why);
+  return false;
 }
 
 bool RaceDetector::knows(const Thread& thread, const Mbarrier& barrier) const {
-  const VectorClock& clock = clocks_.of[thread.number];
+  const VectorClock& clock = of(thread);
   return clock[barrier.initialiser] >= barrier.initialised ||
          (barrier.told && clock[clocks_.phases()] >= barrier.told);
 }
 
 void RaceDetector::leave(Thread& thread) {
-  left_.join(clocks_.of[thread.number]);
+  left_.join(of(thread));
   if (block_->alive()) return;
   for (const auto& [number, store] : remote_) {
     if (left_[number] >= store.clock) continue;
-    cufa_host::report(*block_, "block-not-running", store.site, {"", 0}, [&, writer = number, from = store.site] {
-      return describe(block_->index) + " does not wait, before it ends, for the store to its shared memory by " +
-             describe_thread(writer) + " at " + describe(from);
+    cufa_host::report(*block_, "block-not-running", store.site, {}, [&, writer = number, from = store.site] {
+      return text_of(block_->index, " does not wait, before it ends, for the store to its shared memory by ",
+                     describe_thread(writer), " at ", from);
     });
   }
 }
 
 void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site) {
   cufa_host::report(*block_, kind, site, other_site, [&] {
-    const std::string place = !(address & kGlobal)
-                                  ? "shared offset " + std::to_string(address - kSharedBase) +
-                                        (thread.block == block_ ? "" : " of " + describe(block_->index))
-                                  : global_place(block_->launch, reinterpret_cast<const void*>(address & ~kGlobal), kPartBytes);
-    const std::string where = place + ", " + describe(thread) + " at " + describe(site);
+    std::string where = address & kGlobal
+                            ? global_place(block_->launch, reinterpret_cast<const void*>(address & ~kGlobal), kPartBytes)
+                            : text_of("shared offset ", address - kSharedBase);
+    if (!(address & kGlobal) && thread.block != block_) where += " of " + describe(block_->index);
+    where += text_of(", ", thread, " at ", site);
     if (other < 0) return "read of shared memory that nothing has written: " + where;
-    const std::string whom = describe_thread(other) + " at " + describe(other_site);
-    if (kind[0] == 'c') {
-      return "touches data of an asynchronous copy that was not waited for: " + where + "; issued by " + whom;
+    const std::string whom = text_of(describe_thread(other), " at ", other_site);
+    switch (kind[0]) {
+      case 'c': return "touches data of an asynchronous copy that was not waited for: " + where + "; issued by " + whom;
+      case 'p': return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
+                       "; the ordinary one is " + whom;
+      case 'u': return "two threads add in any order: " + where + "; the other is " + whom;
+      default: return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;
     }
-    if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
-                               "; the ordinary one is " + whom;
-    if (kind[0] == 'u') return "two threads add in any order: " + where + "; the other is " + whom;
-    return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;
   });
+}
+
+// ---- The copy engine: what lands in shared memory, what is sent from it, the mbarriers that count it.
+
+void RaceDetector::begin_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  access(thread, smem, bytes, Access::proxy_read, site);
+  const int first = offset_of(smem) / kChunkBytes;
+  for (int chunk = first; chunk < first + int(bytes / kChunkBytes); ++chunk) {
+    sending_.push_back({chunk, thread.number, site});
+    ++is_sent_[chunk];
+  }
+}
+
+void RaceDetector::end_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  const int first = offset_of(smem) / kChunkBytes, last = first + int(bytes / kChunkBytes);
+  const auto ended = [&](const Sending& s) {
+    if (s.thread != thread.number || s.chunk < first || s.chunk >= last) return false;
+    --is_sent_[s.chunk];
+    return true;
+  };
+  sending_.erase(std::remove_if(sending_.begin(), sending_.end(), ended), sending_.end());
+  access(thread, smem, bytes, Access::proxy_read, site);  // until now
+}
+
+void RaceDetector::check_sending(Thread& thread, int chunk, u64 address, Site site) {
+  for (const Sending& s : sending_) {
+    if (s.chunk == chunk) report("copy-not-awaited", thread, address, site, s.thread, s.site);
+  }
+}
+
+void RaceDetector::taint(u32 smem, const void* global, Site site) { tainted_[offset_of(smem) / kChunkBytes] = {global, site}; }
+
+void RaceDetector::check_taint(Thread& thread, int chunk, u64 address, Access kind, Site site) {
+  const auto found = tainted_.find(chunk);
+  if (found == tainted_.end()) return;
+  const Taint taint = found->second;
+  tainted_.erase(found);
+  if (!is_read(kind)) return;
+  cufa_host::report(*block_, "race", site, taint.site, [&] {
+    return text_of("reads a copy of ", global_place(block_->launch, taint.global, kPartBytes),
+                   ", which another block may have been writing: shared offset ", address - kSharedBase, ", ", thread, " at ", site,
+                   "; copied at ", taint.site);
+  });
+}
+
+void RaceDetector::check_initialised(Thread& thread, u32 address, const Mbarrier& barrier, Site site) {
+  access(thread, address, 8, Access::read, site);
+  const VectorClock& clock = of(thread);
+  const bool by_init_fence =
+      barrier.fenced && (barrier.initialiser == thread.number || clock[barrier.initialiser] >= barrier.fenced);
+  if (by_init_fence || clock.fenced(barrier.initialiser) >= barrier.initialised) return;
+  cufa_host::report(*block_, "proxy-fence", site, {}, [&] {
+    return text_of("the copy engine may not see that the mbarrier at shared offset ", offset_of(address),
+                   " was initialised, no fence.mbarrier_init by ", describe_thread(barrier.initialiser), " comes before: ", thread,
+                   " at ", site);
+  });
+}
+
+void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
+  const auto land = [&](Write& write) {
+    if (!write.in_flight || write.thread != thread.number) return;
+    write.in_flight = false;
+    write.clock = time(thread);
+  };
+  for (const u32 end = smem + bytes; smem < end;) {
+    const u32 chunk = offset_of(smem) / kChunkBytes, next = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes);
+    land(writes_[chunk]);
+    for (u32 at = smem; first_part_[chunk] >= 0 && at < next; at += kPartBytes) {
+      land(writes_[first_part_[chunk] + at % kChunkBytes / kPartBytes]);
+    }
+    smem = next;
+  }
+}
+
+void RaceDetector::publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock) {
+  complete(thread, smem, bytes);
+  clock[thread.number] = std::max(clock[thread.number], time(thread)++);
 }
 
 }  // namespace cufa_host

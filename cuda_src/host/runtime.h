@@ -1,73 +1,96 @@
 // The CUDA execution model on a CPU thread: one cluster of blocks at a time, their warps, their threads as fibers.
 #pragma once
 #include <string>
+#include <type_traits>
+#include <unordered_map>
 #include <vector>
 
+#include "host/backward_hopper_host.h"
+#include "host/backward_host.h"
 #include "host/bank_model.h"
 #include "host/cluster.h"
 #include "host/cluster_host.h"
 #include "host/copy_groups.h"
 #include "host/counters.h"
+#include "host/decode_host.h"
 #include "host/fiber.h"
 #include "host/findings.h"
 #include "host/launch.h"
-#include "host/mbarrier.h"
 #include "host/owners.h"
-#include "host/primitives_host.h"
 #include "host/race_detector.h"
+#include "host/stamp_host.h"
 #include "host/tensor_core.h"
 #include "host/warpgroup.h"
-#include "host/wgmma_registers.h"
 
 namespace cufa_host {
 
 constexpr u32 kAllLanes = 0xffffffffu;
 constexpr int kNumBarriers = 16;
 
-// Shared addresses start here, not at 0, so that a forgotten smem_address() is out of range. (The GPU's own window
-// starts with 1 KiB reserved on sm_90.)
+// Shared addresses start here, not at 0, so that a forgotten smem_address() is out of range. (The GPU's own window starts with
+// 1 KiB reserved on sm_90.)
 constexpr u32 kSharedBase = 1024;
+inline u32 offset_of(u32 smem) { return smem - kSharedBase; }
 
 struct Block;
 struct Warp;
 
-// A cp.async that has been issued and not yet waited for.
+// A cp.async in flight.
 struct PendingCopy {
-  u32 smem;
-  u32 bytes;
+  u32 smem, bytes;
   const void* global;  // null: zeros
 };
 
-// A box of a tensor, and where it lies in shared memory. Bytes in a row are a box too, of a tensor of their own.
+// A box of a tensor, and its address in shared memory. A linear copy is a box of a one-axis tensor.
 struct Box {
   TensorMap map;
   u32 smem;
-  int first[5];  // element coordinates
+  int first[4];  // element coordinates
   bool swizzled = true;
+
+  u32 bytes() const { return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.item_bytes; }
 };
 
-// A TMA load that has been issued and has not landed.
+// A TMA load in flight.
 struct BulkCopy {
   Box box;
   Thread* thread;
   u32 barrier;
 };
 
-// A store by the copy engine that has been issued, and that nobody knows to have read its shared memory; or an addition.
+// A store, or an addition, by the copy engine, which may not have read its shared memory yet.
 struct BulkStore {
   Box box;
   Site site;
   bool adds = false;
-  std::vector<unsigned char> sent = {};  // what was read of shared memory, where that is known before it is written
+  std::vector<unsigned char> sent = {};  // the bytes read, if shared memory may be overwritten before they are stored
 };
 
-// An st.async, or a copy between blocks of a cluster, that has been issued and has not landed.
+// An st.async, or a copy between blocks of a cluster, in flight.
 struct RemoteStore {
   Thread* thread;
-  u32 smem, bytes, barrier;  // of the block that it goes to
+  u32 smem, bytes, barrier;  // of the target block
   unsigned char value[16];
-  u32 source = 0;  // of a copy: where it reads the thread's block
-  Site site = {"", 0};
+  u32 source = 0;  // of a copy: its address in the thread's block
+  Site site = {};
+};
+
+// An mbarrier object, found by its shared address.
+struct Mbarrier {
+  u32 arrivals = 0;       // that complete a phase
+  u32 missing = 0;        // arrivals that the present phase lacks
+  i64 bytes = 0;          // announced and not landed (negative: landed before they were announced)
+  u32 phase = 0;          // number of the present phase
+  VectorClock arrived;    // released by the arrivals of the present phase
+  VectorClock completed;  // acquired by a waiter of a complete phase
+  VectorClock sent;       // released by other blocks' st.async in the present phase
+  VectorClock received;   // acquired, besides, by a waiter that says that it waits for other blocks
+  std::vector<Thread*> waiting;
+
+  // Checked mode: the thread that initialised the barrier, when, and when its fence.mbarrier_init followed (0: none has). That
+  // thread's next arrival at the cluster's barrier, relaxed or not, completes phase `told`, which tells the other blocks.
+  int initialiser = 0;
+  u32 initialised = 0, fenced = 0, told = 0;
 };
 
 struct Thread : ThreadContext {
@@ -75,19 +98,19 @@ struct Thread : ThreadContext {
   Block* block = nullptr;
   Warp* warp = nullptr;
   int id = 0, lane = 0;
-  int number = 0;  // in its cluster, block by block
+  int number = 0;  // in the cluster, block by block
   bool done = false;
   const char* waits_for = nullptr;  // while parked
-  Site waits_at = {"", 0};
+  Site waits_at;
 
-  CopyGroups<PendingCopy> copies;  // cp.async
-  CopyGroups<BulkStore> stores;    // by the copy engine
-  std::vector<BulkStore> additions;  // by the copy engine, that nobody knows to be done
-  std::vector<BulkStore> additions_read;  // by the copy engine, which will add them to memory
+  CopyGroups<PendingCopy> copies;
+  CopyGroups<BulkStore> stores;
+  std::vector<BulkStore> additions;       // by the copy engine; the thread does not know that they are done
+  std::vector<BulkStore> additions_read;  // additions that have read shared memory and are not in global memory yet
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
-  const u32* polled = nullptr;  // the counter last loaded, how, what it was, how often in a row, and `accesses` then
+  const u32* polled = nullptr;  // the counter last loaded; how, its value, loads in a row, and `accesses` at that time
   bool polled_acquires = false;
   u32 polled_count = 0, polls = 0;
   u64 polled_at = 0;
@@ -99,14 +122,15 @@ struct Thread : ThreadContext {
 struct Collective {
   const char* name;
   void (*execute)(Block&, Warp&);
-  bool aligned;  // PTX `.aligned`: every lane must execute the very same instruction
+  bool aligned;  // PTX `.aligned`: every lane must execute the same instruction
 };
 
-// What a lane brings to a collective, and what it takes away.
+// What a lane brings to a collective, and its result.
 struct Operand {
   u32* registers;
   u32 value, smem;
-  int lane;  // source lane or lane mask
+  int lane;  // source lane
+  u32 result;
 };
 
 struct Warp {
@@ -116,9 +140,9 @@ struct Warp {
   u32 arrived = 0;        // lanes that have reached `collective`
   const Collective* collective = nullptr;
   u32 cluster_phase = 0;  // of the cluster's barrier: completes when all have arrived with this warp
-  bool cluster_pending = false;  // it has arrived there and not waited
+  bool cluster_pending = false;  // has arrived at the cluster's barrier and not waited
   int registers = 0, registers_asked = 0;  // of each lane
-  Site site = {"", 0};  // of the collective
+  Site site;  // of the collective
   Operand operands[32];
   ProductQueue products;
   WarpgroupQueue warpgroup;
@@ -144,27 +168,26 @@ struct Block {
   bool alive() const;  // a thread has not left the kernel
 
   Thread& thread(const Warp& warp, int lane) { return *threads[warp.index * 32 + lane]; }
+  unsigned char* at(u32 smem) { return shared + offset_of(smem); }
 
   Cluster& cluster;
   const int rank;  // in the cluster
   const CufaLaunch& launch;
-  Findings& findings;
-  Owners& owners;
-  const int worker, num_threads, num_warps;
+  const int num_threads, num_warps;
   const bool checked, counted;
   Index3 index = {};
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   Barrier barriers[kNumBarriers];
-  Mbarriers mbarriers;
-  std::vector<Thread*> polling;            // parked until a counter in global memory changes
-  int free_registers = 0;                  // that no warp has, for each lane of a warp
+  std::unordered_map<u32, Mbarrier> mbarriers;
+  std::vector<Thread*> polling;             // parked until a counter in global memory changes
+  int free_registers = 0;                   // for each lane of a warp
   std::vector<Thread*> awaiting_registers;
-  std::vector<BulkCopy> bulk_copies;       // in flight
-  std::vector<RemoteStore> remote_stores;  // to this block, in flight
+  std::vector<BulkCopy> bulk_copies;        // in flight
+  std::vector<RemoteStore> remote_stores;   // to this block, in flight
   unsigned char* shared = nullptr;
   Counters counters;
-  u64 clock_seen = 0;  // what of them the worker's clock has counted
+  u64 clock_seen = 0;  // the part of the counters that the worker's clock has counted
   RaceDetector races;
   Fiber scheduler;
   u64 random_state = 1;
@@ -174,69 +197,117 @@ struct Block {
 inline int lowest(u32 mask) { return __builtin_ctz(mask); }
 inline Thread& current() { return *static_cast<Thread*>(context); }
 
-// scheduler.cpp
+// ---- Messages
+std::string describe(const Thread& thread);  // "block (1,0,0) warp 2 lane 5"
+std::string describe(Index3 block);          // "block (1,0,0)"
+
+inline void append(std::string& text, const char* part) { text += part; }
+inline void append(std::string& text, const std::string& part) { text += part; }
+template <typename Part>
+void append(std::string& text, const Part& part) {
+  if constexpr (std::is_arithmetic_v<Part>) {
+    text += std::to_string(part);
+  } else {
+    text += describe(part);
+  }
+}
+template <typename... Parts>
+std::string text_of(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
+
+// Record a finding. The message is built only when the finding is new.
+template <typename Message>
+void report(Block& block, const char* kind, Site site, Site other, Message message) {
+  Findings& findings = block.cluster.findings;
+  if (findings.count(kind, site, other)) findings.describe(kind, site, other, message());
+}
+// A finding about what `thread` does at `site`: "<parts>: block (1,0,0) warp 2 lane 5 at fa2/kernel.cu:12".
+template <typename... Parts>
+void report(Thread& thread, const char* kind, Site site, const Parts&... parts) {
+  report(*thread.block, kind, site, {}, [&] { return text_of(parts..., ": ", thread, " at ", site); });
+}
+// Record a finding after which the block cannot go on.
+[[noreturn]] void abandon(Block& block, const char* kind, Site site, const std::string& message);
+template <typename... Parts>
+[[noreturn]] void abandon(Thread& thread, const char* kind, Site site, const Parts&... parts) {
+  abandon(*thread.block, kind, site, text_of(parts..., ": ", thread, " at ", site));
+}
+
+// ---- scheduler.cpp
 u32 random_number(Block& block);
-// First frame of every fiber.
-void thread_main();
-// Which of these lanes runs next, by the launch's schedule.
+void thread_main();  // first frame of every fiber
+// The lane that runs next, by the launch's schedule.
 int pick_lane(Block& block, u32 ready);
 // Leave the CPU to others until another thread sets this lane's ready bit.
 void park(Thread& thread, const char* waits_for, Site site);
-// Park until all lanes of the warp are here; the last one executes.
-void rendezvous(Thread& thread, const Collective& collective, Site site);
-// Record a finding after which the block cannot go on. Does not return.
-[[noreturn]] void abandon(Block& block, const char* kind, Site site, const std::string& message);
-// "block (1,0,0) warp 2 lane 5", "block (1,0,0)"
-std::string describe(const Thread& thread);
-std::string describe(Index3 block);
-// Record a finding; the message is only built when it is new.
-template <typename Message>
-void report(Block& block, const char* kind, Site site, Site other, Message message) {
-  if (block.findings.count(kind, site, other)) block.findings.describe(kind, site, other, message());
+// Let parked threads run again, and forget them.
+void resume(std::vector<Thread*>& waiting);
+// Park until all lanes of the warp are here; the last one executes. Returns this lane's operand.
+Operand& rendezvous(Thread& thread, const Collective& collective, Site site);
+
+// The copy in flight that lands next, removed from the list.
+template <typename Copy>
+Copy take_next(Block& block, std::vector<Copy>& in_flight) {
+  const std::size_t i = block.launch.schedule == kRandom ? random_number(block) % in_flight.size() : 0;
+  const Copy copy = in_flight[i];
+  in_flight.erase(in_flight.begin() + i);
+  return copy;
 }
 
-// cluster_memory.cpp
-// The block whose shared memory a cluster's address means, and the address there; null, where it means none.
+// ---- cluster_memory.cpp
+// The block whose shared memory a cluster's address means, and the address there; null if it means none.
 Block* block_of(Thread& thread, u32 address, u32& smem);
+// Another block's mbarrier must be known to be initialised, else there is a finding.
+void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site);
 // Let one store in flight to this block land; false when there is none.
 bool land_one_store(Block& block);
 
-// cluster_barrier.cpp
-// A thread has left the kernel.
+// ---- cluster_barrier.cpp: a thread has left the kernel
 void leave_cluster(Thread& thread);
 
-// register_budget.cpp
-// Every warp has what the launch allocates for it.
-void start_registers(Block& block);
-// "; warp 4 asks for 240 registers per thread and has 168; of the 12 x 168 that the launch has 0 are free", or nothing.
-std::string registers_text(const Block& block);
+// ---- mbarrier.cpp
+// The mbarrier at a shared address of this thread's block; without one the block is abandoned.
+Mbarrier& mbarrier_at(Thread& thread, u32 address, Site site);
+// Bytes of a copy have landed; completes the phase when nothing else is missing.
+void land_bytes(Block& block, Mbarrier& barrier, u32 bytes);
 
-// deadlock.cpp
+// ---- deadlock.cpp
+// Every warp has the registers that the launch allocates for it.
+void start_registers(Block& block);
 // "warp 2 lanes 0-15 wait for ldmatrix at …, lanes 16-31 left the kernel"
 std::string who_waits(Block& block);
 
-// bulk_copy.cpp
-// The bytes in a row that the copy engine moves; where it cannot, the block is abandoned.
+// ---- bulk_copy.cpp
+// Bytes that the copy engine moves without a swizzle; if the copy engine cannot, the block is abandoned.
 unsigned char* bulk_bytes(Thread& thread, u32 smem, u32 bytes, Site site);
-// Let one copy in flight land; false when there is none.
+// Let one load in flight land; false when there is none.
 bool land_one(Block& block);
-// What the copy engine has read for a thread, and will add to memory, is there.
+// Additions whose operands the copy engine has read reach global memory.
 void end_additions(Thread& thread);
 
-// memory.cpp
-// The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
+// ---- reductions.cpp: unchecked sums
+void add_atomically(float* global, const float* values, u32 count);
+
+// ---- memory.cpp
+// The bytes at a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
-// Whether the range lies inside an array the kernel was given: false, with a finding, when the access must not be
-// made. In checked mode also races on it; of a copy engine's read `raced` says whether another block may be writing it.
+// Whether the range lies inside an array of the kernel: false, with a finding, when the access must not be made. Checked mode
+// also finds races; of a copy engine's read `raced` says whether another block may be writing the range.
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site,
                   bool* raced = nullptr);
-// overlap.cpp
-void check_overlap(Thread& thread, const CufaArray& array, const void* global, u32 bytes, Access kind, Site site);
-
-// memory.cpp
-// For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
-u64 sector_address(const CufaLaunch& launch, const void* global);
+// Counted mode: the bytes of a thread's load or store, and its place in the warp's access.
+void count_shared(Thread& thread, AccessLog::Kind kind, u32 smem, u32 bytes, Site site);
+void count_global(Thread& thread, AccessLog::Kind kind, const void* global, u32 bytes, Site site);
 // "byte 4096 of k, which has 4000", for messages.
 std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes);
 
+// ---- arithmetic.cpp
+u16 half_from_float(float x);
+float float_from_half(u16 x);
+
 }  // namespace cufa_host
+
+using namespace cufa_host;

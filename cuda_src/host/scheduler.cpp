@@ -1,3 +1,4 @@
+// Which fiber runs next: lanes of a warp, collectives, and the ends of threads.
 #include <algorithm>
 
 #include "host/runtime.h"
@@ -13,10 +14,8 @@ int pick_lane(Block& block, u32 ready) {
   return lowest(ready);
 }
 
-namespace {
-
 // Go on with another lane of this warp, or with the scheduler when there is none.
-void leave(Thread& thread) {
+static void leave(Thread& thread) {
   Block& block = *thread.block;
   ++block.counters.switches;
   if (const u32 ready = thread.warp->ready) {
@@ -29,35 +28,31 @@ void leave(Thread& thread) {
   }
 }
 
-}  // namespace
-
 void thread_main() {
   Thread& thread = current();
-  thread.block->launch.entry(thread.block->launch.arguments);
+  Block& block = *thread.block;
   Warp& warp = *thread.warp;
-  for (const PendingCopy& copy : thread.copies.in_flight()) {
-    if (!copy.global) continue;  // zeros: nothing was read for nothing
-    report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
-           [&] { return "kernel ends with cp.async still in flight: " + describe(thread); });
-    break;
+  block.launch.entry(block.launch.arguments);
+  const auto left_in_flight = [&](const char* what) {
+    report(block, "copy-in-flight", {}, {}, [&] { return text_of("kernel ends with ", what, " still in flight: ", thread); });
+  };
+  const auto& copies = thread.copies.in_flight();
+  if (std::any_of(copies.begin(), copies.end(), [](const PendingCopy& copy) { return copy.global; })) {
+    left_in_flight("cp.async");
   }
   if (!thread.stores.in_flight().empty()) {
     const Site site = thread.stores.in_flight().front().site;
-    report(*thread.block, "copy-in-flight", site, {"", 0}, [&] {
-      return "kernel ends with a store by the copy engine that may not have read its shared memory yet, never committed or "
-             "never waited for: " + describe(thread) + " at " + describe(site);
-    });
+    report(thread, "copy-in-flight", site,
+           "kernel ends with a store by the copy engine that may not have read its shared memory yet, never committed or "
+           "never waited for");
   }
-  if (!warp.warpgroup.empty()) {
-    report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
-           [&] { return "kernel ends with wgmma still in flight: " + describe(thread); });
-  }
+  if (!warp.warpgroup.empty()) left_in_flight("wgmma");
   end_additions(thread);
   thread.done = true;
   thread.waits_for = "left the kernel";
   warp.alive &= ~thread.bit();
   warp.ready &= ~thread.bit();
-  if (thread.block->cluster.size() > 1) leave_cluster(thread);
+  if (block.cluster.size() > 1) leave_cluster(thread);
   leave(thread);
   __builtin_unreachable();
 }
@@ -71,13 +66,9 @@ u32 random_number(Block& block) {  // xorshift64
 }
 
 std::string describe(const Thread& thread) {
-  return describe(thread.block_index) + " warp " + std::to_string(thread.id / 32) + " lane " +
-         std::to_string(thread.lane);
+  return text_of(thread.block_index, " warp ", thread.id / 32, " lane ", thread.lane);
 }
-
-std::string describe(Index3 i) {
-  return "block (" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
-}
+std::string describe(Index3 i) { return text_of("block (", i.x, ",", i.y, ",", i.z, ")"); }
 
 void park(Thread& thread, const char* waits_for, Site site) {
   thread.waits_for = waits_for;
@@ -86,28 +77,38 @@ void park(Thread& thread, const char* waits_for, Site site) {
   leave(thread);
 }
 
-void rendezvous(Thread& thread, const Collective& collective, Site site) {
+void resume(std::vector<Thread*>& waiting) {
+  for (Thread* thread : waiting) thread->warp->ready |= thread->bit();
+  waiting.clear();
+}
+
+Operand& rendezvous(Thread& thread, const Collective& collective, Site site) {
   Block& block = *thread.block;
   Warp& warp = *thread.warp;
+  Operand& operand = warp.operands[thread.lane];
   if (!warp.arrived) {
     warp.collective = &collective;
     warp.site = site;
   } else if (warp.collective != &collective || (collective.aligned && warp.site.line != site.line)) {
     abandon(block, "divergence", site,
-            describe(thread) + " is at " + collective.name + " (" + describe(site) + ") while other lanes wait at " +
-                warp.collective->name + " (" + describe(warp.site) + "): all 32 lanes must reach it together");
+            text_of(thread, " is at ", collective.name, " (", site, ") while other lanes wait at ", warp.collective->name, " (",
+                    warp.site, "): all 32 lanes must reach it together"));
   }
   warp.arrived |= thread.bit();
-  if (warp.arrived != kAllLanes) return park(thread, collective.name, site);
+  if (warp.arrived != kAllLanes) {
+    park(thread, collective.name, site);
+    return operand;
+  }
   warp.arrived = 0;
   warp.products.execute(block, warp);
   if (block.counted) warp.log.flush(block.counters);
   collective.execute(block, warp);
   warp.ready = kAllLanes;
+  return operand;
 }
 
 void abandon(Block& block, const char* kind, Site site, const std::string& message) {
-  report(block, kind, site, {"", 0}, [&] { return message; });
+  report(block, kind, site, {}, [&] { return message; });
   block.failed = true;
   Thread& thread = current();
   context = nullptr;

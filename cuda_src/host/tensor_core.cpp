@@ -1,5 +1,6 @@
 #include "host/tensor_core.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "host/fragments.h"
@@ -30,11 +31,9 @@ void ProductQueue::restore(Block& block, Warp& warp, const Entry& entry) {
   for (u32 lanes = entry.first; lanes; lanes &= lanes - 1) {
     const int lane = __builtin_ctz(lanes);
     float* d = entry.d[lane];
-    for (int i = 0; i < 4; ++i) {
-      if (float_as_u32(d[i]) == kPoison) continue;
-      report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
-        return "accumulators of the mma at " + describe(entry.site) +
-               " were written before mma_fence(): " + describe(block.thread(warp, lane));
+    if (std::any_of(d, d + 4, [](float x) { return float_as_u32(x) != kPoison; })) {
+      report(block, "accumulator-touched", entry.site, {}, [&] {
+        return text_of("accumulators of the mma at ", entry.site, " were written before mma_fence(): ", block.thread(warp, lane));
       });
       return;
     }
@@ -47,8 +46,8 @@ void ProductQueue::execute(Block& block, Warp& warp) {
   for (const u32 other : count_) {
     if (other == n) continue;
     abandon(block, "divergence", entries_[0].site,
-            "mma at " + describe(entries_[0].site) + " was executed by some lanes of warp " +
-                std::to_string(warp.index) + " only: all 32 must reach it together");
+            text_of("mma at ", entries_[0].site, " was executed by some lanes of warp ", warp.index,
+                    " only: all 32 must reach it together"));
   }
   for (u32 i = 0; i < n; ++i) {
     const Entry& entry = entries_[i];
@@ -81,14 +80,23 @@ void ProductQueue::execute(Block& block, Warp& warp) {
   clear();
 }
 
-void queue_product(Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site) {
+static void queue(Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site) {
   Thread& thread = current();
   thread.warp->products.push(thread.lane, kind, d, a, b0, b1, thread.block->checked, site);
 }
 
-void execute_products(Site site) {
-  static const Collective kFence = {"mma_fence", [](Block&, Warp&) {}, false};
-  rendezvous(current(), kFence, site);  // a rendezvous executes whatever is queued
-}
-
 }  // namespace cufa_host
+
+void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
+  queue(Product::m16n8k16_f16, d, a, b0, b1, site);
+}
+void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
+  queue(Product::m16n8k16_bf16, d, a, b0, b1, site);
+}
+void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
+  queue(Product::m16n8k8_tf32, d, a, b0, b1, site);
+}
+void mma_fence(Site site) {
+  static const Collective kFence = {"mma_fence", [](Block&, Warp&) {}, false};
+  rendezvous(current(), kFence, site);  // a rendezvous executes the queued products
+}

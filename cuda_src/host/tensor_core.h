@@ -9,10 +9,12 @@ namespace cufa_host {
 struct Block;
 struct Warp;
 
+enum class Product { m16n8k16_f16, m16n8k16_bf16, m16n8k8_tf32 };
+
 class ProductQueue {
  public:
-  // `guard`: keep D aside and leave poison in its place until the product has been executed, so that a kernel which
-  // forgets mma_fence() computes NaN, or is found out when it writes.
+  // `guard`: keep D and leave poison in its place until the product is executed. A kernel that forgets mma_fence() then computes
+  // NaN, or is found out when it writes.
   void push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site);
   // All lanes are at a common point: multiply in order.
   void execute(Block& block, Warp& warp);
@@ -21,14 +23,14 @@ class ProductQueue {
   }
 
  private:
-  // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32) row by row; B is
-  // stored with its two lane coordinates exchanged, which transposes it for free.
+  // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32) row by row. B is stored with its
+  // two lane coordinates exchanged, which transposes it for free.
   struct Entry {
     alignas(64) u32 a[4][32];
     u32 b[2][32];
     float* d[32];
-    float kept[32][4];  // D, when guarded and this is the first product queued for it
-    u32 first;          // lanes for which it is
+    float kept[32][4];  // D of the lanes in `first`
+    u32 first;          // guarded: lanes for which this is the first product queued for its D
     Product kind;
     Site site;
   };

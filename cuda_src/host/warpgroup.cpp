@@ -25,7 +25,7 @@ struct Operand64 {
   }
 };
 
-// f(matrix address table of eight rows) for every 8x8 matrix a warp reads; B is read once a warpgroup on a GPU.
+// f(addresses of eight rows, whether they are A's) for every 8x8 matrix that a warp reads. A GPU reads B once per warpgroup.
 template <typename F>
 void for_each_matrix(const WarpgroupProduct& p, int warp_in_group, F f) {
   u32 rows[8];
@@ -45,7 +45,7 @@ void for_each_matrix(const WarpgroupProduct& p, int warp_in_group, F f) {
   }
 }
 
-// Reads are those of lane 0, on behalf of its warp: when issued, and once more when executed.
+// Lane 0 reads on behalf of its warp: when the product is issued, and again when it is executed.
 void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site) {
   Thread& agent = block.thread(warp, 0);
   for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool) {
@@ -128,9 +128,9 @@ void WarpgroupQueue::commit(int lane) {
 void WarpgroupQueue::execute(Block& block, Warp& warp, u32 pending) {
   for (int lane = 1; lane < 32; ++lane) {
     if (count_[lane] == count_[0] && commits_[lane] == commits_[0]) continue;
-    abandon(block, "divergence", entries_.empty() ? Site{"", 0} : entries_[0].site,
-            "wgmma was executed by some lanes of warp " + std::to_string(warp.index) + " only, " +
-                describe(block.thread(warp, lane)) + " differs from lane 0: all 32 must reach it together");
+    abandon(block, "divergence", entries_.empty() ? Site() : entries_[0].site,
+            text_of("wgmma was executed by some lanes of warp ", warp.index, " only, ", block.thread(warp, lane),
+                    " differs from lane 0: all 32 must reach it together"));
   }
   if (groups_.size() <= pending) return;
   const std::size_t groups = groups_.size() - pending;
@@ -152,9 +152,8 @@ void WarpgroupQueue::check_registers(Thread& thread, const Entry& entry) {
   const std::vector<float>& kept = entry.kept[lane];
   const auto touched = [](float x) { return float_as_u32(x) != kPoison; };
   const auto report_touched = [&](const char* what) {
-    report(*thread.block, "accumulator-touched", entry.site, {"", 0}, [&] {
-      return std::string(what) + " of the wgmma at " + describe(entry.site) +
-             " were written before it was waited for: " + describe(thread);
+    report(*thread.block, "accumulator-touched", entry.site, {}, [&] {
+      return text_of(what, " of the wgmma at ", entry.site, " were written before it was waited for: ", thread);
     });
   };
   if (std::any_of(entry.d[lane], entry.d[lane] + kept.size(), touched)) report_touched("accumulators");
@@ -162,12 +161,24 @@ void WarpgroupQueue::check_registers(Thread& thread, const Entry& entry) {
   thread.wgmma_registers.hand_back(entry.d[lane]);
   const u32* a = entry.a_registers[lane];
   if (!a) return;
-  for (int i = 0; i < 4; ++i) {
-    if (a[i] == entry.a[i][lane]) continue;
-    report_touched("operand registers");
-    break;
-  }
+  int i = 0;
+  while (i < 4 && a[i] == entry.a[i][lane]) ++i;
+  if (i < 4) report_touched("operand registers");
   thread.wgmma_registers.hand_back(a);
+}
+
+template <float (*VALUE)(u32)>
+void WarpgroupQueue::multiply(Block& block, Warp& warp, const Entry& entry) {
+  const WarpgroupProduct& p = entry.shared;
+  float A[4][8][8];
+  load_a<VALUE>(block, warp, p, entry.a, entry.site, A);
+  for (int j = 0; j < p.n / 8; ++j) {
+    Row B[16], C[16] = {};
+    load_b<VALUE>(block, warp, p, j, entry.site, B);
+    if (p.accumulate) gather_rows(entry.d, 4 * j, C);
+    multiply_add<8>(A, B, C);
+    scatter_rows(C, entry.d, 4 * j);
+  }
 }
 
 void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
@@ -177,25 +188,12 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
     for (int lane = 0; lane < 32; ++lane) check_registers(block.thread(warp, lane), entry);
   }
   if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
-    abandon(block, "barrier", entry.site,
-            "only wgmma descriptors with 128-byte swizzle are emulated: " + describe(entry.site));
+    abandon(block, "barrier", entry.site, text_of("only wgmma descriptors with 128-byte swizzle are emulated: ", entry.site));
   }
-  float A[4][8][8];
   if (p.bfloat16) {
-    load_a<bfloat16_value>(block, warp, p, entry.a, entry.site, A);
+    multiply<bfloat16_value>(block, warp, entry);
   } else {
-    load_a<half_value>(block, warp, p, entry.a, entry.site, A);
-  }
-  for (int j = 0; j < p.n / 8; ++j) {
-    Row B[16], C[16] = {};
-    if (p.bfloat16) {
-      load_b<bfloat16_value>(block, warp, p, j, entry.site, B);
-    } else {
-      load_b<half_value>(block, warp, p, j, entry.site, B);
-    }
-    if (p.accumulate) gather_rows(entry.d, 4 * j, C);
-    multiply_add<8>(A, B, C);
-    scatter_rows(C, entry.d, 4 * j);
+    multiply<half_value>(block, warp, entry);
   }
   ++block.counters.wgmma;
   block.counters.products += 16 * 16 * p.n;
@@ -216,11 +214,6 @@ void queue_warpgroup_product(const WarpgroupProduct& product, Site site) {
   if (block.checked && thread.lane == 0) record_reads(block, *thread.warp, product, site);
 }
 
-void commit_warpgroup_products() {
-  Thread& thread = current();
-  thread.warp->warpgroup.commit(thread.lane);
-}
-
 void await_warpgroup_products(u32 pending, Site site) {
   static const Collective kWait = {
       "wgmma.wait_group",
@@ -230,4 +223,47 @@ void await_warpgroup_products(u32 pending, Site site) {
   rendezvous(thread, kWait, site);
 }
 
+void WgmmaRegisters::clear() {
+  ranges_.clear();
+  fences_ = 0;
+}
+
+void WgmmaRegisters::fence() {
+  ++fences_;
+  for (auto& [first, range] : ranges_) {
+    range.fenced.clear();
+    if (!range.products) range.fenced.assign(first, first + range.count);
+  }
+}
+
+void WgmmaRegisters::use(Thread& thread, const void* registers, u32 count, Site site) {
+  const u32* first = static_cast<const u32*>(registers);
+  Range& range = ranges_[first];
+  const bool known = range.count == count;
+  range.count = count;
+  if (range.products++) return;
+  const bool fenced = known ? fences_ > range.back_at : fences_ > 0;
+  const bool changed = known && !range.fenced.empty() && !std::equal(first, first + count, range.fenced.begin());
+  if (fenced && !changed) return;
+  report(thread, "wgmma-fence", site,
+         fenced ? "registers of the wgmma were written after the last wgmma.fence"
+                : "no wgmma.fence since the wgmma's registers were this thread's own");
+}
+
+void WgmmaRegisters::hand_back(const void* registers) {
+  Range& range = ranges_.at(static_cast<const u32*>(registers));
+  if (--range.products) return;
+  range.back_at = fences_;
+  range.fenced.clear();
+}
+
 }  // namespace cufa_host
+
+void wgmma_fence() {
+  Thread& thread = current();
+  if (thread.block->checked) thread.wgmma_registers.fence();
+}
+void wgmma_commit() {
+  Thread& thread = current();
+  thread.warp->warpgroup.commit(thread.lane);
+}
