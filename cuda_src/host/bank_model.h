@@ -14,13 +14,13 @@ namespace cufa_host {
 // Wavefronts of one pass.
 int wavefronts(const std::uint32_t* addresses, int count, std::uint32_t bytes);
 
-// Loads and stores are executed lane by lane; they are put together again by source line and by how often each lane
-// has come by there.
+// Loads and stores are executed lane by lane. The log joins them to warp-wide accesses: by source line, and by the number of
+// times that each lane has passed there.
 class AccessLog {
  public:
   enum Kind : std::uint8_t { shared_read, shared_write, global_read, global_write };
   void add(Kind kind, Site site, int lane, std::uint64_t address, std::uint32_t bytes);
-  // All lanes have reached a common point: count what is logged and forget it.
+  // All lanes have reached a common point: count the logged accesses and forget them.
   void flush(Counters& counters);
 
  private:

@@ -1,4 +1,4 @@
-// Asynchronous copies of one thread, in groups that are waited for in their order: cp.async, and stores by the copy engine.
+// Asynchronous copies of one thread (cp.async, bulk stores), in groups that complete in order.
 #pragma once
 #include <vector>
 
@@ -17,7 +17,7 @@ class CopyGroups {
     sizes_.push_back(uncommitted_);
     uncommitted_ = 0;
   }
-  // f(copy) for those of all groups but the `pending` youngest, which are forgotten then.
+  // f(copy) for the copies of all groups except the `pending` youngest; forgets them.
   template <typename F>
   void wait(u32 pending, F f) {
     if (sizes_.size() <= pending) return;
@@ -33,12 +33,12 @@ class CopyGroups {
     sizes_.clear();
     uncommitted_ = 0;
   }
-  // Not waited for, committed or not; oldest first.
+  // Copies that were not waited for, committed or not; oldest first.
   const std::vector<Copy>& in_flight() const { return copies_; }
 
  private:
   std::vector<Copy> copies_;
-  std::vector<u32> sizes_;  // of committed groups, oldest first; the rest of the copies is not committed
+  std::vector<u32> sizes_;  // of committed groups, oldest first; the remaining copies are not committed
   u32 uncommitted_ = 0;
 };
 

@@ -1,11 +1,11 @@
-// Per-block counts. The names travel to Python as text, so that they are written once.
+// Counts of a block. Python gets the names as text: this is their only list.
 #pragma once
 #include <cstdint>
 
 namespace cufa_host {
 
 #define CUFA_COUNTERS(X)                                                         \
-  X(global_read_bytes) /* asked for by loads and asynchronous copies */          \
+  X(global_read_bytes) /* of loads and asynchronous copies */                    \
   X(global_write_bytes)                                                          \
   X(global_read_sectors) /* distinct 32-byte sectors of each warp-wide access */ \
   X(global_write_sectors)                                                        \
@@ -13,7 +13,7 @@ namespace cufa_host {
   X(shared_write_bytes)                                                          \
   X(shared_wavefronts) /* passes of 128 bytes that shared memory needs */        \
   X(engine_wavefronts) /* of these, by wgmma and the copy engine */              \
-  X(bank_conflicts)    /* those beyond what the access width alone asks for */   \
+  X(bank_conflicts)    /* wavefronts beyond those that the access width needs */ \
   X(ldmatrix)          /* warp-wide instructions */                              \
   X(stmatrix)                                                                    \
   X(mma)                                                                         \
@@ -30,7 +30,7 @@ namespace cufa_host {
   X(mbarrier_waits) /* per thread */                                             \
   X(warp_syncs)                                                                  \
   X(grid_releases) /* griddepcontrol.launch_dependents, per thread */            \
-  X(switches) /* of fibers: a figure about the emulation, not the kernel */
+  X(switches) /* of fibers: a property of the emulation, not of the kernel */
 
 struct Counters {
 #define CUFA_COUNTER(name) std::uint64_t name = 0;

@@ -6,9 +6,8 @@
 #include <new>
 
 #ifndef CUFA_UCONTEXT
-// void cufa_switch_stack(void** save, void* load): the System V ABI lets a callee change all but rbx, rbp, r12-r15
-// and rsp, so these seven are the whole state of a fiber that stands inside a call. (swapcontext also saves the
-// signal mask, by a system call: about seven times slower.)
+// Under the System V ABI a callee preserves rbx, rbp, r12-r15 and rsp: these seven are the whole state of a fiber that is inside a
+// call. (swapcontext also saves the signal mask, by a system call: about seven times slower.)
 extern "C" void cufa_switch_stack(void** save, void* load);
 asm(R"(
     .text
@@ -63,8 +62,8 @@ void Fiber::start(void (*function)(), int color) {
   state_.uc_link = nullptr;
   makecontext(&state_, function, 0);
 #else
-  // What cufa_switch_stack expects to find: six saved registers, then the address to return to. A function is
-  // entered with rsp = 16n + 8, and a null return address ends backtraces.
+  // cufa_switch_stack pops six saved registers and returns to the next word. A function is entered with rsp = 16n + 8; a null
+  // return address ends backtraces.
   auto* frame = reinterpret_cast<std::uintptr_t*>(top) - 8;
   for (int i = 0; i < 6; ++i) frame[i] = 0;
   frame[6] = reinterpret_cast<std::uintptr_t>(function);

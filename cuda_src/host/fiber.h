@@ -1,4 +1,4 @@
-// A fiber: its own stack, entered and left by a switch that saves only what a function call must preserve.
+// A fiber: a stack of its own, entered and left by a switch that saves only the registers that a function call must preserve.
 #pragma once
 #include <cstddef>
 
@@ -18,11 +18,11 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  // (Re)start at `function`, which must never return. `color` staggers the first frame: without it the same local
-  // of every fiber falls into the same L1 set, and switching costs a cache miss a line.
+  // (Re)start at `function`, which must never return. `color` staggers the first frame: otherwise a local of every fiber falls
+  // into the same L1 set, and each switch costs a cache miss per line.
   void start(void (*function)(), int color);
 
-  // Leave this fiber, whose state is kept, and continue `to`.
+  // Suspend this fiber and continue `to`.
   void switch_to(Fiber& to);
 
   bool holds(const void* address) const {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "host/primitives_host.h"
+#include "host/runtime.h"
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -48,8 +48,8 @@ void load_operands_16bit(const u32 (*a)[32], const u32 (*b)[32], float (*A)[8][8
   }
 }
 
-// The result of 16 x KDIM times KDIM x 8, added to C in order of k. (The hardware adds in a wider fixed-point sum;
-// golden vectors say how far apart the two are.)
+// C += A B, 16 x K times K x 8, added in order of k. (The hardware adds in a wider fixed-point sum; golden vectors bound the
+// difference.)
 template <int BLOCK_K>
 void multiply_add(const float (*A)[8][BLOCK_K], const Row* B, Row* C) {
   for (int half = 0; half < 2; ++half) {  // rows 0-7, rows 8-15: eight accumulators stay in registers
@@ -66,8 +66,7 @@ void multiply_add(const float (*A)[8][BLOCK_K], const Row* B, Row* C) {
   }
 }
 
-// D's registers of all lanes, lane by lane, to and from 16 rows: lane 4g + t holds columns 2t, 2t+1 of rows g and
-// g+8.
+// D's registers of all lanes to and from 16 rows: lane 4g + t holds columns 2t, 2t+1 of rows g and g+8.
 inline void gather_rows(float* const (&d)[32], int offset, Row* C) {
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
@@ -83,8 +82,8 @@ inline void scatter_rows(const Row* C, float* const (&d)[32], int offset) {
   }
 }
 
-// What lies in an accumulator while a product that was issued and not waited for owns it (checked mode): a signalling
-// NaN, whose bits any arithmetic changes.
+// The content of an accumulator while a product in flight owns it (checked mode): a signalling NaN, whose bits any arithmetic
+// changes.
 constexpr u32 kPoison = 0x7fa0dead;
 
 }  // namespace cufa_host

@@ -15,8 +15,8 @@ struct CufaArray {
   const std::uint8_t* valid;  // one byte for each `granule` bytes: 0 where there is padding; null: all of it
   std::uint32_t granule;
   std::int32_t writable;
-  // Checked mode, one byte for each granule: what the launch before this one has done there, which may not be over yet
-  // (null: it is), and what this one does (null: nobody asks).
+  // Checked mode, one byte for each granule: accesses of the previous launch if it may still be running (else null), and accesses
+  // of this launch (null: not wanted).
   const std::uint8_t* before;
   std::uint8_t* now;
 };
@@ -28,12 +28,12 @@ struct CufaLaunch {
   std::uint32_t grid[3];
   std::int32_t num_threads;
   std::uint32_t shared_bytes;
-  std::uint32_t cluster;  // blocks along the grid's x that run together: divides grid[0]
-  std::int32_t workers;  // CPU threads
+  std::uint32_t cluster;  // blocks of a cluster, along the grid's x: divides grid[0]
+  std::int32_t workers;   // CPU threads
   std::int32_t mode, schedule;
   std::uint32_t seed;        // of the random schedule
-  std::int32_t late_copies;  // what is copied, or added by the copy engine, is there when waited for, not when issued
-  std::int32_t ordered_sums;  // checked mode: additions to memory must come in an order that does not change
+  std::int32_t late_copies;   // copies, and additions by the copy engine, happen when they are waited for, not when issued
+  std::int32_t ordered_sums;  // checked mode: additions to memory must have a fixed order
   const CufaArray* arrays;
   std::int32_t num_arrays;
   std::uint64_t* counters;  // (blocks, kNumCounters), row-major; null when not wanted

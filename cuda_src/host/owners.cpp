@@ -50,11 +50,11 @@ bool Owners::ordered(const Thread& thread, u64 mark, bool adds) const {
 u64 Owners::with_addition(u64 owner, u64 mark) {
   thread_local struct {
     u64 launch, owner, mark, result;
-  } last = {};  // neighbours nearly always have the same history
+  } last = {};  // adjacent elements nearly always have the same history
   if (last.launch == launch_number_ && last.owner == owner && last.mark == mark) return last.result;
   const std::lock_guard<std::mutex> lock(adding_);
   u64 before = owner & kSums ? owner : 0;
-  // Only a thread's latest addition counts: what is ordered after that is ordered after those before.
+  // Only a thread's latest addition counts: an access ordered after it is ordered after the thread's earlier additions.
   if (before && additions_[before & ~kSums].mark >> kTimeBits == mark >> kTimeBits) {
     before = additions_[before & ~kSums].before;
   }
@@ -70,7 +70,7 @@ u64 Owners::with_addition(u64 owner, u64 mark) {
 u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
   if (owner & kSums) {
     const std::lock_guard<std::mutex> lock(adding_);
-    std::vector<u64> awaited;  // threads whose later additions are done, and so those before, which had been asked for only
+    std::vector<u64> awaited;  // threads whose latest addition is done, and therefore also their earlier asynchronous ones
     for (; owner; owner = additions_[owner & ~kSums].before) {
       const u64 mark = additions_[owner & ~kSums].mark, adder = mark >> kTimeBits;
       if ((mark & kLastTime) != kLastTime) {
@@ -86,15 +86,15 @@ u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
 }
 
 bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
-  constexpr auto relaxed = std::memory_order_relaxed;  // findings do not depend on which of two racing workers comes first
+  constexpr auto relaxed = std::memory_order_relaxed;  // findings do not depend on the order of two racing workers
   const CufaArray& array = launch_.arrays[index];
   const u64 now = std::min<u64>(thread.block->cluster.clocks.time[thread.number / 32], kLastTime);
-  const u64 time = kind == Access::async_sum ? kLastTime : now;  // nobody comes after what is not done
+  const u64 time = kind == Access::async_sum ? kLastTime : now;  // no access is ordered after an addition in flight
   const u64 mark = (u64(cluster_of(thread) + 1) << kThreadBits | u64(thread.number)) << kTimeBits | time;
   const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
   const bool reads = is_read(kind), adds = is_atomic(kind);
   Element* const elements = elements_[index].get();
-  const bool alone = launch_.cluster == 1;  // what this block's threads do to one another is not seen here
+  const bool alone = launch_.cluster == 1;  // the race detector orders threads of one block
   const auto own = [&](u64 other) { return alone && !(other & kSums) && cluster_of(other) == cluster_of(mark); };
   for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
     Element& element = elements[i];
@@ -162,7 +162,7 @@ void Owners::take(Thread& thread, const u32* counter, bool acquire) {
   if (acquire && own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
   const auto handed = handed_.find(counter);
   if (handed == handed_.end()) return;
-  if (acquire) {  // what another cluster has learned of this one's threads, it tells, too
+  if (acquire) {  // another cluster also passes on what it has learned of this cluster's threads
     const auto mine = handed->second->acquired.find(cluster_of(thread));
     if (mine != handed->second->acquired.end()) thread.block->races.acquire(thread, *mine->second);
   }

@@ -14,22 +14,23 @@
 
 namespace cufa_host {
 
-// What threads of other clusters have done up to when: by cluster, the clock of its threads.
+// What is known of other clusters: by cluster, the clock of its threads.
 using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
 
-// No order holds between the clusters of a launch, so an element that a thread writes no thread of another cluster may
-// touch, unless it learned of the write from a counter: the writer, or a thread that a barrier orders after it, counted up
-// (atom.inc, red.release) before the other, or a thread that a barrier orders before it, looked (atom.inc, ld.acquire).
-// Blocks of one cluster meet at its barrier as well, which their common clocks know. Threads that add to an element (red,
-// atom) do not race with one another, only with those that load or store it. Where the order of additions must not change
-// (CufaLaunch::ordered_sums), who looks without acquiring (ld.relaxed) may add afterwards: an addition does not overtake the
-// load that it depends on.
+// The clusters of a launch run in no order. If a thread writes an element, threads of other clusters may touch it only if they
+// learned of the write from a counter. The writer, or a thread that a barrier orders after the writer, adds to the counter
+// (atom.inc, red.release). Then the other thread, or a thread that a barrier orders before it, reads the counter (atom.inc,
+// ld.acquire). Blocks of one cluster are also ordered by its barrier, through their common clocks.
 //
-// Of an element's readers one is kept, a reader that nothing orders before the later ones rather than those.
+// Additions to an element (red, atom) race with loads and stores only. If the addition order is fixed (CufaLaunch::ordered_sums),
+// a thread may also add after an ld.relaxed: an addition does not overtake the load that it depends on.
+//
+// One reader of an element is kept: a reader that no later reader is ordered after is kept rather than the later ones.
 class Owners {
  public:
   explicit Owners(const CufaLaunch& launch);
-  // Reports a race. Of a copy engine's read (proxy_read) it returns false instead: what matters is what reads the copy.
+  // Reports a race. If the racing access is the copy engine's read (proxy_read), returns false instead: the race counts only if
+  // the copy is read.
   bool access(Thread& thread, int array, const void* global, u32 bytes, Access kind, Site site);
 
   // atom.inc, red.release, and ld.acquire or ld.relaxed.
@@ -38,17 +39,17 @@ class Owners {
   u32 load(Thread& thread, const u32* counter, bool acquires);
 
  private:
-  // A thread's access as 64 bits: its cluster + 1, its number there, its time. Or kSums and an index of `additions_`.
+  // A mark: a thread's access as 64 bits (cluster + 1, number in the cluster, time), or kSums and an index of `additions_`.
   static constexpr int kThreadBits = 14, kTimeBits = 25;
   static constexpr u64 kSums = 1ull << 63, kLastTime = (1ull << kTimeBits) - 1;
   static u32 cluster_of(u64 mark) { return u32(mark >> (kThreadBits + kTimeBits)) - 1; }
   static int number_of(u64 mark) { return int(mark >> kTimeBits & ((1 << kThreadBits) - 1)); }
 
-  struct Told {  // what a counter tells
-    Knowledge acquired;  // what its readers see, if they acquire,
-    Knowledge summed;    // and what comes before their additions in any case
+  struct Told {  // by a counter
+    Knowledge acquired;  // comes before everything that follows an acquiring read
+    Knowledge summed;    // comes before the additions that follow any read
   };
-  struct Lesson {  // what a thread learned from one, and when
+  struct Lesson {  // what a thread learned from a counter, and when
     int thread;
     u32 time;
     bool acquired;
@@ -64,15 +65,15 @@ class Owners {
   u32 cluster_of(const Thread& thread) const;
   u32 block_of(u64 mark) const { return cluster_of(mark) * launch_.cluster + number_of(mark) / launch_.num_threads; }
   bool same_block(const Thread& thread, u64 mark) const;
-  // Whether the access comes before what the thread does now; `adds`: before what it adds now.
+  // Whether the access comes before the thread's present access; `adds`: before its present addition.
   bool ordered(const Thread& thread, u64 mark, bool adds = false) const;
   static bool knows(const Thread& thread, const Lesson& lesson);
   // With the lock held.
   void hand(Thread& thread, const u32* counter);
   void take(Thread& thread, const u32* counter, bool acquire);
-  // What an element's owner becomes when the thread that `mark` names adds to it.
+  // The new owner of an element after an addition by the thread that `mark` names.
   u64 with_addition(u64 owner, u64 mark);
-  // A block whose write, or addition, nothing orders before what the thread does, or adds, now; ~0 when there is none.
+  // A block whose write or addition does not come before the thread's present access (or addition); ~0 when there is none.
   u32 unordered_writer(const Thread& thread, u64 owner, bool adds = false);
 
   const CufaLaunch& launch_;

@@ -1,6 +1,6 @@
-// Plain C++ loads and stores of a kernel, seen in checked mode: the kernel alone is compiled with -fsanitize=thread,
-// and these are the functions that such code calls. Shared memory and arrays reached through a pointer are thus checked as
-// well as through primitives; accesses to a thread's own stack are let through, and those that miss every array.
+// Checked mode: plain C++ loads and stores of a kernel. Only the kernel is compiled with -fsanitize=thread, and its code calls
+// these functions. They check accesses to shared memory and to arrays as primitives do, and ignore a thread's own stack and
+// addresses outside of every array.
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -13,18 +13,18 @@ inline void plain_access(const void* address, u32 bytes, Access kind) {
   Block& block = *thread.block;
   const auto offset = static_cast<const unsigned char*>(address) - block.shared;
   if (offset >= 0 && offset + bytes <= block.launch.shared_bytes) {
-    block.races.access(thread, kSharedBase + static_cast<u32>(offset), bytes, kind, {"", 0});
+    block.races.access(thread, kSharedBase + static_cast<u32>(offset), bytes, kind, {});
     return;
   }
   for (int i = 0; i < block.launch.num_arrays; ++i) {
     const CufaArray& array = block.launch.arrays[i];
     if (reinterpret_cast<u64>(address) - reinterpret_cast<u64>(array.begin) >= array.bytes) continue;
-    check_global(thread, address, bytes, kind, "plain C++ access", {"", 0});
+    check_global(thread, address, bytes, kind, "plain C++ access", {});
     return;
   }
 }
 
-// A structure that is copied: as the loads and stores of 8, 4, 2 and 1 bytes that its alignment allows.
+// A copied structure: loads or stores of 8, 4, 2 and 1 bytes, as its alignment allows.
 inline void plain_range(const void* address, u64 bytes, Access kind) {
   auto next = static_cast<const char*>(address);
   for (const char* end = next + bytes; next != end;) {
@@ -39,19 +39,19 @@ inline void plain_range(const void* address, u64 bytes, Access kind) {
 }  // namespace cufa_host
 
 extern "C" {
-#define CUFA_HOOKS(size)                                                                                   \
-  void __tsan_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }           \
-  void __tsan_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }         \
-  void __tsan_unaligned_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); } \
-  void __tsan_unaligned_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }
+#define CUFA_HOOKS(size)                                                            \
+  void __tsan_read##size(void* p) { plain_access(p, size, Access::read); }           \
+  void __tsan_write##size(void* p) { plain_access(p, size, Access::write); }         \
+  void __tsan_unaligned_read##size(void* p) { plain_access(p, size, Access::read); } \
+  void __tsan_unaligned_write##size(void* p) { plain_access(p, size, Access::write); }
 CUFA_HOOKS(1)
 CUFA_HOOKS(2)
 CUFA_HOOKS(4)
 CUFA_HOOKS(8)
 CUFA_HOOKS(16)
 #undef CUFA_HOOKS
-void __tsan_read_range(void* p, unsigned long n) { cufa_host::plain_range(p, n, cufa_host::Access::read); }
-void __tsan_write_range(void* p, unsigned long n) { cufa_host::plain_range(p, n, cufa_host::Access::write); }
+void __tsan_read_range(void* p, unsigned long n) { plain_range(p, n, Access::read); }
+void __tsan_write_range(void* p, unsigned long n) { plain_range(p, n, Access::write); }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

@@ -1,5 +1,5 @@
-// The whole runtime as one translation unit: builds three times faster than file by file, and the switch between
-// fibers is inlined into the collectives.
+// The whole runtime as one translation unit: it builds three times faster than file by file, and the switch between fibers is
+// inlined into the collectives.
 #include "host/arithmetic.cpp"
 #include "host/async_copy.cpp"
 #include "host/bank_model.cpp"
