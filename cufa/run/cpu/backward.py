@@ -1,7 +1,7 @@
-"""Gradients of attention in NumPy: Algorithm 2 of the FlashAttention-2 paper, tile by tile from the schedule that the
-kernels follow. Tiles, and how they are shared out over threads, are in :mod:`cufa.run.cpu.tiles`.
+"""Gradients of attention in NumPy: Algorithm 2 of the FlashAttention-2 paper, tile by tile in the kernels' schedule.
+Tiles and threads are in :mod:`cufa.run.cpu.tiles`.
 
-Beyond the results a stack of heads takes its dQ in the compute dtype, two numbers per query and a few tiles.
+Memory beyond the results, for each stack of heads: dQ in the compute dtype, two numbers per query and a few tiles.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from .tiles import (
 
 @dataclasses.dataclass(frozen=True)
 class GradientStep:
-    """What one tile added to the gradients of one head, for those who watch: copies, in the compute dtype."""
+    """One tile's contribution to the gradients of one head, for an observer: copies, in the compute dtype."""
 
     batch: int
     head: int
     q_block: int
     kv_block: int
     lse: Array
-    """(rows,); inf where a row sees nothing."""
+    """(rows,); inf for a row that sees no key."""
     delta: Array
     """rowsum(dO ∘ O) - dLSE, (rows,)."""
     P: Array
     """exp(S - lse), (rows, columns)."""
     dP: Array
     dS: Array
-    """P ∘ (dP - delta), and with a cap times its slope."""
+    """P ∘ (dP - delta); with a soft cap, times the cap's slope."""
     dQ: Array
     """Sum of the tiles so far, (rows, head_dim)."""
     dK: Array
-    """Likewise, (columns, head_dim), of the heads of the group so far; not yet multiplied by the scale."""
+    """Sum of the tiles so far over the heads of the query group, (columns, head_dim); not yet multiplied by the
+    scale."""
     dV: Array
 
 
@@ -74,8 +75,8 @@ def run(
     """Execute a plan made for the CPU; dq, dk and dv are written in place.
 
     Arrays are those of the operation's operands, in "bhsd", in the problem's dtype, with any strides and no empty
-    axis; lse and dlse are (batch, heads, seqlen_q). ``observer`` is told of every tile, from one thread.
-    ``num_threads`` defaults to what NumPy's BLAS would use.
+    axis; lse and dlse are (batch, heads, seqlen_q). ``observer`` receives every tile, in one thread. The default of
+    ``num_threads`` is the number that NumPy's BLAS would use.
     """
     problem, schedule = plan.problem, plan.schedule
     of_queries: dict[str, Any] = {
@@ -101,12 +102,12 @@ def run(
         if shares > 1:
             return dQ
         arrays["dq"][...] = dQ
-        return None  # a result would be held until all stacks before it are done
+        return None  # a returned array would stay in memory until all earlier stacks are done
 
     with single_threaded_blas() as available, np.errstate(all="ignore"):
         workers = 1 if observer is not None else num_workers(problem, num_threads, available)
         dQs = in_threads(work, list(itertools.product(stacks, range(shares))), workers)
-        for heads in stacks:  # shares of a stack come one after another, and are summed in that order
+        for heads in stacks:  # shares of a stack arrive, and are summed, in order
             total: Array | None = None
             for part in itertools.islice(dQs, shares):
                 if part is not None:
@@ -116,14 +117,14 @@ def run(
 
 
 def _shares(schedule: Schedule, num_stacks: int) -> int:
-    """Into how many parts the key blocks of a stack are cut, where stacks are too few to run in parallel. Each has a dQ
-    of its own: the number depends on the problem alone, and so do the bits of the sum."""
+    """Parts of a stack's key blocks, more than one if there are too few stacks to run in parallel. Each part sums its
+    own dQ: the number depends on the problem alone, and so do the bits of the sum."""
     return min(schedule.num_kv_blocks, math.ceil(MIN_STACKS / num_stacks))
 
 
 def _gradients(heads: _Stack, key_blocks: range) -> Array:
     """Algorithm 2 of the FlashAttention-2 paper: keys outermost. Stores dK and dV of these key blocks, and returns
-    what they add to dQ. The softmax scale is on K, and at the end on dK."""
+    their contribution to dQ. K is multiplied by the softmax scale, and at the end dK."""
     dQ = np.zeros_like(heads.Q, order="C")  # l. 5
     for j in key_blocks:  # l. 6
         K, V = heads.load_keys(j)  # l. 7
@@ -135,7 +136,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             hidden = heads.hidden(i, j) if heads.is_masked(j, i) else None
             penalty = None if heads.slopes is None else heads.slopes[:, :, members] * heads.distances(i, j)
             P, slope = heads.weights(Q, K, heads.lse[:, :, members, rows], hidden, penalty)  # l. 11-12
-            # What is not seen must play no part where it is inf or NaN; zero weights do where all is finite.
+            # A hidden inf or NaN must not contribute: 0 · NaN is NaN. If all is finite, zero weights suffice.
             unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
             seen_by = None if unseen is None else unseen.T
             dV += heads.of_columns(P.mT, dO, seen_by)  # l. 13
@@ -155,7 +156,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
 
 
 def sink_gradient(given: Arrays) -> Array:
-    """Of each query head, in float64, one sequence after another; of a part with no key, too."""
+    """dsink of each query head, in float64, summed sequence by sequence; parts without keys included."""
     sink = given["sink"].astype(np.float64)
     total = np.zeros(sink.shape)
     for batch in range(len(given["lse"])):
@@ -186,14 +187,14 @@ class _Stack(Heads):
         self.lse, self.delta = self._row_numbers(arrays["out"], arrays["lse"], arrays["dlse"])
 
     def watch(self, observer: Observer, heads: tuple[slice, ...], group: int) -> None:
-        """Tell of every tile. Members of the group are visited one at a time."""
+        """Pass every tile to ``observer``. Members of the query group are visited one at a time."""
         batch, kv_head = (x.start for x in heads)
         self._observer, self._place = observer, (batch, kv_head * group)
 
     def observe(
         self, members: slice, i: int, j: int, P: Array, dS: Array, dQ: Array, dK: Array, dV: Array
     ) -> None:
-        """Tile (i, j) is done: the gradients have it in."""
+        """Tile (i, j) is done: the gradients include it."""
         if self._observer is None:
             return
         lse, delta = (x[:, :, members, self.rows(i)].flatten() for x in (self.lse, self.delta))
@@ -204,7 +205,7 @@ class _Stack(Heads):
         )
 
     def _row_numbers(self, out: Array, lse: Array, dlse: Array | None) -> tuple[Array, Array]:
-        """LSE and rowsum(dO ∘ O) - dLSE, (..., rows, 1) (l. 4). Rows that saw nothing weigh nothing: LSE is inf."""
+        """LSE and rowsum(dO ∘ O) - dLSE, (..., rows, 1) (l. 4). LSE is inf for rows that see no key: weights are 0."""
         delta = np.empty((*lse.shape, 1), self.dtype)
         for i in range(self.schedule.num_q_blocks):
             rows = self.rows(i)
@@ -230,8 +231,8 @@ class _Stack(Heads):
     def weights(
         self, Q: Array, K: Array, lse: Array, hidden: Bools | None, penalty: Array | None
     ) -> tuple[Array, Array | None]:
-        """P, and with a cap the slope of the capped scores. P is scratch: valid until the next call. ``penalty`` is
-        ALiBi's."""
+        """P, and with a soft cap the slope of the capped scores. P is scratch: valid until the next call. ``penalty``
+        is ALiBi's."""
         slope = None
         S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
         if self.softcap is not None:
@@ -246,7 +247,7 @@ class _Stack(Heads):
         return P, slope
 
     def product(self, dO: Array, V: Array) -> Array:
-        """dO Vᵀ. Scratch: valid until the next call, and so are the next two."""
+        """dO Vᵀ. Scratch, as in of_rows() and of_columns(): valid until the next call."""
         dP: Array = np.matmul(dO, V.mT, out=self._tile(self._dS, dO, V))
         if self._observer is not None:
             self._dP = dP.reshape(dP.shape[-2:]).copy()  # dS takes its place

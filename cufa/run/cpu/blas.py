@@ -1,4 +1,4 @@
-"""One BLAS thread while cufa's own threads are at work.
+"""One BLAS thread while cufa's own threads run.
 
 OpenBLAS, which NumPy's wheels carry, has one pool of threads per process: products called from several
 threads queue for it, and its idle threads spin on the cores that the callers need. Measured on two cores
@@ -17,11 +17,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def single_threaded_blas() -> Iterator[int]:
-    """Inside, a matrix product runs on the thread that calls it. Yields the number of threads BLAS would have
-    used, so that ``OPENBLAS_NUM_THREADS`` and threadpoolctl keep their say.
+    """Inside, a matrix product runs on the calling thread. Yields the number of threads that BLAS would have used:
+    ``OPENBLAS_NUM_THREADS`` and threadpoolctl stay effective.
 
-    The setting is the process's: calls may overlap, and the last one out restores it. With a BLAS that
-    threadpoolctl does not know nothing is changed, and the number of usable cores is yielded.
+    The setting belongs to the process: calls may overlap, and the last call to end restores it. If threadpoolctl does
+    not know the BLAS, nothing is changed, and the number of usable cores is yielded.
     """
     setting = _setting
     threads = setting.enter()
@@ -40,7 +40,7 @@ def usable_cores() -> int:
 
 @functools.cache
 def _libraries() -> Sequence[Any]:
-    """threadpoolctl's hands on every BLAS of this process, NumPy's among them."""
+    """threadpoolctl's controllers of every BLAS of this process, including NumPy's."""
     import numpy  # noqa: F401  # loads it
     from threadpoolctl import ThreadpoolController
 
@@ -49,7 +49,7 @@ def _libraries() -> Sequence[Any]:
 
 
 class _Setting:
-    """The number of BLAS threads, and how many calls want it to be one."""
+    """The number of BLAS threads, and the number of calls that need one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class _Setting:
         with self._lock:
             if self._users == 0:
                 self._before = [library.get_num_threads() for library in _libraries()]
-            self._users += 1  # before anything is changed: a process forked from here on restores it
+            self._users += 1  # before the setting changes: a process forked after this line restores it
             if self._users == 1:
                 for library in _libraries():
                     library.set_num_threads(1)
@@ -73,7 +73,7 @@ class _Setting:
             self._users -= 1
 
     def restore_in_child(self) -> None:
-        """After a fork: the threads that were inside a call, and would have restored it, are not there."""
+        """After a fork: the child lacks the threads that were inside a call and would have restored the setting."""
         if self._users:
             self._restore()
 

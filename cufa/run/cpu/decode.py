@@ -56,7 +56,7 @@ class Work:
 
     @property
     def item(self) -> tuple[int, int, int]:
-        """The work item; splits of the same one are merged."""
+        """The work item; splits of one work item are merged."""
         return self.batch, self.heads.start, self.rows.start
 
 
@@ -66,7 +66,7 @@ def run(
     """Execute a plan made for the CPU: append new tokens to the caches, write ``operands["out"]`` and ``lse``.
 
     :mod:`cufa.calls.decode_checks` has checked lengths and block table. ``observer`` is called for every tile, from one
-    thread. ``num_threads`` defaults to what NumPy's BLAS would use.
+    thread. The default of ``num_threads`` is the number that NumPy's BLAS would use.
     """
     problem = plan.problem
     if problem.cache.new_tokens:
@@ -90,7 +90,7 @@ def run(
 
 
 def valid_keys(plan: Plan, operands: Arrays) -> list[int]:
-    """Keys of each sequence, appended ones included."""
+    """Keys of each sequence, including appended keys."""
     problem = plan.problem
     if operands["cache_seqlens"] is None:
         return [problem.seqlen_k] * problem.batch
@@ -114,7 +114,7 @@ def append(operands: Arrays) -> None:
                 position += count
 
 
-# --- Sharing out the work --------------------------------------------------------------------------------
+# --- Tasks of threads ------------------------------------------------------------------------------------
 
 
 def works(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
@@ -136,7 +136,7 @@ def _fixed(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
 def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, config = plan.problem, plan.config
     stack = _heads_of_stack(plan, len(lengths))
-    whole: Work | None = None  # heads that are not cut wait here for their neighbours
+    whole: Work | None = None  # adjacent heads that are not cut, collected into one stack
     assert plan.split is not None
     for span in balanced_shares(
         lengths, problem.kv_heads, plan.split.count, config.block_kv, row_blocks(problem, config),

@@ -1,5 +1,5 @@
-"""Attention in NumPy: the papers' algorithms, tile by tile from the schedule that the kernels follow. Tiles, and how
-they are shared out over threads, are in :mod:`cufa.run.cpu.tiles`."""
+"""Attention in NumPy: the papers' algorithms, tile by tile in the kernels' schedule. Tiles and threads are in
+:mod:`cufa.run.cpu.tiles`."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def run(
     the problem's dtype, with any strides and no empty axis; lse is float32 (batch, heads, seqlen_q) or None,
     alibi_slopes (heads,) or (batch, heads), sink (heads,).
 
-    ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, any other is FA2's, with or
-    without skipping as the plan's schedule says. ``observer`` is told of every tile, from one thread ("naive"
-    has no tiles to tell of). ``num_threads`` defaults to what NumPy's BLAS would use.
+    ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, all others use FA2's. The plan's
+    schedule says whether masked tiles are skipped. ``observer`` receives every tile, in one thread ("naive" has none).
+    The default of ``num_threads`` is the number that NumPy's BLAS would use.
     """
     loop_nest = {"fa1": _fa1, "naive": _naive}.get(plan.spec.algorithm, _fa2)
     problem, schedule = plan.problem, plan.schedule
@@ -87,8 +87,8 @@ def online_softmax(S: Array, m: Array, l: Array) -> tuple[Array, Array, Array, A
     """One more tile of scores, S (..., rows, columns), for rows with running maximum m and sum l
     (..., rows, 1).
 
-    Returns P = exp(S - m_new), which takes S's place in memory, m_new, l_new, and exp(m - m_new), the factor
-    that brings earlier sums to the new maximum. Rows that have seen nothing keep m = -inf and l = 0.
+    Returns P = exp(S - m_new) in S's memory, m_new, l_new, and exp(m - m_new), the factor that rescales earlier sums
+    to the new maximum. Rows that have seen no key keep m = -inf and l = 0.
     """
     m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
     shift = np.where(m_new == -np.inf, 0, m_new)  # exp(-inf - 0) = 0, where exp(-inf + inf) would be NaN
@@ -114,10 +114,10 @@ def _fa2(heads: _Stack, q_blocks: range) -> None:
 
 
 def _fa1(heads: _Stack, q_blocks: range) -> None:
-    """Algorithm 1 of the FlashAttention paper: keys outermost, so O, l and m of all queries are kept
-    throughout (in the compute dtype), and O is normalised in every step.
+    """Algorithm 1 of the FlashAttention paper: keys outermost. O, l and m of all queries are kept throughout (in the
+    compute dtype), and O is normalised in every step.
 
-    One departure: P is taken relative to the new maximum at once, not to its tile's and corrected later.
+    Departure: P is relative to the new maximum at once. The paper's is relative to its tile's, and corrected later.
     """
     every_row = slice(0, heads.schedule.seqlen_q)
     O, l, m = heads.initial(every_row)  # l. 2
@@ -136,7 +136,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
 
 
 def _naive(heads: _Stack, q_blocks: range) -> None:
-    """Algorithm 0 of the FlashAttention paper: the whole of S, the whole of P, then O. One tile is all."""
+    """Algorithm 0 of the FlashAttention paper: the whole of S, the whole of P, then O. There is one tile."""
     S = heads.scores(heads.load_queries(0), 0, 0)  # l. 1
     m = S.max(axis=-1, keepdims=True)  # l. 2
     P = np.subtract(S, np.where(m == -np.inf, 0, m))
@@ -182,19 +182,19 @@ class _Stack(Heads):
         self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, self.head_dim)
 
     def watch(self, observer: Observer, batch: int, head: int) -> None:
-        """Tell of every tile. The stack is this one head."""
+        """Pass every tile to ``observer``. The stack is one head."""
         self._observer, self._place = observer, (batch, head)
 
     def observe(self, i: int, j: int, P: Array, m: Array, l: Array, m_new: Array, l_new: Array, alpha: Array,
                 O: Array) -> None:  # fmt: skip
-        """Tile (i, j) is done: P is all there is of it, m and l were, m_new and l_new are, O is."""
+        """Tile (i, j) is done: m and l are from before the tile, m_new, l_new and O from after it."""
         if self._observer is not None:
             m, l, m_new, l_new, alpha = (x.flatten() for x in (m, l, m_new, l_new, alpha))
             P, O = (x.reshape(x.shape[-2:]).copy() for x in (P, O))
             self._observer(TileStep(*self._place, i, j, self._S_before, P, m, l, m_new, l_new, alpha, O))
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
-        """O = 0, l = 0, m = -inf for these rows; with a sink, as if they had seen it."""
+        """O = 0, l = 0, m = -inf for these rows; with a sink, m and l include it."""
         count = rows.stop - rows.start
         O, l, m = self.empty(count, self.head_dim), self.empty(count, 1), self.empty(count, 1)
         O[...], l[...], m[...] = 0, 0, -np.inf
@@ -233,15 +233,15 @@ class _Stack(Heads):
             self.lse[..., rows] = (m + np.log(l))[..., 0]
 
 
-# --- Sharing out the work --------------------------------------------------------------------------------
+# --- Tasks of threads ------------------------------------------------------------------------------------
 
 _Task = tuple[tuple[slice, slice, slice], range]
 """Heads, as slices of (batch, kv_heads, group), and the query blocks to compute for them."""
 
 
 def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list[_Task]:
-    """Cut the problem into stacks of heads, and each stack's query blocks into shares when there are too few
-    stacks to keep ``workers`` busy (FA2's query blocks are independent of each other)."""
+    """Cut the problem into stacks of heads. If there are too few stacks to keep ``workers`` busy, also cut each stack's
+    query blocks into shares (FA2's query blocks are independent of each other)."""
     stacks = list(itertools.product(*cuts(plan.problem, schedule, plan.config, one_head)))
     blocks = schedule.num_q_blocks
     shares = min(blocks, math.ceil(4 * workers / len(stacks))) if workers > 1 else 1

@@ -1,5 +1,5 @@
-"""A call on the CPU, part by part: each sequence, or head, whose length or mask is its own is a dense call over its
-slices of the arrays."""
+"""A call on the CPU, part by part: each sequence, or head, with a length or mask of its own is a dense call over slices
+of the arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _OF_HEADS = {"alibi_slopes", "sink", "dsink"}
 
 
 def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """Plans of the parts and their arrays, views of ``given``, those without a score too. Results are first filled with
-    what they hold where there is no score, if there may be such places."""
+    """Plans of the parts, including parts without a score, and their arrays, views of ``given``. If some places of the
+    results may have no score, the results are first filled with the value for such places."""
     problem = plan.problem
     if problem.empty or problem.lengths.places() is not None:
         for operand in plan.operation.all_operands:

@@ -1,9 +1,8 @@
-"""What the CPU paths of forward and backward share: stacks of heads cut into the schedule's tiles, and threads.
+"""Shared by the CPU paths of forward and backward: stacks of heads, the schedule's tiles, and threads.
 
-A tile is a stack of one or more heads, (..., rows, columns): the algebra is written for the last two axes,
-and heads too short to fill a tile share one. Stacks run side by side on threads, as NumPy lets go of the
-interpreter inside products and ufuncs; every result comes of the same operations in the same order
-however many threads there are.
+A tile is a stack of one or more heads, (..., rows, columns): the algebra is written for the last two axes, and heads
+too short to fill a tile share one. Stacks run in parallel threads, because NumPy releases the GIL in products and ufuncs.
+Every result comes from the same operations in the same order, whatever the number of threads.
 
 float16, bfloat16 and float32 are computed in float32, float64 in float64.
 """
@@ -31,20 +30,20 @@ Bools = npt.NDArray[np.bool_]
 MIN_STACKS = 8
 """Heads share a tile only while this many stacks remain to run in parallel."""
 _SERIAL_FLOPS = 1 << 22
-"""Work too small to be worth starting threads for."""
+"""A problem of fewer operations starts no threads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TileStep:
-    """What one tile did to the rows of one head, for those who watch: copies, in the compute dtype."""
+    """One tile's effect on the rows of one head, for an observer: copies, in the compute dtype."""
 
     batch: int
     head: int
-    """Decode: of keys and values; a row is one of its query heads and tokens."""
+    """Decode: the key/value head; a row is a pair of a query head and a token."""
     q_block: int
     kv_block: int
     S: Array
-    """Scores, (rows, columns): scaled, capped, and -inf where the mask hides them."""
+    """Scores, (rows, columns): scaled, capped, and -inf if hidden by the mask."""
     P: Array
     """exp(S - m_after), the same shape."""
     m_before: Array
@@ -54,9 +53,9 @@ class TileStep:
     m_after: Array
     l_after: Array
     alpha: Array
-    """exp(m_before - m_after), (rows,): what brings earlier sums to the new maximum."""
+    """exp(m_before - m_after), (rows,): rescales earlier sums to the new maximum."""
     O: Array
-    """The output after this tile, (rows, head_dim): FA1's is divided by ``l_after``, that of others is not yet."""
+    """The output after this tile, (rows, head_dim): FA1's is divided by ``l_after``, other kernels' not yet."""
 
 
 Observer = Callable[[TileStep], None]
@@ -70,7 +69,7 @@ class Heads:
         self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
         self.schedule, self.heads, self.head_dim = schedule, heads, problem.head_dim
         self.slopes: Array | None = None
-        """Of ALiBi, (batch, kv_heads, group, 1, 1); the sink likewise."""
+        """ALiBi slopes, (batch, kv_heads, group, 1, 1); the sink has the same shape."""
         self.sink: Array | None = None
         self._classes = schedule.classes
         self.block_q = min(schedule.block_q, schedule.seqlen_q)
@@ -89,7 +88,7 @@ class Heads:
         return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
 
     def visits(self, block: int) -> list[int]:
-        """Tiles that a block visits: of keys, or where keys visit queries, of queries."""
+        """Tiles that a block visits: key tiles, or in the backward query tiles."""
         visited: list[int] = np.flatnonzero(self._classes[block]).tolist()
         return visited
 
@@ -97,13 +96,13 @@ class Heads:
         return bool(self._classes[block, tile] != TileClass.CLEAR)
 
     def hidden(self, i: int, j: int) -> Bools:
-        """Where the mask lets nothing through, (rows, columns)."""
+        """Whether the mask hides each score, (rows, columns)."""
         rows, columns = self.rows(i), self.columns(j)
         row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
         return ~self.schedule.mask.visible(row, column, self.schedule.seqlen_q, self.schedule.seqlen_k)
 
     def distances(self, i: int, j: int) -> Array:
-        """Of ALiBi, (rows, columns)."""
+        """ALiBi's distances, (rows, columns)."""
         rows, columns, s = self.rows(i), self.columns(j), self.schedule
         row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
         found: Array = distances(row, column, s.mask.shift(s.seqlen_q, s.seqlen_k), self.dtype)
@@ -115,7 +114,7 @@ def compute_dtype(problem: Problem) -> type[Any]:
 
 
 def hide(S: Array, hidden: Bools, value: float = -np.inf) -> None:
-    """``value`` where ``hidden``, (rows, columns); columns that every row sees are not touched."""
+    """Sets hidden scores to ``value``; ``hidden`` is (rows, columns). Columns that every row sees are not touched."""
     columns = np.flatnonzero(hidden.any(axis=0))
     if len(columns):
         part = slice(columns[0], columns[-1] + 1)
@@ -128,9 +127,9 @@ def row_sums(P: Array) -> Array:
 
 
 def product_of_seen(P: Array, V: Array, hidden: Bools | None, out: Array) -> Array:
-    """P V over what each row of P sees, which is all unless ``hidden``, (rows, columns), says otherwise: a value
-    that is not seen plays no part even if it is inf or NaN; but 0 · inf is NaN. (Where V is finite, hidden=None
-    does the same in less time.)"""
+    """P V over the columns that each row of P sees: all columns, or the columns that are not ``hidden``, (rows, columns).
+    A hidden value does not contribute even if it is inf or NaN, although 0 · inf is NaN. (If V is finite, hidden=None
+    gives the same in less time.)"""
     if hidden is None:
         return np.matmul(P, V, out=out)
     for row, unseen in enumerate(hidden):
@@ -139,7 +138,7 @@ def product_of_seen(P: Array, V: Array, hidden: Bools | None, out: Array) -> Arr
 
 
 def operand(x: Array, dtype: type[Any]) -> Array:
-    """x in the compute dtype with rows that BLAS can step over; itself when it is so already."""
+    """x in the compute dtype with row strides that BLAS takes; x itself if it has both."""
     row_stride, stride = x.strides[-2:]
     if x.dtype == dtype and x.flags.aligned and stride == x.itemsize and row_stride >= x.shape[-1] * stride:
         return x
@@ -159,7 +158,7 @@ def numbers_of_heads(problem: Problem, x: Array | None) -> Array | None:
     return group_heads(spread, problem.group_size)
 
 
-# --- Sharing out the work --------------------------------------------------------------------------------
+# --- Threads ---------------------------------------------------------------------------------------------
 
 Cuts = tuple[list[slice], list[slice], list[slice]]
 
@@ -169,7 +168,7 @@ def cut(size: int, step: int) -> list[slice]:
 
 
 def cuts(problem: Problem, schedule: Schedule, config: TileConfig, one_head: bool) -> Cuts:
-    """Slices of batch, kv_heads and group: heads that share a tile of ``config``'s size."""
+    """Slices of batch, kv_heads and query group: the heads that share a tile of ``config``'s size."""
     tile = min(schedule.block_q, problem.seqlen_q) * min(schedule.block_kv, problem.seqlen_k)
     room = min(config.block_q * config.block_kv // tile, problem.batch * problem.heads // MIN_STACKS)
     heads = 1 if one_head else max(1, room)
@@ -188,10 +187,12 @@ def num_workers(problem: Problem, num_threads: int | None, available: int) -> in
 
 
 def in_threads(work: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
-    """Results in the order of the tasks. Raises what a thread raised."""
+    """Results in the order of the tasks. Raises a thread's exception."""
 
     def quietly(task: Task) -> Result:
-        with np.errstate(all="ignore"):  # inf and NaN in the inputs follow IEEE (the setting is the thread's)
+        with np.errstate(
+            all="ignore"
+        ):  # inf and NaN in the inputs follow IEEE; the setting belongs to the thread
             return work(task)
 
     if min(workers, len(tasks)) == 1:
@@ -202,8 +203,8 @@ def in_threads(work: Callable[[Task], Result], tasks: Sequence[Task], workers: i
 
 
 def extra_memory(call: Callable[[], None]) -> int:
-    """Run once and return the most memory, in bytes, that was held at one time beyond what was there before, all
-    threads together. NumPy reports its buffers to tracemalloc; BLAS keeps some of its own, of a fixed size.
+    """Run once and return the peak of additional memory, in bytes, of all threads together. NumPy reports its buffers
+    to tracemalloc; BLAS has buffers of its own, of a fixed size, which do not count.
     """
     was_tracing = tracemalloc.is_tracing()
     if not was_tracing:

@@ -1,14 +1,14 @@
-"""The CUDA kernels executed on a CPU: every thread of every block, from the very .cu files that a GPU runs.
+"""The CUDA kernels executed on a CPU: every thread of every block, from the .cu files that a GPU runs.
 
-A microscope, not a backend: it says which tiles a kernel visits, what it moves, where shared memory has bank
-conflicts, whether a race or a deadlock is possible. :func:`emulate` is the whole of it:
+The executor is an instrument, not a backend. It shows the tiles that a kernel visits, its memory traffic, bank
+conflicts in shared memory, races and deadlocks:
 
 >>> run = cufa.emulate(q, k, v, causal=True, mode="checked")  # doctest: +SKIP
 >>> run.out, run.lse, run.findings, run.records  # doctest: +SKIP
 >>> cufa.emulate(q, k, v, mode="counted").totals["bank_conflicts"]  # doctest: +SKIP
 
-What it cannot say: how fast a kernel is, how many registers it takes, and what :mod:`cufa.run.emulate.blind_spots`
-lists. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
+It does not show a kernel's speed, its registers, or what :mod:`cufa.run.emulate.blind_spots` lists. Golden vectors
+(``tests/golden``) compare the primitives' results with a GPU's.
 """
 
 from __future__ import annotations
@@ -71,30 +71,28 @@ def emulate(
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
-        "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
-        outside shared memory or the arrays (which lie in memory poisoned with NaN), missing fences (between
-        proxies, of wgmma, of mbarriers), asynchronous copies that nobody waits for, what a launch touches
-        before the one before it is over, additions in any order by a deterministic kernel, stores to blocks of
-        a cluster that may not run, divergent collectives; what it cannot see is in
-        :mod:`cufa.run.emulate.blind_spots`. A deadlock is found in every mode. "counted" counts bytes, wavefronts
-        and bank conflicts.
+        "plain" only computes. "checked" also finds races, reads of shared memory that was never written, accesses
+        outside shared memory or the arrays (which are surrounded by NaN), missing fences (between proxies, of wgmma,
+        of mbarriers), asynchronous copies without a wait, accesses of a launch before the previous launch ends,
+        additions in any order by a deterministic kernel, stores to blocks of a cluster that may not be running, and
+        divergent collectives. :mod:`cufa.run.emulate.blind_spots` lists what it cannot find. Every mode finds a
+        deadlock. "counted" counts bytes, wavefronts and bank conflicts.
     schedule : "ascending", "descending" or int
-        Which warp, and which lane, runs next when several can; an integer from 0 up seeds a random choice.
+        The warp and the lane that run next, if several can; an integer from 0 up seeds a random choice.
     copies : None, "early" or "late"
-        When ``cp.async`` writes shared memory, and a store by the copy engine reads it: when issued, or when
-        waited for. None: late in checked mode,
-        else early.
+        ``cp.async`` writes shared memory, and a store by the copy engine reads it, when issued ("early") or when
+        waited for ("late"). None: late in checked mode, else early.
     threads : int, optional
-        CPU threads; blocks are spread over them. Default: all cores.
+        CPU threads, which share the blocks. Default: all cores.
     config : TileConfig, optional
-        Tiles; default as planned for ``arch``.
+        Tiles; default: the planner's choice for ``arch``.
     arch : str
-        The architecture that the plan is made for, e.g. "sm_80".
+        The architecture of the plan, e.g. "sm_80".
     trace : bool
-        Build the kernel with its tile records, which cost a barrier. False: exactly as a GPU runs it, and
+        Build the kernel with its trace, which costs a barrier. False: exactly the kernel of a GPU, and
         ``records`` is empty.
     inside : bool
-        Build it with stamps of what each warp does, too: :attr:`Emulation.inside`.
+        Build the kernel with an inside trace: :attr:`Emulation.inside`.
 
     Raises
     ------
@@ -149,8 +147,8 @@ def emulate_backward(
 ) -> Emulation:
     """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
 
-    The arrays and the first options, up to ``deterministic``, are those of :func:`cufa.flash_attention_backward`; the
-    others are those of :func:`emulate`, as is what is raised.
+    The arrays and the options up to ``deterministic`` are those of :func:`cufa.flash_attention_backward`; the other
+    options and the errors are those of :func:`emulate`.
     """
     execution = Execution(mode, schedule, copies, threads)
     optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k

@@ -18,7 +18,7 @@ from .memory import GlobalArray, Touched, as_ctypes, untouched
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
-#: Blocks, where the kernel asks a GPU for more than the portable 8.
+#: Blocks of a cluster, for kernels that ask a GPU for more than the portable 8.
 MAX_CLUSTER = 16
 _RANDOM = 2
 _FINDINGS_BYTES = 1 << 20
@@ -27,13 +27,12 @@ _STOPPED = 2
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something wrong with a kernel; the same mistake by many threads is one finding."""
+    """A defect of a kernel. The same mistake by many threads is one finding."""
 
     kind: str
-    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited,
-    never-written, out-of-range, misaligned, divergence,
-    deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
-    block-not-running (of a cluster)."""
+    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited, never-written,
+    out-of-range, misaligned, divergence, deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the
+    next launch) or block-not-running (of a cluster)."""
     count: int
     file: str
     line: int
@@ -125,11 +124,10 @@ def execute(
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
     """Run one launch. Returns the counters, one row per block, and the findings.
 
-    ``entry`` comes from :func:`cufa.run.emulate.build.kernel`; ``memory`` is all that the kernel may touch.
-    Checked mode: ``before`` is what the launch before has touched, if this one may begin before that is over;
-    ``now`` is filled in with what this one touches; ``ordered_sums`` has additions to memory come in an order
-    that is always the same. Raises EmulationError, and ValueError when the grid cannot be cut into the clusters
-    asked for.
+    ``entry`` comes from :func:`cufa.run.emulate.build.kernel`; ``memory`` is all memory that the kernel may touch.
+    Checked mode: ``before`` has the accesses of the previous launch, if this launch may begin before its end; ``now``
+    receives the accesses of this launch; ``ordered_sums`` requires additions to memory in a fixed order. Raises
+    EmulationError, and ValueError if the grid cannot be divided into clusters.
     """
     if not 1 <= launch.cluster <= MAX_CLUSTER:
         raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
@@ -177,9 +175,9 @@ def execute_all(
     execution: Execution,
     ordered_sums: bool = False,
 ) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
-    """Run launches one after another: the counters of each entry's last one, and all findings. Where a launch
-    may begin before the one before it is over, checked mode finds what it touches too early. ``ordered_sums``
-    as for :func:`execute`."""
+    """Run launches one after another. Returns the counters of each entry's last launch, and all findings. If a launch
+    may begin before the previous launch ends, checked mode finds its early accesses. ``ordered_sums``: see
+    :func:`execute`."""
     counters: dict[str, npt.NDArray[Any]] = {}
     findings: tuple[Finding, ...] = ()
     before: Touched | None = None
@@ -205,8 +203,8 @@ def execute_all(
 
 def _never_released(launch: Launch, following: Launch) -> Finding:
     message = (
-        f"{following.entry} may begin before {launch.entry} is over, but no block of that lets it: it calls "
-        "grid_release_next() nowhere"
+        f"{following.entry} may begin before {launch.entry} ends, but no block of {launch.entry} calls "
+        "grid_release_next()"
     )
     return Finding("never-released", 1, "", 0, message)
 

@@ -1,4 +1,4 @@
-"""Arrays as an emulated kernel sees them: what it may touch, and poison around it."""
+"""Arrays of an emulated kernel: the memory that it may touch, and poison around that memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GlobalArray:
     array: npt.NDArray[Any]
     writable: bool
     valid: npt.NDArray[np.uint8] | None = None
-    """One byte for each element from the first one on: 0 where there is padding. None: no padding."""
+    """One byte for each element from the first element on: 0 for padding. None: no padding."""
 
     @property
     def address(self) -> int:
@@ -44,12 +44,12 @@ class _Array(ctypes.Structure):
     ]
 
 
-#: What a launch does in each array that it may write: a byte per element.
+#: The accesses of a launch to each array that it may write: a byte per element (cuda_src/host/launch.h, CufaTouched).
 Touched = list[npt.NDArray[np.uint8]]
 
 
 def untouched(memory: list[GlobalArray]) -> Touched:
-    """To be filled in by a launch."""
+    """Zeros, which a launch fills in."""
     ranges = [byte_range(x.array) for x in memory]
     return [
         np.zeros((end - begin) // x.array.itemsize + 1 if x.writable else 0, np.uint8)
@@ -73,11 +73,11 @@ def as_ctypes(
 
 
 def guarded_copy(name: str, x: npt.NDArray[Any], gap: int, writable: bool) -> GlobalArray:
-    """A copy of ``x``, (batch, heads, seqlen, head_dim), with ``gap`` poisoned rows after the last row of the
-    sequence, so that reading past a head's end hits poison, not the next head.
+    """A copy of ``x``, (batch, heads, seqlen, head_dim), with ``gap`` poisoned rows after each head's last row: a read
+    past a head's end hits poison, not the next head.
 
-    The order of the axes in memory, the row stride, and every address modulo 16 are those of ``x``: the copy
-    asks for the same compiled kernel.
+    The copy has the axis order in memory, the row stride, and every address modulo 16 of ``x``, and therefore needs
+    the same compiled kernel.
     """
     item, extent = x.itemsize, x.shape[3] * x.itemsize
     strides = [0, 0, 0, item]
@@ -110,7 +110,7 @@ class TensorMap(ctypes.Structure):
     ]
 
 
-#: Elements of the last axis in one box: the 128 bytes that the swizzle spans.
+#: Bytes of the last axis in one box: the span of the swizzle.
 _BOX_BYTES = 128
 
 

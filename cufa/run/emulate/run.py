@@ -1,4 +1,4 @@
-"""A plan executed on a CPU: its arrays and memory of its own as the kernels see them, its launches, what they leave."""
+"""A plan executed on a CPU: memory for its kernels, its launches, and their results."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ from .memory import GlobalArray, guarded_copy, tensor_map
 
 @dataclasses.dataclass(frozen=True)
 class Emulation:
-    """What one run gave."""
+    """The results of one run."""
 
     plan: Plan
     mode: str
     results: dict[str, Any]
-    """What the call would return, by the names of its operands; None for what was not asked for."""
+    """The call's results, by operand name; None for a result that was not asked for."""
     findings: tuple[Finding, ...]
     """Empty outside checked mode, and for a clean kernel."""
     counters: dict[str, npt.NDArray[Any]]
-    """Of each launch: a structured array, one row per block. Tiles (as the kernel itself counts them),
-    products, exponentials, asynchronous copies and barriers are counted in every mode; bytes, sectors,
-    wavefronts and bank conflicts in counted mode."""
+    """By launch: a structured array, one row per block. Every mode counts tiles (by the kernel itself), products,
+    exponentials, asynchronous copies and barriers; counted mode also bytes, sectors, wavefronts and bank conflicts."""
     records: npt.NDArray[Any]
-    """One :data:`~cufa.kernels.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
-    and key/value head. Decode: per span, head being that of key/value head and block of rows, q_block the span's
-    number within its item. Empty for kernels that keep none."""
+    """The kernel's trace: one :data:`~cufa.kernels.params.TRACE_RECORD` per query block and head, sorted by batch,
+    head and query block. Split keys: one per split with keys. Backward: one per key block and key/value head. Decode: one per
+    span; ``head`` is the number of the key/value head and block of rows, ``q_block`` the span's number within its work
+    item. Empty for kernels without a trace."""
     seconds: float
     """Time in the kernels, on this CPU."""
     inside: Logs | None = None
-    """Of an inside trace: what each warp did, in what order. The clock counts what each CPU thread has executed, and
-    "SM" is the number of that thread: order, not time."""
+    """The inside trace: the phases of each warp, in order. Its clock counts the primitives that each CPU thread has
+    executed, and "SM" is the number of that thread: the clock gives order, not time."""
 
     @property
     def out(self) -> npt.NDArray[Any]:
@@ -77,12 +76,11 @@ def run_plan(
     launches: int = 1,
     inside: bool | Room = False,
 ) -> Emulation:
-    """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes what the
-    operation writes.
+    """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes the operation's
+    results to them.
 
-    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` keeps
-    logs of what each warp does, and may say how many there is room for. Raises
-    EmulationError, or RuntimeError when the kernels leave a counter that is not zero.
+    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` makes an
+    inside trace, and may give its capacity. Raises EmulationError, or RuntimeError if a counter is not zero at the end.
     """
     operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
@@ -129,7 +127,7 @@ def run_plan(
         records = logs.items
     written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
     if len(written) and plan.split is None:
-        # Of several launches, the one that has tiles in shared memory keeps the records.
+        # The launch with tiles in shared memory writes the trace.
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
     results = {x.name: given[x.name] for x in operation.all_operands if x.result and x.name in given}
@@ -137,8 +135,8 @@ def run_plan(
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
-    """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
-    between their rows' ends; a cache has room past its sequences' ends as it is."""
+    """The given arrays. Checked mode copies the arrays of a dense call, with poison after each head's rows; a cache
+    already has room past its sequences' ends."""
     cached = plan.operation.splits
     gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
@@ -157,8 +155,8 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
 
 
 def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
-    """What lies behind a sequence is not read. The copy engine brings whole tiles: there it is poison, of which nothing
-    shows in a result."""
+    """Padding after a sequence must not be read. The copy engine reads whole tiles: there the padding is NaN, which
+    must not reach a result."""
     array, valid = memory.array, memory.valid
     assert valid is not None
     elements = [stride // array.itemsize for stride in array.strides]
@@ -174,12 +172,12 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
 
 
 def _is_appended_to(plan: Plan) -> bool:
-    """Inputs that kernels may write to are caches, and only when there is something to append."""
+    """Whether kernels write to their inputs: only to a cache, if there are new tokens."""
     return plan.problem.cache.new_tokens > 0
 
 
 def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
-    """Trace records, workspace and counters, by the pointer that names them."""
+    """Trace, workspace and counters, by the name of their pointer in the parameters."""
     own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
     if room is not None:
         own["trace"] = np.zeros(-(-room.size // 8), np.uint64).view(np.uint8)[: room.size]
@@ -197,14 +195,14 @@ def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
 
 
 def _outside_maps(plan: Plan) -> list[str]:
-    """Operands whose tensor maps are arguments of their own, not part of the parameters."""
+    """Operands whose tensor maps are separate kernel arguments, not part of the parameters."""
     operation = plan.operation
     names = plan.spec.boxes(plan.config)
     return [name for name in names if operation.operand(name).map_field not in operation.params.names]
 
 
 def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
-    """Tensor maps where the kernels look for them; those that are arguments are returned."""
+    """Writes tensor maps to the parameters; returns the maps that are separate arguments."""
     outside = []
     for name, box in plan.spec.boxes(plan.config).items():
         field = plan.operation.operand(name).map_field
@@ -217,7 +215,7 @@ def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> 
 
 
 def _with_tiles(counters: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The counters of each block with its tiles in front; a block may have several records."""
+    """The counters of each block, preceded by its tiles; a block may have several trace records."""
     tiles = [(x, np.uint64) for x in ("tiles_visited", "tiles_skipped", "tiles_clear")]
     both = np.zeros(len(counters), [*tiles, *counters.dtype.descr])
     for name in counters.dtype.names or ():
