@@ -42,8 +42,8 @@ def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
 
 
 def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
-    """The most tiles that are read of any sequence of at most ``capacity`` keys: a window may begin and end within
-    a tile."""
+    """The most tiles that are read of a sequence of at most ``capacity`` keys: a window may begin and end within a
+    tile."""
     whole = num_tiles(capacity, block_kv)
     if isinstance(reach, Kept):
         return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))

@@ -1,15 +1,16 @@
-"""In what order thread blocks take work items, and when each would run: the one simulation of launches.
+"""The order in which thread blocks take work items, and the time at which each item would run: the one simulation of
+launches.
 
-A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence; backward: a key
-block of a key/value head: :mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken. The
-device side is ``work_item`` (``cuda_src/shared/block_order.cuh``) and ``PersistentItems``
+A work item is a query block of a head. FA1: a whole head. Decode: a part of the keys of a sequence. Backward: a key
+block of a key/value head (:mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken.
+Device side: ``work_item`` (``cuda_src/shared/block_order.cuh``) and ``PersistentItems``
 (``cuda_src/forward/fa3/persistent_items.cuh``); a test executes the kernels and compares.
 
-Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
-keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in
-the L2 cache, and the size of a group also decides how evenly the last rounds fill the thread blocks. Of masks beyond
-bands kernels take the last query blocks for the longest, unless they are told (:func:`longest_first`). Persistent
-block b of G takes numbers b, 2G-1-b, 2G+b, …
+If query blocks have about equal length (full and band masks), items go head after head. If later rows see more keys,
+items go from long to short query blocks within a head batch. Small batches keep their keys and values in the L2 cache;
+the batch size also decides how evenly the last rounds fill the thread blocks. Under irregular masks kernels take the
+last query blocks for the longest, unless the host gives an order (:func:`longest_first`). Persistent block b of G takes
+numbers b, 2G-1-b, 2G+b, …
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 WHOLE_HEAD = -1
-"""As ``q_block``: the thread block does every query block of its head."""
+"""A ``q_block``: the thread block computes every query block of its head."""
 
 #: Time that an item takes besides its tiles, in tiles: Q, the first scores, the store. With this value the
 #: predicted end of the last block and times measured on an H200 (13 group sizes, 3 tilings) correlate best.
@@ -38,11 +39,11 @@ ITEM_COST = 0.5
 #: Bytes of keys and values that stay in the L2 cache of a GPU (H200: 50 MB) beside everything else.
 L2_SHARE = 24 << 20
 
-#: How much longer than with the best group size work may take with one whose keys and values fit in the L2 cache, or,
-#: where memory is slow, with a smaller one.
+#: Time relative to the best head batch that is accepted for a batch whose keys and values fit in the L2 cache: in
+#: general, and if memory is slow. Third: if memory is slow, the time that is accepted for a smaller batch.
 _CACHED, _CACHED_SLOW, _SMALLER_SLOW = 1.02, 1.04, 1.02
 
-_MOST_ITEMS = 1 << 16  # beyond, rounds are so many that the last one does not matter
+_MOST_ITEMS = 1 << 16  # with more items there are so many rounds that the last one does not matter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Order:
     """Work items in the order in which they are taken; arrays have one entry per item."""
 
     q_block: Ints
-    """:data:`WHOLE_HEAD` where an item is a whole head; the key block where keys visit queries."""
+    """:data:`WHOLE_HEAD` if an item is a whole head; in the backward the key block."""
     head: Ints
-    """Counted over the batch; of keys and values where keys visit queries."""
+    """Counted over the batch; in the backward the key/value head."""
     thread_block: Ints | None = None
     """The persistent thread block that takes each item; None: every item is a thread block of its own."""
 
@@ -60,23 +61,23 @@ class Order:
         return len(self.head)
 
     def tiles(self, schedule: Schedule) -> Ints:
-        """Tiles that each item visits; where keys visit queries, of one query head."""
+        """Tiles that each item visits; in the backward, for one query head."""
         if len(self) and self.q_block[0] == WHOLE_HEAD:
             return np.full(len(self), schedule.visited)
         return schedule.visits[self.q_block]
 
 
 def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[Floats, Floats, Ints]:
-    """(start, end, slot) of each item when ``slots`` thread blocks run at once and an item takes its cost.
+    """(start, end, slot) of each item if ``slots`` thread blocks are resident and an item takes its cost.
 
-    Items that are thread blocks of their own start, in order, wherever one has ended; a persistent thread block
-    takes its own items one after another, in a slot of its own.
+    Items that are thread blocks of their own start, in order, in the slot that is free first. A persistent block takes
+    its items one after another, in a slot of its own.
     """
     lengths = np.asarray(costs, np.float64)
     if order.thread_block is None and len(lengths) and 0 < lengths.min() == lengths.max():
-        turn, where = np.divmod(np.arange(len(order)), slots)  # all slots end together, again and again
-        turns = np.concatenate([[0.0], np.cumsum(lengths[: turn[-1] + 1])])  # added up as below
-        return turns[turn], turns[turn + 1], where
+        wave, where = np.divmod(np.arange(len(order)), slots)  # all slots of a wave end together
+        starts = np.concatenate([[0.0], np.cumsum(lengths[: wave[-1] + 1])])  # the sums of the loop below
+        return starts[wave], starts[wave + 1], where
     if order.thread_block is None:
         free = [(0.0, slot) for slot in range(slots)]  # a heap: all free at 0, slot after slot
         taken = []
@@ -97,7 +98,7 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
 
 
 def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
-    """When the last item ends. There is no need to know when, and where, each begins."""
+    """The end of the last item; costs less than :func:`simulate`."""
     if order.thread_block is not None:
         return float(np.bincount(order.thread_block, costs).max(initial=0.0))
     free = [0.0] * slots
@@ -123,13 +124,13 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
 
 
 def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
-    """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. ``of_head`` bytes of a head are read by
-    all of its blocks."""
+    """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. All blocks of a head read the same
+    ``of_head`` bytes."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
         head, block = np.divmod(index, rows)
         return block, head
-    # Long blocks in groups of heads, then the shortest 3/8 of all heads.
+    # Long blocks in head batches, then the shortest 3/8 of all heads.
     short = rows * 3 // 8
     long = rows - short
     group_heads = even_groups(heads, of_head)
@@ -142,15 +143,15 @@ def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[
 
 
 def even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
-    """Heads of a group, as many as fit in the L2 cache together, or fewer so that groups are alike."""
+    """Heads of a head batch: as many as fit in the L2 cache together, or fewer if batches are then equal."""
     num_groups = -(-heads // max(1, min(heads, share // max(of_head, 1))))
     return -(-heads // num_groups)
 
 
 def persistent(problem: Problem, schedule: Schedule, device: Device, config: object = None) -> Order:
-    """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems``.
-    Where tiles are listed, a block takes the next when it is ready for it, as a thread block of its own would come.
-    ``config`` makes no difference."""
+    """Persistent blocks, one per SM, which share the query blocks (FA3): ``PersistentItems``. With
+    listed tiles, a block that is free takes the next item, as if items were thread blocks of their own. ``config`` is
+    not read."""
     heads = problem.batch * problem.heads
     num_blocks = min(device.num_sms, schedule.num_q_blocks * heads)
     if not problem.later_rows_see_more:
@@ -167,8 +168,8 @@ def head_bytes(problem: Problem) -> int:
 
 
 def longest_first(problem: Problem, schedule: Schedule) -> Ints | None:
-    """Query blocks from the longest to the shortest, where the host knows a mask beyond bands that all heads share.
-    None where that is from the last to the first, as in kernels that are told nothing."""
+    """Query blocks from the longest to the shortest, if the host knows an irregular mask that all heads share. None if
+    that is from the last to the first, the kernels' own order."""
     one = problem.mask.spread == (1, 1) and problem.lengths.kind == "dense" and problem.known
     return _longest_first(schedule) if problem.mask.beyond_band and one else None
 
@@ -183,8 +184,8 @@ def _longest_first(schedule: Schedule) -> Ints | None:
 def items_in_groups(
     num_q_blocks: int, heads: int, num_blocks: int, group: int, longest: Ints | None = None
 ) -> Order:
-    """Within each group of heads from the last block to the first, or as ``longest`` says: of query blocks, from
-    longest to shortest."""
+    """Within each head batch from the last block to the first, or in the order of ``longest``: query blocks from the
+    longest to the shortest."""
     index = np.arange(num_q_blocks * heads)
     number, rest = np.divmod(index, group * num_q_blocks)
     members = np.minimum(group, heads - number * group)
@@ -194,16 +195,16 @@ def items_in_groups(
 
 
 def _taker(index: Ints, num_blocks: int) -> Ints:
-    """The persistent block that takes each item: forwards and backwards by turns."""
-    turn, place = np.divmod(index, num_blocks)
-    return np.where(turn % 2 == 0, place, num_blocks - 1 - place)
+    """The persistent block that takes each item: every second round is reversed."""
+    wave, place = np.divmod(index, num_blocks)
+    return np.where(wave % 2 == 0, place, num_blocks - 1 - place)
 
 
 def group_of_heads(problem: Problem, schedule: Schedule, num_blocks: int, slow_memory: bool) -> int:
     """:func:`heads_per_group` of a problem."""
     by_length = longest_first(problem, schedule) is not None
     heads = problem.batch * problem.heads
-    slow = slow_memory and problem.head_dim > 128  # of wide heads it was measured
+    slow = slow_memory and problem.head_dim > 128  # measured for wide heads
     return heads_per_group(schedule, heads, num_blocks, head_bytes(problem), by_length, slow)
 
 
@@ -216,27 +217,21 @@ def heads_per_group(
     by_length: bool = False,
     slow_memory: bool = False,
 ) -> int:
-    """The group size that leaves the blocks least idle, among those whose keys and values fit in the L2 cache
-    where that costs no more than one part in fifty; of equals the largest.
+    """The size of a head batch with the least idle time of blocks. A batch whose keys and values fit in the L2 cache is
+    preferred if it costs at most one part in fifty; of equal sizes, the largest.
 
-    Where memory is slow (:attr:`~cufa.gpu.architectures.Device.slow_memory`) keys and values that fit may cost one
-    part in twenty-five, and of those within one in fifty of the best that fits it is the smallest, as small groups
-    spread reads of keys and values over time. Measured on an H100 (2026-11-25, bf16, causal, batch × heads × length),
-    speed over that with the group chosen otherwise:
-
-    - d256, 16 × 8 × 1,024 (otherwise 12): groups of 1 and 2 1.07 and 1.09; of 11 and 22 1.05; of 44 0.90
-    - d256, 4 × 8 × 4,096 (otherwise 32, none of which fits): of 1 and 3 1.05; of 2, uneven, 0.74
-    - d256, 1 × 8 × 16,384 (otherwise 8, as now: what fits is 1.8 times as long): of 3 and 6 0.84 and 0.83
-    - d128, 16 × 16 × 1,024 (otherwise 44): of 6, 11 and 22 1.01 to 1.02; of 66 0.94
+    If memory is slow (:attr:`~cufa.gpu.architectures.Device.slow_memory`), a batch that fits may cost one part in
+    twenty-five. Of the batches within one in fifty of the best that fits, the smallest is taken: small batches spread
+    the reads of keys and values over time. Measurements: cuda_src/forward/fa3/NOTES.md.
 
     ``heads`` counts over the batch; ``head_bytes`` is the size of one head's keys and values. ``by_length``: query
-    blocks are taken as :func:`longest_first` says.
+    blocks are taken in the order of :func:`longest_first`.
     """
     fitting = max(1, min(heads, L2_SHARE // max(head_bytes, 1)))
     items = schedule.num_q_blocks * heads
     if items <= num_blocks or items > _MOST_ITEMS:
         return fitting
-    # Numbers that divide the blocks evenly are the likely ones; each costs a tenth of a millisecond to try.
+    # Sizes that divide the blocks evenly are the likely ones; a trial takes a tenth of a millisecond.
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
     idle: dict[int, float] = {}

@@ -1,11 +1,10 @@
 """Which tiles of the score matrix are visited, under one tiling of one mask.
 
-The score matrix of one head, (seqlen_q, seqlen_k), is cut into ``block_q × block_kv`` tiles. The CPU
-backend executes this schedule, the demo and the dashboard draw it, and the tile counters that the
-CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1). The rule itself
-is the mask's (:meth:`cufa.problem.mask.Mask.key_tiles`).
+The score matrix of one head, (seqlen_q, seqlen_k), is divided into ``block_q × block_kv`` tiles. The CPU backend
+executes this schedule, the dashboard draws it, and tests compare it with the CUDA kernels' tile counters
+(FlashAttention-2 paper, section 3.1). The mask has the rule (:meth:`cufa.problem.mask.Mask.key_tiles`).
 
-The backward walks the same tiles column by column: a block of keys visits tiles of queries
+The backward visits the same tiles column by column: a key block visits query tiles
 (:meth:`cufa.problem.mask.Mask.query_tiles`).
 """
 
@@ -28,24 +27,24 @@ _SAMPLE = 32
 
 
 class Tile(enum.IntEnum):
-    """What becomes of one tile."""
+    """How one tile is treated."""
 
     SKIPPED = 0
     """No visible score: never loaded, never computed."""
     FULL = 1
     """Every score is visible: no mask is applied."""
     PARTIAL = 2
-    """A boundary of the mask runs through it (or, with skipping off, it lies wholly beyond)."""
+    """The mask hides a part of the tile (or, with skipping off, all of it)."""
     PADDED = 3
-    """It hangs over the end of the queries or the keys, and no boundary of the mask touches it."""
+    """The tile extends past the last query or key, and the mask hides no score in it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Tiles of one head under one tiling.
 
-    ``skip_masked_tiles=False`` is FA1 and the ablation of FA2: wholly masked tiles are computed, then
-    thrown away by the mask. ``by_keys`` is the backward's: a block is one of keys, and visits query tiles.
+    ``skip_masked_tiles=False`` (FA1, and the ablation of FA2): fully masked tiles are computed, and the mask discards
+    their scores. ``by_keys`` (backward): a block is a key block, and visits query tiles.
     """
 
     seqlen_q: int
@@ -84,8 +83,8 @@ class Schedule:
 
     @functools.cached_property
     def ranges(self) -> Tiles:
-        """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask. Ranges
-        where they lie side by side, as a band's do; else lists."""
+        """Key tiles of each query block, or query tiles of each key block: the visited and the clear tiles. Ranges if
+        they are consecutive, as under a band mask; else lists."""
         tiles_of = self.mask.query_tiles if self.by_keys else self.mask.key_tiles
         found = tiles_of(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
         return found if self.skip_masked_tiles else found.with_all_visited(self.tiles_of_block)
@@ -102,7 +101,7 @@ class Schedule:
 
     @functools.cached_property
     def tiles(self) -> npt.NDArray[np.uint8]:
-        """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks), from whichever side it is visited."""
+        """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks), also with ``by_keys``."""
         visited = dataclasses.replace(self, by_keys=False).classes != TileClass.SKIP
         grid = np.where(visited, Tile.PARTIAL, Tile.SKIPPED).astype(np.uint8)
         rows, keys = (

@@ -1,8 +1,8 @@
 """Shared by the CPU paths of forward and backward: stacks of heads, the schedule's tiles, and threads.
 
 A tile is a stack of one or more heads, (..., rows, columns): the algebra is written for the last two axes, and heads
-too short to fill a tile share one. Stacks run in parallel threads, because NumPy releases the GIL in products and ufuncs.
-Every result comes from the same operations in the same order, whatever the number of threads.
+too short to fill a tile share one. Stacks run in parallel threads, because NumPy releases the GIL in products and
+ufuncs. Every result comes from the same operations in the same order, whatever the number of threads.
 
 float16, bfloat16 and float32 are computed in float32, float64 in float64.
 """
@@ -127,9 +127,9 @@ def row_sums(P: Array) -> Array:
 
 
 def product_of_seen(P: Array, V: Array, hidden: Bools | None, out: Array) -> Array:
-    """P V over the columns that each row of P sees: all columns, or the columns that are not ``hidden``, (rows, columns).
-    A hidden value does not contribute even if it is inf or NaN, although 0 · inf is NaN. (If V is finite, hidden=None
-    gives the same in less time.)"""
+    """P V over the columns that each row of P sees: all columns, or the columns that are not ``hidden``, (rows,
+    columns). A hidden value does not contribute even if it is inf or NaN, although 0 · inf is NaN. (If V is finite,
+    hidden=None gives the same in less time.)"""
     if hidden is None:
         return np.matmul(P, V, out=out)
     for row, unseen in enumerate(hidden):

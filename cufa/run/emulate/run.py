@@ -37,9 +37,9 @@ class Emulation:
     exponentials, asynchronous copies and barriers; counted mode also bytes, sectors, wavefronts and bank conflicts."""
     records: npt.NDArray[Any]
     """The kernel's trace: one :data:`~cufa.kernels.params.TRACE_RECORD` per query block and head, sorted by batch,
-    head and query block. Split keys: one per split with keys. Backward: one per key block and key/value head. Decode: one per
-    span; ``head`` is the number of the key/value head and block of rows, ``q_block`` the span's number within its work
-    item. Empty for kernels without a trace."""
+    head and query block. Split keys: one per split with keys. Backward: one per key block and key/value head. Decode:
+    one per span; ``head`` is the number of the key/value head and block of rows, ``q_block`` the span's number within
+    its work item. Empty for kernels without a trace."""
     seconds: float
     """Time in the kernels, on this CPU."""
     inside: Logs | None = None
