@@ -14,8 +14,8 @@ constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
 constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
 
 // A stage: K, then V. By cp.async, rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine, groups of
-// 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). The first chunks of all 16
-// rows come before their second chunks: a box for each column of chunks, and the rows of an ldmatrix have no bank conflicts.
+// 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). The first chunks of all
+// 16 rows come before their second chunks: a box for each column of chunks, and the rows of an ldmatrix have no bank conflicts.
 constexpr int CHUNK_BYTES = 128;
 constexpr int CHUNKS = (KV_ROW_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;  // of a row
 constexpr int KV_PITCH = TMA_COPIES ? CHUNKS * CHUNK_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);

@@ -20,8 +20,8 @@
 //   - O is rescaled only if a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare.
 //   - All tiles are masked: a second copy of the loop would be fetched from memory, cold.
 //   - Splits are whole tiles of the length that is in device memory: a CUDA graph can be replayed while sequences grow.
-//   - Under a window (MASK_BAND), only the tiles at the sequence's end that some query token sees are split. Keys before the window
-//     are never read, so that a server may reuse their pages.
+//   - Under a window (MASK_BAND), only the tiles at the sequence's end that some query token sees are split. Keys before the
+//     window are never read, so that a server may reuse their pages.
 //
 // cufa/plan/decode_splits.py chooses the number of splits and the merge. A batch of more work items than resident blocks goes to
 // decode_balanced. Measurements and failed experiments: NOTES.md.

@@ -13,7 +13,8 @@ bool arrive(Thread& thread, int id, u32 num_threads, bool waits, Site site) {
   Barrier& barrier = block.barriers[id];
   if (barrier.arrived && barrier.expected != num_threads) {
     abandon(block, "barrier", site,
-            text_of("barrier ", id, " expects ", barrier.expected, " threads, but ", thread, " says ", num_threads, " at ", site));
+            text_of("barrier ", id, " expects ", barrier.expected, " threads, but ", thread, " says ", num_threads, " at ",
+                    site));
   }
   barrier.expected = num_threads;
   if (block.checked) block.races.release(thread, barrier.clock);

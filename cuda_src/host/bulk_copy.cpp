@@ -49,8 +49,8 @@ void check_place(Thread& thread, u32 smem, u32 bytes, bool aligned, const char* 
   const u32 offset = offset_of(smem), size = thread.block->launch.shared_bytes;
   if (!aligned) abandon(thread, "misaligned", site, rule, ": shared offset ", offset);
   if (offset > size || size - offset < bytes) {
-    abandon(thread, "out-of-range", site, "TMA box of ", bytes, " bytes at shared offset ", offset, ", outside the block's ", size,
-            " bytes");
+    abandon(thread, "out-of-range", site, "TMA box of ", bytes, " bytes at shared offset ", offset, ", outside the block's ",
+            size, " bytes");
   }
 }
 

@@ -30,7 +30,9 @@ template <int COUNT, bool TRANSPOSED>
 void execute_ldmatrix(Block& block, Warp& warp) {
   for (int m = 0; m < COUNT; ++m) {
     u16 rows[8][8];
-    for_each_row(block, warp, m, Access::read, [&](int r, const unsigned char* row) { std::memcpy(rows[r], row ? row : kZeros, 16); });
+    for_each_row(block, warp, m, Access::read, [&](int r, const unsigned char* row) {
+      std::memcpy(rows[r], row ? row : kZeros, 16);
+    });
     for (int lane = 0; lane < 32; ++lane) {
       const int g = lane / 4, t = lane % 4;
       warp.operands[lane].registers[m] =

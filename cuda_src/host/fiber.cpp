@@ -6,8 +6,8 @@
 #include <new>
 
 #ifndef CUFA_UCONTEXT
-// Under the System V ABI a callee preserves rbx, rbp, r12-r15 and rsp: these seven are the whole state of a fiber that is inside a
-// call. (swapcontext also saves the signal mask, by a system call: about seven times slower.)
+// Under the System V ABI a callee preserves rbx, rbp, r12-r15 and rsp: these seven are the whole state of a fiber that is inside
+// a call. (swapcontext also saves the signal mask, by a system call: about seven times slower.)
 extern "C" void cufa_switch_stack(void** save, void* load);
 asm(R"(
     .text

@@ -114,8 +114,9 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
     if (other == ~0u) continue;
     if (kind == Access::proxy_read) return false;
     report(*thread.block, summed ? "unordered-sum" : "race", site, {"other block", 0}, [&] {
-      return text_of("blocks ", other, " and ", block_of(mark), " of one launch ", summed ? "add in any order to " : "both touch ",
-                     global_place(launch_, global, bytes), ": ", thread, " at ", site);
+      return text_of("blocks ", other, " and ", block_of(mark), " of one launch ",
+                     summed ? "add in any order to " : "both touch ", global_place(launch_, global, bytes), ": ", thread,
+                     " at ", site);
     });
     break;
   }

@@ -266,8 +266,8 @@ void RaceDetector::check_taint(Thread& thread, int chunk, u64 address, Access ki
   if (!is_read(kind)) return;
   cufa_host::report(*block_, "race", site, taint.site, [&] {
     return text_of("reads a copy of ", global_place(block_->launch, taint.global, kPartBytes),
-                   ", which another block may have been writing: shared offset ", address - kSharedBase, ", ", thread, " at ", site,
-                   "; copied at ", taint.site);
+                   ", which another block may have been writing: shared offset ", address - kSharedBase, ", ", thread, " at ",
+                   site, "; copied at ", taint.site);
   });
 }
 
@@ -279,8 +279,8 @@ void RaceDetector::check_initialised(Thread& thread, u32 address, const Mbarrier
   if (by_init_fence || clock.fenced(barrier.initialiser) >= barrier.initialised) return;
   cufa_host::report(*block_, "proxy-fence", site, {}, [&] {
     return text_of("the copy engine may not see that the mbarrier at shared offset ", offset_of(address),
-                   " was initialised, no fence.mbarrier_init by ", describe_thread(barrier.initialiser), " comes before: ", thread,
-                   " at ", site);
+                   " was initialised, no fence.mbarrier_init by ", describe_thread(barrier.initialiser), " comes before: ",
+                   thread, " at ", site);
   });
 }
 

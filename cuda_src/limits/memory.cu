@@ -1,13 +1,12 @@
-// What the caches of this GPU can bring at best: bytes per second that stay in the L2 cache, and in shared memory.
-// Reads alone, 16 bytes a lane, as wide as copies and fragments of the attention kernels are.
+// Peak read rates of the L2 cache and of shared memory. 16 bytes per lane, the width of the attention kernels' copies and
+// fragments.
 #include "primitives/primitives.cuh"
 
-constexpr int UNROLL = 4;  // loads in flight a thread
+constexpr int UNROLL = 4;  // loads in flight per thread
 
-// UNROLL 16-byte pieces a thread, few enough to stay in the L2 cache, `rounds` times. Each round begins elsewhere: an SM
-// that read its own pieces again, or soon after, would find them in its L1 cache. Loads that pass L1 by (ld.global.cg)
-// took as long on an H200. Copies by cp.async looked half as fast again and were not: of their sectors, a profiler
-// counted two thirds in L2, the others having joined a request of another SM on the way.
+// UNROLL 16-byte vectors per thread, few enough to stay in the L2 cache, read `rounds` times. Each round begins at another
+// vector: otherwise an SM would find its own vectors in its L1 cache. Loads that bypass L1 (ld.global.cg) take as long on an
+// H200. Copies by cp.async seem 1.5 times as fast, but a third of their sectors do not reach L2: they join another SM's request.
 KERNEL l2_limit(const vec4* in, int rounds, float* out) {
   const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
   const u32 vectors = UNROLL * threads;
@@ -23,12 +22,11 @@ KERNEL l2_limit(const vec4* in, int rounds, float* out) {
 #pragma unroll
     for (int j = 0; j < UNROLL; ++j) bits ^= x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
   }
-  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // as good as never, but the loads must be made
+  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // practically never; keeps the loads
 }
 
-// Every lane its own 16 bytes of UNROLL rows, without bank conflicts. Where an iteration reads follows from what the one
-// before has read: the step is always zero, but only the memory knows. A compiler that knew the rows, even as the
-// remainder of a counter, would read each once and keep it.
+// Each lane reads its own 16 bytes of UNROLL rows, without bank conflicts. The address of an iteration depends on the values read
+// by the previous iteration. The step is always zero, but the compiler cannot know; otherwise it would read each row only once.
 KERNEL shared_limit(float* out, int iterations) {
   DYN_SMEM(shared);
   const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, row_bytes = blockDim.x * 16;
@@ -47,5 +45,5 @@ KERNEL shared_limit(float* out, int iterations) {
     smem += step;
     bits = bits * 3 + u32(iteration);
   }
-  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // as good as never, but the loads must be made
+  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // practically never; keeps the loads
 }

@@ -1,6 +1,5 @@
-// Random operands made in registers, for kernels that measure what the tensor cores can do. A tensor core draws more
-// power on random bits than on zeros, and a GPU at its power limit lowers its clocks: a ceiling measured on zeros is
-// one that no real kernel can reach.
+// Random operands in registers, for kernels that measure the peak rate of the tensor cores. Random bits draw more power than
+// zeros, and a GPU at its power limit lowers its clocks: no real kernel reaches a peak measured on zeros.
 #pragma once
 #include "primitives/primitives.cuh"
 

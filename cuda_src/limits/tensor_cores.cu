@@ -1,5 +1,5 @@
-// What this GPU can do at best with the instructions that the attention kernels use: the ceilings that
-// `cufa bench` divides by. No memory is touched in the loops, so nothing but the unit under test can be the limit.
+// Peak rates of the instructions that the attention kernels use: the ceilings that `cufa bench` divides by. The loops of mma and
+// ex2 touch no memory: only the unit under test can be the limit.
 #include "primitives/mma.cuh"
 #include "primitives/primitives.cuh"
 #include "limits/random_operands.cuh"
@@ -9,7 +9,7 @@ static_assert(!(BFLOAT16 && TF32), "one kind of product at a time");
 // Independent accumulators per warp: enough products in flight to cover the latency of each.
 constexpr int TILES_M = 4, TILES_N = 4;
 
-// mma.sync from registers. 4096 floating-point operations a product with 16-bit operands, 2048 with tf32.
+// mma.sync from registers. 4096 floating-point operations per product with 16-bit operands, 2048 with tf32.
 KERNEL mma_limit(float* out, int iterations) {
   const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
   u32 A[TILES_M][4], B[TILES_N][2];
@@ -38,7 +38,7 @@ KERNEL mma_limit(float* out, int iterations) {
   st_global<float>(out + thread, sum);
 }
 
-// ex2.approx: one exponential a score is the softmax's share of the work, on a unit of its own.
+// ex2.approx: the softmax needs one exponential per score, on a unit of its own.
 constexpr int CHAINS = 16;
 
 KERNEL exp2_limit(float* out, int iterations) {
@@ -56,8 +56,8 @@ KERNEL exp2_limit(float* out, int iterations) {
   st_global<float>(out + thread, sum);
 }
 
-// A plain streaming read: what decoding, which reads every key and value once, is a percentage of. 16 bytes a load,
-// UNROLL of them in flight a thread.
+// A plain streaming read, the ceiling of decoding, which reads every key and value once. 16 bytes per load, UNROLL loads in
+// flight per thread.
 constexpr int UNROLL = 8;
 
 KERNEL read_limit(const vec4* in, u64 vectors, float* out) {
@@ -72,5 +72,5 @@ KERNEL read_limit(const vec4* in, u64 vectors, float* out) {
 #pragma unroll
     for (int j = 0; j < UNROLL; ++j) bits ^= x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
   }
-  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // as good as never, but the loads must be made
+  if (bits == 0x12345678u) st_global<float>(out + thread, 1.0f);  // practically never; keeps the loads
 }

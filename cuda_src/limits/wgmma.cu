@@ -1,5 +1,5 @@
-// The tensor-core ceiling of Hopper: wgmma, which mma.sync (limits.cu) does not reach. A from registers, B from shared
-// memory, as in O += P V; random operands, as power sets the clock.
+// The tensor-core peak of Hopper, by wgmma (mma.sync does not reach it: tensor_cores.cu). A from registers, B from shared memory,
+// as in O += P V; random operands, because power limits the clock.
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/wgmma.cuh"
@@ -9,14 +9,14 @@
 constexpr int N = 256, K_STEPS = 4;
 constexpr int NUM_THREADS = 256;  // two warpgroups: one issues while the other's products drain
 
-// 2 * 64 * 256 * 16 floating-point operations a product and warpgroup, K_STEPS products an iteration.
+// 2 * 64 * 256 * 16 floating-point operations per product and warpgroup, K_STEPS products per iteration.
 KERNEL __launch_bounds__(NUM_THREADS, 1) wgmma_limit(float* out, int iterations) {
   DYN_SMEM(smem);
   const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, B_smem = smem_address(smem);
   for (u32 i = threadIdx.x; i < wgmma_tile_bytes(N, 16 * K_STEPS) / 4; i += NUM_THREADS) {
     st_shared_u32(B_smem + 4 * i, random_operand<BFLOAT16, false>(thread + i * 977));
   }
-  async_proxy_fence();  // wgmma reads through another proxy than these stores went
+  async_proxy_fence();  // wgmma reads through the async proxy, the stores went through the generic proxy
   block_sync();
   u32 A[4 * K_STEPS];
   for (int i = 0; i < 4 * K_STEPS; ++i) A[i] = random_operand<BFLOAT16, false>(thread * 64 + i);

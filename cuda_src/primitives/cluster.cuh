@@ -1,5 +1,5 @@
 // Thread block clusters (sm_90): blocks that run at the same time, on neighbouring SMs, and write to each other's shared
-// memory. How many blocks make a cluster is said at launch.
+// memory. The launch sets the number of blocks of a cluster.
 #pragma once
 #include "primitives/mbarrier.cuh"
 #ifndef __CUDACC__
@@ -13,14 +13,14 @@ DEVICE u32 cluster_rank() {
   return rank;
 }
 
-// barrier.cluster: every thread of every block of the cluster arrives, then waits. Plain `arrive` releases what this thread
-// wrote before to those that wait; relaxed only says that it is here.
+// barrier.cluster: every thread of every block of the cluster arrives, then waits. Plain `arrive` releases this thread's earlier
+// writes to the threads that wait; `arrive_relaxed` releases nothing.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// mapa.shared::cluster: where `smem`, an address of this block's shared memory, lies in that of block `rank`. The other
-// block must have begun (a barrier of the cluster tells), and must not have ended.
+// mapa.shared::cluster: the address in block `rank` that corresponds to `smem`, a shared address of this block. The other block
+// must have begun (known after a barrier of the cluster), and must not have ended.
 DEVICE u32 cluster_address(u32 smem, u32 rank) {
   u32 address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem), "r"(rank));
@@ -36,8 +36,8 @@ DEVICE void st_cluster_vec4(u32 address, vec4 v) {
                : "memory");
 }
 
-// st.async.shared::cluster, to a cluster_address(): on its way when this returns. Its bytes count towards `barrier`, an mbarrier
-// of the same block.
+// st.async.shared::cluster, to a cluster_address(): asynchronous. Its bytes count towards `barrier`, an mbarrier of the same
+// block.
 DEVICE void st_async_vec2(u32 address, vec2 v, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(address), "r"(v.x),
                "r"(v.y), "r"(barrier)
@@ -49,7 +49,7 @@ DEVICE void st_async_vec4(u32 address, vec4 v, u32 barrier) {
                : "memory");
 }
 
-// mbarrier_wait() with .acquire.cluster: what other blocks of the cluster sent (st.async) is seen, too.
+// mbarrier_wait() with .acquire.cluster: the thread also sees what other blocks of the cluster sent (st.async).
 DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
   asm volatile(
       "{.reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra READY; "

@@ -5,9 +5,8 @@
 #include "host/decode_host.h"
 #else
 
-// atom.inc.acq_rel.gpu: returns the old value; the counter becomes 0 if that was `last` (or more), else one more: it needs no
-// reset between launches. Threads that increment the counter later see what this thread (and, through a barrier, its block)
-// wrote.
+// atom.inc.acq_rel.gpu: returns the old value. The counter becomes 0 if the old value was `last` or more, else one more: no reset
+// between launches. Threads that increment the counter later see the writes of this thread and, through a barrier, of its block.
 DEVICE u32 atomic_inc_wrap(u32* counter, u32 last) {
   u32 old;
   asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");

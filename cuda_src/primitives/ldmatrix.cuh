@@ -15,7 +15,7 @@ DEVICE void ldmatrix_x2(u32 (&r)[2], u32 smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(smem) : "memory");
 }
 
-// The transposed form: lane i receives column elements, which turns a row-major V tile into a B operand.
+// The transposed form: lane i receives elements of a column, so that a row-major V tile becomes a B operand.
 DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(smem) : "memory");

@@ -1,4 +1,4 @@
-// TMA: the copy engine moves boxes of a tensor between global and shared memory; one thread asks for a whole tile.
+// TMA: the copy engine moves boxes of a tensor between global and shared memory; one thread requests a whole tile.
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
@@ -20,8 +20,8 @@ DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int
       : "memory");
 }
 
-// cp.async.bulk.tensor.4d, shared -> global: elements outside of the tensor are not written. Ordinary stores to `smem` need
-// async_proxy_fence() and a barrier before; the buffer is in use until bulk_wait_read() says it is not.
+// cp.async.bulk.tensor.4d, shared -> global: elements outside of the tensor are not written. After ordinary stores to `smem`,
+// async_proxy_fence() and a barrier come first. The buffer is in use until bulk_wait_read() returns.
 DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(smem),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3)

@@ -1,4 +1,4 @@
-// Types and function qualifiers. 16-bit floats travel as bits (u16, two in a u32) and are converted by primitives: no CUDA header
+// Types and function qualifiers. 16-bit floats are held as bits (u16, two in a u32), and primitives convert them: no CUDA header
 // is needed, and a host compiler can build the kernels.
 #pragma once
 

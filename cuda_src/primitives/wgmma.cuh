@@ -2,17 +2,17 @@
 // A is 64 x 16, B is 16 x N, D is 64 x N in float32: warp w of the group holds rows 16w ... 16w + 15 laid out as in
 // mma.sync (mma.cuh), N / 8 tiles side by side: d[4n ... 4n + 3] is tile n.
 //
-// Operands in shared memory are named by 64-bit descriptors (wgmma/operands.cuh). They are read and D is written
-// while the threads run on: between the first wgmma and the wait that covers it nothing may touch D or A's registers.
-// wgmma_fence() goes before the first wgmma after such registers were written; wgmma_registers() after the wait,
-// to keep the compiler from moving accesses across it.
+// 64-bit descriptors name operands in shared memory (wgmma/operands.cuh). wgmma reads operands and writes D while the threads
+// continue: from the first wgmma to the wait for its group, the threads may not touch D or A's registers. wgmma_fence() comes
+// after writes to such registers and before the next wgmma; wgmma_registers() after the wait keeps the compiler from moving
+// accesses across the wait.
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
 #include "host/hopper_host.h"
 #else
 
-// wgmma.fence: registers written before it are seen by the wgmma after it.
+// wgmma.fence: the next wgmma sees the registers written before the fence.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // wgmma.commit_group: the products issued since the last commit become one group.
@@ -24,7 +24,7 @@ DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// No instruction: tells the compiler that a wgmma in flight owned these registers up to here.
+// No instruction: tells the compiler that a wgmma in flight has owned these registers until now.
 template <int COUNT>
 DEVICE void wgmma_registers(float (&r)[COUNT]) {
 #pragma unroll

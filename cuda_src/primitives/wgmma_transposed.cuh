@@ -1,5 +1,5 @@
-// wgmma with both operands in shared memory and B's k across its rows, as K lies with keys down the rows, for dQ = dS K. A has k
-// along its rows, and everything else is as wgmma.cuh says.
+// wgmma with both operands in shared memory and B's k across its rows: for dQ = dS K, where K has one key per row. A has k along
+// its rows; the rest is as in wgmma.cuh.
 #pragma once
 #include "primitives/wgmma.cuh"
 #ifndef __CUDACC__
