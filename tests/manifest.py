@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cufa.build.code_digest import code_digest
+from cufa.build.static_compile import code_digest
 
 MANIFEST = Path(__file__).with_name("manifest.json")
 

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..kernels import sources
+from ..kernels.params import SOURCE_DIR as SOURCE_DIR
 
-SOURCE_DIR = sources.SOURCE_DIR
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 

@@ -51,7 +51,7 @@ def register_splits(text: str) -> dict[str, tuple[int, ...]]:
 
 def parse_ptx(text: str) -> dict[str, Code]:
     """The entries of a PTX module by name."""
-    files = {int(number): _relative(path) for number, path in _FILE.findall(text)}
+    files = {int(number): relative_place(path) for number, path in _FILE.findall(text)}
     starts = list(_ENTRY.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     return {
@@ -61,7 +61,7 @@ def parse_ptx(text: str) -> dict[str, Code]:
 
 
 @functools.lru_cache(256)  # tens of thousands of instructions name the same few files
-def _relative(path: str) -> str:
+def relative_place(path: str) -> str:
     """Below ``cuda_src`` where it lies there."""
     where = Path(path)
     return str(where.relative_to(SOURCE_DIR)) if where.is_relative_to(SOURCE_DIR) else where.name

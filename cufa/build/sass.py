@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .flow import Jump, loops_of
 from .machine_code import Code, Instruction, Place
-from .ptx import _relative
+from .ptx import parse_ptx, relative_place
+from .static_compile import static_compile
+from .variants import Variant
 
 #: What brings the disassembler: 6 MB, no CUDA toolkit, no GPU.
 ADVICE = "pip install nvidia-cuda-nvdisasm"
@@ -149,7 +154,7 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
 
 def _places(line: str) -> list[Place]:
     return [
-        Place(_relative(file or outer), int(number or outer_number))
+        Place(relative_place(file or outer), int(number or outer_number))
         for file, number, outer, outer_number in _PLACE.findall(line)
     ]
 
@@ -158,3 +163,52 @@ def kind_of(text: str) -> str:
     """What an instruction is counted as, its guard aside."""
     opcode = _GUARD.sub("", text).partition(" ")[0]
     return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), "other")
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """One build. Its code is that which runs: asking for line numbers changes no instruction."""
+
+    ptx: Mapping[str, Code]
+    """By kernel entry, of those that the build launches."""
+    sass: Mapping[str, Code]
+    """Likewise; empty where there is no disassembler."""
+    missing: str | None
+    """Why there is no SASS, and what to install."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ptx": {name: code.as_json() for name, code in self.ptx.items()},
+            "sass": {name: code.as_json() for name, code in self.sass.items()},
+            "missing": self.missing,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Listing:
+        """Raises KeyError, TypeError, IndexError or ValueError for what :meth:`as_json` did not write."""
+        ptx, found = (
+            {name: Code.from_json(code) for name, code in content[kind].items()} for kind in ("ptx", "sass")
+        )
+        return cls(ptx, found, content["missing"])
+
+
+def listing(variant: Variant) -> Listing:
+    """Compile a variant with line numbers and take it apart.
+
+    Raises :class:`~cufa.build.static_compile.CompileError` where it does not compile, and
+    :class:`~cufa.build.static_compile.MissingCompilerError` without NVRTC.
+    """
+    report = static_compile(variant.source, variant.constants, variant.arch, line_info=True)
+    try:
+        found, missing = disassemble(report.cubin), None
+    except MissingDisassemblerError as error:
+        found, missing = {}, str(error)
+    launched = {
+        launch.entry for launch in variant.launches
+    }  # of what a file defines: some serve other problems
+    ptx = parse_ptx(report.ptx)
+    return Listing(
+        {name: code for name, code in ptx.items() if name in launched},
+        {name: code for name, code in found.items() if name in launched},
+        missing,
+    )

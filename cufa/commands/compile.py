@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from ..build.listing import listing as take_apart
+from ..build.sass import listing as take_apart
 from ..build.static_compile import MissingCompilerError, nvrtc_version
 from ..build.sweep import Build, BuiltEntry, build_all
 from ..build.variants import Variant, variants

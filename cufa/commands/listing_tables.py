@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..build.listing import Listing
 from ..build.machine_code import KINDS, Code
+from ..build.sass import Listing
 from ..build.variants import Variant
 from .common import stderr, stdout, table
 

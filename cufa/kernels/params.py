@@ -11,11 +11,15 @@ import functools
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .sources import SOURCE_DIR
+_PACKAGE = Path(__file__).parents[1]
+
+#: Inside the wheel, or beside the package in a checkout.
+SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PACKAGE.parent / "cuda_src"
 
 _TENSOR_MAP_BYTES, _ALIGNMENT = 128, 64
 _COMMENT = re.compile(r"//[^\n]*")

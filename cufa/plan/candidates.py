@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 
 from ..gpu.architectures import Device
-from ..kernels import Kernel, TileConfig, kernels_of
+from ..kernels import KERNELS, Kernel, TileConfig
 from ..kernels.support import refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
@@ -16,13 +16,16 @@ from .operation import Operation
 
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
     """What a call may name: "auto", then the algorithms of the operation's kernels."""
-    return ("auto", *dict.fromkeys(spec.algorithm for spec in kernels_of(operation).values()))
+    return ("auto", *dict.fromkeys(spec.algorithm for spec in _known(operation)))
 
 
 def any_serves(problem: Problem, capability: int | None = None) -> bool:
     """Whether some kernel serves the problem on some GPU, or on one of this capability."""
-    kernels = kernels_of(problem.operation).values()
-    return any(refusal(kernel, problem, capability) is None for kernel in kernels)
+    return any(refusal(kernel, problem, capability) is None for kernel in _known(problem.operation))
+
+
+def _known(operation: str) -> list[Kernel]:
+    return [kernel for kernel in KERNELS.values() if kernel.operation == operation]
 
 
 def serving_kernels(
@@ -34,7 +37,7 @@ def serving_kernels(
     fastest: Mapping[str, str],
 ) -> tuple[list[Kernel], list[str]]:
     """The kernels that may run the problem, in order of preference, and why."""
-    known = list(kernels_of(operation.name).values())
+    known = _known(operation.name)
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]
         if not named:

@@ -9,8 +9,8 @@ from typing import Any
 
 from cufa.build import sass
 from cufa.build.compiler import SOURCE_DIR
-from cufa.build.listing import Listing, listing
 from cufa.build.machine_code import LoopCost
+from cufa.build.sass import Listing, listing
 from cufa.build.static_compile import CompileError
 from cufa.build.variants import Variant
 from cufa.dashboard.model.builder import Builder

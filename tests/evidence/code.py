@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cufa.build.code_digest import code_digest
 from cufa.build.compiler import trace_constants, translation_unit
-from cufa.build.static_compile import CompileError, compile_text, nvrtc_version
+from cufa.build.static_compile import CompileError, code_digest, compile_text, nvrtc_version
 from cufa.gpu.architectures import Architecture, find_architecture
 from cufa.kernels import KERNELS
 from cufa.measure import cards

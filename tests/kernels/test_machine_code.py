@@ -14,9 +14,9 @@ from sampling import of_today
 
 from cufa.build import sass
 from cufa.build.flow import Jump, Loop, loops_of
-from cufa.build.listing import Listing, listing
 from cufa.build.machine_code import KINDS, Code, flops_of
 from cufa.build.ptx import parse_ptx
+from cufa.build.sass import Listing, listing
 from cufa.build.static_compile import compile_text, static_compile, warpgroup_instructions
 from cufa.build.variants import Variant
 from cufa.cli import main

@@ -18,7 +18,7 @@ import streamlit as st
 from dashboard_support import APP, own_cache
 from streamlit.testing.v1 import AppTest
 
-from cufa.build import listing, sass
+from cufa.build import sass
 from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, devices, listed
 from cufa.dashboard.views import occupancy_view
@@ -87,9 +87,9 @@ def real_listing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def listed_once(variant: Variant, disassembler: str | None) -> listing.Listing:
+def listed_once(variant: Variant, disassembler: str | None) -> sass.Listing:
     """No test changes a source, NVRTC or what the disassembler says."""
-    return listing.listing(variant)
+    return sass.listing(variant)
 
 
 @functools.cache
