@@ -105,7 +105,7 @@ def _spills_allowed(variant: Variant) -> float:
     if problem.operation == "backward" and problem.alibi and problem.sink:
         return 8
     decodes_alibi = problem.operation == "decode" and problem.alibi
-    return 16 if problem.mask.beyond_band or decodes_alibi else 0
+    return 16 if problem.mask.irregular_kind or decodes_alibi else 0
 
 
 def build_all(variants: Sequence[Variant], jobs: int) -> Iterator[Build]:

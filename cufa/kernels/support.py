@@ -90,13 +90,13 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
 
 def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Band masks are served by every kernel. An irregular mask is served by itself, or with the options declared."""
-    mask, kind = problem.mask, problem.mask.beyond_band
+    mask, kind = problem.mask, problem.mask.irregular_kind
     if not kind:
         return
     if kind not in kernel.masks:
         yield f"serves band masks, not {_IRREGULAR_MASKS.get(kind, kind)}"
     columns = problem.kernel_mask
-    if isinstance(columns, Columns) and columns.band.beyond_band:
+    if isinstance(columns, Columns) and columns.band.irregular_kind:
         yield "serves masks that hide keys from runs of rows within a plain band, not within a band with exempt tokens"
     for option in _options(problem):
         if option not in kernel.options_with_irregular_masks:
@@ -127,7 +127,7 @@ def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
 def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
     if config.rows_served and config.block_q not in config.rows_served:
         yield f"has {config.block_q} rows a tile, where {' or '.join(map(str, config.rows_served))} are served"
-    others = problem.mask.beyond_band or problem.softcap is not None or {*_options(problem)} - {"alibi"}
+    others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi"}
     if config.plain_only and others:
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
 
@@ -135,7 +135,7 @@ def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
 def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if not kernel.split_configs:
         yield f"{kernel.name} has no builds that do"
-    if problem.mask.beyond_band or [*_options(problem)]:
+    if problem.mask.irregular_kind or [*_options(problem)]:
         yield f"{kernel.name} splits keys of dense sequences with band masks, without ALiBi and sinks"
 
 

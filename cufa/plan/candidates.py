@@ -90,7 +90,7 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
     why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in named)
     cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
     dense = not isinstance(problem.lengths, (Padded, Packed))
-    if problem.mask.beyond_band in MASK_KINDS or problem.alibi or problem.sink or not dense:
+    if problem.mask.irregular_kind in MASK_KINDS or problem.alibi or problem.sink or not dense:
         cure = "the CPU computes all of it: pass NumPy arrays (.get()), and device='cpu'"
     elif algorithm != "auto":
         cure += ", or leave the choice to 'auto'"

@@ -118,7 +118,7 @@ class Decode(Operation):
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         p = plan.problem
         assert plan.split is not None
-        first, _ = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+        first, _ = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.irregular_kind else p.edges
         tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.kernel_reach)
         assert p.first_keys is not None
         keep, prefix = p.first_keys

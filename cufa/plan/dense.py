@@ -213,7 +213,7 @@ def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> 
 
 def _band(p: Problem) -> dict[str, int]:
     """Edges and diagonal of dense arrays; for other lengths, relative to each sequence's diagonal."""
-    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.irregular_kind else p.edges
     if not p.lengths.ragged:
         # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
         return {

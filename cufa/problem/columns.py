@@ -106,7 +106,7 @@ class Columns(Mask):
     # --- What kernels must do for it ----------------------------------------------------------------------
 
     @property
-    def beyond_band(self) -> str:
+    def irregular_kind(self) -> str:
         return "columns" if self.num_intervals == 1 else "columns2"
 
     def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
@@ -184,7 +184,7 @@ class Chunks(Mask):
         return self.for_kernels(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
 
     @property
-    def beyond_band(self) -> str:
+    def irregular_kind(self) -> str:
         return "columns"
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:

@@ -52,7 +52,7 @@ class Band(Mask):
             seen = seen & ((key >= row + first) | (key < keep))
         if last is not None:
             seen = seen & (key <= row + last)
-        if self.beyond_band:
+        if self.irregular_kind:
             seen = seen | (key < prefix) | (row < self._global_rows(seqlen_q, seqlen_k))
         return exists & seen
 
@@ -61,7 +61,7 @@ class Band(Mask):
         return self.prefix, self.keep, self.global_tokens
 
     @property
-    def beyond_band(self) -> str:
+    def irregular_kind(self) -> str:
         return "sets" if self._sets != (0, 0, 0) else ""
 
     @property
@@ -142,12 +142,12 @@ class Band(Mask):
         return max(tokens - self.shift(seqlen_q, seqlen_k), 0) if tokens else 0
 
     def key_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
-        if self.beyond_band:
+        if self.irregular_kind:
             return super().key_tiles(block_q, block_kv, seqlen_q, seqlen_k)
         return _band_tiles(self.edges(seqlen_q, seqlen_k), block_q, block_kv, seqlen_q, seqlen_k)
 
     def query_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
-        if self.beyond_band:
+        if self.irregular_kind:
             return super().query_tiles(block_q, block_kv, seqlen_q, seqlen_k)
         first, last = self.edges(seqlen_q, seqlen_k)
         # Key j is seen by rows j - last … j - first.
@@ -155,7 +155,7 @@ class Band(Mask):
         return _band_tiles(swapped, block_kv, block_q, seqlen_k, seqlen_q)
 
     def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
-        if self.beyond_band:
+        if self.irregular_kind:
             return super().visible_scores(seqlen_q, seqlen_k)
         first, last = self.edges(seqlen_q, seqlen_k)
         up_to_last = _keys_up_to(last, seqlen_q, seqlen_k)

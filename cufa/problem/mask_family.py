@@ -119,14 +119,14 @@ class Mask:
     # --- What kernels must do for it ----------------------------------------------------------------------
 
     @property
-    def beyond_band(self) -> str:
+    def irregular_kind(self) -> str:
         """Empty for a band mask; for an irregular mask a name of :data:`cufa.problem.problem.MASK_KINDS`. (No kernel
         serves the name of a class that does not define this.)"""
         return type(self).__name__.lower()
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         """(first, last) of the band in a mask: row i sees keys i + first … i + last, None is unbounded. This is the
-        whole mask if :attr:`beyond_band` is ""."""
+        whole mask if :attr:`irregular_kind` is ""."""
         raise self._missing("edges")
 
     def key_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:

@@ -163,15 +163,15 @@ class Problem:
     def edges(self) -> Edges:
         """(first, last) of a band mask: row i sees keys i + first … i + last. A bound that hides nothing is None.
         Raises NotImplementedError for other masks."""
-        if self.mask.beyond_band in MASK_KINDS:
+        if self.mask.irregular_kind in MASK_KINDS:
             raise NotImplementedError(f"{self.mask} is more than a band with two edges")
         return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
 
     @property
     def mask_kind(self) -> str:
         """One of :data:`MASK_KINDS`: what a kernel has to test."""
-        if self.mask.beyond_band:
-            return self.mask.beyond_band
+        if self.mask.irregular_kind:
+            return self.mask.irregular_kind
         first, last = self.edges
         return "band" if first is not None else "full" if last is None else "causal"
 
@@ -203,7 +203,7 @@ class Problem:
     @property
     def tiles_are_listed(self) -> bool:
         """On Hopper a warp lists on the device the tiles that a query block visits."""
-        return bool(self.mask.beyond_band) or self.lengths.kind != "dense"
+        return bool(self.mask.irregular_kind) or self.lengths.kind != "dense"
 
     @property
     def visible_scores(self) -> int:
@@ -243,7 +243,7 @@ class Problem:
     def reach(self) -> int | None:
         """Keys at the end of a sequence that are read; None: all. With a window: the keys from the first one that the
         first query sees, and all new keys, which must be stored in any case."""
-        if self.mask.beyond_band:
+        if self.mask.irregular_kind:
             return None
         return self._keys_of_window(self.edges)
 

@@ -84,7 +84,7 @@ _BUSY_KEYS, _NARROW_BUSY_KEYS = 1200, 800
 
 def in_groups(problem: Problem) -> bool:
     """Whether the backward on Hopper has head batches: ``GROUPED`` of backward_workspace.cuh."""
-    return not (problem.deterministic or problem.mask.beyond_band or problem.lengths.ragged)
+    return not (problem.deterministic or problem.mask.irregular_kind or problem.lengths.ragged)
 
 
 def in_small_groups(problem: Problem, device: Device) -> bool:

@@ -171,7 +171,7 @@ def longest_first(problem: Problem, schedule: Schedule) -> Ints | None:
     """Query blocks from the longest to the shortest, if the host knows an irregular mask that all heads share. None if
     that is from the last to the first, the kernels' own order."""
     one = problem.mask.spread == (1, 1) and problem.lengths.kind == "dense" and problem.known
-    return _longest_first(schedule) if problem.mask.beyond_band and one else None
+    return _longest_first(schedule) if problem.mask.irregular_kind and one else None
 
 
 def _longest_first(schedule: Schedule) -> Ints | None:

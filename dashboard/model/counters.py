@@ -100,7 +100,7 @@ def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: De
 
 def _same_scores(one: Problem, other: Problem) -> bool:
     """Whether two problems of one shape have the same visible scores: one band may be written in several ways."""
-    if one.mask.beyond_band or other.mask.beyond_band:
+    if one.mask.irregular_kind or other.mask.irregular_kind:
         return one.mask == other.mask
     return one.edges == other.edges
 

@@ -128,7 +128,7 @@ def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
 
 def _columns(mask: Columns, problem: Problem) -> dict[str, Any]:
     band = mask.band
-    if band.beyond_band or band.left is not None or band.right not in (None, 0):
+    if band.irregular_kind or band.left is not None or band.right not in (None, 0):
         raise ValueError(f"The mask {mask} cannot be set on that page.")
     hidden = mask_texts.hidden_of(mask, problem.seqlen_q, problem.seqlen_k)
     text = mask_texts.write_hidden(hidden)

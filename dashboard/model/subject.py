@@ -92,7 +92,7 @@ def problem_of(text: str) -> Problem:
 
 def _mask_key(problem: Problem) -> str:
     mask = problem.mask
-    if mask.beyond_band:
+    if mask.irregular_kind:
         return _WITHIN.join(said(value) for value in mask_settings.settings(problem).values())
     assert isinstance(mask, Band)
     sides = (_NONE if side is None else str(side) for side in (mask.left, mask.right))

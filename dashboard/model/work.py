@@ -60,7 +60,7 @@ def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
     """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles: of a band,
     those on or below its last diagonal, less those below its first; of other masks, key by key."""
     height, width = schedule.block_q * step, schedule.block_kv * step
-    if schedule.mask.beyond_band:
+    if schedule.mask.irregular_kind:
         return _wanted_by_key(schedule, height, width)
     top = np.arange(0, schedule.seqlen_q, height)[:, None]
     left = np.arange(0, schedule.seqlen_k, width)[None, :]

@@ -112,7 +112,7 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
     if spec is not None and spec.algorithm not in known:
         raise ValueError(f"{spec.name} does not visit tiles by a schedule that the page can draw.")
     cap = {"softcap": p.softcap}
-    mask = {**mask_settings.settings(p), **cap} if p.mask.beyond_band else _mask(p)
+    mask = {**mask_settings.settings(p), **cap} if p.mask.irregular_kind else _mask(p)
     found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
     if spec is None:
         return found

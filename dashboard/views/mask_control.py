@@ -79,7 +79,7 @@ def choose_diagonal(
 
 def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
     """Values of the controls for a band mask, by name in links. Raises TypeError for other masks."""
-    if not isinstance(mask, Band) or mask.beyond_band:
+    if not isinstance(mask, Band) or mask.irregular_kind:
         raise TypeError(f"{mask} is more than a band with two edges, which this control sets")
     is_number = isinstance(mask.diagonal, int)
     window = mask.left is not None or mask.right not in (None, 0)

@@ -60,7 +60,7 @@ def _verdict(view: View) -> str:
 
 def _band_words(view: View) -> str:
     """The visible keys of a query, for a band mask."""
-    if view.problem.mask.beyond_band:
+    if view.problem.mask.irregular_kind:
         return ""
     first, last = view.problem.edges
     ends = (

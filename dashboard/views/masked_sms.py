@@ -220,7 +220,7 @@ def open_trace(trace: Trace) -> None:
     settings |= {"tiles": config_key(trace.config), "card": card_key(Device("", arch, trace.num_sms))}
     for name, value in settings.items():
         Controls.put("masked", name, value)
-    mask = mask_settings.settings(p) if p.mask.beyond_band else mask_control.settings(p.mask)
+    mask = mask_settings.settings(p) if p.mask.irregular_kind else mask_control.settings(p.mask)
     for name, value in {**mask, "softcap": p.softcap}.items():
         Controls.put("masked", name, value)
 

@@ -106,7 +106,7 @@ def test_static_asserts_say_what_is_refused(spec):
         *options, split = chosen
         on = dict(zip(("alibi", "sink", "deterministic"), options, strict=True))
         problem = dataclasses.replace(plain, mask=_MASKS[kind], lengths=lengths, **on)
-        irregular, ragged = bool(problem.mask.beyond_band), lengths.ragged
+        irregular, ragged = bool(problem.mask.irregular_kind), lengths.ragged
         values = {name.upper(): value for name, value in on.items()} | {
             "SPLIT_KEYS": split, "SKIP_MASKED_TILES": spec.skip_masked_tiles, "DENSE": 0,
             "LENGTHS_KIND": LENGTH_KINDS.index(lengths.kind), "RAGGED": ragged,
