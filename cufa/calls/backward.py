@@ -1,5 +1,5 @@
-"""Gradients of attention: the public calls, their checks and the operation's record. How a checked call is carried out
-is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+"""Gradients of attention: :func:`flash_attention_backward` and :func:`plan_backward`. Checks are in
+:mod:`cufa.calls.call`, running in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def flash_attention_backward(
     dv: Any = None,
     device: str | None = None,
 ) -> Any:
-    """Gradients of :func:`flash_attention` with respect to q, k and v, in memory that grows with the sequence, not
-    with its square: FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy.
+    """Gradients of :func:`flash_attention` with respect to q, k and v, in memory linear in the sequence length:
+    FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy; with the copies, products and warp
+    specialisation of FlashAttention-3 (Shah et al., 2024) on Hopper.
 
     >>> out, lse = cufa.flash_attention(q, k, v, causal=True, return_lse=True)  # doctest: +SKIP
     >>> dq, dk, dv = cufa.flash_attention_backward(dout, q, k, v, out, lse, causal=True)  # doctest: +SKIP
@@ -55,18 +56,18 @@ def flash_attention_backward(
     dout : array, (batch, heads, seqlen_q, head_dim)
         Gradient of the loss with respect to out. q's shape, dtype and place; its strides are its own.
     q, k, v : array
-        What the forward call was given, or arrays of the same values: as for :func:`flash_attention`.
+        The inputs of the forward call, or arrays of the same values: as for :func:`flash_attention`.
     out, lse : array
-        What it returned with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) whatever the
-        layout; float64 where q is.
+        The results of the forward call with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) in
+        either layout; float64 if q is.
     causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
-        Those of the forward call: all that it was given. precision may differ.
+        The same values as in the forward call. precision may differ.
     algorithm : "auto", "fa2" or "fa3"
-        Which kernel computes it; it need not be the one that computed out.
+        Which kernel computes the gradients; it may differ from the forward call's.
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
     deterministic : bool
-        The same bits in every run. Without it that holds for dk and dv; dq is summed in an order that depends on
+        Every run gives the same bits. False: that holds for dk and dv only; dq is summed in an order that depends on
         when thread blocks run, so that its last bits may differ. The CPU path is always deterministic.
     dq, dk, dv : array, optional
         Where to write the results: shape, dtype and kind of q, k and v; must not overlap an input or each other.
@@ -76,27 +77,27 @@ def flash_attention_backward(
     Returns
     -------
     dq, dk, dv
-        With shape, layout and dtype of q, k and v; sums over the query heads of a group are in float32. Queries that
-        see no key, keys that no query sees, and what lies behind ``seqlens_q`` and ``seqlens_k`` have gradients of
-        exactly 0.
+        With shape, layout and dtype of q, k and v; sums over the query heads of a query group are in float32. Queries
+        that see no key, keys that no query sees, and the padding after ``seqlens_q`` and ``seqlens_k`` have gradients
+        of exactly 0.
     dsink
         Only with ``sink=``: the gradient of the sink, (heads,), in lse's dtype. ALiBi's slopes have none.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched. What cannot be seen from arrays:
-        that out and lse belong to other inputs, or to a call with another mask, scale or cap. Then the gradients are
-        simply wrong. (Attention over a part of the keys may be given out and lse of the whole: the results are the
-        part's share of the gradients, as for sequences that are spread over several GPUs.)
+        The message names the argument, its value and the cure; nothing has been launched. cufa cannot detect an out/lse
+        pair that was made from other inputs or with another mask, scale or cap: the gradients are then wrong. (A call
+        on a part of the keys may take out and lse of the whole: it returns that part's share of the gradients, as
+        needed for sequences that are spread over several GPUs.)
 
     Notes
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the results
-    back). Its workspace, which :func:`plan_backward` prints, is from CuPy's memory pool; in a CUDA graph, which it
-    can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
+    back). Its workspace, which :func:`plan_backward` prints, comes from CuPy's memory pool. After one warm-up call it
+    can be captured in a CUDA graph; that workspace is released at the first capture after the graph is destroyed.
 
-    On a GPU all inputs must be finite, those that the mask hides included.
+    On a GPU all inputs must be finite, also where the mask hides them.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
@@ -108,7 +109,7 @@ def flash_attention_backward(
       lengths, ALiBi, sinks and a fixed order of additions.
     - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.
     """
-    if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
+    if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
         causal = check_causal(causal)  # type: ignore[unreachable]
     if type(deterministic) is not bool:
         deterministic = check_flag("deterministic", deterministic)  # type: ignore[unreachable]
@@ -149,9 +150,10 @@ def plan_backward(
     deterministic: bool = False,
     device: str | None = None,
 ) -> Plan:
-    """What :func:`flash_attention_backward` would run, in how much memory, and why; needs no GPU and runs nothing.
+    """The plan of :func:`flash_attention_backward`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU
+    and runs nothing.
 
-    Arguments are those of :func:`plan`, and ``deterministic`` of :func:`flash_attention_backward`.
+    Arguments and errors are as for :func:`plan`; ``deterministic`` as for :func:`flash_attention_backward`.
 
     >>> print(cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """

@@ -29,12 +29,12 @@ class Call:
     inputs: dict[str, Any]
     """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
     results: dict[str, Any]
-    """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
-    one that the call allocates."""
+    """The requested results by operand name, in the operation's order: the array to write to, or None if the call
+    allocates it."""
     options: Options
 
     may_be_none: ClassVar[tuple[str, ...]] = ()
-    """Inputs that can be left out, beside the operation's optional operands."""
+    """Inputs that may be None, in addition to the operation's optional operands."""
 
     @classmethod
     def read(cls, given: Sequence[Any], wanted: Sequence[str], options: Options) -> Self:
@@ -79,8 +79,8 @@ class Call:
         return next(iter(self.inputs.items()))
 
     def check(self, on_gpu: bool) -> tuple[Call, Problem]:
-        """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
-        read them, and the problem that it is."""
+        """Check the whole call before anything runs. Returns the call with arrays as kernels read them, and the problem
+        that it states. Raises TypeError or ValueError naming the argument."""
         raise NotImplementedError
 
     def gpu_serves(self, device: Device) -> bool:
@@ -89,7 +89,7 @@ class Call:
         return any_serves(problem, device.arch.capability)
 
     def check_results(self, problem: Problem) -> None:
-        """Arrays that are given for results can take them. Part of every :meth:`check`."""
+        """Check the arrays that the caller passed for results. Part of every :meth:`check`."""
         for operand in self._results():
             x = self.results.get(operand.name)
             if x is not None:
@@ -99,8 +99,8 @@ class Call:
 
     @classmethod
     def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
-        operand name; those that are None, or missing, share no memory."""
+        """No array that the call writes shares memory with another one. ``given`` are the call's arrays by operand
+        name, None or missing if left out. Raises ValueError."""
         there = {name: x for name, x in given.items() if x is not None}
         for operand in OPERATIONS[cls.name].all_operands:
             if operand.result and operand.name in there:
@@ -112,11 +112,11 @@ class Call:
         return ()
 
     def finish_on_host(self, problem: Problem) -> None:
-        """Copy inputs that a call on the GPU wrote to back to NumPy arrays."""
+        """Copy inputs that a call on the GPU has written back to the caller's NumPy arrays."""
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """All operands in launch order, axes in canonical order, over the same memory; None for results that are
-        not asked for."""
+        """All operands in launch order, over the same memory, axes (batch, heads, seqlen, head_dim); None for results
+        that were not requested."""
         axes = LAYOUTS[self.options.layout]
         given = {**self.inputs, **results}
         found = {}
@@ -126,12 +126,12 @@ class Call:
         return found | self._optional(given)
 
     def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The optional operands, if any is given; None for the others."""
+        """All optional operands, None if left out; empty if all are left out."""
         found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
         return found if any(x is not None for x in found.values()) else {}
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
-        """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
+        """The requested results by name: the caller's arrays, or new ones from ``empty(shape, dtype)``."""
         found = dict(self.results)
         for operand in self._results():
             if operand.name in found and found[operand.name] is None:
@@ -178,7 +178,7 @@ class PackedCall(Call):
                     f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
                 )
         check_equal("v", shapes["v"], "k", shapes["k"])
-        # As one sequence, but for the mask.
+        # Checked as one sequence with the mask left out.
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
@@ -195,7 +195,7 @@ class PackedCall(Call):
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """With the axes of dense arrays: (1, heads, tokens, head_dim), and (1, heads, tokens) of numbers of queries."""
+        """As dense arrays of one sequence: (1, heads, tokens, head_dim), and (1, heads, tokens) for lse and dlse."""
         given = {**self.inputs, **results}
         found = {}
         for operand in self.operation.operands:

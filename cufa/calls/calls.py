@@ -24,15 +24,15 @@ from .warm import SeenCall, find, remember
 
 
 def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
-    """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.calls.warm.find` told this call
-    apart by."""
+    """Compute where the arrays are, or where ``device`` says. ``options`` is the part of the warm lookup's key
+    (:func:`~cufa.calls.warm.find`) that is not about arrays."""
     name, x = call.first
     if is_device_array(x):
         if device not in (None, "cuda"):
             raise ValueError(
                 f"device={device!r} but {name} is on a GPU; use device=None, or move it with {name}.get()"
             )
-        # What came through DLPack may have been seen before as CuPy arrays.
+        # Arrays that came through DLPack are CuPy arrays by now: look the call up again.
         read = {**call.inputs, **call.results}
         given = call.operation.in_order(read)
         seen, key, addresses = find(call.operation, given, options)
@@ -63,11 +63,11 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
 
 
 def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
-    """NumPy arrays: there and back again, synchronously. What the call writes beside its results is brought back
-    once they are: launches are asynchronous, and what fails there shows when it is waited for."""
+    """NumPy arrays: copy to the GPU, compute, copy back; synchronous. Inputs that the call writes are copied back after
+    the results, whose copy raises the errors of asynchronous launches."""
     check_not_capturing(call.first[0])
     call, problem = call.check(on_gpu=True)
-    # What cannot be planned is refused before anything is copied.
+    # Plan first: a call that no kernel serves is refused before anything is copied.
     plan_for(problem, cuda_module().current_device(), call.options)
     import cupy
 
@@ -122,14 +122,14 @@ def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
 
 
 def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Copy small host arrays to the GPU where the others are."""
+    """Copy small host arrays to the GPU of the other inputs."""
     import cupy
 
     return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
 
 
 def plan_for(problem: Problem, device: Device | None, options: Options) -> Plan:
-    """The plan for this machine: with the kernels and tiles that were measured fastest on it, if any were."""
+    """The plan for this machine, with the kernels and tiles that were measured fastest on it."""
     if device is None:
         return make_plan(problem, None, options.algorithm, num_splits=options.num_splits)
     tiles, kernels = tuning.load(device.name), tuning.fastest_kernels(device.name)
@@ -139,13 +139,13 @@ def plan_for(problem: Problem, device: Device | None, options: Options) -> Plan:
 
 
 def check_not_capturing(name: str) -> None:
-    """``name`` is on the host: what a CUDA graph replays cannot copy it from there again."""
+    """Refuse the host array ``name`` during a capture: replays of the graph would not copy it again."""
     import cupy
 
     try:
         capturing, which = cupy.cuda.get_current_stream().is_capturing(), "the current stream"
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        # The legacy stream waits for every other one, so it cannot be used while one of them is captured.
+        # The legacy stream waits for every other stream: it cannot be used while any stream is captured.
         if error.status != _CAPTURE_IMPLICIT:
             raise
         capturing, which = True, "another stream, which the current one (the legacy stream) waits for,"
@@ -160,14 +160,14 @@ _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def cpu_module() -> Any:
-    """The CPU path, imported late: a call on a GPU needs none of it."""
+    """The CPU path, imported on first use: a call on a GPU does not need it."""
     from ..run.cpu import run as cpu
 
     return cpu
 
 
 def cuda_module() -> Any:
-    """The CUDA backend, imported late: it needs CuPy."""
+    """The CUDA backend, imported on first use: it needs CuPy."""
     from ..run.cuda import backend as cuda
 
     return cuda
@@ -202,7 +202,7 @@ def use_gpu(device: str | None, call: Call) -> bool:
 
 
 def planning_device(name: str | None, served: bool) -> Device | None:
-    """The device of a plan; None: the CPU path."""
+    """The device of a plan; None: the CPU path. Raises TypeError or ValueError for an unknown name."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"device must be 'cpu', 'cuda', the name of an architecture or None, not {name!r}")
     if name == "cpu":

@@ -52,9 +52,8 @@ def flash_decode(
     Parameters
     ----------
     q : array, (batch, heads, tokens, head_dim)
-        1 to 16 query tokens per sequence, causal among themselves: they are the last tokens of the sequence,
-        and token i of T sees the keys up to ``length - T + i``. float16 or bfloat16
-        (``ml_dtypes.bfloat16``); float32 and float64 on the CPU only. NumPy, CuPy, or anything with DLPack
+        The last 1 to 16 tokens of each sequence: token i of T sees the keys up to ``length - T + i``. float16 or
+        bfloat16 (``ml_dtypes.bfloat16``); float32 and float64 on the CPU only. NumPy, CuPy, or anything with DLPack
         or ``__cuda_array_interface__``, any strides with a contiguous last axis. head_dim is a multiple of
         8 (16 with an 8-bit cache on a GPU), at most 256 (64, 128 and 256 are fast).
     k_cache, v_cache : array, (batch, kv_heads, capacity, head_dim)
@@ -78,9 +77,9 @@ def flash_decode(
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
-        In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
-        keys and the window is not read), :func:`cufa.masks.prefix`. Only on the CPU: numbers for each
-        sequence, :func:`cufa.masks.chunks`, and :func:`cufa.masks.global_window` with ``right=0``.
+        In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (keys between the kept keys
+        and the window are not read), :func:`cufa.masks.prefix`. On the CPU also masks that differ between sequences,
+        :func:`cufa.masks.chunks`, and :func:`cufa.masks.global_window` with ``right=0``.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
@@ -124,16 +123,15 @@ def flash_decode(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
-    CUDA graph. Each capture has a workspace of its own (:func:`plan_decode` prints its size), which goes back to
-    CuPy's pool at the first capture after the graph is gone.
+    CUDA graph. Each capture has its own workspace (:func:`plan_decode` prints its size), which is released at the first
+    capture after the graph is destroyed.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
     them. Change them on the same stream, or between replays. Lengths that change while a call runs may also spoil
     later calls on that stream.
 
-    On a GPU, keys and values that one query of a sequence sees must be finite for all of its queries: a tile is
-    multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among several query tokens. Slots past a
-    sequence's length may hold any values. Scaled scores must stay within
+    On a GPU, keys and values that some query token of a sequence sees must be finite: a tile is multiplied for all
+    query tokens, and 0 · inf is NaN. Slots past a sequence's length may hold any values. Scaled scores must stay within
     ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):

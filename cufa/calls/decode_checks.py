@@ -1,4 +1,4 @@
-"""Checks of decoding's arguments, before anything runs. Lengths and block tables on a GPU are not read: kernels clamp
+"""Checks of a decoding call before anything runs. Lengths and block tables on a GPU are not read: kernels clamp
 them."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def check_gpu_serves(problem: Problem) -> None:
 
 
 class DecodeCall(Call):
-    """Inputs are arrays in one place, or None. Lengths, block table and scales may be on the host beside a GPU's
-    arrays."""
+    """Inputs are arrays on one device, or None. Lengths, block table and scales may be host arrays in a call on a
+    GPU."""
 
     name = "decode"
 
@@ -66,7 +66,7 @@ class DecodeCall(Call):
         return name not in _BIG and is_device_array(q) and isinstance(x, np.ndarray)
 
     def gpu_serves(self, device: Device) -> bool:
-        """Whether the call can be planned for the current GPU. The CPU path names what is wrong with a call."""
+        """Whether the call can be planned for this GPU. If not, the CPU path names the reason."""
         try:
             _, problem = self.check(on_gpu=True)
             plan_for(problem, device, self.options)
@@ -208,7 +208,7 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
 
 
 def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
-    """What the host can see: lengths against the cache, and the entries of the table that they make valid."""
+    """Check lengths against the cache, and the table entries that they use, if these are on the host."""
     if problem.lengths.ragged and not isinstance(lengths, np.ndarray):
         return
     valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
@@ -219,7 +219,7 @@ def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
 
 
 def check_length(b: int, length: int, cache: Cached, capacity: int) -> None:
-    """Sequence ``b`` of ``length`` tokens, and those appended to it, are within what the cache holds."""
+    """The tokens of sequence ``b``, cached and appended, fit the cache."""
     if length < 0:
         raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
     total = length + cache.new_tokens
@@ -255,8 +255,7 @@ def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
 
 
 def _check_slots(problem: Problem, lengths: Array, table: Array) -> None:
-    """A place that a new token is written to holds no other token: it would be lost, or read before or after it
-    is written over, as chance has it."""
+    """No slot that a new token is written to holds another token: which of the two a block reads would be a race."""
     size, new = problem.cache.page_size, problem.cache.new_tokens
     if not (new and isinstance(lengths, np.ndarray) and isinstance(table, np.ndarray)):
         return

@@ -1,5 +1,5 @@
-"""Forward attention: the public calls, their checks and the operation's record. How a checked call is carried
-out is in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+"""Forward attention: :func:`flash_attention` and :func:`plan`. Checks are in :mod:`cufa.calls.call`, running in
+:mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
@@ -62,35 +62,35 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
     mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`. Its numbers may differ
-        between key/value heads, not between the query heads of one. Numbers on a GPU are read anew by every call: their
-        owner may change them, also between replays of a graph.
+        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`. It may differ between
+        key/value heads, not between the query heads of one. Mask arrays on a GPU are read by every call: their owner
+        may change them, also between replays of a graph.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     alibi_slopes : array, (heads,) or (batch, heads), optional
-        ``slope · |i + δ - j|`` is taken off the score of query i and key j, after the soft cap (ALiBi, Press et al.,
-        2022); δ is the mask's, seqlen_k - seqlen_q unless its diagonal says otherwise. Numbers of any sign.
+        ``slope · |i + δ - j|`` is subtracted from the score of query i and key j, after the soft cap (ALiBi, Press et
+        al., 2022, section 3). δ is the mask's: seqlen_k - seqlen_q unless its diagonal differs. Slopes of any sign.
     sink : array, (heads,), optional
-        A logit of each query head that joins the denominator of every row, after the mask, and with it lse; it
-        brings no value (gpt-oss). A row that sees no key gives zeros and lse = sink. -inf: none.
+        A logit of each query head that joins the softmax denominator of every row, after the mask; lse includes it
+        (gpt-oss). It has no value vector. A row that sees no key gives zeros and lse = sink. -inf: no sink.
     seqlens_q, seqlens_k : int32 array, (batch,), optional
-        Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of its place: what lies
-        behind may hold anything, and is not read. Its rows give zeros and lse = -inf. Masks see the sequence alone:
-        its last query's key is its last. Where sequences lie one behind the other, see
+        Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
+        padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to
+        each sequence: its last query's own key is its last. For concatenated sequences see
         :func:`flash_attention_varlen`.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
-        "auto" takes the kernel that recorded benchmarks found fastest for the class of problem on this GPU, and where
-        nothing was measured the first in the registry's order that serves the call: FA3 on Hopper, else FA2.
+        "auto" takes the kernel that recorded benchmarks found fastest for this class of problem on this GPU. Without a
+        measurement it takes the first kernel of the registry that serves the call: FA3 on Hopper, else FA2.
     num_splits : int, optional
-        Thread blocks of a GPU that share out the keys of a block of queries, and merge what they have in the order of
-        the keys: every run gives the same bits. None: as many as the planner expects to pay, more than one only
-        where queries are too few to fill the GPU. There never are more than tiles of keys. FA3's and FA2's kernels for
-        float16 and bfloat16 split, under masks that are bands; a CPU does not.
+        Thread blocks of a GPU that share the keys of each query block. Their partial results are merged in the order
+        of the keys: every run gives the same bits. None: the planner decides; it splits only if queries are too few to
+        fill the GPU. At most one split per key tile. FA3's and FA2's kernels for float16 and bfloat16 split under band
+        masks; the CPU does not.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     return_lse : bool
@@ -99,8 +99,8 @@ def flash_attention(
     out : array, optional
         Where to write the result: q's shape, dtype and kind; must not overlap an input.
     device : None, "cpu" or "cuda"
-        Where NumPy inputs are computed: the GPU when there is one (None), or as forced. Device arrays
-        are always computed where they are.
+        Where NumPy inputs are computed. None: on the GPU, if there is one that serves the call. Device arrays are
+        computed on their own GPU.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def flash_attention(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched.
+        The message names the argument, its value and the cure; nothing has been launched.
 
     Notes
     -----
@@ -128,19 +128,19 @@ def flash_attention(
     - fa1_forward_f32 (sm_80 or later): float32, tf32; band masks.
     - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks.
 
-    On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
-    some that it sees is multiplied as a whole, and 0 · inf is NaN.
+    On a GPU, keys and values that the mask hides from a query must still be finite: a tile with visible and hidden
+    scores is multiplied as a whole, and 0 · inf is NaN.
 
-    Scores are float32. On a GPU those of scale * q kᵀ must stay within ±2e7 (where float32 is coarser than 1,
-    so that softmax is a guess anyway): the exponentials of larger ones overflow, and rows come out as NaN.
-    ``algorithm="naive"`` and the CPU take what float32 holds.
+    Scores are float32. On a GPU, scale * q kᵀ must stay within ±2e7: exponentials of larger scores overflow, and their
+    rows are NaN. (Beyond ±2e7 the spacing of float32 exceeds 1, so that softmax has no accuracy left.)
+    ``algorithm="naive"`` and the CPU take the range of float32.
 
-    On a GPU, numbers closer to 0 than 1.2e-38 (denormal ones, which float32 and bfloat16 can hold) are read and
-    written as 0. float16 keeps its own.
+    On a GPU, denormal float32 and bfloat16 values (below 1.2e-38 in magnitude) are read and written as 0. Denormal
+    float16 values are kept.
     """
-    if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
+    if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
         causal = check_causal(causal)  # type: ignore[unreachable]
-    changes = None  # what most calls do without costs them nothing
+    changes = None  # most calls pass none of these: their key stays short
     given: tuple[Any, ...] = q, k, v, out, None
     if window is not None or mask is not None or softcap is not None:
         plain = mask is None and softcap is None
@@ -148,7 +148,7 @@ def flash_attention(
     if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k
     if num_splits is not None and type(num_splits) is not int:
-        num_splits = check_num_splits(num_splits)  # before a call that was seen: to it 1.0 would be 1
+        num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
     options = (
         causal,
         scale,
@@ -191,14 +191,15 @@ def plan(
     precision: str | None = None,
     device: str | None = None,
 ) -> Plan:
-    """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing. For
-    :func:`flash_decode` there is :func:`plan_decode`.
+    """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
+    nothing. For :func:`flash_decode` see :func:`plan_decode`.
 
-    q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
+    q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
     ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "bfloat16", or a dtype of NumPy's (default: the arrays', or float16 for shapes). ``device`` is None
-    (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+    (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
+    card. Raises TypeError or ValueError as :func:`flash_attention` does.
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """

@@ -4,8 +4,8 @@ Over disjoint sets of keys A and B, with m = max(lse_A, lse_B) and w_X = exp(lse
 
     out = (w_A out_A + w_B out_B) / (w_A + w_B),    lse = m + log(w_A + w_B)
 
-is attention over both: exp(lse) of a partial result is the sum that its out was divided by (Flash-Decoding, Dao et al.,
-2023; section 3.1 of the FlashAttention paper). A partial result of no keys has lse -inf, so weight 0.
+is attention over both: exp(lse) is the softmax denominator of a partial result (Flash-Decoding, Dao et al., 2023;
+FlashAttention, Dao et al., 2022, section 3.1). A partial result over no keys has lse = -inf and weight 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def merge_attention_states(
     ``out = (w_a * out_a + w_b * out_b) / (w_a + w_b)``; ``lse = m + log(w_a + w_b)``. Exact but for rounding:
     computed in float32 (float64 when an input is), rounded once.
 
-    A ``sink`` is one more score and must count once: pass it to one of the two calls; or to neither, and merge a
-    partial result whose out is 0 and whose lse is the sink.
+    A ``sink`` must count once: pass it to one of the two calls, or merge a partial result with out = 0 and lse = sink.
 
     Parameters
     ----------
@@ -50,13 +49,13 @@ def merge_attention_states(
     Returns
     -------
     out, lse
-        New arrays with shape and dtype of out_a and lse_a. If one lse is -inf, the other partial result is returned
-        and the first one's out is ignored; if both are, out is 0 and lse -inf. To merge more, merge again.
+        New arrays with shape and dtype of out_a and lse_a. If one lse is -inf, the result is the other partial result;
+        if both are, out is 0 and lse -inf. To merge more than two, merge again.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do.
+        The message names the argument, its value and the cure.
 
     >>> o1, l1 = cufa.flash_attention(q, prefix_k, prefix_v, return_lse=True)  # doctest: +SKIP
     >>> o2, l2 = cufa.flash_decode(q, k_cache, v_cache, return_lse=True)  # doctest: +SKIP

@@ -1,5 +1,5 @@
-"""Optional operands: ALiBi slopes, sinks, sequence lengths. They are small, may be on the host while the rest is on a
-GPU, and are checked if they are on the host."""
+"""Optional operands: ALiBi slopes, sinks, sequence lengths. They are small, may be host arrays in a call on a GPU, and
+have their values checked on the host only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = tuple(x.name for x in PER_HEAD)
 
 def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
     """The operands that are not None, as arrays. Raises TypeError or ValueError for a value that is no array, and for a
-    device array that is not where q is (q None: not checked)."""
+    device array on another GPU than q (q None: not checked)."""
     found = {}
     for name, x in given.items():
         if x is None:
@@ -38,7 +38,7 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
-    """The inputs as kernels read them, and the problem with what they say of it."""
+    """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
     few = {x.name for x in PER_HEAD_AND_LENGTHS}
     found = {name: x for name, x in inputs.items() if x is not None or name not in few}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
@@ -57,7 +57,7 @@ def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], 
 
 
 def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
-    """The problem of a plan. True stands for slopes or sinks of any value."""
+    """The problem of a plan. Slopes and sinks may be True in place of an array."""
     marks = {name for name in _NUMBERS if given.get(name) is True}
     there = read({name: x for name, x in given.items() if name not in marks}, None)
     _, problem = check(there, problem)
@@ -136,10 +136,10 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
 
 
 def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:
-    """cu_seqlens of queries and keys as kernels read them, and the lengths that they say."""
+    """cu_seqlens of queries and keys as kernels read them, and the lengths between them."""
     if cu_q.ndim != 1 or len(cu_q) < 1:
         raise ValueError(
-            f"cu_seqlens_q has shape {cu_q.shape}: it takes (sequences + 1,), where each begins and the last ends"
+            f"cu_seqlens_q has shape {cu_q.shape}: it takes (sequences + 1,), the begin of each sequence and the end"
         )
     found, lengths = [], []
     for name, x, total, kind in (
@@ -162,8 +162,8 @@ def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
     if len(falls):
         n = int(falls[0])
         raise ValueError(
-            f"{name}[{n + 1}] is {x[n + 1]}, less than {name}[{n}], {x[n]}: it must not fall (equal: a sequence "
-            "without tokens)"
+            f"{name}[{n + 1}] is {x[n + 1]}, less than {name}[{n}], {x[n]}: cumulative lengths must not decrease "
+            "(equal: a sequence without tokens)"
         )
     if x[-1] > total:
         raise ValueError(
@@ -172,8 +172,8 @@ def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
 
 
 def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: Any) -> None:
-    """What a sink makes of a call without any score: it is the log-sum-exp of the rows that there are, and the sum of
-    their dlse is its gradient. ``xp`` is the arrays' module."""
+    """Results of a call with a sink and without any score: lse of each row is the sink, and dsink is the sum of dlse.
+    ``xp`` is the arrays' module."""
     sink = given["sink"]
     of_rows = results.get("lse") if "lse" in results else given.get("dlse")
     if of_rows is None:  # of a gradient there is none

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a call: checked against each other, and stated as a Problem. Arrays are not looked at."""
+"""Shapes and dtypes of a call: checked against each other, and stated as a Problem. No array is read."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def make_decode_problem(
 
 
 def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str) -> Shape:
-    """The shape of block_table, beside that of the pages."""
+    """Check the shape of block_table against that of the pages, and return it as Python integers."""
     table = check_sizes("block_table", table)
     if len(table) != 2 or table[0] != batch:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: the public calls. They are forward and backward on lengths of another kind."""
+"""Attention over packed (concatenated) sequences: the operations forward and backward with packed lengths."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ def flash_attention_varlen(
     out: Any = None,
     device: str | None = None,
 ) -> Any:
-    """:func:`flash_attention` over sequences of different lengths that lie one behind the other: each query sees keys
-    of its own sequence only, and nothing is padded.
+    """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
+    of its own sequence only.
 
     >>> out = cufa.flash_attention_varlen(q, k, v, [0, 5, 5, 12], [0, 5, 9, 16], causal=True)  # doctest: +SKIP
 
     Parameters
     ----------
     q : array, (total_q, heads, head_dim)
-        As for :func:`flash_attention`, but for the axes.
+        As for :func:`flash_attention`, except for the axes.
     k, v : array, (total_k, kv_heads, head_dim)
-        Likewise.
+        As for :func:`flash_attention`, except for the axes.
     cu_seqlens_q, cu_seqlens_k : int32 array, (sequences + 1,)
-        Sequence b is queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and keys likewise. They begin with 0
-        and do not fall; sequences may be empty. Rows behind the last sequence may hold anything and are not read; they
-        give zeros and lse = -inf. A list, NumPy, or on the GPU, where they are not looked at.
+        Cumulative lengths: sequence b is queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1`` and keys
+        ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1] - 1``. The first value is 0, and values do not decrease; sequences
+        may be empty. Rows after the last sequence are padding: they are not read, and give zeros and lse = -inf. A list
+        or NumPy array is checked; an array on the GPU is not.
     causal, window, mask
-        Of each sequence: its last query's own key is its last. Masks may be bands of any kind, or chunks.
+        The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     out : array, optional
@@ -65,8 +66,8 @@ def flash_attention_varlen(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched. On a GPU, the
-        kernels that take packed lengths are listed at :func:`flash_attention`.
+        The message names the argument, its value and the cure; nothing has been launched. The kernels that take packed
+        lengths on a GPU are listed at :func:`flash_attention`.
     """
     causal = check_causal(causal)
     changes = typed(window), mask, softcap, type(softcap)
@@ -112,9 +113,9 @@ def flash_attention_varlen_backward(
     Parameters
     ----------
     dout, out : array, (total_q, heads, head_dim)
-        Gradient of the loss with respect to out, and what the forward call returned.
+        Gradient of the loss with respect to out, and the forward call's result.
     lse, dlse : array, (heads, total_q)
-        What it returned with ``return_lse=True``, and optionally the gradient of the loss with respect to that.
+        The forward call's log-sum-exp, and optionally the gradient of the loss with respect to it.
     dq, dk, dv : array, optional
         Where to write the results, of q's, k's and v's shapes.
     others
@@ -123,7 +124,7 @@ def flash_attention_varlen_backward(
     Returns
     -------
     dq, dk, dv, and with ``sink=`` dsink
-        As :func:`flash_attention_backward`. Rows behind the last sequence have gradients of exactly 0.
+        As :func:`flash_attention_backward`. Rows after the last sequence have gradients of exactly 0.
 
     Raises
     ------

@@ -35,12 +35,12 @@ def remember(key: tuple[Any, ...], call: SeenCall) -> None:
 def find(
     operation: Operation, given: Sequence[Any], options: tuple[Any, ...]
 ) -> tuple[SeenCall | None, tuple[Any, ...] | None, list[int]]:
-    """A call like this one, if there was one; what decides plan, code and strides, to remember this one by; and
-    the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
+    """Returns (an earlier call with the same key or None, the key, the addresses of the operands). The key holds all
+    that decides plan, code and strides. A call with an array that is not CuPy's has neither key nor addresses.
 
-    ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
-    that are allocated; the optional ones only if one is given. How wide copies of strided operands can be follows
-    from their addresses; others are read number by number.
+    ``given`` are the operands in launch order, None if left out or to be allocated; the optional operands are appended
+    only if one of them is given. The first operand is never None. The addresses of strided operands decide how wide
+    copies are, modulo 16; other operands are read element by element.
     """
     ndarray = _ndarray
     if type(given[0]) is not ndarray:
@@ -62,7 +62,7 @@ def find(
                 wide |= address
             else:
                 narrow |= address
-            # In C order the shape says all that matters of the strides, which cost 0.1 µs to ask for.
+            # The strides of a C-contiguous array follow from its shape; reading them costs 0.1 µs.
             key.append((x.shape, x._c_contiguous or x.strides, x.dtype, memory.device_id))
         else:
             return _NOTHING
@@ -72,12 +72,12 @@ def find(
     found = tuple(key)
     try:
         return _seen.get(found), found, addresses
-    except TypeError:  # an option that is not hashable: the checks will say what is wrong with it
+    except TypeError:  # an option that is not hashable: the checks refuse it
         return _NOTHING
 
 
 def _find_ndarray() -> Any:
-    """CuPy's, once something has imported it; asking for it in every call would cost 0.1 µs."""
+    """cupy.ndarray, or None before anything has imported CuPy. Cached: a lookup in every call costs 0.1 µs."""
     global _ndarray
     cupy = sys.modules.get("cupy")
     _ndarray = None if cupy is None else cupy.ndarray
@@ -89,12 +89,11 @@ _NOTHING: tuple[None, None, list[int]] = (None, None, [])
 
 
 class SeenCall:
-    """A call like one that went through every check: only addresses are new.
+    """A checked call that can be repeated with other addresses.
 
-    ``launch`` takes the addresses of all operands in launch order, 0 for those that are None, with the arrays'
-    device being the current one. ``call`` is the one that was checked, ``results`` those it returned. Its
-    :meth:`~cufa.calls.call.Call.check_memory` is asked again for arrays whose ranges meet, once per relative offset
-    of the two arrays.
+    ``launch`` takes the addresses of all operands in launch order, 0 for None, with the arrays' device current.
+    ``call`` is the checked call, ``results`` are the results that it returned. If the address ranges of two arrays
+    intersect, :meth:`~cufa.calls.call.Call.check_memory` checks them once per relative offset.
     """
 
     def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
@@ -104,7 +103,7 @@ class SeenCall:
         given = {**call.inputs, **results}
         made = [name for name in results if call.results[name] is None]
         self._launch, self._check, self._names = launch, call.check_memory, names
-        # Looking these up in their modules would cost every call 0.1 µs.
+        # Attributes of this object: a lookup in their modules costs every call 0.1 µs.
         self._get_device, self._device, self._allocate = (
             cupy.cuda.runtime.getDevice,
             cupy.cuda.Device,
@@ -113,14 +112,14 @@ class SeenCall:
         self._device_id = call.first[1].data.device_id
         self._made = [(names.index(name), results[name].shape, results[name].dtype) for name in made]
         self._returned = operator.itemgetter(*map(names.index, results))  # one result, or a tuple of several
-        # What is yet to be allocated shares no memory.
+        # New results share no memory.
         there = [None if name in made else given.get(name) for name in names]
         self._pairs = _pairs(there, [names.index(name) for name in (*results, *call.written)])
         self._apart: set[tuple[int, int, int]] = set()
         self._checked: list[int] = []  # the last addresses that passed
 
     def __call__(self, given: Sequence[Any], addresses: list[int]) -> Any:
-        # What is allocated here is on the current device, and so is what is launched.
+        # Results are allocated on the current device, and kernels are launched there.
         if self._get_device() != self._device_id:
             with self._device(self._device_id):
                 return self(given, addresses)
@@ -150,7 +149,7 @@ _Pair = tuple[int, int, int, int]
 
 
 def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
-    """Each array that is written, with each other one. Those that are None or empty meet nobody."""
+    """Each written array with each other array, except those that are None or empty."""
     spans = {}
     for i, x in enumerate(arrays_):
         if x is not None and x.size:
@@ -165,7 +164,7 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
 
 
 def typed(window: Any) -> Any:
-    """A window with the types of its sides: to a dict (1.0, 0) would be (1, 0)."""
+    """A window with the types of its sides: as keys of a dict (1.0, 0) and (1, 0) are equal."""
     if type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int:
-        return window  # what nearly every call passes, without a copy
+        return window  # the usual case, without a copy
     return (*window, *map(type, window)) if type(window) in (tuple, list) else window

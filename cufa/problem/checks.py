@@ -63,7 +63,7 @@ def _host_bfloat16(x: Any) -> Any:
 
 
 def check_not_masked(name: str, x: Any) -> None:
-    """Raises TypeError for an array of NumPy's that has a mask, which would be ignored."""
+    """Raises TypeError for a masked array of NumPy, whose mask would be ignored."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is {array_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys "
@@ -86,7 +86,7 @@ def array_kind(x: object) -> str:
 
 
 def check_window(value: Any, name: str = "window") -> tuple[int | None, int | None]:
-    """``value`` as (left, right), or an error that names the argument."""
+    """``value`` as (left, right), each an integer from 0 up or None. Raises TypeError or ValueError."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{name}={value!r}: it is a pair (left, right) of integers from 0 up, or None each, such as (1023, 0)"
@@ -132,7 +132,7 @@ def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
 
 
 def check_count(name: str, value: Any, least: int = 0) -> int:
-    """One integer from ``least`` up."""
+    """``value`` as an integer from ``least`` up. Raises TypeError or ValueError."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -145,7 +145,7 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_counts(name: str, value: Any) -> int | Integers:
-    """One integer from 0 up, or an array of one for each sequence."""
+    """One integer from 0 up, or an array with one per sequence. Raises TypeError or ValueError."""
     if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0:
         found = integers(name, value, axes=("(batch,)",))
         if isinstance(found, np.ndarray):
@@ -155,9 +155,10 @@ def check_counts(name: str, value: Any) -> int | Integers:
 
 
 def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
-    """``value`` as an int32 array, NumPy or CuPy, with as many axes as one of ``axes`` names.
+    """``value`` as an int32 array, NumPy or CuPy, with the axes that one of ``axes`` names, such as "(batch,
+    seqlen_k)".
 
-    Numbers on a GPU are not looked at. Raises TypeError or ValueError naming the argument.
+    Values on a GPU are not read. Raises TypeError or ValueError naming the argument.
     """
     if isinstance(value, (list, tuple)):
         try:
@@ -187,7 +188,7 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
 
 
 def check_from_0(name: str, x: Any) -> None:
-    """Naming the first number below 0."""
+    """Raises ValueError, naming the first value below 0."""
     wrong = np.argwhere(x < 0)
     if len(wrong):
         place = tuple(wrong[0].tolist())
@@ -195,7 +196,7 @@ def check_from_0(name: str, x: Any) -> None:
 
 
 def check_flag(name: str, value: Any, cure: str = "") -> bool:
-    """True or False, also as NumPy writes them, and 1 and 0."""
+    """``value`` as bool: True, False, NumPy's booleans, 1 or 0. Raises TypeError otherwise."""
     integer = isinstance(value, (int, np.integer))
     of_numpy = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
     if not (of_numpy or (integer and value in (0, 1))):
@@ -210,7 +211,7 @@ def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
 
 
 def shown(value: Any) -> str:
-    """The value, or what it is when it may be long."""
+    """A scalar as text; of anything else the type, because its text may be long."""
     if value is None or np.isscalar(value):
         return repr(value)
     return f"{type(value).__module__}.{type(value).__qualname__}"
@@ -226,7 +227,7 @@ def module_of(x: Any) -> Any:
 
 
 def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-    """The shape in Python's integers: one that stands for an array, in plans, may hold anything."""
+    """The shape as Python integers. Raises TypeError or ValueError: a shape in place of an array may hold anything."""
     for n in shape:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
             raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")

@@ -1,8 +1,9 @@
-"""Masks that hide each key from one or two runs of rows: FlashMask's form (arXiv 2410.01359), within a band.
+"""Masks that hide each key from one or two runs of rows: FlashMask's form (Wang et al., 2024, section 4), within a
+band.
 
-What a tile is follows from the least and the greatest of each number over a block of keys, as kernels find it: skipped
-where one run covers the rows of every key, free of tests where no run touches any. Between the two it may be that a
-tile is visited and nothing in it is visible: skipping is never wrong, visiting may be idle.
+Kernels and this file classify a tile by the least and the greatest begin and end of the runs in a key block. A tile is
+skipped if one run covers its rows for every key, and clear if no run touches it. A visited tile may hold no visible
+score; a skipped tile never holds one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .mask import Band, Mask
 from .mask_family import Edges, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
-#: Beyond every row: a run from or up to here is open at that end.
+#: Begin and end of a run that is unbounded on that side.
 FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
 
 _RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a key block: cuda_src/shared/irregular_mask.cuh
@@ -27,16 +28,16 @@ _RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a key block: cuda_src/sh
 
 @dataclasses.dataclass(frozen=True)
 class Columns(Mask):
-    """``band`` without the hidden scores: key j is hidden from the rows with ``lo[j] <= i + δ < hi[j]``, from none if
+    """``band`` with hidden runs of rows: key j is hidden from rows with ``lo[j] <= i + δ < hi[j]``; from no row if
     ``lo >= hi``."""
 
     band: Band
     intervals: Integers
-    """(lo, hi) or (lo, hi, lo, hi) of each sequence, head and key: (2 or 4, batch or 1, kv_heads or 1, seqlen_k).
-    The array may have more keys than a call."""
+    """int32 (2 or 4, batch or 1, kv_heads or 1, seqlen_k): lo, hi of one run, or of two. The array may have more keys
+    than a call."""
     rows: str | int = "top-left"
-    """δ, said as a band's diagonal is: with "top-left" runs are of rows as they are counted; with "bottom-right" of
-    places among the keys, so that the last query's is the last key's."""
+    """δ in the form of a band's diagonal. "top-left": runs count rows from 0. "bottom-right": runs count positions
+    among the keys, so that the last query has the position of the last key."""
     title: str = ""
     """The name that the builder gave the mask."""
 
@@ -54,7 +55,7 @@ class Columns(Mask):
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
         place = np.asarray(rows)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
-        exists = np.clip(keys, 0, seqlen_k - 1)  # of others none is seen
+        exists = np.clip(keys, 0, seqlen_k - 1)  # keys outside are not in `seen`
         for lo, hi in self._runs(seqlen_k):
             seen &= ~((lo[exists] <= place) & (place < hi[exists]))
         return seen
@@ -153,8 +154,8 @@ class Columns(Mask):
 
 
 def extremes(lo: Ints, hi: Ints, first: Ints, end: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Least and greatest lo, least and greatest hi of each block of keys, of which ``first`` is the first and ``end``
-    the end of the last. A run that hides nothing covers no tile, and touches none."""
+    """Least lo, greatest lo, least hi and greatest hi of each key block. ``first`` are the blocks' first keys, ``end``
+    is the end of the last block. An empty run covers no tile and touches none."""
     lo, hi = lo[first[0] : end], hi[first[0] : end]
     nothing = lo >= hi
     lo, hi = np.where(nothing, TO_THE_END, lo), np.where(nothing, FROM_THE_START, hi)
@@ -169,7 +170,7 @@ def extremes(lo: Ints, hi: Ints, first: Ints, end: int) -> tuple[Ints, Ints, Int
 
 @dataclasses.dataclass(frozen=True)
 class Chunks(Mask):
-    """Causal within chunks of ``size`` keys (Llama 4): of any length, as the numbers for each key are computed."""
+    """Causal within chunks of ``size`` keys (Llama 4), for any length: :meth:`for_kernels` computes the runs."""
 
     size: int
     diagonal: str | int = "bottom-right"
@@ -213,7 +214,8 @@ def _chunk_columns(size: int, diagonal: str | int, seqlen_k: int) -> Columns:
 
 
 def columns_of(band: Band, runs: list[Any], rows: str | int, title: str, xp: Any = np) -> Columns:
-    """From lo, hi of each run: (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), or numbers."""
+    """The mask from lo, hi of each run: arrays (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), or
+    ints."""
     spread = xp.broadcast_arrays(*(xp.asarray(run) for run in runs))
     *outer, seqlen_k = spread[0].shape
     shape = *outer, *(1,) * (2 - len(outer)), seqlen_k

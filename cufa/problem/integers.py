@@ -1,8 +1,7 @@
-"""Arrays of integers as values: the numbers of a mask per key or per sequence.
+"""Arrays of integers as values: a mask's arrays per key or per sequence.
 
-On the host they are copied, cannot change, and compare by what they hold. On a GPU they stay where they are and are
-read by kernels alone: their owner may change them between calls, and two of them are equal when they are the same
-memory.
+A host array is copied, immutable, and compares by its values. A GPU array is not copied and only kernels read it: its
+owner may change it between calls, and two of them are equal if they are the same memory.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: In JSON, numbers that compress to more than this are left out: a digest says which they were.
+#: JSON holds an array up to this many compressed bytes, else only its digest.
 _MOST_BYTES = 1 << 15
 
 INT32 = np.iinfo(np.int32)
@@ -27,8 +26,8 @@ class Integers:
     """A frozen int32 array."""
 
     def __init__(self, array: Any, shape: tuple[int, ...] = (), digest: str = "") -> None:
-        """``array`` is of integers that int32 holds, or a CuPy array of int32; None: one whose numbers were left out
-        of JSON, which ``digest`` stands for."""
+        """``array``: NumPy integers that int32 holds, or a CuPy array of int32. None: JSON holds only ``shape`` and
+        ``digest``."""
         self.on_gpu = array is not None and not isinstance(array, np.ndarray)
         if isinstance(array, np.ndarray):
             array = np.array(array, np.int32, order="C")
@@ -39,7 +38,7 @@ class Integers:
 
     @property
     def array(self) -> Any:
-        """As it is: NumPy or CuPy. Raises ValueError where JSON has left it out."""
+        """The NumPy or CuPy array. Raises ValueError if JSON held only its digest."""
         if self._array is None:
             raise ValueError(
                 f"the numbers of this mask were too many to be kept (digest {self.digest}): only what was recorded of "
@@ -49,12 +48,12 @@ class Integers:
 
     @property
     def known(self) -> bool:
-        """The numbers are on the host."""
+        """The values are on the host."""
         return self._array is not None and not self.on_gpu
 
     @property
     def values(self) -> npt.NDArray[np.int32]:
-        """The numbers. Raises ValueError if they are not on the host."""
+        """The values. Raises ValueError if they are not on the host."""
         if self.on_gpu:
             raise ValueError(
                 "the mask's numbers are on a GPU, where kernels alone read them: mask.on_host() brings them here"
@@ -64,7 +63,7 @@ class Integers:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that stand for the numbers; of an array on a GPU, for its place."""
+        """Sixteen hexadecimal digits: a hash of the values; for a GPU array, of its address."""
         if self._array is None:
             return self._given_digest
         if self.on_gpu:
@@ -89,7 +88,7 @@ class Integers:
         return f"Integers{self.shape}{where} #{self.digest[:6]}"
 
     def as_json(self) -> dict[str, Any]:
-        """By value where that is short, after compression; else by digest."""
+        """The compressed values if they are short, else the digest."""
         in_short = {"shape": list(self.shape), "digest": self.digest}
         if not self.known:
             return in_short

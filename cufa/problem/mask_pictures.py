@@ -13,7 +13,7 @@ from .mask_family import Mask
 
 #: Length of a picture for masks without numbers per key.
 _LENGTH = 64
-#: Cells along a side: those of longer masks stand for several rows and keys.
+#: Most cells along a side: in pictures of longer masks a cell is several rows and keys.
 _CELLS = 96
 _PIXELS = 288
 
@@ -22,15 +22,15 @@ _NAMES = ("hidden", "partly seen", "seen")
 
 
 def lengths(mask: Mask, seqlen_q: int | None, seqlen_k: int | None) -> tuple[int, int]:
-    """What a picture shows: the lengths that are given, else those of the mask's own numbers, else 64."""
+    """(seqlen_q, seqlen_k) of a picture: as given, else of the mask's own arrays, else 64."""
     own = mask.intervals.shape[-1] if isinstance(mask, Columns) else _LENGTH
     seqlen_k = seqlen_k or (seqlen_q if seqlen_q and not isinstance(mask, Columns) else own)
     return seqlen_q or seqlen_k, seqlen_k
 
 
 def cells(mask: Mask, seqlen_q: int, seqlen_k: int, batch: int, head: int) -> npt.NDArray[np.uint8]:
-    """0 hidden, 1 in part, 2 seen: of single scores, or of squares of them where there are many. Counted key by key,
-    so that it takes as long as the keys are many."""
+    """0 hidden, 1 partly seen, 2 seen, for each cell: a score, or a square of scores of a long mask. Counted per key,
+    so that time is linear in the keys."""
     one, step = mask.at(batch, head), -(-max(seqlen_q, seqlen_k) // _CELLS)
     shown = np.empty((-(-seqlen_q // step), -(-seqlen_k // step)), np.uint8)
     first = np.arange(0, seqlen_k, step)
@@ -93,7 +93,7 @@ def html(mask: Mask) -> str:
 
 
 def _runs(row: int, values: npt.NDArray[np.uint8]) -> list[str]:
-    """Neighbours of one colour as one rectangle."""
+    """One SVG rectangle for each run of cells of one colour."""
     starts = np.flatnonzero(np.diff(values, prepend=255))
     ends = np.append(starts[1:], len(values))
     fill = ("", _SOME, _SEEN)

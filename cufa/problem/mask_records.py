@@ -1,4 +1,4 @@
-"""Masks as records and links say them: what is read is checked as what the builders are given."""
+"""Masks from JSON, in records and links: checked as the builders in :mod:`cufa.masks` check their arguments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _numbers(name: str, value: Any) -> int | Integers:
-    """One for all sequences, or one for each."""
+    """One integer for all sequences, or one per sequence."""
     if not isinstance(value, dict):
         return check_count(name, value)
     found = _integers(name, value)

@@ -27,11 +27,11 @@ MAX_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a call asks for besides its arrays. Public signatures are written out; everything behind them passes this
-    object. Raises TypeError or ValueError for a soft cap or a number of splits that is none."""
+    """The keywords of a call that are not arrays. Public signatures are written out; all code after them passes this
+    object. Raises TypeError or ValueError for an invalid soft cap or number of splits."""
 
     mask: Mask = FULL
-    """What ``causal``, ``window`` and ``mask`` come to."""
+    """The mask of ``causal``, ``window`` and ``mask``: :func:`resolve_mask`."""
     softcap: float | None = None
     scale: float | None = None
     precision: str | None = None
@@ -47,7 +47,7 @@ class Options:
 
 
 def check_num_splits(num_splits: Any) -> int | None:
-    """An int or None. Raises TypeError or ValueError for what is no number of splits."""
+    """An int from 1 up, or None. Raises TypeError or ValueError otherwise."""
     if num_splits is None:
         return None
     if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
@@ -119,9 +119,9 @@ def resolve_precision(dtype: str, precision: str | None) -> str:
 
 
 def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
-    """The one mask that the arguments of a call come to.
+    """One mask from the arguments of a call.
 
-    Raises TypeError or ValueError, naming the argument, for values that are none and for contradictions.
+    Raises TypeError or ValueError, naming the argument, for invalid values and for contradictions.
     """
     causal = check_causal(causal)
     if mask is not None and not isinstance(mask, Mask):
@@ -138,8 +138,8 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
 
 
 def band_of(causal: bool, window: Any, diagonal: str | int = "bottom-right") -> Band:
-    """The band of ``causal`` and ``window``. Raises TypeError or ValueError for what is no window, and for
-    a contradiction."""
+    """The band of ``causal`` and ``window``. Raises TypeError or ValueError for an invalid window or a
+    contradiction."""
     left, right = (None, None) if window is None else check_window(window)
     if causal and right not in (None, 0):
         raise ValueError(
@@ -151,10 +151,10 @@ def band_of(causal: bool, window: Any, diagonal: str | int = "bottom-right") -> 
 
 
 def decode_mask(window: Any, mask: Any = None) -> Mask:
-    """Of a decoding call, whose queries are the last tokens of their sequence: causal, in a window or not, with tokens
-    that are exempt from it, or in chunks.
+    """The mask of a decoding call, whose queries are the last tokens of their sequence: causal, also with a window,
+    with exempt tokens, or in chunks.
 
-    Raises TypeError or ValueError, naming the argument, for what is none.
+    Raises TypeError or ValueError, naming the argument, for other masks.
     """
     if mask is not None:
         found = resolve_mask(False, window, mask)
