@@ -1,5 +1,5 @@
-"""Masks that hide each key from one or two runs of rows: FlashMask's form (Wang et al., 2024, section 4), within a
-band.
+"""Masks that hide each key from one or two runs of rows: FlashMask's form (Wang et al., 2024, arXiv 2410.01359), within
+a band.
 
 Kernels and this file classify a tile by the least and the greatest begin and end of the runs in a key block. A tile is
 skipped if one run covers its rows for every key, and clear if no run touches it. A visited tile may hold no visible

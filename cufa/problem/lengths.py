@@ -1,8 +1,7 @@
-"""How long the sequences of a call are, and where their queries, keys and values lie.
+"""Lengths of the sequences of a call, and their places in the arrays.
 
-Dense arrays are as long as their shapes say. In padded ones each sequence is the first part of its place; packed ones
-lie one behind the other. A cache has room for ``seqlen_k`` keys per sequence; how many are valid may be known on the
-device alone.
+Dense: every sequence fills the arrays. Padded: a sequence is the first rows of its batch entry. Packed: sequences are
+concatenated. A cache has room for ``seqlen_k`` keys per sequence; the valid lengths may be known on the device only.
 
 The parts of a problem (:func:`parts`) have one score matrix each: sequences of different lengths, and sequences or
 heads with masks of their own. A part is a dense problem; a count of the whole problem is a sum over its parts.
@@ -19,15 +18,14 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 Place = tuple[int, slice, slice, slice]
-"""Where a sequence is: its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of
-its keys."""
+"""A sequence: its index, and slices of arrays (batch, heads, seqlen, head_dim): batch, queries, keys."""
 
 _ALL = slice(None)
 
 
 LENGTH_KINDS = ("dense", "padded", "packed")
-"""What is compiled into a kernel of lengths: LengthsKind of cuda_src/shared/lengths.cuh. (Caches have kernels of their
-own.)"""
+"""Kinds of lengths that kernels are compiled for: LengthsKind of cuda_src/shared/lengths.cuh. (Caches have their own
+kernels.)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +42,11 @@ class Lengths:
 
     @property
     def known(self) -> bool:
-        """The host knows the lengths. (Always True for a cache, whose lengths the host does not need.)"""
+        """The host knows the lengths. (True for a cache: plans do not depend on its lengths.)"""
         return True
 
     def places(self) -> list[Place] | None:
-        """Where each sequence lies, or at most may lie; None: every sequence fills the arrays."""
+        """The place of each sequence, an upper bound if unknown; None: every sequence fills the arrays."""
         return None
 
     def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
@@ -170,8 +168,8 @@ class Packed(Lengths):
         return self.queries is not None
 
     def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
-        """A block at the end of each sequence may be part empty, and what lies behind the last has blocks too: see
-        ``num_packed_blocks`` of lengths.cuh."""
+        """The last block of a sequence may be partly empty, and the padding after the last sequence has blocks too:
+        ``num_packed_blocks`` of cuda_src/shared/lengths.cuh."""
         return (self.total_k if of_keys else self.total_q) // block + batch + 1
 
     def places(self) -> list[Place] | None:
@@ -228,7 +226,7 @@ class Part:
 
 
 def parts(problem: Problem) -> tuple[Part, ...]:
-    """Where numbers are known on a GPU alone, of what they may be at most (:attr:`Mask.outline`)."""
+    """The parts; of a mask whose arrays are on a GPU, those of its outline (:attr:`Mask.outline`)."""
     return tuple(_parts(dataclasses.replace(problem, mask=problem.mask.outline)))
 
 

@@ -22,9 +22,9 @@ class Band(Mask):
     unbounded. The diagonal is ``"bottom-right"`` (seqlen_k - seqlen_q: the last query's own key is the last),
     ``"top-left"`` (0) or a number.
 
-    Three sets of tokens are exempt, each a number or one for each sequence: every query sees the first ``prefix``
-    keys; ``left`` does not hide the first ``keep`` keys; the first ``global_tokens`` see every key, wherever they are
-    queries: where there are any, rows with i + diagonal < global_tokens."""
+    Three sets of tokens are exempt, each given by one count or by one per sequence. Every query sees the first
+    ``prefix`` keys. ``left`` does not hide the first ``keep`` keys. Rows with i + diagonal < ``global_tokens`` see
+    every key."""
 
     left: int | None = None
     right: int | None = None
@@ -82,7 +82,7 @@ class Band(Mask):
     def outline(self) -> Band:
         if self.known:
             return self
-        # A set of unknown size may hold every token.
+        # An exempt set of unknown size may hold every token.
         exempt = not isinstance(self.prefix, int) or not isinstance(self.global_tokens, int)
         left = None if exempt or not isinstance(self.keep, int) else self.left
         return Band(left, None if exempt else self.right, self.diagonal)
@@ -110,7 +110,7 @@ class Band(Mask):
         top, end, left, right = q_first[:, None], q_end[:, None], k_first[None, :], k_end[None, :]
         some = (right > left) & (end > top)
         every = np.ones_like(some)
-        # Where sets cut a rectangle, all of it is visible when the rest is.
+        # If an exempt set covers part of a rectangle, the rest decides whether all of it is visible.
         low, high = np.maximum(left, prefix), np.maximum(top, exempt)
         if last is not None:
             some = some & (left <= end - 1 + last)
@@ -122,7 +122,7 @@ class Band(Mask):
         return some, every | (right <= prefix) | (end <= exempt)
 
     def seen_rows(self, seqlen_q: int, seqlen_k: int) -> list[tuple[Ints, Ints]]:
-        """The rows that see each key are in one run or the other, (begin, end) each, ends excluded."""
+        """The rows that see each key: two runs, (begin, end) of (seqlen_k,) each, ends excluded."""
         first, last = self.edges(seqlen_q, seqlen_k)
         prefix, keep = self._first_keys()
         key = np.arange(seqlen_k)
@@ -168,7 +168,7 @@ class Band(Mask):
         return rows_in(self.seen_rows(seqlen_q, seqlen_k), [], rows)
 
     def __str__(self) -> str:
-        if type(self) is not Band:  # a band of other edges has a name of its own
+        if type(self) is not Band:  # a subclass prints its own name
             return super().__str__()
         name = "causal" if (self.left, self.right) == (None, 0) else f"window ({self.left}, {self.right})"
         if self.left is None and self.right is None:
@@ -179,7 +179,7 @@ class Band(Mask):
         return " ".join([name, *(f"{word} {_number(x)}" for word, x in words if x != 0)])
 
     def as_json(self) -> dict[str, Any]:
-        """The same mask without its empty sets."""
+        """JSON without the empty exempt sets."""
         sets = ("prefix", "keep", "global_tokens")
         return {name: x for name, x in super().as_json().items() if name not in sets or x != 0}
 
@@ -229,7 +229,7 @@ def _band_tiles(edges: Edges, block_rows: int, block_columns: int, rows: int, co
     row_first = np.arange(-(-rows // block_rows), dtype=np.int64) * block_rows
     row_last = np.minimum(row_first + block_rows, rows) - 1
     nothing = np.zeros_like(row_first)
-    # Columns that some row sees, and those that every row sees; inclusive.
+    # Columns that some row sees, and columns that every row sees; both ends included.
     low = nothing if first is None else np.maximum(row_first + first, 0)
     high = nothing + columns - 1 if last is None else np.minimum(row_last + last, columns - 1)
     clear_low = nothing if first is None else np.maximum(row_last + first, 0)
@@ -240,7 +240,7 @@ def _band_tiles(edges: Edges, block_rows: int, block_columns: int, rows: int, co
     clear_first = -(-clear_low // block_columns)
     clear_end = (clear_high + 1) // block_columns
     none = empty | (clear_first >= clear_end)
-    # Where no tile is clear, all count as masked on the right: the segments of the kernels' walk stay one rule.
+    # If no tile is clear, all count as masked tiles on the right, as in the kernels' walk.
     return TileRanges(
         tile_first, tile_end, np.where(none, tile_first, clear_first), np.where(none, tile_first, clear_end)
     )

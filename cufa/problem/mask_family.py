@@ -5,12 +5,12 @@ CPU path, benchmark checks, dashboard and property tests use it. :meth:`Mask.key
 :meth:`Mask.query_tiles` say which tiles of the score matrix are visited and which of them need no mask; the
 device side of that rule is ``cuda_src/shared/mask.cuh``.
 
-There are two families: a :class:`Band` around a diagonal, which may have keys and queries that it does not bind, and
-:class:`~cufa.problem.columns.Columns`, a band from which each key is hidden for one or two runs of rows. Where a mask
-differs from sequence to sequence, or from head to head, :meth:`Mask.at` is that of one.
+There are two families: a :class:`Band` around a diagonal, which may have exempt tokens, and
+:class:`~cufa.problem.columns.Columns`, a band in which each key is hidden from one or two runs of rows. If a mask
+differs between sequences or heads, :meth:`Mask.at` is the mask of one.
 
-Masks are hashable and printable and survive a round trip through JSON. Those without numbers for each key know no
-sequence length. Users make them with :mod:`cufa.masks`.
+Masks are hashable and printable and survive a round trip through JSON. Only masks with arrays per key have a sequence
+length. Users make them with :mod:`cufa.masks`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CELLS = 1 << 20
 
 
 class Mask:
-    """Base of all masks. A family defines :meth:`visible` and what follows from it: :meth:`rectangles` and
+    """Base of all masks. A family defines ``_visible``, and consistently with it :meth:`rectangles` and
     :meth:`visible_per_key`."""
 
     families: ClassVar[dict[str, type[Mask]]] = {}
@@ -61,12 +61,12 @@ class Mask:
         batch: int = 0,
         head: int = 0,
     ) -> Bools:
-        """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k): of
+        """Which of ``keys`` each of ``rows`` sees, bool (rows, keys), in the score matrix (seqlen_q, seqlen_k) of
         sequence ``batch`` and key/value head ``head``."""
         return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        """:meth:`visible`, where all sequences and heads have one matrix: what a mask defines."""
+        """:meth:`visible` of a mask that all sequences and heads share."""
         raise self._missing("_visible")
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
@@ -75,7 +75,7 @@ class Mask:
 
     def dense(self, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0) -> Bools:
         """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key. Raises TypeError or ValueError for
-        what is no length."""
+        invalid lengths."""
         from .checks import check_count
 
         seqlen_q, seqlen_k = check_count("seqlen_q", seqlen_q), check_count("seqlen_k", seqlen_k)
@@ -93,8 +93,8 @@ class Mask:
         return self
 
     def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
-        """Why the mask does not go with arrays of these sizes, and what to do; None: it does. ``seqlen_k`` is None for
-        sequences of any lengths."""
+        """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. ``seqlen_k`` is None for
+        sequences of different lengths."""
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):
@@ -104,16 +104,16 @@ class Mask:
 
     @property
     def known(self) -> bool:
-        """All numbers of the mask are on the host. If not, tiles and counts here are those of :attr:`outline`."""
+        """All arrays of the mask are on the host. If not, plans count the tiles of :attr:`outline`."""
         return True
 
     @property
     def outline(self) -> Mask:
-        """A mask with known numbers that shows every score that this mask shows."""
+        """A mask without GPU arrays under which every score is visible that is visible under this mask."""
         return self
 
     def on_host(self) -> Mask:
-        """The same mask with its numbers on the host: waits for the GPU that they are on."""
+        """The same mask with its arrays on the host. Synchronises with their GPU."""
         return self
 
     # --- What kernels must do for it ----------------------------------------------------------------------
@@ -152,8 +152,8 @@ class Mask:
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
     ) -> tuple[Bools, Bools]:
-        """Of rows ``q_first`` … ``q_end`` - 1 of each block, and keys likewise, the blocks of keys being neighbours:
-        (may some score be visible, is every score surely visible), (blocks of rows, blocks of keys)."""
+        """For blocks of rows ``q_first`` … ``q_end`` - 1 and adjacent blocks of keys ``k_first`` … ``k_end`` - 1: (may
+        some score be visible, is every score surely visible), bool (blocks of rows, blocks of keys) each."""
         raise self._missing("rectangles")
 
     def for_kernels(self, seqlen_k: int) -> Mask:
@@ -172,13 +172,13 @@ class Mask:
     # --- How much is visible ------------------------------------------------------------------------------
 
     def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Scores of one head that the mask lets through."""
+        """Visible scores of one head."""
         return int(self.visible_per_key(seqlen_q, seqlen_k).sum())
 
     def visible_per_key(
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
-        """How many of the rows ``first_row`` … ``end_row`` - 1 see each key, (seqlen_k,)."""
+        """How many of the rows ``first_row`` … ``end_row`` - 1 see each key, int64 (seqlen_k,)."""
         raise self._missing("visible_per_key")
 
     # --- Text, pictures, records --------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class Mask:
     def figure(
         self, seqlen_q: int | None = None, seqlen_k: int | None = None, batch: int = 0, head: int = 0
     ) -> Any:
-        """A picture of :meth:`dense` as a Plotly figure; lengths default to those of the mask's own numbers, or to
-        64. Raises ImportError where Plotly is not installed."""
+        """A picture of :meth:`dense` as a Plotly figure; lengths default to those of the mask's own arrays, or to 64.
+        Raises ImportError if Plotly is not installed."""
         from .mask_pictures import figure
 
         return figure(self, seqlen_q, seqlen_k, batch, head)
@@ -220,7 +220,7 @@ class Mask:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Mask:
-        """What :meth:`as_json` has written. Raises ValueError naming the field, what came and what fits."""
+        """The mask of a record from :meth:`as_json`. Raises ValueError naming the field, its value and the cure."""
         from .mask_records import read_mask
 
         return read_mask(record)
@@ -232,15 +232,15 @@ def broadcast_count(*counts: int) -> int:
 
 
 def shift_of(diagonal: str | int, seqlen_q: int, seqlen_k: int) -> int:
-    """δ of a diagonal: where the first query stands among the keys."""
+    """δ of a diagonal: the position of the first query among the keys."""
     if isinstance(diagonal, str):
         return {"bottom-right": seqlen_k - seqlen_q, "top-left": 0}[diagonal]
     return diagonal
 
 
 def rows_in(seen: list[tuple[Ints, Ints]], hidden: list[tuple[Ints, Ints]], rows: tuple[int, int]) -> Ints:
-    """For each key the number of ``rows``, [begin, end), in either run of ``seen`` and in none of ``hidden``, of
-    which there are at most two."""
+    """For each key the number of ``rows``, [begin, end), that are in a run of ``seen`` and in no run of ``hidden``,
+    which has at most two."""
 
     def both(*runs: tuple[Any, Any]) -> Ints:
         """Length of the intersection."""
@@ -259,13 +259,13 @@ def rows_in(seen: list[tuple[Ints, Ints]], hidden: list[tuple[Ints, Ints]], rows
 
 
 def _blocks(size: int, block: int) -> tuple[Ints, Ints]:
-    """First row and end of each run."""
+    """First row and end of each block."""
     first = np.arange(0, size, block, dtype=np.int64)
     return first, np.minimum(first + block, size)
 
 
 def _some_blocks(blocks: tuple[Ints, Ints], others: int) -> Iterator[tuple[Ints, Ints]]:
-    """Some at a time, so that with ``others`` they make no large matrix."""
+    """Slices of the blocks: a matrix of one slice and ``others`` has at most ``_CELLS`` cells."""
     step = max(1, _CELLS // max(others, 1))
     for start in range(0, len(blocks[0]), step):
         yield blocks[0][start : start + step], blocks[1][start : start + step]

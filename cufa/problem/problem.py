@@ -19,7 +19,7 @@ from .work import WORK
 HEAD_DIM_STEP = 8
 MAX_HEAD_DIM = 256
 
-#: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
+#: Kernels count with 32 bits: the largest size of an axis, and the largest value in a mask.
 MAX_SIZE = 2**31 - 1
 
 #: The kinds of mask that kernels are compiled for: no bound, a right bound, both bounds, a band with exempt tokens
@@ -32,21 +32,21 @@ BAND_KINDS = MASK_KINDS[:3]
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """The keys of a sequence that decode kernels read if a window keeps the first keys visible."""
+    """The keys that decode kernels read of a sequence under a window with kept first keys."""
 
     window: int | None
-    """Keys at its end; None: all."""
+    """Keys at the end of the sequence; None: all."""
     keys: int
-    """Keys at its beginning."""
+    """Keys at the begin of the sequence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
 
-    Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays was:
-    strides are a matter of the launch, not of the problem. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence,
-    of packed ones the longest's; ``lengths`` says how much of it is valid.
+    Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays; strides belong to the
+    launch. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence (packed: of the longest); ``lengths`` has the
+    valid part.
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
@@ -241,8 +241,8 @@ class Problem:
 
     @property
     def reach(self) -> int | None:
-        """Keys at the end of a sequence that are read; None: all. With a window: the keys from the first one that the
-        first query sees, and all new keys, which must be stored in any case."""
+        """Keys that are read at the end of a sequence; None: all. Under a window: from the first key that the first
+        query sees, and at least all new keys, which must be stored."""
         if self.mask.irregular_kind:
             return None
         return self._keys_of_window(self.edges)
@@ -276,8 +276,8 @@ class Problem:
         return self.seqlen_k if kept.window is None else min(self.seqlen_k, kept.keys + kept.window)
 
     def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
-        """Bytes of keys and values that must be read, given the valid keys of each sequence (None: all sequences are
-        full). Keys that a window hides from every query are not read."""
+        """Bytes of keys and values that must be read. ``lengths``: valid keys of each sequence (None: all are full).
+        Keys that a window hides from every query are not read."""
         valid = [self.seqlen_k] * self.batch if lengths is None else lengths
         keys = sum(min(int(n), self.visible_capacity) for n in valid)
         return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
@@ -286,12 +286,12 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Useful floating-point operations, as the operation counts them."""
+        """Useful floating-point operations: forward and decode 4·head_dim per visible score, backward 10·head_dim."""
         return WORK[self.operation].flops(self)
 
     @property
     def io_bytes(self) -> int:
-        """Compulsory device-memory traffic: every operand once."""
+        """Compulsory device-memory traffic in bytes: every operand once."""
         return WORK[self.operation].io_bytes(self)
 
     # --- Records and text ---------------------------------------------------------------------------------
@@ -325,5 +325,5 @@ class Problem:
 
 
 def default_scale(head_dim: int) -> float:
-    """1/√head_dim, the softmax scale of the Transformer paper (section 3.2.1)."""
+    """1/√head_dim, the softmax scale of the Transformer (Vaswani et al., 2017, section 3.2.1)."""
     return 1.0 / math.sqrt(head_dim)

@@ -1,18 +1,17 @@
-"""Changes of scores before the softmax. Each is here once: its NumPy form and its derivative; the device pair
-is in ``cuda_src/shared/softcap.cuh`` and ``alibi_sink.cuh``.
+"""Changes of scores before the softmax: the NumPy form and derivative of each. Device side:
+``cuda_src/shared/softcap.cuh`` and ``alibi_sink.cuh``.
 
-In this order:
+Order:
 
 - A soft cap (Gemma 2) replaces a scaled score s by ``cap · tanh(s / cap)``: scores stay within ±cap, and their gradient
   is multiplied by ``1 - tanh²(s / cap)``.
-- ALiBi (Press et al., 2022) takes ``slope · |i + δ - j|`` off the score of query i and key j, with a slope for each
-  query head: the further, the less. δ is the mask's (:meth:`cufa.problem.mask_family.Mask.shift`), seqlen_k - seqlen_q
-  unless it says otherwise. Gradients of q, k and v see it in the weights alone; slopes are given none.
+- ALiBi (Press et al., 2022, section 3) subtracts ``slope · |i + δ - j|`` from the score of query i and key j, with a
+  slope per query head. δ is the mask's (:meth:`cufa.problem.mask_family.Mask.shift`), by default seqlen_k - seqlen_q.
+  It enters the gradients of q, k and v through the weights only; slopes have no gradient.
 - The mask.
-- A sink (gpt-oss) is a logit of each query head that joins the sum of exponentials which a row is divided by, and so
-  the log-sum-exp, but brings no value. Its gradient is ``-Σ exp(sink - lse) · (rowsum(dO ∘ O) - dlse)`` over all rows;
-  those of q, k and v see it in the log-sum-exp alone. A row that sees no key gives zeros, and the sink as its
-  log-sum-exp.
+- A sink (gpt-oss) is a logit of each query head that joins the softmax denominator, and so the log-sum-exp; it has no
+  value vector. Its gradient is ``-Σ exp(sink - lse) · (rowsum(dO ∘ O) - dlse)`` over all rows. It enters the gradients
+  of q, k and v through the log-sum-exp only. A row that sees no key gives zeros and lse = sink.
 """
 
 from __future__ import annotations
@@ -41,19 +40,20 @@ def softcap_derivative(capped: Any, cap: float) -> Any:
 
 
 def distances(rows: Any, keys: Any, shift: int, dtype: Any) -> Any:
-    """ALiBi's ``|i + δ - j|``, (rows, keys), which slopes are multiplied by."""
+    """ALiBi's distances ``|i + δ - j|``, (rows, keys)."""
     return np.abs(np.subtract.outer(np.asarray(rows) + shift, np.asarray(keys))).astype(dtype)
 
 
 def with_sink(m: Any, l: Any, sink: Any) -> tuple[Any, Any]:
-    """A row's maximum and sum of exponentials with one logit more. -inf changes nothing."""
+    """A row's maximum and sum of exponentials with the sink's logit included; a sink of -inf changes nothing."""
     m_new = np.maximum(m, sink)
     shift = np.where(m_new == -np.inf, 0, m_new)
     return m_new, l * np.exp(m - shift) + np.exp(sink - shift)
 
 
 def sink_gradient(sink: Any, lse: Any, delta: Any) -> Any:
-    """Of each head, from the log-sum-exp with the sink in it and rowsum(dO ∘ O) - dlse, (heads, rows) each."""
-    nothing = np.isneginf(lse)  # then the sink is -inf too, or the row lies past the end
+    """dsink (heads,), from the log-sum-exp, which includes the sink, and delta = rowsum(dO ∘ O) - dlse, (heads,
+    rows)."""
+    nothing = np.isneginf(lse)  # the sink is -inf too, or the row is padding
     weight = np.exp(sink[:, None] - np.where(nothing, np.inf, lse))
     return -(weight * np.where(nothing, 0, delta)).sum(axis=-1)

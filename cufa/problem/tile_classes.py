@@ -1,4 +1,4 @@
-"""The tiles that a block visits, and which of them need no mask: ranges for contiguous tiles, lists for others."""
+"""The tiles that a block visits, and which of them need no mask: ranges for bands, lists for irregular masks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Classes = npt.NDArray[np.uint8]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileRanges:
-    """Tiles of each block of rows, as arrays of one entry per block: those from ``first`` up to ``end`` hold a
-    score that some row sees, and those from ``clear_first`` up to ``clear_end`` hold no other."""
+    """Tiles of each block of rows; arrays have one entry per block. Tiles ``first`` … ``end`` - 1 hold a visible score;
+    in tiles ``clear_first`` … ``clear_end`` - 1 every score is visible."""
 
     first: Ints
     end: Ints
@@ -65,9 +65,9 @@ class TileRanges:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileLists:
-    """Tiles of each block, listed: what producer warps write to shared memory, and as long as what is visited.
+    """Tiles of each block as lists, as producer warps write them to shared memory.
 
-    Those of block b stand from ``offsets[b]`` up to ``offsets[b + 1]``, in ascending order.
+    The tiles of block b are ``tile[offsets[b] : offsets[b + 1]]``, ascending.
     """
 
     offsets: Ints
