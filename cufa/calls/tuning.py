@@ -55,7 +55,8 @@ def load(device_name: str) -> Mapping[str, Tuned]:
 
 
 def _tuned(spec: Kernel, entry: Mapping[str, Any]) -> Tuned | None:
-    """None where the kernel has changed. Raises AttributeError, KeyError, TypeError or ValueError for what is none."""
+    """An entry of the file; None if the kernel's source has changed since. Raises AttributeError, KeyError, TypeError
+    or ValueError for a damaged entry."""
     config = spec.read_config(entry["config"])
     if entry.get("digest", "") not in ("", _digest(spec.sources)):
         return None

@@ -20,7 +20,7 @@ from .architectures import Architecture
 
 WARP_SIZE = 32
 
-#: Stands for "as many as you like" in :attr:`Occupancy.limits`.
+#: In :attr:`Occupancy.limits`: the resource sets no limit.
 UNLIMITED = 2**31 - 1
 
 
@@ -36,13 +36,13 @@ class Resource(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What one block of a kernel must stay within for ``blocks`` of them to fit on an SM."""
+    """The most that a block may use for ``blocks`` of them to fit on an SM."""
 
     blocks: int
     registers: int | None
-    """At most this many per thread; None: registers do not stand in the way."""
+    """Per thread; None: registers are not the limit."""
     shared_memory: int | None
-    """At most this many bytes per block, static and dynamic; None: it does not stand in the way."""
+    """Bytes per block, static and dynamic; None: shared memory is not the limit."""
 
 
 @dataclasses.dataclass(frozen=True)

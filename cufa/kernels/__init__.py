@@ -53,7 +53,7 @@ KERNELS: dict[str, Kernel] = {
         Fa2BackwardF32(),
     )
 }
-"""By name, those of one operation in order of preference where nothing was measured."""
+"""By name; the kernels of one operation are in order of preference, for classes of problems without a measurement."""
 
 
 def kernels_of(operation: str) -> dict[str, Kernel]:
@@ -62,9 +62,9 @@ def kernels_of(operation: str) -> dict[str, Kernel]:
 
 
 def read_config(operation: str, algorithm: str, content: Mapping[str, Any]) -> TileConfig:
-    """A config from JSON whose kernel is known by what a call names: those of one algorithm share a class of configs.
+    """A config from JSON, of the kernels of one algorithm: these share a class of configs.
 
-    Raises ValueError when no kernel has the name, TypeError when the content is no config of its class.
+    Raises ValueError for an unknown algorithm, TypeError for fields that are not those of the class.
     """
     kernels = [kernel for kernel in kernels_of(operation).values() if kernel.algorithm == algorithm]
     if not kernels:
@@ -75,6 +75,6 @@ def read_config(operation: str, algorithm: str, content: Mapping[str, Any]) -> T
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Add a kernel: what is registered later is preferred less."""
+    """Add a kernel, as the least preferred of its operation."""
     KERNELS[kernel.name] = kernel
     return kernel

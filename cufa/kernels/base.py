@@ -1,4 +1,4 @@
-"""What a kernel is: its tile configs, its launches, what it takes. Nothing here needs a GPU or CuPy."""
+"""class Kernel: what a kernel serves, its tile configs, launches and workspace. Nothing here needs a GPU or CuPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Config = Any
 
 
 class Kernel:
-    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.problem.Problem`.
+    """One kernel: its declarations, and its launches for a :class:`~cufa.problem.problem.Problem`.
 
     Every kernel is a subclass, in the file with the stem of its folder in ``cuda_src``; the registry
     (:data:`cufa.kernels.KERNELS`) holds one instance of each.
@@ -35,7 +35,7 @@ class Kernel:
     source: str
     """File under ``cuda_src``, of the first config: see :meth:`source_of`."""
     entry: str
-    """extern "C" name of the launch that computes tiles: the one that traces, profiles and occupancy are about."""
+    """extern "C" name of the launch that computes tiles: traces, profiles and occupancy refer to it."""
     operation: str = "forward"
     """A name of :data:`cufa.plan.operation.OPERATIONS`."""
 
@@ -50,9 +50,9 @@ class Kernel:
     options: tuple[str, ...] = ()
     """Of "padded", "packed" (lengths), "alibi", "sink" and "deterministic". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
-    """Those that also go with masks that are no bands."""
+    """Those of :attr:`options` that also go with irregular masks."""
     first_keys_by_sequence: bool = True
-    """Masks may give each sequence its own number of first keys, and have global tokens."""
+    """Masks may have one number of first keys per sequence, and global tokens."""
     head_dim_multiple: int = 8
     page_multiple: int = 1
     """Decode: the number of keys in a page is a multiple of this."""
@@ -61,18 +61,18 @@ class Kernel:
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
     skip_masked_tiles: bool = False
     ablation: bool = False
-    """A kernel for comparisons: lists of what is supported leave it out."""
+    """A kernel for comparisons: tables of support omit it."""
 
     # Tiles.
     configs: tuple[TileConfig, ...]
-    """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
+    """Of one class, in order of preference. ``cufa compile`` builds all of them, ``cufa tune`` tries all of them."""
     split_configs: tuple[TileConfig, ...] = ()
     """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
     (:mod:`cufa.plan.splits`). Empty: the kernel does not split keys."""
     workspace_holds: str = ""
-    """In words, for printed plans."""
+    """Contents of the workspace, for printed plans."""
     reads_block_order: bool = False
-    """Persistent blocks take query blocks in an order that the host writes where tiles are listed."""
+    """Persistent blocks take query blocks in an order that the host provides if tiles are listed."""
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
@@ -92,7 +92,7 @@ class Kernel:
     def launches(
         self, problem: Problem, config: Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """In order; ``shared_memory`` is what :meth:`shared_bytes` says."""
+        """In order; ``shared_memory`` is :meth:`shared_bytes`."""
         raise NotImplementedError
 
     def workspace(self, problem: Problem, config: Config, split: Split | None = None) -> int:
@@ -100,36 +100,36 @@ class Kernel:
         return 0
 
     def counters(self, problem: Problem, config: Config, workspace: int) -> int:
-        """32-bit words that are zero between launches: with any, the workspace outlives the call."""
+        """32-bit words that are zero between launches. If there are any, the workspace outlives the call."""
         return 0
 
     def boxes(self, config: Config) -> Mapping[str, Box]:
-        """The box of each operand that the kernel reads or writes by tensor map. Then the copy engine's rules hold:
-        16-byte aligned rows, positive strides."""
+        """The box of each operand that the kernel reads or writes by tensor map. With any, the copy engine (TMA)
+        requires 16-byte aligned rows and positive strides."""
         return {}
 
     def flops(self, config: Config) -> float:
-        """FLOP/s on one SM of an H200, for weighing splits."""
+        """FLOP/s on one SM of an H200, for the estimate of :mod:`cufa.plan.splits`."""
         return 0.0
 
     def tile_latency(self, config: Config, head_dim: int) -> float:
-        """Seconds that a tile takes at least, with an SM for itself."""
+        """Least seconds of a tile, for a thread block that has its SM alone."""
         return 0.0
 
     def choose(self, problem: Problem, fitting: tuple[Config, ...], device: Device) -> Config:
-        """The config to take of those that fit, if none was measured (`cufa tune`)."""
+        """The config of ``fitting`` to use for a shape that `cufa tune` has not measured."""
         return fitting[0]
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Config) -> Order | None:
-        """Which block takes which work item when; None: not written down."""
+        """Which block takes which work item, in order; None: the order is not modelled."""
         return None
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        """Constants that only this kernel's source reads."""
+        """Choices that only this kernel's config.cuh declares."""
         return {}
 
     def most_listed_queries(self, head_dim: int) -> int | None:
-        """Most queries with a mask that is no band; None: any number."""
+        """Most queries with an irregular mask; None: any number."""
         return None
 
     @property
@@ -154,8 +154,7 @@ class Kernel:
         return type(self.configs[0])
 
     def read_config(self, content: Mapping[str, Any]) -> TileConfig:
-        """A config of this kernel from JSON; plain tiles if the row is of a CPU. Raises TypeError for fields that the
-        class lacks."""
+        """A config of this kernel from JSON, or of the CPU path (0 warps). Raises TypeError for unknown fields."""
         return (self.config_class if content.get("num_warps") else TileConfig).from_json(content)
 
     def runs_on(self, capability: int) -> bool:
@@ -167,7 +166,7 @@ class Kernel:
         return refusal(self, problem, capability)
 
     def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
-        """Values generated as ``constexpr`` lines in front of the source."""
+        """Values of the choices that the kernel's config.cuh declares."""
         return {
             "HEAD_DIM": problem.head_dim,
             **_tile_constants(self, config, problem.head_dim),
@@ -203,7 +202,7 @@ class ForwardKernel(Kernel):
         launch in splits, and the launch ``merge``, a thread for each four columns of a row."""
         if not config.split_keys:
             return (*mask_launches(problem, config), launch)
-        count = split.count if split else 2  # what is compiled does not depend on it
+        count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
         vectors = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim // 4
         return (
             dataclasses.replace(launch, grid=(launch.grid[0], count, 1), persistent=False),

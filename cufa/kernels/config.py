@@ -26,7 +26,7 @@ class TileConfig:
     """Larger head dims spill or do not fit: not built."""
 
     in_text: ClassVar[tuple[str, ...]] = ()
-    """Fields of the family that the text tells."""
+    """Fields of the family that the printed form includes."""
 
     def __str__(self) -> str:
         stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
@@ -53,7 +53,7 @@ class TileConfig:
 
     @property
     def plain_only(self) -> bool:
-        """The tiles serve dense band masks alone, without softcap, sink or a fixed order of additions."""
+        """The tiles serve only dense band masks without soft cap, sink and fixed order of additions."""
         return False
 
     @property
@@ -70,14 +70,14 @@ class TileConfig:
 
     @property
     def own(self) -> dict[str, int | bool]:
-        """The fields that the kernel's family adds, but those that are as by default."""
+        """The fields that the kernel's family adds, without those that have their default."""
         common = {field.name for field in dataclasses.fields(TileConfig)}
         added = (field for field in dataclasses.fields(self) if field.name not in common)
         values = ((field, getattr(self, field.name)) for field in added)
         return {field.name: value for field, value in values if value != field.default}
 
     def constants(self, head_dim: int) -> dict[str, int | bool]:
-        """What is generated in front of the kernel's source, for a head of so many columns."""
+        """Choices of the kernel's config.cuh that follow from the tiles and the head dim."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["min_head_dim"], fields["max_head_dim"]
         return {name.upper(): value for name, value in fields.items()}
@@ -107,21 +107,21 @@ class SplitConfig(TileConfig):
         return packed + super().warps_text + (", keys split" if self.split_keys else "")
 
     def in_splits(self) -> tuple[Self, ...]:
-        """The same tiles with keys split: of one head, and of so many that each has 32 queries, or in half as many rows
-        16. A head's rows are those of whole warps."""
+        """The same tiles with keys split: with one head per tile, and with 2 heads of 64 rows (128-row tiles) or 4
+        heads of 16 (64-row tiles). A head has the rows of whole warps."""
         packed = (1, 2) if self.block_q == 128 else (1, 4)
         return tuple(dataclasses.replace(self, split_keys=True, packed_heads=n) for n in packed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the keys of an item are shared out over thread blocks whose results are merged."""
+    """How the keys of a work item are split over thread blocks, whose partial results are merged."""
 
     kind: str
     """"fixed": splits of each sequence; "balanced": the most shares of all tiles."""
     count: int
     least: int = 1
-    """"balanced", where lengths are known on the device alone: the fewest shares, if there are as many tiles."""
+    """"balanced", if only the device knows the lengths: the fewest shares, unless there are fewer tiles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Box:
 
     rows: int
     promotion: int = 256
-    """Fewest bytes that a request brings to the L2 cache; 0: only those requested."""
+    """Fewest bytes that a request brings to the L2 cache; 0: the requested bytes only."""
 
 
 # --- Shared memory ----------------------------------------------------------------------------------------
@@ -166,19 +166,18 @@ class Buffer:
 
     name: str
     size: int
-    """Bytes; 0 where a build does without it."""
+    """Bytes; 0 in builds without this buffer."""
     align: int = 16
-    """Bytes of which its offset is a multiple; dynamic shared memory itself begins at a multiple of 1024."""
+    """The offset is a multiple of this many bytes; dynamic shared memory begins at a multiple of 1024."""
     over: str | None = None
-    """A buffer before it at whose offset it begins: it takes that one's place, and the place of those behind that one
-    as far as it reaches. None: behind all that come before it."""
+    """An earlier buffer at whose offset this one begins: they share memory, as do the buffers after the earlier one as
+    far as this one extends. None: after all earlier buffers."""
 
 
 def layout(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
-    """The offset of each buffer, by name, and the bytes of all.
+    """The offset of each buffer by name, and the total in bytes.
 
-    Raises ValueError for a name that is used twice, an ``over`` that names no buffer before it, and a place that is
-    not aligned.
+    Raises ValueError for a duplicate name, an ``over`` that names no earlier buffer, and a misaligned offset.
     """
     offsets: dict[str, int] = {}
     end = 0
@@ -201,7 +200,7 @@ def layout(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
 
 
 def constants(buffers: Sequence[Buffer]) -> dict[str, int | bool]:
-    """What the source is given."""
+    """The choices of config.cuh: ``SMEM_BYTES``, and offset and size of each buffer."""
     offsets, total = layout(buffers)
     found: dict[str, int | bool] = {"SMEM_BYTES": total}
     for x in buffers:
@@ -214,8 +213,8 @@ def align_up(value: int, multiple: int) -> int:
 
 
 def tile_pitch(columns: int, itemsize: int, pad_to: int) -> int:
-    """Bytes from row to row of a tile whose products read multiples of ``pad_to`` bytes: an odd number of 16-byte
-    units, as ``mma/copy.cuh`` says why."""
+    """Bytes between rows of a tile whose products read multiples of ``pad_to`` bytes: an odd number of 16-byte units,
+    to avoid bank conflicts (``mma/copy.cuh``)."""
     return (align_up(columns * itemsize, pad_to) // 16 | 1) * 16
 
 

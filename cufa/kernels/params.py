@@ -64,7 +64,7 @@ class Params:
             (name, ctypes.c_void_p if pointer else _TYPES[kind]) for name, kind, pointer in self.members
         ]
         plain = type(self.struct, (ctypes.Structure,), {"_fields_": fields})
-        # Tensor maps are aligned, so C++ fills up to a multiple of that; a launch copies all of it.
+        # Tensor maps are aligned to 64 bytes: C++ pads the structure to a multiple, and a launch copies the padding.
         alignment = _ALIGNMENT if any(kind == "TensorMap" for _, kind, _ in self.members) else 1
         padding = -ctypes.sizeof(plain) % alignment
         fields += [("padding_", ctypes.c_ubyte * padding)] * (padding > 0)
@@ -80,7 +80,7 @@ class Params:
         return frozenset(name for name, _, _ in self.members)
 
     def new(self) -> Any:
-        """A structure of zeros, aligned as the copy engine wants its maps."""
+        """A structure of zeros, aligned for tensor maps."""
         storage = (ctypes.c_ubyte * (self.size + _ALIGNMENT))()
         return self.ctype.from_buffer(storage, -ctypes.addressof(storage) % _ALIGNMENT)
 
@@ -91,7 +91,7 @@ class Params:
 def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     """Members of a plain structure: ``type a, b;`` lines, pointers one per line.
 
-    Raises ValueError for a line that it does not understand.
+    Raises ValueError for other lines.
     """
     text = _COMMENT.sub("", (SOURCE_DIR / header).read_text(encoding="utf-8"))
     body = re.search(rf"struct {struct} \{{(.*?)\}};", text, re.DOTALL)
@@ -111,7 +111,7 @@ _TYPES["MaskParams"] = Params("shared/params.cuh", "MaskParams").ctype
 
 
 def numpy_struct(header: str, struct: str) -> np.dtype[Any]:
-    """A structure of plain numbers, as NumPy reads it."""
+    """The NumPy dtype of a structure of integers."""
     return np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct(header, struct)])
 
 
@@ -133,6 +133,5 @@ def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
 
 
 def strides_of(byte_strides: Sequence[int], itemsize: int) -> Strides:
-    """Of an array in the order (batch, head, seqlen, head_dim); the stride of an axis of length 1 does not
-    matter."""
+    """Strides in elements of an array (batch, head, seqlen, head_dim)."""
     return Strides(*(s // itemsize for s in byte_strides[:3]))

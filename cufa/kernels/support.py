@@ -1,4 +1,4 @@
-"""What goes with what: the one place that decides whether a kernel serves a problem.
+"""The matrix of support: the one place that decides whether a kernel serves a problem.
 
 Kernels declare (:class:`~cufa.kernels.base.Kernel`, and what their tiles add in
 :class:`~cufa.kernels.config.TileConfig`); :func:`refusal` decides. The table of the README (:func:`table`) and the
@@ -52,10 +52,10 @@ def refusal(
     device: Device | None = None,
     split_keys: bool = False,
 ) -> str | None:
-    """Why a kernel does not serve a problem, or None if it does. The kernel's name is the subject of the sentence.
+    """Why a kernel does not serve a problem, as a sentence without its subject, the kernel's name; None if it serves.
 
-    ``capability`` and ``device`` ask about a GPU (``device`` also whether any tiles fit there), ``config`` about one
-    tiling, ``split_keys`` about keys shared out over thread blocks.
+    ``capability`` or ``device`` adds the question about a GPU (``device``: also whether any tiles fit), ``config``
+    about one tile config, ``split_keys`` about keys split over thread blocks.
     """
     reasons = _reasons(kernel, problem, device.arch.capability if device else capability)
     reason = next(reasons, None)
@@ -89,7 +89,7 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
 
 
 def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
-    """Band masks are served by every kernel. An irregular mask is served by itself, or with the options declared."""
+    """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind
     if not kind:
         return
@@ -107,10 +107,10 @@ def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
         if mask.global_tokens != 0:
             yield "takes no tokens that see every key (global_window)"
     if problem.seqlen_q + problem.seqlen_k >= 2**30:
-        yield "takes fewer than 2^30 rows and keys together if the mask is no band"
+        yield "takes fewer than 2^30 rows and keys together with an irregular mask"
     most = kernel.most_listed_queries(problem.head_dim)
     if most is not None and problem.seqlen_q > most:
-        yield f"takes at most {most:,} queries if the mask is no band"
+        yield f"takes at most {most:,} queries with an irregular mask"
 
 
 def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 
 def _options(problem: Problem) -> Iterator[str]:
-    """What a problem has that not every kernel takes."""
+    """The options of a problem that not every kernel takes."""
     for option in ("alibi", "sink", "deterministic"):
         if getattr(problem, option):
             yield option

@@ -1,7 +1,7 @@
 """Masks for :func:`cufa.flash_attention`: which keys each query sees.
 
-A mask is a value: it can be compared, printed and kept, and one mask serves every call that it fits. Those that are
-made of numbers for each key are made from vectors, in microseconds: nothing is compiled, and no matrix is stored.
+A mask is a value: it can be compared, printed and kept, and one mask serves every call that it fits. A mask stores a
+few integers, or two to four per key, never a matrix; a new mask needs no compilation.
 
 >>> import cufa
 >>> str(cufa.masks.window(1023, 0))

@@ -1,4 +1,4 @@
-"""Masks that are bands around a diagonal, with or without tokens that are exempt from it. They know no lengths."""
+"""Masks that are bands around a diagonal, with or without exempt tokens. They fit any lengths."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def global_window(
     """A :func:`window` in which the first ``tokens`` see every key, and are seen by every query (Longformer).
 
     ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. Query i is
-    one of them when ``i + δ < tokens``, δ as for :func:`causal`: the first rows, where lengths are equal. With 0 tokens
-    none is.
+    global if ``i + δ < tokens``, δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
     """

@@ -1,4 +1,4 @@
-"""Masks said key by key: the rows that each key is hidden from. Rows are counted as queries are, from 0."""
+"""Masks by the rows that each key is hidden from. Rows are counted from 0, as queries are."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def columns(
     window: tuple[int | None, int | None] | None = None,
     diagonal: str | int = "bottom-right",
 ) -> Mask:
-    """Key j is hidden from rows ``lo1[j] <= i < hi1[j]``, and from ``lo2[j] <= i < hi2[j]``, whatever a causal mask or
-    a window hides besides.
+    """Key j is hidden from rows ``lo1[j] <= i < hi1[j]`` and ``lo2[j] <= i < hi2[j]``, in addition to a causal mask or
+    a window.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def columns(
 
 
 def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
-    """Causal; key j is gone from row ``rows[j]`` on, as from a cache that forgets.
+    """Causal; key j is hidden from row ``rows[j]`` on, as after eviction from a cache.
 
     ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU.
     Rows are counted from 0; δ, of the causal mask alone, as for :func:`cufa.masks.causal`.
@@ -114,9 +114,9 @@ def from_dense(seen: Any) -> Mask:
     """The mask of a boolean matrix, for as many rows and keys as it has.
 
     ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k), True where a
-    query sees a key: NumPy, or on the GPU, from which it is fetched. The narrowest band around all that is seen is
-    taken; within it each key may be hidden from two runs of rows. A matrix does not say where queries stand among the
-    keys, which ALiBi measures from: that is the band's diagonal here, bottom-right wherever the band reaches that.
+    query sees a key: NumPy, or on the GPU, from which it is copied. The result is the narrowest band around all visible
+    scores; within it each key may be hidden from two runs of rows. ALiBi measures distances from the band's diagonal,
+    which is bottom-right if the band contains it.
 
     Raises TypeError for other arrays, and ValueError naming the first key that is hidden from more than two runs.
 
@@ -162,7 +162,7 @@ def _narrowest_band(x: Any) -> Band:
 
 
 def _hidden_runs(x: Any, of_band: Any) -> Any:
-    """(lo1, hi1, lo2, hi2), each (batch, heads, seqlen_k), from what is hidden though the band would show it."""
+    """(lo1, hi1, lo2, hi2), each (batch, heads, seqlen_k), of the scores that are hidden within the band."""
     hidden = (of_band & ~x).astype(np.int8)
     edges = np.diff(hidden, axis=-2, prepend=np.int8(0), append=np.int8(0))
     count = (edges == 1).sum(axis=-2)
@@ -204,7 +204,7 @@ def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _spread(x: Any, axes: int) -> Any:
-    """With so many axes: (batch, seqlen_k) has its heads between."""
+    """``x`` with ``axes`` axes: an axis of heads is inserted into (batch, seqlen_k)."""
     if x.ndim == axes:
         return x
     return x.reshape(*(x.shape[:1] if x.ndim == 2 else (1,)), *(1,) * (axes - 2), x.shape[-1])

@@ -1,7 +1,7 @@
-"""Masks of several texts that lie one after another in one stream of tokens, said by their lengths.
+"""Masks of several texts that are concatenated in one stream of tokens, from their lengths.
 
-Keys are the stream, and query i is its token ``i + δ``: with the default diagonal the queries are the last tokens, as
-in chunked prefill, and where lengths are equal query i is token i.
+Keys are the stream, and query i is its token ``i + δ``. With the default diagonal the queries are the last tokens, as
+in chunked prefill; if lengths are equal, query i is token i.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def documents(
     Parameters
     ----------
     lengths : integers, (documents,) or (batch, documents)
-        Tokens of each document, in order; 0 where there is none. A list, NumPy, or int32 on the GPU.
+        Tokens of each document, in order; 0 for no document. A list, NumPy, or int32 on the GPU.
     seqlen : int, optional
-        Keys of each sequence: default the sum of the lengths, of the longest sequence. Tokens past the documents see
-        nothing and are not seen. Must be given for lengths on a GPU, which are not looked at.
+        Keys of each sequence. Default: the largest sum of lengths of a sequence. Tokens past the documents see no key
+        and are not seen. Required if lengths are on a GPU, where they are not read.
     diagonal : "bottom-right", "top-left" or int
         δ: query i is token i + δ, as for :func:`cufa.masks.causal`.
 
     Raises TypeError or ValueError naming the argument.
 
-    Where each call has other documents, :func:`cufa.flash_attention_varlen` takes their lengths itself.
+    If each call has different documents, use :func:`cufa.flash_attention_varlen`, which takes their lengths.
     """
     if is_device_array(lengths):
         return _documents_on_gpu(lengths, causal, seqlen, diagonal)
@@ -59,7 +59,7 @@ def documents(
 def _documents(
     lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int
 ) -> tuple[Any, int, bool, Band, str]:
-    """What :func:`documents` is given, checked; and band and title of its mask."""
+    """The arguments of :func:`documents`, checked, and the band and title of its mask."""
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
@@ -72,7 +72,7 @@ _checked: dict[Any, tuple[Any, ...]] = {}
 
 
 def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int) -> Columns:
-    """Other lengths at every step of a training, and the same questions about them: those are checked once."""
+    """A training step has new lengths of the same shape: arguments are checked once per shape."""
     asked = lengths.shape, lengths.dtype, causal, seqlen, diagonal
     plain = type(causal) is bool and type(seqlen) is int and type(diagonal) is str
     found = _checked.get(asked) if plain else None
@@ -90,15 +90,14 @@ def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: s
 def shared_question(
     question: Any, answers: Any, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
 ) -> Mask:
-    """A question and several answers to it, one after another: causal, and an answer sees the question and itself
-    (preference training).
+    """A question followed by several answers: causal, and an answer sees the question and itself (preference training).
 
     Parameters
     ----------
     question : int, or integers (batch,)
         Tokens of the question.
     answers : integers, (answers,) or (batch, answers)
-        Tokens of each answer; 0 where there is none. Lists, NumPy, or int32 on the GPU.
+        Tokens of each answer; 0 for no answer. Lists, NumPy, or int32 on the GPU.
     seqlen, diagonal
         As for :func:`documents`.
 
@@ -133,18 +132,16 @@ def shared_question(
 def chunks(size: int, diagonal: str | int = "bottom-right") -> Mask:
     """Causal within chunks of ``size`` tokens (Llama 4): token t sees those from ``t - t % size`` to itself.
 
-    It knows no length. δ as for :func:`documents`. Raises TypeError or ValueError naming the argument.
+    It fits any length. δ as for :func:`documents`. Raises TypeError or ValueError naming the argument.
     """
     return Chunks(check_count("size", size, least=1), check_diagonal(diagonal))
 
 
 def _stream_length(name: str, lengths: Any, seqlen: int | None) -> int:
-    """Keys of each sequence, from what is given or from the lengths of its texts."""
+    """Keys of each sequence: ``seqlen``, or the largest sum of lengths. Raises ValueError naming the argument."""
     if is_device_array(lengths):
         if seqlen is None:
-            raise ValueError(
-                f"{name} is on a GPU, where its sum is not looked at: pass seqlen=, the number of keys"
-            )
+            raise ValueError(f"{name} is on a GPU, where it is not read: pass seqlen=, the number of keys")
         return check_count("seqlen", seqlen)
     check_from_0(name, lengths)
     most = int(lengths.sum(axis=-1, dtype=np.int64).max(initial=0))
@@ -161,20 +158,20 @@ def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:
 
 @functools.cache
 def _text_runs() -> Any:
-    """Imports CuPy, once: an import statement costs a microsecond whenever it is reached."""
+    """Imports CuPy once: an import statement costs a microsecond each time it runs."""
     from ..run.cuda.text_runs import text_runs
 
     return text_runs
 
 
 def _own(lengths: npt.NDArray[np.int32], seqlen: int) -> tuple[Any, Any, Any]:
-    """For each key: start and end of its text, and which one it is. Those past all texts have an empty one."""
+    """For each key: start, end and index of its text. Keys past all texts have an empty one."""
     outer, texts = lengths.shape[:-1], lengths.shape[-1]
     ends = np.cumsum(lengths, axis=-1, dtype=np.int32)
     numbers = np.broadcast_to(np.arange(texts + 1), (*outer, texts + 1))
     counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
     number = np.repeat(numbers.ravel(), counts.ravel()).reshape(*outer, seqlen)
-    # Past the end: hidden from all that comes after the start, and from all before it.
+    # Keys past the end are hidden from every row.
     nowhere = np.full((*outer, 1), FROM_THE_START, np.int32)
     begins = np.concatenate([np.zeros_like(nowhere), ends], axis=-1)
     ends = np.concatenate([ends, nowhere], axis=-1)

@@ -1,4 +1,4 @@
-"""Which kernels serve a problem, in order of preference, and why the others do not. A measurement of one problem holds
+"""The kernels that serve a problem, in order of preference, and why others do not. A measurement of one problem holds
 for its class: :func:`tuning_key` and :func:`problem_class`."""
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def serving_kernels(
     kernel: str | None,
     fastest: Mapping[str, str],
 ) -> tuple[list[Kernel], list[str]]:
-    """The kernels that may run the problem, in order of preference, and why."""
+    """The kernels to choose from, in order of preference, and the reasons. Raises ValueError, with each kernel's
+    reason, if none serves the problem."""
     known = _known(operation.name)
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]
@@ -51,13 +52,13 @@ def serving_kernels(
         named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]
         reason = f"algorithm={algorithm!r} was asked for"
     if device is None:
-        # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
+        # NumPy runs every algorithm in every dtype: the kernel's name selects the schedule only.
         return named, [reason] if algorithm != "auto" or kernel else []
     free = algorithm == "auto" and kernel is None
     measured = fastest.get(problem_class(problem)) if free and not operation.splits else None
     preferred = sorted(named, key=lambda spec: spec.name != measured)
     found = (spec for spec in preferred if refusal(spec, problem, device=device) is None)
-    # Decode takes a kernel by its schedule, which follows from the splits; the others take the first.
+    # Decode picks a kernel by its schedule, which follows from the splits. Other operations take the first kernel.
     serving = list(found if operation.splits else itertools.islice(found, 1))
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, named))
@@ -104,8 +105,8 @@ def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[Til
 
 
 def tuning_key(spec: Kernel, problem: Problem) -> str:
-    """Shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class, and number of
-    query rows in all to a power of two: how many thread blocks there are decides which tiles fill the GPU."""
+    """Key of the shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class,
+    and total query rows to a power of two, because the number of thread blocks decides which tiles fill the GPU."""
     rows = problem.batch * problem.heads * problem.seqlen_q
     return (
         f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
@@ -114,8 +115,8 @@ def tuning_key(spec: Kernel, problem: Problem) -> str:
 
 
 def problem_class(problem: Problem) -> str:
-    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask, score changes
-    and kind of lengths, and length class."""
+    """Key of the problems that share a fastest kernel: same operation, elements, head dim, kind of mask, soft cap, kind
+    of lengths, and length class."""
     elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
     if problem.lengths.kind != "dense":
@@ -124,7 +125,7 @@ def problem_class(problem: Problem) -> str:
 
 
 def _length_class(problem: Problem) -> int:
-    """The power of two nearest below seqlen_k: no choice depends on more."""
+    """The largest power of two up to seqlen_k: no choice depends on more."""
     return _power_of_two(problem.seqlen_k)
 
 

@@ -96,7 +96,7 @@ class Decode(Operation):
         return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """NumPy serves every problem: there the kernel's name only says which schedule."""
+        """NumPy serves every problem: the kernel's name selects the schedule only."""
         return next((spec for spec in named if not spec.uses_copy_engine), named[0])
 
     def plan_lines(self, plan: Plan) -> list[str]:
@@ -147,8 +147,8 @@ class Decode(Operation):
         }
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
-        """Every element with every kind of mask (several tokens see different keys), cap and cache, with what few calls
-        have and without."""
+        """Every element with every kind of mask (several tokens see different keys), soft cap and cache, with all
+        optional operands and with none."""
         for dtype, (tokens, mask), softcap, lengths, optional in itertools.product(
             kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
         ):
@@ -176,8 +176,8 @@ register(DECODE)
 
 
 def ragged_shares(plan: Plan) -> bool:
-    """Whether shares have two sizes (:class:`~cufa.schedule.decode.Shares`), because SMs read at different speeds.
-    Threads of a CPU do not."""
+    """Whether shares have two sizes (:class:`~cufa.schedule.decode.Shares`): the SMs of a GPU read at different speeds,
+    the threads of a CPU do not."""
     return plan.problem.lengths.ragged and plan.device is not None
 
 
@@ -195,7 +195,7 @@ def _check_tiles(problem: Problem, config: TileConfig) -> None:
 def _cut_for_gpu(
     problem: Problem, device: Device, serving: list[Kernel], request: Request
 ) -> tuple[TileConfig, Cut]:
-    """The tile config, which says where partial results are merged, and the cut. The caller's config stays."""
+    """The tile config, which decides where partial results are merged, and the cut. The caller's config is kept."""
     schedule, num_splits = request.algorithm, request.num_splits
     if request.config is not None:
         config = request.config

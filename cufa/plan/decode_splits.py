@@ -19,9 +19,9 @@ from ..schedule.schedule import used_of
 #: Fixed splits must fill one wave at least this far.
 FULL_WAVE = 0.9
 
-#: With slow memory, work items that fill their waves this far, and have at most this many bytes of keys and values
-#: each, are read one per block: a block that has finished is followed by the next work item, while equal shares wait
-#: for the slowest SM.
+#: If memory is slow: work items that fill their waves to this fraction, with at most this many bytes of keys and values
+#: each, are read one per block. When a block ends, the next work item starts; equal shares would wait for the slowest
+#: SM.
 _FULL_WAVES = 0.95
 _ITEM_BYTES = 2 << 20
 
@@ -74,8 +74,8 @@ def choose_cut(
 
 
 def cluster_fits(problem: Problem, device: Device, config: TileConfig, splits: int) -> bool:
-    """Whether all clusters of ``splits`` blocks are resident at once. Pairs always find room; a larger cluster must lie
-    within one GPC, and GPCs differ from chip to chip: larger clusters get half of the GPU."""
+    """Whether all clusters of ``splits`` blocks are resident at once. Pairs use the whole GPU. A larger cluster must
+    lie within one GPC, and the sizes of GPCs differ between chips: larger clusters count half of the GPU."""
     blocks = resident(device, config)
     room = blocks if splits == 2 else blocks // 2
     return 2 <= splits <= MAX_CLUSTER and items(problem, config) * splits <= room
@@ -87,8 +87,8 @@ def resident(device: Device, config: TileConfig) -> int:
 
 
 def longest(problem: Problem, config: TileConfig) -> int:
-    """Tiles that are read of a sequence as long as the cache; if lengths differ, of one whose window begins and ends
-    within a tile."""
+    """Tiles that are read of a sequence as long as the cache; if lengths differ, the most of any sequence, whose window
+    begins and ends within a tile."""
     count = most_tiles if problem.lengths.ragged else num_tiles
     on_gpu = config.num_warps > 0
     return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
@@ -126,8 +126,8 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
 
 
 def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
-    """Splits of each sequence: at most one wave, about two tiles each, and the optimum of reading against merging:
-    each of n splits reads 1/n of a work item, and n are merged, so that the best n is a square root."""
+    """Splits of each sequence: at most one wave, at least about two tiles each, and the optimum between reading and
+    merging. Each of n splits reads 1/n of a work item, and n are merged: the optimum is a square root."""
     worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
     return max(1, min(_one_wave(problem, device, config), worth))
 

@@ -1,4 +1,4 @@
-"""Attention of whole sequences, forward and backward: operands, scalars, what a plan chooses and prints."""
+"""Forward and backward as operations: operands, scalars, kernel and tiles, compiled builds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ _MASKS = (
 )
 
 _MEASURED = (90,)
-"""Architectures on which the registry's tiles were measured. On others the planner takes tiles that fit."""
+"""Architectures on which the registry's tiles were measured. On other architectures the planner takes tiles that
+fit."""
 
 
 class DenseOperation(Operation):
@@ -75,11 +76,11 @@ class DenseOperation(Operation):
         return with_splits(problem, device, _whole(problem, device, serving[0], request), request)
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """NumPy follows FA2's schedule unless another algorithm is asked for."""
+        """FA2's kernel, if it is among them: NumPy follows its schedule by default."""
         return next((kernel for kernel in named if kernel.algorithm == "fa2"), named[0])
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        """The numbers that both parameter structures hold."""
+        """The scalars that both parameter structures hold."""
         p = plan.problem
         return {
             "batch": p.batch,
@@ -104,7 +105,7 @@ class DenseOperation(Operation):
             for schedule in [plan.schedule_of(part.problem)]
         ]
         visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-        known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
+        known = "" if plan.problem.known else " at most: mask or lengths are on the GPU"
         tiles = (
             f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"
         )
@@ -222,7 +223,7 @@ def _band(p: Problem) -> dict[str, int]:
             "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
         }
     shift = p.mask.shift(0, 0)
-    # A bound that hides nothing of the longest hides nothing of any sequence: it is not compiled in, or far away.
+    # A bound that hides nothing in the longest sequence hides nothing in any: it is not compiled in, or far away.
     from_diagonal = p.mask.edges(0, 0)
     left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
     right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift

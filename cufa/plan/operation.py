@@ -44,8 +44,8 @@ class Operand:
     mapped: bool = False
     """Hopper kernels read or write this array through a tensor map."""
     stride: str = ""
-    """For arrays of (batch, heads, seqlen, head_dim) or their like, with any strides: where the structure keeps
-    those of the first three axes."""
+    """For arrays of four axes with any strides: the member that holds the strides of the first three axes, in
+    elements."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)
@@ -104,7 +104,7 @@ class Operation:
     operands: tuple[Operand, ...]
     """In the order in which launches take their addresses."""
     optional_operands: tuple[Operand, ...] = ()
-    """After all others: a warm call that has none of them is recognised without looking at them."""
+    """After all other operands: the lookup of a warm call without any of them does not visit them."""
     params: Params
     """The parameter structure of its kernels."""
     cpu_config: TileConfig
@@ -115,7 +115,7 @@ class Operation:
     """Figures are bytes per second, not FLOPs."""
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        """Every number of the parameter structure."""
+        """Every scalar of the parameter structure, by member."""
         raise NotImplementedError
 
     def pack(self, plan: Plan, arrays: Arrays) -> Any:
@@ -141,7 +141,7 @@ class Operation:
         raise NotImplementedError
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """The kernel whose name a plan for the CPU carries, of the kernels of one algorithm."""
+        """The kernel that a plan for the CPU names, of the kernels of one algorithm."""
         raise NotImplementedError
 
     def plan_lines(self, plan: Plan) -> list[str]:

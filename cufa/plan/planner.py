@@ -33,7 +33,7 @@ class Plan:
     """None: the CPU path."""
     launches: tuple[Launch, ...]
     workspace: int
-    """Device memory beyond inputs and outputs, bytes."""
+    """Bytes of device memory beyond inputs and outputs."""
     reasons: tuple[str, ...]
     split: Split | None = None
     """How keys are split over thread blocks; None: a thread block visits all keys of its queries."""
@@ -137,8 +137,8 @@ def make_plan(
 ) -> Plan:
     """Choose kernel, tiles, splits and launches.
 
-    ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
-    splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
+    ``algorithm`` names kernels of the operation (decode: the schedule), ``num_splits`` the number of splits or
+    shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
     (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.candidates.tuning_key` to the tiles that ``cufa
     tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.candidates.problem_class`
     to the kernel

@@ -43,16 +43,16 @@ PARTS_BANDWIDTH = 3.4e12
 #: Assumed, not measured: the fraction of the shorter of products and reads that the longer does not hide.
 UNHIDDEN = 0.1
 
-#: A second launch, and what storing and merging parts takes beside their bytes. Calls of less than 80 µs with up to 8
-#: splits exceeded an estimate with 3 µs by 8.5 µs (median of 84), those without splits by 4.2 µs (of 20): H200,
+#: A second launch, and the cost of storing and merging parts in addition to their bytes. Calls of less than 80 µs with
+#: up to 8 splits exceeded an estimate with 3 µs by 8.5 µs (median of 84), those without splits by 4.2 µs (of 20): H200,
 #: bfloat16, 26 shapes of 16 to 1,024 queries. With 3 µs, 1 × 32/8 × 128 × 2,048 was split, which took 1.09 of the time.
 MERGE_SECONDS = 7e-6
 
 #: Items differ in length if the longest visits more than this many times the tiles of the shortest.
 _ALIKE = 1.1
 
-#: Splits are taken where they are expected to take this part of the time at most: the estimate is not better than that,
-#: and a second launch costs the host something too.
+#: Keys are split if the expected time is at most this fraction: the estimate is not more accurate, and the second
+#: launch also costs host time.
 _WORTH = 0.9
 
 

@@ -44,7 +44,7 @@ def device_count() -> int:
 
 @functools.cache
 def device(device_id: int) -> Device:
-    """What the planner needs to know of a GPU. Raises ValueError for one older than sm_80."""
+    """The planner's description of a GPU. Raises ValueError for a GPU older than sm_80."""
     properties = cupy.cuda.runtime.getDeviceProperties(device_id)
     return Device(
         properties["name"].decode(),
@@ -91,7 +91,7 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 
 
 def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
-    """A kernel beside those of plans, for the current device: CuPy's function."""
+    """CuPy's function of a kernel that belongs to no plan, for the current device."""
     return _compile(source, device_id, options).function(entry, 0).kernel
 
 
@@ -139,12 +139,12 @@ class Binding:
             self._params.block_order = of_mask["block_order"].data.ptr
         self._of_mask = list(of_mask.values())  # kept while kernels read them
         operands, params = plan.operation.operands, plan.operation.params
-        # Pointers lie side by side in the structure, in an order of their own.
+        # Pointers of the operands are adjacent in the structure, in its own order.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
-        # Those that few calls have stand elsewhere.
+        # Pointers of optional operands are elsewhere in the structure.
         self._further = [
             ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
             for x in plan.operation.optional_operands
@@ -164,7 +164,7 @@ class Binding:
         self._workspace, self._counters = plan.workspace, plan.counters
         self._workspace_field = "partial" if "partial" in params.names else "workspace"
         self._graphs = Graphs(prepared, parameters, self._launches) if Graphs.serve(plan) else None
-        self._version = 0  # of what the parameters hold
+        self._version = 0  # changes whenever a parameter changes
 
     def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
         """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
@@ -185,9 +185,9 @@ class Binding:
         return start <= address < start + ctypes.sizeof(self._params)
 
     def launch(self, addresses: Sequence[int], trace: int = 0) -> None:
-        """Launch on the current stream of the plan's device. Device addresses of the operands, in the order of
-        :attr:`~cufa.plan.operation.Operation.operands`, 0 for what is not there. What kernels read of a mask
-        stays until they have run, also if nobody keeps the binding."""
+        """Launch on the current stream of the plan's device. ``addresses`` are those of the operands, in the order of
+        :attr:`~cufa.plan.operation.Operation.operands`, 0 for None. Mask arrays live until the kernels have run, even
+        if the binding is dropped."""
         if self._of_mask:
             mask_uploads.in_flight.append(self._of_mask)
         if cupy.cuda.runtime.getDevice() == self._device_id:
@@ -253,8 +253,7 @@ class Binding:
 
 
 def addresses(given: Arrays) -> list[int]:
-    """Of all operands, which come in launch order, without the optional ones if all are None; 0 for those that are
-    not there."""
+    """Addresses of operands in launch order, 0 for None."""
     return [0 if x is None else int(x.data.ptr) for x in given.values()]
 
 
@@ -276,7 +275,7 @@ def trace(plan: Plan, given: Arrays) -> np.ndarray:
 
 
 class InsideRuns:
-    """Runs of a plan's inside trace build: what the warps of one SM's blocks (None: of all SMs') do when. Compiles."""
+    """Runs of a plan's inside trace build, which logs the phases of the warps of one SM (None: of all). Compiles."""
 
     def __init__(self, plan: Plan, given: Arrays, sm: int | None = 0) -> None:
         self._binding = Binding(prepare(plan, given["q"].data.device_id, inside=True), given)

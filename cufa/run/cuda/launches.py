@@ -1,6 +1,6 @@
-"""A prepared plan's launches: one after another, or all at once as a CUDA graph. And those of a kernel beside plans.
+"""Launches of a prepared plan, one after another or as a CUDA graph; launches of a kernel that belongs to no plan.
 
-A launch costs the host 3.6 µs, nearly all of it in the driver; a graph of three launches 1.8 µs, and 2.1 µs more where
+A launch costs the host 3.6 µs, nearly all of it in the driver; a graph of three launches 1.8 µs, and 2.1 µs more if
 their arguments are new (H200, driver 580).
 """
 
@@ -108,8 +108,8 @@ def _launch_again(status: int, device_id: int, launch: Callable[..., int], *argu
 
 
 class NumberKernel:
-    """A kernel beside those of plans, all of whose parameters are of 8 bytes (addresses, i64): a call fills them in and
-    launches, at half of what CuPy's own launch costs."""
+    """A kernel that belongs to no plan, with parameters of 8 bytes each (addresses, i64). A call costs half of CuPy's
+    own launch."""
 
     def __init__(self, function: Any, num_arguments: int, num_threads: int, device_id: int) -> None:
         self._function = function  # kept loaded
@@ -165,12 +165,12 @@ class Graphs:
 
     @staticmethod
     def serve(plan: Plan) -> bool:
-        """Several launches, few enough to fill in at each call, none of which overlaps with the one before it."""
+        """The plan has 2 to 4 launches, none of which overlaps with the previous launch."""
         plain = all(not x.dependent and x.cluster == 1 for x in plan.launches)
         return plain and 1 < len(plan.launches) <= _MAX_NODES
 
     def __call__(self, stream: int, version: int) -> None:
-        """``version`` is another number whenever the kernels' arguments are not those of the call before."""
+        """``version`` differs from the previous call's if the kernels' arguments differ."""
         if stream not in self._of_streams:
             if len(self._of_streams) >= _MAX_STREAMS:
                 self._of_streams.clear()
@@ -185,7 +185,7 @@ class Graphs:
 
 
 class _Graph:
-    """Kernel nodes in a row, made executable. The driver frees what is still running when it is done."""
+    """An executable graph of kernel nodes in sequence. The driver frees a running graph when it ends."""
 
     def __init__(self, prepared: Any, arguments: Any) -> None:
         self._driver = driver = _driver()
@@ -212,7 +212,7 @@ class _Graph:
         weakref.finalize(self, _destroy, driver, self._executable, graph).atexit = False
 
     def _fails(self, status: int) -> bool:
-        # A thread's first CUDA call says nothing of the graph.
+        # INVALID_CONTEXT: the thread's first CUDA call. The graph is not at fault.
         self._failed = self._failed or status not in (0, INVALID_CONTEXT)
         return status != 0
 
@@ -231,7 +231,7 @@ class _Graph:
 
 
 def _destroy(driver: Any, executable: ctypes.c_void_p, graph: ctypes.c_void_p) -> None:
-    """The graph lives as long as what was made of it: its nodes name what is filled in."""
+    """Destroy both. The graph must outlive its executable, whose arguments are set through the graph's nodes."""
     if executable:
         driver.cuGraphExecDestroy(executable)
     driver.cuGraphDestroy(graph)

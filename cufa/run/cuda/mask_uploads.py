@@ -1,5 +1,5 @@
-"""Numbers of a mask, or about it, where kernels read them: those on a GPU where they lie, those on the host in a copy
-per device that lives as long as they do."""
+"""Arrays of masks on the device: a GPU array itself, or a copy of a host array, one per device, that lives as long as
+the host array."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _copies: weakref.WeakKeyDictionary[Integers, dict[int, Any]] = weakref.WeakKeyDi
 _streams: dict[int, Any] = {}
 _lock = threading.Lock()
 in_flight: collections.deque[list[Any]] = collections.deque(maxlen=1024)
-"""What the latest launches read of masks that may be gone already. The driver queues fewer launches than that, then the
-host waits for one."""
+"""Mask arrays of the latest launches, whose masks may be deleted already. The driver queues at most 1,024 launches:
+then the host waits."""
 
 
 def of_numbers(numbers: Integers, device_id: int) -> Any:
-    """A CuPy array. Raises ValueError for numbers on another GPU."""
+    """The CuPy array. Raises ValueError for an array on another GPU."""
     if numbers.on_gpu:
         found = numbers.array
         if found.data.device_id != device_id:
@@ -40,8 +40,8 @@ def of_numbers(numbers: Integers, device_id: int) -> Any:
 
 
 def _copy(numbers: Integers, device_id: int) -> Any:
-    """Complete when this returns, so that every stream may read it. On a stream of its own: neither captured nor behind
-    what the caller's stream has queued, for which nobody waits here."""
+    """A copy that is complete on return, so that every stream may read it. It is made on a separate stream, which is
+    not captured and does not wait for the caller's stream."""
     with cupy.cuda.Device(device_id):
         if device_id not in _streams:
             _streams[device_id] = cupy.cuda.Stream(non_blocking=True)

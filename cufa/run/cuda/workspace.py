@@ -1,9 +1,8 @@
-"""Device memory that kernels need beyond inputs and outputs: partial results, and counters of the
-parts that are there, which a kernel leaves at zero for the next.
+"""Device memory that kernels need beyond inputs and outputs: partial results, and counters of finished parts, which
+every kernel leaves at zero.
 
-Calls on one stream follow one another, so each stream has one workspace. What is captured has its own, one
-for each capture and stream, which lives as long as the graph and all that was made of it: a graph may be replayed
-at any time, on any stream.
+Calls on one stream are ordered, so each stream has one workspace. Captured calls have one workspace for each capture
+and stream, which lives as long as the graph and its executables: a graph may be replayed at any time, on any stream.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _SEMAPHORE_BYTES = 32  # sizeof(sem_t) of 64-bit Linux
 
 
 class Workspace:
-    """Of one stream. Hold ``lock`` from looking at it to the last launch of a call: kernels of two calls,
-    from two host threads, must not take turns on it. ``graph`` is the one that is captured into, whose end
-    :attr:`ended` tells, or 0 where the driver does not say."""
+    """The workspace of one stream. Hold ``lock`` from reading it to the last launch of a call: kernels of two calls
+    from two host threads must not interleave. ``graph`` is the graph under capture, whose destruction :attr:`ended`
+    reports; 0 if the driver does not name it."""
 
     def __init__(self, captured: bool, graph: int = 0) -> None:
         self.lock = threading.Lock()
         self.num_counters = self.partial_bytes = 0
         self.counters = self.partial = 0
-        """Addresses: of 32-bit words that are zero whenever no kernel runs, and of ``partial_bytes``."""
+        """Addresses: of 32-bit words that are zero while no kernel runs, and of ``partial_bytes`` bytes."""
         self._captured = captured
         self._end = _end_of(graph) if graph else None
         self._memory: list[Any] = []
@@ -55,7 +54,7 @@ class Workspace:
         self.num_counters, self.partial_bytes = sizes
 
     def keep(self, arrays: Iterable[Any]) -> None:
-        """What captured launches read beside their operands lives as long as they can be replayed."""
+        """Keep mask arrays of captured launches alive as long as the graph can be replayed."""
         if self._captured:
             self._memory += [x for x in arrays if all(x is not kept for kept in self._memory)]
 
@@ -68,8 +67,8 @@ def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, 
 
 
 def _allocate_outside_the_graph(device_id: int, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:
-    """Zeroed here and now, neither captured nor from the pool of a stream that has work queued: kernels from
-    before the capture may still write to memory that was given back to that pool."""
+    """Memory that is zeroed before return, outside of the capture and of the pool of a stream with queued work: kernels
+    from before the capture may still write to memory that was returned to that pool."""
     if device_id not in _zeroing:
         _zeroing[device_id] = cupy.cuda.Stream(non_blocking=True)
     zeroing = _zeroing[device_id]
@@ -106,8 +105,8 @@ def workspace_of(stream: Any, device_id: int) -> Workspace:
 
 
 def capture_of(stream: int) -> tuple[int, int] | None:
-    """A number that is unique in the process and the same for all streams of one capture, and the graph that is
-    captured into; None if the driver does not say."""
+    """The id of the capture, unique in the process and equal for all its streams, and the graph under capture; None if
+    the driver does not provide them."""
     try:
         get_info = _driver().cuStreamGetCaptureInfo_v2
     except (AttributeError, OSError):
