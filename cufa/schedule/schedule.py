@@ -123,7 +123,7 @@ class Schedule:
     def sample_visits(self) -> npt.NDArray[np.int64]:
         """Tiles visited by each query block. Of a long irregular mask: by some of them, evenly spaced. Then the time
         grows with seqlen, not with its square."""
-        if not self.mask.beyond_band or self.num_q_blocks <= _SAMPLE:
+        if not self.mask.irregular_kind or self.num_q_blocks <= _SAMPLE:
             return self.visits
         rows = np.linspace(0, self.num_q_blocks - 1, _SAMPLE).astype(np.int64) * self.block_q
         keys = np.arange(0, self.seqlen_k, self.block_kv)
