@@ -244,7 +244,8 @@ def plan_shapes(
     if device is None and is_device_array(q):  # the call could not move to the CPU
         dtype_name({"q": q}, on_gpu=True)
     problem = dataclasses.replace(make_problem(shapes, name, options), operation=operation)
-    problem = optional_operands.planned({name: x for name, x in optional.items() if x is not None}, problem)
+    if given := {name: x for name, x in optional.items() if x is not None}:
+        problem = optional_operands.planned(given, problem)
     could_move = device is None and not is_device_array(q)
     target = planning_device(device, any_serves(problem) if could_move else name != "float64")
     return plan_for(problem, target, options)

@@ -32,7 +32,6 @@ __all__ = [
     "TileConfig",
     "kernels_of",
     "read_config",
-    "register",
 ]
 
 KERNELS: dict[str, Kernel] = {
@@ -72,9 +71,3 @@ def read_config(operation: str, algorithm: str, content: Mapping[str, Any]) -> T
             f"algorithm={algorithm!r} of {operation} is not known: a config needs the kernel's name"
         )
     return kernels[0].read_config(content)
-
-
-def register(kernel: Kernel) -> Kernel:
-    """Add a kernel, as the least preferred of its operation."""
-    KERNELS[kernel.name] = kernel
-    return kernel

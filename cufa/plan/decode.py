@@ -22,7 +22,7 @@ from ..problem.problem import Problem, default_scale
 from ..schedule.decode import WAVES, num_tiles
 from ..schedule.schedule import used_of
 from .decode_splits import Cut, choose_cut, longest
-from .operation import PER_HEAD, Arrays, Choice, Operand, Operation, Request, register, stride_of_sequences
+from .operation import OPERATIONS, PER_HEAD, Arrays, Choice, Operand, Operation, Request, stride_of_sequences
 
 if TYPE_CHECKING:
     from .planner import Plan
@@ -172,7 +172,7 @@ class Decode(Operation):
 
 
 DECODE = Decode()
-register(DECODE)
+OPERATIONS[DECODE.name] = DECODE
 
 
 def ragged_shares(plan: Plan) -> bool:

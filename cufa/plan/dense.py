@@ -22,13 +22,13 @@ from ..problem.problem import MAX_SIZE, Problem, default_scale
 from ..schedule.key_order import head_groups, in_groups, in_small_groups
 from .candidates import serving_configs, tuning_key
 from .operation import (
+    OPERATIONS,
     PER_HEAD_AND_LENGTHS,
     Arrays,
     Choice,
     Operand,
     Operation,
     Request,
-    register,
     stride_of_sequences,
 )
 from .splits import with_splits
@@ -236,5 +236,4 @@ def _band(p: Problem) -> dict[str, int]:
 
 
 FORWARD, BACKWARD = Forward(), Backward()
-register(FORWARD)
-register(BACKWARD)
+OPERATIONS.update({FORWARD.name: FORWARD, BACKWARD.name: BACKWARD})

@@ -197,10 +197,6 @@ PER_HEAD_AND_LENGTHS = (
 """The optional operands of forward and backward."""
 
 
-def register(operation: Operation) -> None:
-    OPERATIONS[operation.name] = operation
-
-
 def stride_of_sequences(slopes: Any) -> int:
     """Elements from one sequence's slopes to the next one's; 0 if all sequences share them, or there are none."""
     return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0
