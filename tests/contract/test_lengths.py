@@ -290,7 +290,7 @@ PACKED = [
         (Q, Q, Q, [0, 5, 4, 10], [0, 1, 2, 3]),
         {},
         ValueError,
-        r"cu_seqlens_q\[2\] is 4, less than cu_seqlens_q\[1\], 5: it",
+        r"cu_seqlens_q\[2\] is 4, less than cu_seqlens_q\[1\], 5: cumulative lengths",
     ),
     ((Q, Q, Q, [0, 5], [1, 5]), {}, ValueError, r"cu_seqlens_k\[0\] is 1: the first sequence begins at 0"),
     ((Q, Q, Q, [0, 11], [0, 10]), {}, ValueError, r"cu_seqlens_q\[-1\] is 11 but q has 10 rows"),
