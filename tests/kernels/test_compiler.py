@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import struct
 import sys
@@ -30,12 +29,8 @@ from cufa.build.static_compile import (
     parse_log,
     static_compile,
 )
-from cufa.build.sweep import build
-from cufa.build.variants import variants
-from cufa.gpu.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
+from cufa.gpu.architectures import ARCHITECTURES
 from cufa.kernels import KERNELS
-from cufa.kernels.params import TRACE_RECORD, Strides
-from cufa.plan.operation import OPERATIONS
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 
@@ -74,11 +69,7 @@ def test_digest_ignores_comments_and_white_space_in_every_file(sources):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("kernels/k.cu", "+ OFFSET", "- OFFSET"),
-        ("tiles/scale.cuh", "2 * x", "3 * x"),
-    ],
+    ("file", "old", "new"), [("kernels/k.cu", "+ OFFSET", "- OFFSET"), ("tiles/scale.cuh", "2 * x", "3 * x")]
 )
 def test_digest_sees_code_in_every_file(sources, file, old, new):
     before = source_digest("kernels/k.cu")
@@ -276,95 +267,6 @@ def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
         compile_text("", AMPERE)
 
 
-# The kernels' one argument: the same bytes in CUDA and in Python
-
-
-def _layout_asserts() -> str:
-    """static_asserts that hold the operations' parameter structures to their Python twins, field by field."""
-    params = [operation.params for operation in OPERATIONS.values()]
-    lines = [f'#include "{header}"' for header in sorted({p.header for p in params})]
-
-    def same(what: str, value: int) -> None:
-        lines.append(f'static_assert({what} == {value}, "{what}");')
-
-    for name, python in (("Strides", Strides), *((p.struct, p.ctype) for p in params)):
-        same(f"sizeof({name})", ctypes.sizeof(python))
-        for field in (field for field, *_ in python._fields_ if field != "padding_"):
-            same(f"__builtin_offsetof({name}, {field})", getattr(python, field).offset)
-            same(f"sizeof({name}::{field})", getattr(python, field).size)
-    same("sizeof(TraceRecord)", TRACE_RECORD.itemsize)
-    for field, (dtype, offset) in TRACE_RECORD.fields.items():
-        same(f"__builtin_offsetof(TraceRecord, {field})", offset)
-        same(f"sizeof(TraceRecord::{field})", dtype.itemsize)
-    return "\n".join(lines) + "\n"
-
-
-def test_params_are_packed_as_the_kernels_read_them(nvrtc):
-    if int(nvrtc_version().split(".")[0]) < 13:
-        pytest.skip("NVRTC 12 has no __builtin_offsetof")
-    unit = _layout_asserts()
-    compile_text(unit, AMPERE)
-    offset = OPERATIONS["forward"].params.offset("scale_log2")
-    wanted = f"__builtin_offsetof(AttentionParams, scale_log2) == {offset}"
-    assert wanted in unit
-    with pytest.raises(CompileError, match="scale_log2"):  # the asserts are evaluated
-        compile_text(unit.replace(wanted, wanted + "4"), AMPERE)
-
-
-# The registered kernels: a few small variants each; `cufa compile` builds a covering set of them
-
-
-def _section(cubin: bytes, wanted: str) -> bytes:
-    """One section of a 64-bit ELF file."""
-    (table,) = struct.unpack_from("<Q", cubin, 40)
-    size, count, names_index = struct.unpack_from("<HHH", cubin, 58)
-    headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
-    names = headers[names_index][4]
-    for name, _, _, _, offset, length in headers:
-        if cubin[names + name : cubin.index(b"\0", names + name)].decode() == wanted:
-            return cubin[offset : offset + length]
-    raise AssertionError(f"no section {wanted}")
-
-
-ABLATIONS = [
-    (first.name, second.name)
-    for first in KERNELS.values()
-    for second in KERNELS.values()
-    if first.source == second.source and first.skip_masked_tiles and not second.skip_masked_tiles
-]
-
-
-@pytest.mark.parametrize(("kernel", "ablation"), ABLATIONS)
-def test_without_a_mask_an_ablation_is_the_same_machine_code(kernel, ablation, nvrtc):
-    """So `cufa compile` builds it once, and a benchmark of the two without a mask measures noise."""
-    first = (next(variants([90], [name], [64], everything=True)) for name in (kernel, ablation))
-    one, other = map(build, first)
-    assert one.variant.constants != other.variant.constants
-    assert one.variant.problem.mask_kind == "full"
-    code = f".text.{one.entries[0].launch.entry}"
-    assert _section(one.report.cubin, code) == _section(other.report.cubin, code)
-
-
-SERVED = [
-    (name, arch) for name, spec in KERNELS.items() for arch in COMPILED_ARCHITECTURES if spec.runs_on(arch)
-]
-
-
-@pytest.mark.sampled(fixed=3, dated=2)  # `make compile-all` builds all of them
-@pytest.mark.parametrize(("kernel", "arch"), SERVED)
-@pytest.mark.slow
-def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
-    """With bounds on both sides, which take most code."""
-    head_dim = next(d for d in (64, 192) if any(config.fits(d) for config in KERNELS[kernel].configs))
-    found = variants([arch], [kernel], [head_dim], everything=True)
-    variant = next(variant for variant in found if variant.problem.mask_kind == "band")
-    built = build(variant)
-    assert built.findings == ()
-    assert built.report.warnings == ()
-    assert len(built.entries) == len({launch.entry for launch in variant.launches})
-    assert all(entry.occupancy.blocks >= 1 for entry in built.entries)
-
-
 # Stamps of inside traces
 
 
@@ -395,15 +297,3 @@ def test_stamps_change_what_a_translation_unit_is_known_by(sources):
     assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before
     assert "TRACE_INSIDE" in before
     assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))
-
-
-@pytest.mark.parametrize(("kernel", "head_dim"), [("fa3_forward", 64), ("decode_split", 64)])
-@pytest.mark.sampled(fixed=0, dated=1)
-@pytest.mark.slow
-def test_product_builds_have_nothing_of_stamps(kernel, head_dim, nvrtc):
-    """They never read the clock of an SM; builds with stamps do."""
-    variant = next(iter(variants([90], [kernel], [head_dim])))
-    constants = variant.constants
-    assert "%clock" not in static_compile(variant.source, constants, HOPPER).ptx
-    stamped = {**constants, **trace_constants(True, inside=True)}
-    assert static_compile(variant.source, stamped, HOPPER).ptx.count("%clock") > 5

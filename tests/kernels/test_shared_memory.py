@@ -132,8 +132,4 @@ def test_balanced_decoding_does_not_compile_with_a_merge_in_clusters():
     problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 128)))
     given = spec.constants(problem, next(c for c in spec.configs if c.fits(128)))
     with pytest.raises(CompileError, match="not in those of one cluster"):
-        static_compile(
-            spec.source,
-            {**given, "TRACE": False, "CLUSTER_MERGE": True},
-            find_architecture(90),
-        )
+        static_compile(spec.source, {**given, "TRACE": False, "CLUSTER_MERGE": True}, find_architecture(90))

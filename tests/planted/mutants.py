@@ -4,7 +4,7 @@ Each mutant is one place of the code, changed so that a result, an error or a pr
 the repository, where the tests that serve its file are run until the first fails; a mutant that no test notices
 survives, and then a test is missing. Tests run as ``make test`` does, with the sample of large products; with
 ``--every-case``, what survives the sample is run with every case, which shows whether the sample has lost it. The
-recorded outcome is ``tests/planted/mutants.txt``.
+numbers, and mutants that are not killed, are recorded in ``tests/planted/mutants.txt``.
 
     make mutants                          all of them, and the outcome into tests/planted/mutants.txt
     make mutants ARGS="mask.py fa2"       those whose file, text or reason has one of these words
@@ -73,18 +73,8 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[bool]:
 def first_failure(tree: Path, mutant: Mutant, *options: str) -> str | None:
     """The first test that fails on the copy, None when all pass. A run that dies or hangs has noticed too."""
     files = [str(file_of_tests(name).relative_to(ROOT)) for name in mutant.tests.split()]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-        *options,
-        *files,
-    ]
+    pytest = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command = [sys.executable, *pytest, *options, *files]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     done = subprocess.run(
@@ -143,11 +133,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     parser.add_argument("--every-case", action="store_true", help="run what survives with every case, too")
     options = parser.parse_args()
-    chosen = [
-        m
-        for m in MUTANTS
-        if not options.words or any(w in f"{m.file} {m.why} {m.after}" for w in options.words)
-    ]
+    words = options.words or [""]
+    chosen = [m for m in MUTANTS if any(w in f"{m.file} {m.why} {m.after}" for w in words)]
     outcomes = []
     for outcome in judge_all(chosen, options.jobs, options.every_case):
         outcomes.append(outcome)
@@ -155,7 +142,7 @@ def main() -> int:
     text = summary(outcomes)
     print(text)
     if not options.words:
-        RECORD.write_text(text + "".join(f"{x}\n" for x in outcomes), encoding="utf-8")
+        RECORD.write_text(text + "".join(f"{x}\n" for x in outcomes if x.verdict != KILLED), encoding="utf-8")
     return any(x.verdict != KILLED for x in outcomes)
 
 

@@ -273,61 +273,6 @@ def test_the_first_key_that_does_not_fit_is_named():
         masks.from_dense(seen)
 
 
-# --- What is wrong ----------------------------------------------------------------------------------------
-
-WRONG = [
-    (lambda: masks.prefix(-1), ValueError, "length=-1 must be from 0"),
-    (lambda: masks.prefix(1.5), TypeError, "length must be an integer from 0 up, not 1.5"),
-    (lambda: masks.prefix([3, -2]), ValueError, r"length\[1\] is -2: it must be at least 0"),
-    (lambda: masks.prefix([[3]]), ValueError, r"length has shape \(1, 1\): it takes \(batch,\)"),
-    (lambda: masks.streaming(2, None), TypeError, "window must be an integer from 0 up, not None"),
-    (lambda: masks.global_window(True, 1, 1), TypeError, "tokens must be an integer.*not True"),
-    (lambda: masks.global_window(1, -1, 1), ValueError, r"window=\(-1, 1\): left must be at least 0"),
-    (lambda: masks.chunks(0), ValueError, "size=0 must be from 1"),
-    (lambda: masks.chunks(3, "middle"), ValueError, "diagonal='middle' is not known"),
-    (lambda: masks.documents([3, -1]), ValueError, r"lengths\[1\] is -1: it must be at least 0"),
-    (lambda: masks.documents([1.5, 2]), TypeError, "lengths is float64: it takes integers; convert"),
-    (lambda: masks.documents([[1, 2], [3]]), ValueError, "lengths is .*rows that differ in length: fill"),
-    (lambda: masks.documents(5), TypeError, "lengths must be an array"),
-    (
-        lambda: masks.documents([[[1]]]),
-        ValueError,
-        r"lengths has shape .*takes \(documents,\) or \(batch, doc",
-    ),
-    (lambda: masks.documents([3, 4], seqlen=5), ValueError, "lengths add up to 7 tokens, more than seqlen=5"),
-    (lambda: masks.documents([3, 4], causal="yes"), TypeError, "causal must be True or False, not 'yes'"),
-    (lambda: masks.documents([2**31 - 1] * 2), ValueError, "the sum of lengths=4294967294 must be from 0"),
-    (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which int32 does not"),
-    (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
-    (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
-    (
-        lambda: masks.shared_question([[1], [1, 2]], [2]),
-        ValueError,
-        "question is .*rows that differ in length",
-    ),
-    (lambda: masks.shared_question(np.array(2.5), [2]), TypeError, "question must be an integer from 0 up"),
-    (lambda: masks.evict("abc"), TypeError, "rows must be an array"),
-    (
-        lambda: masks.evict(np.ones((2, 2, 2, 2), int)),
-        ValueError,
-        "rows has shape .*takes.*kv_heads, seqlen_k",
-    ),
-    (lambda: masks.columns(None, [2]), TypeError, "lo1 must be an array"),
-    (lambda: masks.columns([1], [2], [3]), ValueError, "lo2 came without hi2"),
-    (lambda: masks.columns([1, 2], [2]), ValueError, r"hi1 has shape \(1,\) but lo1 has \(2,\)"),
-    (lambda: masks.columns([1], [2], causal=True, window=(1, 2)), ValueError, "causal=True hides them"),
-    (lambda: masks.from_flashmask(np.ones((1, 1, 3, 1), int), False), ValueError, "causal=False.* is 2 or 4"),
-    (lambda: masks.from_flashmask(np.ones((1, 1, 3, 4), int), True), ValueError, "causal=True.* is 1 or 2"),
-    (
-        lambda: masks.from_flashmask(np.ones((1, 3, 4), int), True),
-        ValueError,
-        "has shape .*takes .batch, 1 or",
-    ),
-    (lambda: masks.from_dense(np.ones((3, 3))), TypeError, "seen is float64: it takes booleans"),
-    (lambda: masks.from_dense(np.ones(3, bool)), ValueError, r"seen has shape \(3,\): it takes"),
-]
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -345,24 +290,3 @@ def test_a_mask_of_no_sequence_goes_with_a_batch_of_none_alone(make):
     assert "of no sequences" in make()._repr_html_()
     with pytest.raises(ValueError, match="is of no sequences: there is nothing to draw"):
         make().figure()
-
-
-@pytest.mark.parametrize(("make", "error", "message"), WRONG)
-def test_builders_name_argument_value_and_cure(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (masks.documents([3, 5]), "has numbers for 8 keys but k has 9: make it for 9"),
-        (masks.prefix([1, 2, 3]), "is of 3 sequences but k has 2: make it for 2, or for 1"),
-        (masks.evict(np.ones((1, 3, 9), int)), "is of 3 key/value heads but k has 2"),
-    ],
-)
-@pytest.mark.parametrize("call", [cufa.flash_attention, cufa.plan, cufa.attention_reference])
-def test_a_mask_that_does_not_go_with_the_arrays(call, mask, message):
-    x = np.ones((2, 2, 9, 8), np.float32)
-    with pytest.raises(ValueError, match=f"mask, .*{message}"):
-        call(x, x, x, mask=mask)

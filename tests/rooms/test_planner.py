@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import math
 import subprocess
@@ -16,11 +15,11 @@ from sampling import of_today
 import cufa
 from cufa.build.compiler import SOURCE_DIR
 from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
-from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
+from cufa.kernels import KERNELS, Kernel, kernels_of
 from cufa.kernels.params import softmax_scalars
-from cufa.plan.candidates import algorithms, tuning_key
+from cufa.plan.candidates import algorithms
 from cufa.plan.dense import FORWARD
-from cufa.plan.operation import OPERATIONS, Tuned
+from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Band
@@ -136,61 +135,6 @@ def test_plan_has_workspace_of_its_kernel():
     # At least float32 scores and 16-bit probabilities, and at least O in float32.
     assert make_plan(p, H200, "naive").workspace >= 2 * 6 * 300 * 500 * 6
     assert make_plan(p, H200, "fa1").workspace >= 2 * 6 * 300 * 64 * 4
-
-
-# --- Tuned tiles ------------------------------------------------------------------------------------------
-
-
-def test_tuned_config_is_honoured():
-    p = problem()
-    spec = KERNELS["fa1_forward"]
-    default, *others = fitting_configs(spec, p.head_dim, H200)
-    assert make_plan(p, H200, "fa1").config is default
-    tuned = {tuning_key(spec, p): Tuned(others[-1], default, "tuned on a card: 1.10× as fast")}
-    plan = make_plan(p, H200, "fa1", tuned=tuned)
-    assert plan.config is others[-1]
-    assert f"because    tiles {others[-1]}: tuned on a card: 1.10× as fast" in str(plan)
-
-
-def test_tuned_config_is_not_taken_where_the_planner_would_take_other_tiles_than_it_beat():
-    """Within one class of shapes there may be too few thread blocks for the tiles that were measured."""
-    p = problem()
-    spec = KERNELS["fa1_forward"]
-    default, *others = fitting_configs(spec, p.head_dim, H200)
-    tuned = {tuning_key(spec, p): Tuned(others[-1], others[0], "")}
-    assert make_plan(p, H200, "fa1", tuned=tuned).config is default
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dtype": "bfloat16"},
-        {"head_dim": 128},
-        {"mask": FULL},
-        {"mask": Band(100, 0)},
-        {"seqlen_k": 512},
-        {"precision": "tf32"},
-        {"batch": 16},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_tuned_config_is_for_its_own_shapes_only(change):
-    spec = KERNELS["naive"]
-    assert tuning_key(spec, problem()) != tuning_key(spec, dataclasses.replace(problem(), **change))
-
-
-def test_lengths_of_one_class_share_a_tuned_config():
-    spec = KERNELS["naive"]
-    keys = {tuning_key(spec, problem(seqlen_k=n)) for n in (256, 300, 511)}
-    assert len(keys) == 1
-    assert len({tuning_key(spec, problem(seqlen_k=n)) for n in (0, 1, 2, 3)}) == 2
-
-
-def test_tuned_config_that_is_no_longer_registered_is_ignored():
-    p = problem()
-    spec = KERNELS["fa1_forward"]
-    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): Tuned(TileConfig(17, 19, 1))})
-    assert plan.config is make_plan(p, H200, "fa1").config
 
 
 # --- Plans for the CPU ------------------------------------------------------------------------------------
