@@ -10,16 +10,15 @@ traces the problem that the JSON describes.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy.typing as npt
 
-from ..gpu.architectures import Device
 from ..kernels import read_config
 from ..kernels.params import TRACE_RECORD
 from ..plan.planner import Plan, make_plan
@@ -90,29 +89,22 @@ def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
     return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
 
 
-def _requested(text: str, device: Device) -> Plan:
-    request = json.loads(text)
-    problem, algorithm, config = Problem.from_json(request["problem"]), request["algorithm"], None
-    if request.get("config"):
-        config = read_config(problem.operation, algorithm, request["config"])
-    return make_plan(problem, device, algorithm, config)
-
-
-def main() -> None:
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--request", required=True, help='{"problem": {...}, "algorithm": "fa2", "config": {...} or null}'
+)
+def main(directory: Path, request: str) -> None:
     """Trace one problem on the current GPU; prints the file written."""
-    parser = argparse.ArgumentParser(prog="python -m cufa.measure.traces", description=main.__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument(
-        "--request", required=True, help='{"problem": {...}, "algorithm": "fa2", "config": {...} or null}'
-    )
-    arguments = parser.parse_args()
-
     from ..run.cuda import backend as cuda
 
     if cuda.device_count() == 0:
         sys.exit("CuPy sees no NVIDIA GPU: a trace is recorded where the kernel runs")
-    device = cuda.current_device()
-    print(save(record(_requested(arguments.request, device)), arguments.directory), flush=True)
+    wanted = json.loads(request)
+    problem, algorithm = Problem.from_json(wanted["problem"]), wanted["algorithm"]
+    config = read_config(problem.operation, algorithm, wanted["config"]) if wanted.get("config") else None
+    plan = make_plan(problem, cuda.current_device(), algorithm, config)
+    click.echo(save(record(plan), directory))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,22 @@ import functools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cufa.calls.backward import flash_attention_backward
 from cufa.calls.forward import flash_attention
+from cufa.measure import peers
+from cufa.measure.cases import Case, Contender
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.limits import Limits
+from cufa.measure.regimes import Regime
+from cufa.measure.runner import run_case
 from cufa.problem.problem import default_scale
+
+from . import host_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,39 +36,18 @@ class Promise:
     measure: Callable[[], float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    promise: Promise
-    measured: float
-
-    def __bool__(self) -> bool:
-        return self.measured <= self.promise.at_most
-
-    def __str__(self) -> str:
-        promise = self.promise
-        unit = f" {promise.unit}" if promise.unit else ""
-        kept = "kept" if self else "BROKEN"
-        return f"{kept:6}  {self.measured:8.3g} of {promise.at_most:g}{unit:3}  {promise.what}"
-
-
 def promises(on_gpu: bool) -> list[Promise]:
     found = [
         Promise("import cufa, beyond the interpreter's own start (processor time)", 0.3, "s", import_seconds),
         Promise(f"the CPU path, over naive NumPy, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=False)),
         Promise(f"the same, causal, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=True)),
         Promise(f"causal, over the same without a mask, {_SHAPE}", 0.75, "", _causal_over_full),
-        Promise(
-            f"its gradients, over naive NumPy's, causal, {_GRADIENT_SHAPE}", 0.5, "", _gradients_over_numpy
-        ),
-    ]
+        Promise(f"its gradients, over naive NumPy's, causal, {_GRADIENT_SHAPE}", 0.5, "", _gradients_over_numpy),
+    ]  # fmt: skip
     return found + (_gpu_promises() if on_gpu else [])
 
 
 def _gpu_promises() -> list[Promise]:
-    from cufa.measure import peers
-
-    from . import host_times
-
     first_result = functools.cache(host_times.first_result_seconds)
     calls = functools.cache(lambda: {call["call"]: call["p50_us"] for call in host_times.host_calls()})
 
@@ -81,27 +68,18 @@ def _gpu_promises() -> list[Promise]:
             Promise("one compile of fa3_forward, the longest of three head dims", 3, "s", cold_compile)
         )
     if _is_hopper() and not peers.FAMILIES["torch"].missing:
+        what = "the host's part of flash_attention, over torch cudnn's"
         ours = "flash_attention(q, k, v, causal=True)"
-        found.append(
-            Promise("the host's part of flash_attention, over torch cudnn's", 1, "",
-                    lambda: calls()[ours] / calls()["torch cudnn"])
-        )  # fmt: skip
+        found.append(Promise(what, 1, "", lambda: calls()[ours] / calls()["torch cudnn"]))
     return found
 
 
 def _regimes_apart() -> float:
-    """Of decoding, which waits for memory: alone it takes as long as in turns, as its inputs do outgrow L2."""
-    from cufa.measure.cases import Case, Contender
-    from cufa.measure.decode_cases import make_decode
-    from cufa.measure.limits import Limits
-    from cufa.measure.regimes import Regime
-    from cufa.measure.runner import run_case
+    """Of decoding, which is memory-bound: alone it takes as long as in turns, since its sets of inputs outgrow L2."""
     from cufa.run.cuda import backend as cuda
 
-    case, limits = (
-        Case(make_decode(1, 32, 8, 8 << 10), (Contender(),)),
-        Limits(1e12, {"bfloat16": 1e15}, 1e12),
-    )
+    case = Case(make_decode(1, 32, 8, 8 << 10), (Contender(),))
+    limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
     device = cuda.current_device()
     rows = [run_case(case, device, limits, regime=regime, seconds=0.5)[0][0] for regime in Regime]
     return max(row.seconds for row in rows) / min(row.seconds for row in rows)
@@ -120,7 +98,7 @@ _SHAPE = f"8 heads × {_SEQLEN}, d64, float32"
 _GRADIENT_SEQLEN = 2048
 _GRADIENT_SHAPE = f"8 heads × {_GRADIENT_SEQLEN}, d64, float32"
 _ROUNDS = 5
-"""The best of so many: other work on the machine only ever adds time."""
+"""The best of these rounds counts: other work on the machine only adds time."""
 
 
 def import_seconds() -> float:
@@ -130,7 +108,7 @@ def import_seconds() -> float:
 
 
 def naive_numpy(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    """What a NumPy user writes."""
+    """Attention as a NumPy user writes it."""
     s = (q @ k.swapaxes(-1, -2)) * np.float32(default_scale(q.shape[-1]))
     if causal:
         s = np.where(np.tri(*s.shape[-2:]) > 0, s, np.float32(-np.inf))
@@ -159,7 +137,7 @@ def _seconds(attention: Callable[..., Any], causal: bool) -> float:
 
 
 def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool = True) -> Any:
-    """What a NumPy user writes: dq, dk and dv."""
+    """dq, dk and dv as a NumPy user writes them."""
     scale = np.float32(default_scale(q.shape[-1]))
     s = (q @ k.swapaxes(-1, -2)) * scale
     if causal:
@@ -182,16 +160,15 @@ def _gradients_over_numpy() -> float:
     return ours / min(seconds(naive_numpy_backward) for _ in range(_ROUNDS))
 
 
-def measured(found: list[Promise]) -> Iterator[Kept]:
-    for promise in found:
-        yield Kept(promise, promise.measure())
-
-
 def main(found: list[Promise]) -> int:
     """Print each as it is measured; 1 when one is broken."""
     broken = 0
-    for kept in measured(found):
-        print(kept, flush=True)
+    for promise in found:
+        measured = promise.measure()
+        kept = measured <= promise.at_most
+        unit = f" {promise.unit}" if promise.unit else ""
+        word = "kept" if kept else "BROKEN"
+        print(f"{word:6}  {measured:8.3g} of {promise.at_most:g}{unit:3}  {promise.what}", flush=True)
         broken += not kept
     return int(broken > 0)
 
