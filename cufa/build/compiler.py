@@ -91,7 +91,7 @@ def keeps_logs(source: str) -> bool:
 
 
 def trace_constants(trace: bool, inside: bool = False) -> dict[str, int | bool]:
-    """Of a build that keeps a record of each work item, and with ``inside`` stamps of what each warp does."""
+    """Choices of a build that writes a trace record per work item; ``inside``: also stamps of each warp's phases."""
     return {"TRACE": trace or inside, **({INSIDE: True} if inside else {})}
 
 
@@ -121,7 +121,7 @@ _CHOICE = re.compile(r"^constexpr (int|bool) (\w+) = (-?\d+|true|false);", re.MU
 
 
 def config_file(source: str) -> str | None:
-    """The file beside a kernel that declares its compile-time choices, relative to ``cuda_src``."""
+    """The config.cuh in a kernel's folder, which declares its compile-time choices; relative to ``cuda_src``."""
     name = os.path.join(os.path.dirname(source), "config.cuh")
     return name if (SOURCE_DIR / name).is_file() else None
 
@@ -133,7 +133,7 @@ def choices(config: str) -> dict[str, str]:
 
 
 def configured(text: str, constants: Mapping[str, int | bool]) -> str:
-    """The text of a ``config.cuh`` with the values of a build in place of those of the example."""
+    """The text of a ``config.cuh`` with the values of ``constants``. Raises KeyError for a choice without a value."""
 
     def with_value(choice: re.Match[str]) -> str:
         return f"constexpr {choice[1]} {choice[2]} = {_value(constants[choice[2]])};"
@@ -142,7 +142,7 @@ def configured(text: str, constants: Mapping[str, int | bool]) -> str:
 
 
 def _declaration(name: str, value: int | bool) -> str:
-    # Not every probe reads every constant; NVRTC would warn of those that it does not read.
+    # A probe need not read every constant: NVRTC would warn of an unused one.
     kind = "bool" if isinstance(value, bool) else "int"
     return f"[[maybe_unused]] constexpr {kind} {name} = {_value(value)};"
 

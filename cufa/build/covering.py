@@ -19,7 +19,7 @@ def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[in
     """Indices of few rows that together hold every value of every factor, and every two values of the factors
     of each of ``pairs``, that some row holds. In ascending order, and always the same for the same rows.
 
-    Greedy: each time the row that holds most of what is missing, the first of several.
+    Greedy: each step takes the row with the most missing values and pairs, of equals the first.
     """
     held, demanded = _numbered(rows, pairs)
     missing = np.zeros(demanded, bool)
@@ -32,7 +32,7 @@ def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[in
         best = int(adds.argmax())
         chosen.append(int(left[best]))
         missing[held[best]] = False
-        left, held = left[adds > 0], held[adds > 0]  # what a row adds only falls
+        left, held = left[adds > 0], held[adds > 0]  # a row without additions never gets any
     return sorted(chosen)
 
 

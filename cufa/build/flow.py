@@ -37,7 +37,7 @@ class Loop:
 
 
 def loops_of(count: int, jumps: Iterable[Jump]) -> tuple[Loop, ...]:
-    """Natural loops of ``count`` instructions, by their heads: those of one head are one loop."""
+    """Natural loops of ``count`` instructions, by head; loops with the same head are merged."""
     found = list(jumps)
     starts = _starts(count, found)
     block_of = {start: number for number, start in enumerate(starts)}

@@ -14,7 +14,7 @@ from typing import Any
 
 from .flow import Loop
 
-#: What instructions are counted as, and what each kind is.
+#: Kinds of instructions, with descriptions.
 KINDS = {
     "tensor": "products on the tensor cores",
     "exp": "exponentials (the special function unit)",
@@ -100,7 +100,7 @@ class Code:
         return max((i.live for i in self.instructions if i.live is not None), default=None)
 
     def lines(self, file: str) -> dict[int, LineCost]:
-        """What each line of a file became, with what it calls from other files."""
+        """The instructions of each line of a file, including functions of other files that are inlined there."""
         by_line: dict[int, list[Instruction]] = {}
         for instruction in self.instructions:
             line = instruction.line_in(file)
@@ -114,8 +114,8 @@ class Code:
 
     @functools.cached_property
     def product_loops(self) -> list[Loop]:
-        """Loops that multiply, beside what loops inside them do: in an attention kernel, those over tiles, and the one
-        over work items around them."""
+        """Loops with products outside of their inner loops: in an attention kernel the loops over tiles, and the loop over
+        work items around them."""
         found = {self._innermost(n) for n, i in enumerate(self.instructions) if i.kind == "tensor"}
         return sorted(filter(None, found), key=lambda loop: loop.head)
 
@@ -140,7 +140,7 @@ class Code:
         return costs
 
     def _place(self, loop: Loop, file: str) -> Place | None:
-        """The line that a loop's first stretch ends with: that of the jump back, unless parts lie elsewhere."""
+        """The line at the end of the loop's first stretch: the jump back, unless the loop is in several stretches."""
         last = self.instructions[loop.parts[0][1]]
         line = last.line_in(file)
         return Place(file, line) if line is not None else next(iter(last.places), None)

@@ -1,4 +1,4 @@
-"""What each warp of a kernel did when, as an inside trace stamped it (``cuda_src/shared/phases.cuh``): logs and phases.
+"""Phases of each warp over time, from the stamps of an inside trace (``cuda_src/shared/phases.cuh``).
 
 The names of phases and the layout of logs are read from that header, which declares them. Nothing here needs a GPU.
 """
@@ -136,14 +136,14 @@ class Logs:
         return int(self.heads["stamps"].sum()) - sum(len(x) for x in self.stamps)
 
     def clocks(self, index: int) -> npt.NDArray[np.int64]:
-        """Of each stamp, from 32 bits and what is known of the log's start."""
+        """64-bit clock of each stamp, from its 32 bits and the log's start."""
         low = self.stamps[index]["clock"].astype(np.int64)
         start = int(self.heads[index]["start_clock"])
         steps = np.diff(low, prepend=start % _SECONDS_OF_32_BITS) % _SECONDS_OF_32_BITS
         return start + np.cumsum(steps)
 
     def ticks_per_ns(self) -> float:
-        """Of the SM's clock, by the pairs of both clocks that lie farthest apart."""
+        """Ticks of the SM's clock per nanosecond, from the two most distant pairs of both clocks."""
         h = self.heads
         of_sm = h[h["sm"] == h["sm"][0]]
         first, last = of_sm[np.argmin(of_sm["start_clock"])], of_sm[np.argmax(of_sm["end_clock"])]
@@ -211,7 +211,7 @@ def visited(found: npt.NDArray[Any]) -> dict[int, dict[int, list[int]]]:
 
 
 def mistakes(logs: Logs) -> list[str]:
-    """What cannot be in the logs of a kernel that stamps as it should, and what is missing; one sentence each."""
+    """Errors and omissions in the logs of a kernel, one sentence each."""
     found = []
     if logs.refused:
         found.append(f"{logs.refused} warps found no room for a log: their phases are missing")

@@ -39,8 +39,8 @@ _SPLIT = re.compile(r"setmaxnreg\.(?:inc|dec)\S*\s+(\d+)")
 
 
 def register_splits(text: str) -> dict[str, tuple[int, ...]]:
-    """Of each entry: registers per thread that its warpgroups ask for when they begin (``setmaxnreg``), fewest first;
-    empty where all keep what they are launched with."""
+    """By entry: the registers per thread that its warpgroups set at their begin (``setmaxnreg``), ascending; empty if none
+    sets any."""
     starts = list(_ENTRY.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     return {
@@ -62,14 +62,14 @@ def parse_ptx(text: str) -> dict[str, Code]:
 
 @functools.lru_cache(256)  # tens of thousands of instructions name the same few files
 def relative_place(path: str) -> str:
-    """Below ``cuda_src`` where it lies there."""
+    """The path relative to ``cuda_src``; of a file elsewhere, its name."""
     where = Path(path)
     return str(where.relative_to(SOURCE_DIR)) if where.is_relative_to(SOURCE_DIR) else where.name
 
 
 def _entry(body: str, files: dict[int, str]) -> Code:
     instructions: list[Instruction] = []
-    scopes, opened = [0], 0  # numbers of those that are open: labels are known within their own
+    scopes, opened = [0], 0  # ids of the open scopes: a label is visible within its scope
     labels: dict[tuple[int, str], int] = {}
     jumps: list[tuple[int, str, tuple[int, ...]]] = []  # to labels, which may come later
     chains: dict[tuple[int, int, int], tuple[Place, ...]] = {}
@@ -124,7 +124,7 @@ def _statements(body: str) -> Iterator[str]:
 def _chain(
     loc: re.Match[str], files: dict[int, str], chains: dict[tuple[int, int, int], tuple[Place, ...]]
 ) -> tuple[Place, ...]:
-    """The line, and those that it was inlined into: their own chains have been given before."""
+    """The line, and the lines that it was inlined into, whose own chains precede it in the text."""
     file, line, column = int(loc["file"]), int(loc["line"]), int(loc["column"])
     if not line:  # of the compiler's own
         return ()

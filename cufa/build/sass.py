@@ -129,7 +129,7 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
     is_first = True  # of the lines that name the places of what follows
     for line in body:
         if "//## File" in line:
-            if is_first:  # the innermost; those that follow are where it was inlined
+            if is_first:  # the innermost line; the lines after it are where it was inlined
                 here = ()
             here = here + tuple(p for p in _places(line) if p not in here)
             is_first = False
@@ -170,9 +170,9 @@ class Listing:
     """One build. Its code is that which runs: asking for line numbers changes no instruction."""
 
     ptx: Mapping[str, Code]
-    """By kernel entry, of those that the build launches."""
+    """By kernel entry, of the entries that the build launches."""
     sass: Mapping[str, Code]
-    """Likewise; empty where there is no disassembler."""
+    """By kernel entry; empty without a disassembler."""
     missing: str | None
     """Why there is no SASS, and what to install."""
 

@@ -30,8 +30,8 @@ _USED = re.compile(r"Used (?P<registers>\d+) registers(, used (?P<barriers>\d+) 
 _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNING = re.compile(r": warning #|^ptxas warning")
 
-#: ptxas says these in passing: "(C7508) 'setmaxnreg' ignored", "(C7510) wgmma serialized", ".minnctapersm
-#: will be ignored". Each means that the kernel is not what its author thinks.
+#: Messages of ptxas that are no warnings: "(C7508) 'setmaxnreg' ignored", "(C7510) wgmma serialized", ".minnctapersm
+#: will be ignored". Each one changes the kernel against its author's intent.
 _PTXAS_TROUBLE = re.compile(r"\b(ignored|serialized)\b|^ptxas (warning|error|fatal)", re.IGNORECASE)
 
 #: Sections with instructions and constants. Not .nv.constant0: it holds the parameters, so its size changes with
@@ -129,8 +129,8 @@ def compile_text(
 
 
 def check_report(report: CompileReport, *, spills_up_to: float = 0) -> tuple[str, ...]:
-    """What must not ship, one sentence each: more bytes a thread stored by spills than ``spills_up_to``, local memory,
-    and ptxas ignoring or serialising, whether it says so or not."""
+    """Findings that must not ship, one sentence each: spill stores of more than ``spills_up_to`` bytes per thread, local
+    memory, and instructions that ptxas ignores or serialises, with or without a message."""
     findings = []
     for e in report.entries:
         if e.spill_store_bytes or e.spill_load_bytes:
@@ -156,8 +156,8 @@ def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
     all that are asked for at a time; where registers do not suffice, ptxas has one for each, and waits for each."""
     products = fences = 0
     for code in _executable(cubin):
-        # An instruction is 16 bytes, the lowest 12 bits of which say what it is. A product's A lies in shared memory or
-        # in registers; bit 47 of what is done with a warpgroup says that it waits for products (WARPGROUP.DEPBAR).
+        # An instruction has 16 bytes; its lowest 12 bits are the opcode. HGMMA has two opcodes: A in shared memory, or in
+        # registers. In WARPGROUP instructions bit 47 means a wait for products (WARPGROUP.DEPBAR).
         words = np.frombuffer(code, dtype="<u8")[::2]
         products += int(np.isin(words & 0xFFF, (0x9F0, 0xDF0)).sum())
         fences += int((words & (1 << 47 | 0xFFF) == 0x9C5).sum())

@@ -24,7 +24,7 @@ from .variants import Variant
 
 @dataclasses.dataclass(frozen=True)
 class BuiltEntry:
-    """One kernel launch of a variant: what was compiled, and how it fills an SM."""
+    """One kernel launch of a variant: its compile report and its occupancy."""
 
     launch: Launch
     report: EntryReport
@@ -40,7 +40,7 @@ class Build:
     """None: it did not compile; see ``error``."""
     entries: tuple[BuiltEntry, ...]
     findings: tuple[str, ...]
-    """What must not ship, one line each; empty is good."""
+    """Findings that must not ship, one line each."""
     error: CompileError | None = None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -92,11 +92,10 @@ def build(variant: Variant) -> Build:
 
 
 def _spills_allowed(variant: Variant) -> float:
-    """Bytes a thread. A trace build serves to look inside, not to be fast. A few builds for masks that are looked up,
-    of FA2 in float32 and of its backward, and of decoding an e4m3 cache with ALiBi spill up to 16 bytes: known, and
-    measured so. FA3's builds that split keys spill up to 52 with a soft cap at head dims over 128, where all warps wait
-    for values at one place; FA2's spill a little at head dim 128 on sm_80: to be mended. FA3's backward with ALiBi and
-    a sink together spills 8 at head dim 128."""
+    """Bytes per thread that a build may spill. Trace builds: any number. Some builds for irregular masks of FA2 in float32
+    and of its backward, and of decoding an e4m3 cache with ALiBi, spill up to 16 and were measured so. FA3's builds with
+    split keys spill up to 52 with a soft cap above head dim 128, where all warps wait at one place; FA2's up to 4 at head
+    dim 128 on sm_80. FA3's backward with ALiBi and a sink spills 8 at head dim 128."""
     if variant.trace:
         return math.inf
     problem = variant.problem

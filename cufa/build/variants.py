@@ -29,8 +29,8 @@ one architecture, the first that the kernel serves; so are narrow copies and the
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
 """Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
 _MORE_PAIRS = (
-    ("few", "mask"),
-    ("few", "head dim class"),
+    ("optional operands", "mask"),
+    ("optional operands", "head dim class"),
     ("config", "softcap"),
     ("trace", "mask"),
     ("trace", "inside"),
@@ -49,7 +49,7 @@ class Variant:
     arch: Architecture
     trace: bool = False
     inside: bool = False
-    """A trace with stamps of what each warp does."""
+    """A trace build with stamps of each warp's phases."""
 
     @property
     def source(self) -> str:
@@ -72,7 +72,7 @@ class Variant:
 
     @property
     def choices(self) -> dict[str, Hashable]:
-        """What was chosen for this build, by what the choice is of."""
+        """The choices of this build by factor, for the covering set."""
         p = self.problem
         return {
             "architecture": self.arch.capability,
@@ -81,7 +81,7 @@ class Variant:
             "element": (p.dtype, p.k_element.name, p.precision),
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
-            "few": (p.lengths.kind, p.alibi, p.sink),
+            "optional operands": (p.lengths.kind, p.alibi, p.sink),
             "config": self.config,
             "item size": p.itemsize,
             "alignment": p.alignment,
@@ -164,7 +164,7 @@ def _configs(spec: Kernel, arch: Architecture, head_dim: int) -> Iterator[Varian
 
 
 def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]:
-    """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
+    """Configs that no standard head dim reaches, at their smallest head dim, on the first architecture where they fit."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
     for config in (c for c in spec.configs + spec.split_configs if c not in reached):

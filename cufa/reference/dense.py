@@ -48,8 +48,8 @@ def attention_reference(
     ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
     ``seqlens_q`` and ``seqlens_k`` are as for :func:`cufa.flash_attention`. A key that is not seen plays no part,
     whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a score of +inf or
-    NaN gives a row of NaN. (The kernels multiply whole tiles: there, what is not seen must be finite, unless it
-    lies past a sequence's length.)
+    NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite, except in
+    the padding after a sequence.)
 
     Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
     of exponentials, shape (batch, heads, seqlen_q). Both are float64.
@@ -88,8 +88,8 @@ def attention_reference_backward(
     """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
     if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
 
-    The other arguments are those of :func:`attention_reference`, which is what is differentiated; its results
-    are computed anew. Query heads that share a key/value head add up in dk and dv. A query that sees no key
+    The other arguments are those of :func:`attention_reference`, the differentiated function, whose results are
+    recomputed. Query heads that share a key/value head add up in dk and dv. A query that sees no key
     has no gradient, and neither has a key that no query sees.
 
     Returns (dq, dk, dv), with the shapes of q, k and v, and with a sink also dsink (heads,).
@@ -116,8 +116,8 @@ def attention_reference_backward(
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """Rows of one query head at a time: where they are, where their key/value head is, which of its keys each row sees,
-    what is taken off each score, and the head's sink."""
+    """Iterates over rows of one query head at a time: index of the rows, index of their keys, which keys each row sees,
+    ALiBi's penalty of each score, and the head's sink."""
 
     q: Array
     k: Array
