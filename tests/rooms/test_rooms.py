@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,21 @@ def test_the_table_is_an_order():
     for name, allowed in ROOMS.items():
         for other in allowed - {name}:
             assert name not in ROOMS.get(other, set()), (name, other)
+
+
+def test_a_plan_passes_at_most_20_files():
+    """The walk of a call without its launch. A budget, as for lines: a longer walk needs a reason."""
+    cufa.plan((1, 8, 128, 64), device="sm_90")  # what happens once: imports, files that are read
+    passed = set()
+
+    def note(frame, event, _):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOT):
+            passed.add(str(file.relative_to(ROOT)))
+
+    sys.setprofile(note)
+    try:
+        cufa.plan((1, 8, 1024, 128), causal=True, device="sm_90")
+    finally:
+        sys.setprofile(None)
+    assert len(passed) <= 20, sorted(passed)
