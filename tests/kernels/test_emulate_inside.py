@@ -136,7 +136,7 @@ def test_decode(kernel):
     [("fa2", 64), ("fa2", 128), ("fa3", 64), ("fa3", 128), ("fa3", 136), ("fa3", 256)],
 )
 def test_backward(mask, algorithm, head_dim):
-    case = make_backward_case(1, 4, 2, 200, 300, head_dim, mask=mask)
+    case = make_backward_case(1, 4, 2, 130, 200, head_dim, mask=mask)
     run = emulate_backward(
         *case.arrays, mask=mask, algorithm=algorithm, mode="checked", schedule=1, inside=True
     )

@@ -16,7 +16,7 @@ from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.options import MAX_SCALE
-from cufa.problem.problem import Problem, default_scale
+from cufa.problem.problem import Problem
 
 
 def problem(seqlen_q=8, seqlen_k=8, mask=FULL, dtype="float16", heads=4, kv_heads=4, **more) -> Problem:
@@ -58,18 +58,6 @@ def test_itemsize_is_numpys():
         )
 
 
-def test_causal_is_aligned_bottom_right():
-    """The last query sees the last key."""
-    p = problem(3, 10, CAUSAL)
-    _, last = p.edges
-    assert (p.seqlen_q - 1) + last == p.seqlen_k - 1
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "group"), [(8, 8, 1), (8, 2, 4), (8, 1, 8)])
-def test_group_size(heads, kv_heads, group):
-    assert problem(heads=heads, kv_heads=kv_heads).group_size == group
-
-
 def test_text():
     assert str(problem(5, 7)) == "batch 2, heads 4, seqlen 5×7, head_dim 64, float16, full"
     assert str(problem(5, 7, CAUSAL, dtype="float32", kv_heads=2, precision="tf32")) == (
@@ -105,7 +93,3 @@ def test_frozen_and_hashable():
 def test_the_largest_scale_is_a_float32_in_units_of_log2():
     (scaled, _) = softmax_scalars(MAX_SCALE, None).values()
     assert scaled <= float(np.finfo(np.float32).max) < 1.0001 * scaled
-
-
-def test_default_scale():
-    assert default_scale(64) == 0.125

@@ -1,5 +1,5 @@
-"""Hopper's backward where thread blocks do the passes before and after beside their tiles: gradients, who has which
-strips."""
+"""Hopper's backward where thread blocks do the passes before and after beside their tiles: gradients, and the strips
+that are left to the launches before and after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.run.emulate.calls import emulate_backward
 from cufa.schedule import key_order
 
-#: Linked, with dQ added from registers: tiles of 128 rows and of 64; not linked, with dQ added by the copy engine.
+#: Linked items, dQ added from registers: tiles of 128 rows and of 64. Not linked: dQ added by the copy engine.
 LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persistent)
 
 
