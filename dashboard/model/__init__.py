@@ -1,1 +1,1 @@
-"""What the figures show, computed without Streamlit or Plotly."""
+"""Data of the figures, without Streamlit or Plotly."""

@@ -1,7 +1,7 @@
-"""Builds of kernels made here, in the background, once.
+"""Results of kernel builds on this machine, made in the background and cached.
 
-Results are kept in the user's cache folder under a key of everything that decides them (sources, constants,
-options, NVRTC's version), so that they are never out of date.
+The key of a cached result covers all its inputs (sources, constants, options, NVRTC's version): a cached result is
+never stale.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Result = TypeVar("Result")
 
 
 class Builder(Generic[Result]):
-    """Makes something of variants on a few threads and remembers it. Safe to share between sessions. A subclass says
-    what: :meth:`make` and :meth:`read`."""
+    """Makes results of variants on a few threads, and caches them. Sessions can share a builder. Subclasses define
+    :meth:`make` and :meth:`read`."""
 
     folder: str
     """Below the cache folder."""
@@ -39,33 +39,34 @@ class Builder(Generic[Result]):
         self._known: dict[str, Result] = {}
         self._running: dict[str, Future[Result]] = {}
         self._lock = threading.Lock()
-        # Last in, first out: what is looked at now goes before what someone looked at earlier.
+        # Last in, first out: the current page comes before earlier pages.
         self._waiting: queue.LifoQueue[tuple[str, Variant, Future[Result]]] = queue.LifoQueue()
         try:
             self._version, self.missing = nvrtc_version(), None
         except MissingCompilerError as error:
             self._version, self.missing = "none", str(error)
         for number in range(jobs if self.missing is None else 0):
-            # Not a pool: leaving the dashboard must not wait for a hundred builds.
+            # Not a pool: the exit of the dashboard must not wait for a hundred builds.
             threading.Thread(target=self._work, name=f"nvrtc-{number}", daemon=True).start()
 
     missing: str | None
-    """Why nothing can be compiled here; None when it can."""
+    """Why this machine cannot compile; None if it can."""
 
     def make(self, variant: Variant) -> dict[str, Any]:
         """The result, as JSON."""
         raise NotImplementedError
 
     def read(self, content: Mapping[str, Any]) -> Result:
-        """What :meth:`make` made. Raises ValueError, KeyError, IndexError or TypeError for anything else."""
+        """The result from the JSON of :meth:`make`. Raises ValueError, KeyError, IndexError or TypeError for other
+        JSON."""
         raise NotImplementedError
 
     def tools(self) -> str:
-        """What decides the result beside NVRTC, the sources and the options."""
+        """Further inputs of the result, for the key."""
         return ""
 
     def known(self, variant: Variant) -> Result | None:
-        """A result that is there already, from memory or from the cache folder."""
+        """A result from memory or the cache folder; None if not made yet."""
         key = self._key(variant)
         if key not in self._known:
             stored = self._read(key)
@@ -75,7 +76,7 @@ class Builder(Generic[Result]):
         return self._known[key]
 
     def want(self, variants: Iterable[Variant]) -> int:
-        """Start compiling what is not known yet; returns how many of these are still to come."""
+        """Start making unknown results; returns the number of results still to come."""
         waiting = 0
         for variant in reversed(list(variants)):
             if self.missing or self.known(variant) is not None:
@@ -89,7 +90,7 @@ class Builder(Generic[Result]):
         return waiting
 
     def get(self, variant: Variant) -> Result:
-        """The result, waited for. Raises :class:`MissingCompilerError` when nothing can be compiled here."""
+        """The result; waits for it. Raises :class:`MissingCompilerError` if this machine cannot compile."""
         if self.missing and self.known(variant) is None:
             raise MissingCompilerError(self.missing)
         while (found := self.known(variant)) is None:
@@ -110,12 +111,10 @@ class Builder(Generic[Result]):
 
     def _compile(self, key: str, variant: Variant) -> Result:
         try:
-            stored_as = _key.__wrapped__(
-                variant, self._version + self.tools(), 0
-            )  # of the sources as they are now
+            stored_as = _key.__wrapped__(variant, self._version + self.tools(), 0)  # of the current sources
             content = self.make(variant)
             self._known[key] = self.read(content)
-            with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some time
+            with contextlib.suppress(OSError):  # a full or read-only disk only costs time at the next start
                 write_json(self._directory / f"{stored_as}.json", content)
             return self._known[key]
         finally:
@@ -123,7 +122,7 @@ class Builder(Generic[Result]):
                 self._running.pop(key, None)
 
     def _key(self, variant: Variant) -> str:
-        """Good for a second, within which a page asks for it several times."""
+        """The key, cached for a second: a page asks for it several times."""
         return _key(variant, self._version + self.tools(), int(time.monotonic()))
 
     def _read(self, key: str) -> Result | None:
@@ -135,7 +134,7 @@ class Builder(Generic[Result]):
 
 @functools.lru_cache(2048)
 def _key(variant: Variant, nvrtc: str, second: int) -> str:
-    """Of all that decides the result: the unit has the sources' digest, the launch the block's size."""
+    """Digest of all inputs: the unit contains the digest of the sources, the launches the block sizes."""
     options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
     unit = translation_unit(variant.source, variant.constants)
     parts = [unit, *options, nvrtc, repr(variant.launches)]

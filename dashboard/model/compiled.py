@@ -1,8 +1,4 @@
-"""Registers and the rest of every kernel × tiles × architecture: compiled here, in the background, once.
-
-Results are kept in the user's cache folder under a key of everything that decides them (sources, constants,
-options, NVRTC's version), so that they are never out of date.
-"""
+"""Registers and other resources of each kernel × tiles × architecture, compiled on this machine."""
 
 from __future__ import annotations
 
@@ -33,21 +29,16 @@ class Entry:
     spill_bytes: int
     """Stored and loaded, per thread."""
     split: tuple[int, ...] = ()
-    """Registers per thread that warpgroups ask for when they begin (``setmaxnreg``), fewest first."""
+    """Registers per thread that warpgroups request (``setmaxnreg``), in ascending order."""
 
     def occupancy(self, arch: Architecture) -> Occupancy:
-        return occupancy(
-            arch,
-            registers=self.registers,
-            threads=self.threads,
-            shared_memory=self.shared_bytes,
-            barriers=self.barriers,
-        )
+        taken = {"registers": self.registers, "threads": self.threads, "barriers": self.barriers}
+        return occupancy(arch, shared_memory=self.shared_bytes, **taken)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What came of one variant; ``entries`` is empty when it does not compile, and ``findings`` says why."""
+    """Result of one variant. If it does not compile, ``entries`` is empty and ``findings`` has the reason."""
 
     entries: tuple[Entry, ...]
     findings: tuple[str, ...]
@@ -81,6 +72,6 @@ class Compiler(Builder[Compiled]):
 
 
 def compiled_problems(spec: Kernel, head_dim: int) -> list[Problem]:
-    """What the kernel is built for: every element with every kind of mask, cap and lengths."""
+    """Problems of all builds of the kernel: element types, kinds of mask, soft cap, lengths."""
     found = OPERATIONS[spec.operation].compiled(spec, head_dim)
     return [problem for problem in found if spec.refuses(problem) is None]

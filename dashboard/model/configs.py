@@ -6,8 +6,8 @@ from cufa.kernels import TileConfig
 
 
 def config_key(config: TileConfig) -> str:
-    """What a link calls it: 128x64w4, then s2 for two stages, b2 for two blocks per SM, and what its family of
-    kernels adds. The same for configs that are built alike, whatever head dims each is meant for."""
+    """Name in links: 128x64w4, then s2 for two stages, b2 for two blocks per SM, and options of the kernel family.
+    Equal for configs with equal builds."""
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
     blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
     own = "".join(f"-{name}{int(value)}" for name, value in config.own.items())

@@ -1,4 +1,4 @@
-"""Measurements to take away: CSV, JSON Lines, and an HTML report in one file."""
+"""Downloads of measurements: CSV, JSON Lines, and an HTML report in one file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_FIGURES = 24
 
 
 def csv_text(rows: Sequence[Measurement]) -> str:
-    """One line per measurement; SI units, as the header says."""
+    """One line per measurement, in SI units."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS)
     writer.writeheader()
@@ -30,7 +30,7 @@ def csv_text(rows: Sequence[Measurement]) -> str:
 
 
 def json_lines(rows: Sequence[Measurement]) -> str:
-    """One object per measurement, with every sample of a run."""
+    """One object per measurement, with all samples of runs."""
 
     def line(m: Measurement) -> str:
         samples = {"samples_ns": as_nanoseconds(m.timing)} if m.timing.samples else {}
@@ -51,7 +51,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def html_report(rows: Sequence[Measurement]) -> str:
-    """A page with the figures in it, Plotly's script included: it loads nothing from elsewhere."""
+    """A self-contained page with figures and Plotly's script."""
     return "\n".join(_report(rows))
 
 
@@ -85,7 +85,7 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _curves(rows: Sequence[Measurement]) -> dict[str, tuple[str, dict[str, list[Point]]]]:
-    """{machine, family and regime: (axis title, {kernel: points})} of what was measured at three lengths or more."""
+    """{machine, family and regime: (axis title, {kernel: points})} for families with three or more lengths."""
     curves: dict[str, tuple[str, dict[str, list[Point]]]] = {}
     for m in rows:
         title = "TB/s" if m.operation.memory_bound else "TFLOP/s (useful)"

@@ -1,9 +1,8 @@
-"""The launch of a kernel as figures want it: its order from :mod:`cufa.schedule.order`, and when each thread block
-would run, by the one simulation there.
+"""The launch of a kernel: its order from :mod:`cufa.schedule.order`, and the simulated time of each thread block.
 
-The prediction is deliberately simple: every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to
-the place that is free first, and a block takes as long as the tiles it visits. It knows nothing of clocks, memory
-or the work around the loop; what it gets right is the shape: waves, and SMs that wait at the end.
+The simulation is simple: each SM holds ``blocks_per_sm`` blocks, the next block takes the first free place, and the
+time of a block is its number of tiles. Clocks, memory and work outside the loop are ignored. The simulation shows the
+shape of a launch: waves, and idle SMs at the end.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", 
 Ints = npt.NDArray[np.int64]
 
 KEYS = -2
-"""As ``q_block``: the thread block does part of the keys of a sequence, for all its queries (split operations)."""
+"""As ``q_block``: the thread block computes part of the keys of a sequence, for all its queries."""
 
 _DTYPE = "bfloat16"
-"""Of the kernels whose launches are drawn, unless another is asked for."""
+"""Default element type."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Work items in launch order; every array has one entry per item."""
+    """Work items in launch order; arrays have one entry per item."""
 
     q_block: Ints
     """:data:`WHOLE_HEAD` where an item is a whole head, :data:`KEYS` where it is part of the keys."""
@@ -42,7 +41,7 @@ class Blocks:
     tiles: Ints
     """Key/value tiles visited."""
     thread_block: Ints | None = None
-    """Which persistent thread block takes the item; None: every item is a thread block of its own."""
+    """Persistent thread block of each item; None: each item is one thread block."""
 
     def __len__(self) -> int:
         return len(self.tiles)
@@ -54,13 +53,13 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """When each thread block ran, and where. Times count from the first start."""
+    """Time and SM of each thread block. Times count from the first start."""
 
     start: npt.NDArray[np.float64]
     end: npt.NDArray[np.float64]
     sm: Ints
     slot: Ints
-    """Place on its SM: blocks that run at the same time have different ones."""
+    """Place on the SM; concurrent blocks have different places."""
     blocks: Blocks
     num_sms: int
     slots_per_sm: int
@@ -73,7 +72,7 @@ class Timeline:
 
     @property
     def sm_end(self) -> npt.NDArray[np.float64]:
-        """When each SM finished its last block, (num_sms,); 0 for one that never had any."""
+        """End of the last block of each SM, (num_sms,); 0 for an SM without blocks."""
         last = np.zeros(self.num_sms)
         np.maximum.at(last, self.sm, self.end)
         return last
@@ -85,22 +84,20 @@ class Timeline:
 
     @property
     def idle_places(self) -> float:
-        """Share of the places' time in which no block holds them, gaps and the last wave included. 0 to 1."""
-        if (
-            self.blocks.thread_block is not None
-        ):  # each holds its place to its end, though its items may overlap
+        """Share of the places' time without a block, including gaps and the last wave. 0 to 1."""
+        if self.blocks.thread_block is not None:  # a persistent block keeps its place to the end
             return self.tail
         return 1 - self.mean_blocks / self.slots_per_sm if self.span else 0.0
 
     @property
     def busy_sms(self) -> int:
-        """SMs that had work at all."""
+        """SMs with at least one block."""
         return len(np.unique(self.sm))
 
     @property
     def mean_blocks(self) -> float:
-        """Thread blocks resident on an SM, averaged over all SMs and the whole run. A persistent block is one
-        from its first item to its last, though an item may begin before the one before it has ended."""
+        """Resident thread blocks per SM, averaged over all SMs and the run. A persistent block lasts from the start of
+        its first item to the end of its last item; its items may overlap."""
         if not self.span:
             return 0.0
         start, end, block = self.start, self.end, self.blocks.thread_block
@@ -109,13 +106,13 @@ class Timeline:
             start, end = np.full(count, np.inf), np.zeros(count)
             np.minimum.at(start, block, self.start)
             np.maximum.at(end, block, self.end)
-            start = np.minimum(start, end)  # a number that no block has
+            start = np.minimum(start, end)  # numbers without a block
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
 def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 64) -> dict[str, Kernel]:
-    """Kernels of an operation by algorithm whose order is written down, the simplest first: those whose launch can be
-    drawn. Of several of one algorithm that which has tiles for the head dim."""
+    """Kernels with a known launch order by algorithm, the simplest first; of several kernels of one algorithm, the
+    kernel with tiles for the head dim."""
     problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, Kernel] = {}
@@ -132,8 +129,8 @@ def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 
 def thread_blocks(
     problem: Problem, schedule: Schedule, spec: Kernel, device: Device, config: TileConfig | None = None
 ) -> Blocks:
-    """The launch of a kernel, as its spec orders it; None: with the first of its configs, whose tiles need not be those
-    of the schedule."""
+    """The launch of a kernel in its own order. ``config`` None: the first config, whose tiles may differ from the
+    schedule."""
     found = spec.order(problem, schedule, device, config or spec.configs[0])
     assert found is not None, f"{spec.name} is none of algorithms()"
     by_keys = WORK[problem.operation].by_keys
@@ -144,7 +141,7 @@ def thread_blocks(
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:
-    """The simulation; the unit of time is a tile, an item takes ``overhead`` more."""
+    """The simulated launch. The unit of time is a tile; each item takes ``overhead`` more."""
     start, end, where = simulate(blocks.order, blocks.tiles + overhead, num_sms * blocks_per_sm)
     slot, sm = np.divmod(where, num_sms)
     slots = blocks_per_sm if blocks.thread_block is None else int(slot.max(initial=0)) + 1

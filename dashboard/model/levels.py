@@ -1,4 +1,4 @@
-"""Bytes that a kernel moves at each level of memory, and what each level's ceiling makes of them."""
+"""Bytes that a kernel moves at each level of memory, and the resulting minimum times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Level:
     name: str
     bytes: int
     ceiling: float | None
-    """Bytes per second; None: not measured on such a card."""
+    """Bytes per second; None: not measured on this model of card."""
     source: str
-    """Where the bytes come from."""
+    """How the bytes are counted."""
 
     @property
     def seconds(self) -> float | None:
-        """At the ceiling, were it the only limit."""
+        """Minimum time at the ceiling of this level alone."""
         return None if self.ceiling is None else self.bytes / self.ceiling
 
     def intensity(self, problem: Problem) -> float:
@@ -33,13 +33,13 @@ class Level:
 
 
 def levels_of(subject: Subject, limits: Limits, device: str) -> list[Level]:
-    """Device memory always; the caches where the kernel's counters are recorded.
+    """Device memory, and the caches if the kernel's counters are recorded.
 
     Raises ValueError for damaged records.
     """
     p, spec, config = subject.problem, subject.spec, subject.config
     memory = max(limits.copy_bytes, limits.read_bytes)
-    found = [Level("device memory", p.io_bytes, memory, "every operand once: the least")]
+    found = [Level("device memory", p.io_bytes, memory, "every operand once: the minimum")]
     if spec is None or config is None or not config.num_warps:
         return found
     rates = memory_rates.load(device)
@@ -47,7 +47,7 @@ def levels_of(subject: Subject, limits: Limits, device: str) -> list[Level]:
     if cost is None:
         return found
     l2_rate, shared_rate = (None, None) if rates is None else (rates.l2_bytes, rates.shared_bytes)
-    found.append(Level("L2 cache", cost.l2, l2_rate, "asked for by the tiles"))
+    found.append(Level("L2 cache", cost.l2, l2_rate, "requested by the tiles"))
     if cost.shared:
         found.append(Level("shared memory", cost.shared, shared_rate, "tiles written, operands read"))
     return found

@@ -1,4 +1,4 @@
-"""PTX and SASS of builds, made here in the background, once."""
+"""PTX and SASS of builds, made in the background and cached."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _WARP_ROWS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """A listing, or why there is none."""
+    """A listing, or the error."""
 
     listing: Listing | None
     error: str = ""
 
 
 class Lister(Builder[Listed]):
-    """Takes variants apart."""
+    """Makes listings of variants."""
 
     folder = "listings"
 
@@ -47,7 +47,7 @@ class Lister(Builder[Listed]):
 
 @functools.lru_cache(32)
 def source_lines(file: str) -> tuple[str, ...]:
-    """Of a file below ``cuda_src``; nothing for one that is generated."""
+    """Lines of a file below ``cuda_src``; empty for a generated file."""
     path = (SOURCE_DIR / file).resolve()
     if not path.is_relative_to(SOURCE_DIR.resolve()) or not path.is_file():
         return ()
@@ -55,8 +55,8 @@ def source_lines(file: str) -> tuple[str, ...]:
 
 
 def slots_per_tile(loop: LoopCost, spec: Kernel, config: TileConfig, head_dim: int) -> float | None:
-    """Issue slots of an SM for one tile of a forward kernel, all warps that multiply together; None where a pass of
-    the loop is no whole number of tiles."""
+    """Issue slots of an SM for one tile of a forward kernel, over all consumer warps; None unless a pass of the loop is
+    a whole number of tiles."""
     if spec.operation != "forward" or not loop.flops:
         return None
     warps = min(config.num_warps, config.block_q // _WARP_ROWS)

@@ -1,4 +1,4 @@
-"""What can be said of many measurements: the newest of each kind, who measured most, machines in words."""
+"""Functions of several measurements: speed-ups, the newest of each kind, the largest source, machines in words."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement
 
 
 def time_of(text: str) -> datetime.datetime:
-    """Of an ISO 8601 text; without a zone it is UTC."""
+    """Time of an ISO 8601 text; without a zone: UTC."""
     when = datetime.datetime.fromisoformat(text)
     return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
 
 
 def fastest_read(found: Iterable[Measurement]) -> float:
-    """Bytes per second of the fastest reading of device memory among measurements of one machine: of plain reads, and
-    of kernels, which would otherwise seem faster than memory. 0: none is known."""
+    """Bytes per second of the fastest read of device memory on one machine: of plain reads and of memory-bound kernels,
+    which may be faster than the plain read. 0: unknown."""
     rates = [0.0]
     for m in found:
         if m.operation.memory_bound:
@@ -40,8 +40,7 @@ def fastest_read(found: Iterable[Measurement]) -> float:
 
 
 def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
-    """The source or machine, by its name, from which most was measured of today's kernels: a page begins with it, so
-    that neither one small run nor what is out of date stands in front of everything else."""
+    """Name of the source or machine with the most measurements of current kernels: the default of pages."""
     groups: dict[str, list[Measurement]] = {}
     for m in found:
         groups.setdefault(by(m), []).append(m)
@@ -49,12 +48,12 @@ def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) ->
 
 
 def weight(found: Sequence[Measurement]) -> tuple[int, int]:
-    """Of the measurements of one source or machine: how many are of kernels as they are now, and how many in all."""
+    """Number of measurements of current kernels, and of all measurements."""
     return sum(not m.is_stale for m in found), len(found)
 
 
 def machines(found: Sequence[Measurement]) -> dict[str, str]:
-    """Machines in words, by a name for links; recorded measurements of a machine is apart from runs on it."""
+    """Machines in words by name in links; recorded measurements and runs of a machine are separate."""
     words = {}
     for m in found:
         kind = "recorded" if m.origin == "recorded" else "runs here"

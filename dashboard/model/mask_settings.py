@@ -1,4 +1,4 @@
-"""What the mask editor's fields hold for a mask, so that links can lead to it."""
+"""Values of the mask editor's fields for a mask, for links."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cufa.problem.problem import Problem
 _COUNTS = {
     "prefix": 1, "streaming": 2, "global_window": 3, "chunks": 1, "documents": 2, "shared_question": 2, "columns": 2,
 }  # fmt: skip
-"""Numbers of each kind, beside where the diagonal lies."""
+"""Number of values of each kind, without the diagonal."""
 KINDS = tuple(_COUNTS)
 
 _LONGEST = 4000
-"""Characters of a link's text: browsers and servers cut addresses at some length."""
+"""Maximum characters of a text in a link: browsers and servers limit addresses."""
 
 
 def settings(problem: Problem) -> dict[str, Any]:
-    """Of a mask beyond bands with two edges, by the names of links. Raises ValueError for one that no field says, or
-    not in as many characters as a link holds."""
+    """Values by name in links, for a mask beyond bands with two edges. Raises ValueError for a mask without fields, or
+    too long for a link."""
     mask = problem.mask
     if isinstance(mask, Chunks):
         return {"mask": "chunks", "size": mask.size, **_diagonal(mask.diagonal)}
@@ -42,7 +42,7 @@ def settings(problem: Problem) -> dict[str, Any]:
 
 
 def mask_of(kind: str, values: Sequence[str], seqlen_k: int) -> Mask:
-    """From the values of :func:`settings` behind the kind, as text. Raises ValueError for what is none."""
+    """The mask of these values of :func:`settings`, as text. Raises ValueError for invalid values."""
     *numbers, diagonal = values
     if len(numbers) > _COUNTS[kind]:
         *numbers, place = numbers
@@ -76,7 +76,7 @@ def _diagonal(diagonal: str | int) -> dict[str, Any]:
 
 
 def _sets(mask: Band) -> dict[str, Any]:
-    """Empty for sets that no kind of mask has, or numbers that differ from sequence to sequence."""
+    """Empty for bands without a named kind, or with numbers per sequence."""
     where = _diagonal(mask.diagonal)
     kinds = (
         ("prefix", {"length": mask.prefix}, masks.prefix),
@@ -96,7 +96,7 @@ def _sets(mask: Band) -> dict[str, Any]:
 
 
 def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
-    """Empty where it is none of documents: the ends of the keys' own say it."""
+    """Empty unless the mask is of documents, whose ends are the ends of the keys' intervals."""
     if not mask.known or mask.spread != (1, 1):
         return {}
     ends = np.unique(mask.intervals.values[0])
@@ -111,7 +111,7 @@ def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
 
 
 def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
-    """Empty where it is none of a question and its answers: keys of the question stay to the end."""
+    """Empty unless the mask is of a question and answers: keys of the question stay visible to the end."""
     if not mask.known or mask.spread != (1, 1):
         return {}
     ends = mask.intervals.values[0, 0, 0].astype(np.int64)

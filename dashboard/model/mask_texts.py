@@ -1,4 +1,4 @@
-"""Masks as people type them: lengths of texts one after another, and rows that keys are hidden from."""
+"""Masks as text: lengths of consecutive texts, and rows from which keys are hidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cufa.problem.columns import FROM_THE_START, TO_THE_END, Columns
 from cufa.problem.mask_family import shift_of
 
 _MOST = 1 << 17
-"""Numbers of one text, and the largest of them."""
+"""Maximum count of numbers in a text, and their maximum."""
 _NUMBER = re.compile(r"(?:(\d{1,7})[x×*])?(\d{1,7})", re.ASCII)
 _HIDDEN = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?:(\d{0,7})-(\d{0,7})", re.ASCII)
 
@@ -25,27 +25,27 @@ Rows = npt.NDArray[np.int64]
 
 
 def read_lengths(text: str) -> Lengths:
-    """Raises ValueError, with the first thing that is no length."""
+    """Raises ValueError for the first invalid length."""
     found: list[int] = []
     for word in filter(None, re.split(r"[,;\s]+", re.sub(r"\s*([x×*])\s*", r"\1", text))):
         match = _NUMBER.fullmatch(word)
         if match is None:
-            raise ValueError(f"{word[:40]!r} is no whole number, nor like 64x128")
+            raise ValueError(f"{word[:40]!r} is no whole number, and not like 64x128")
         times, number = int(match[1] or 1), int(match[2])
         if max(number, len(found) + times) > _MOST:
-            raise ValueError(f"{word!r} is too much: up to {_MOST:,} numbers of up to {_MOST:,}")
+            raise ValueError(f"{word!r} is too large: at most {_MOST:,} numbers of at most {_MOST:,}")
         found += [number] * times
     return tuple(found)
 
 
 def write_lengths(lengths: Iterable[int]) -> str:
-    """The shortest text that :func:`read_lengths` reads as these."""
+    """The shortest text of these lengths."""
     runs = ((number, len(list(group))) for number, group in itertools.groupby(lengths))
     return ",".join(f"{times}x{number}" if times > 1 else str(number) for number, times in runs)
 
 
 def fit(lengths: Lengths, room: int) -> Lengths:
-    """As many tokens of them as there is room for."""
+    """The lengths, cut to ``room`` tokens."""
     ends = np.minimum(np.cumsum(lengths, dtype=np.int64), room)
     cut = np.diff(ends, prepend=0)
     return tuple(int(n) for n, length in zip(cut, lengths, strict=True) if n or not length)
@@ -74,12 +74,12 @@ class Hidden:
 
 
 def read_hidden(text: str) -> tuple[Hidden, ...]:
-    """Raises ValueError, with the first entry that cannot be read."""
+    """Raises ValueError for the first invalid entry."""
     found = []
     for word in filter(None, re.split(r"[,;\n]+", re.sub(r"[^\S\n]+", "", text))):
         match = _HIDDEN.fullmatch(word)
         if match is None:
-            raise ValueError(f"{word[:40]!r} is not keys, a colon and rows, such as 0-1023: 2048-4095")
+            raise ValueError(f"{word[:40]!r} is not of the form keys: rows, such as 0-1023: 2048-4095")
         first, last = int(match[1]), int(match[2] or match[1])
         lo, hi = (int(x) if x else None for x in match.groups()[2:])
         if last < first or (lo is not None and hi is not None and hi < lo):
@@ -94,17 +94,15 @@ def write_hidden(hidden: Iterable[Hidden]) -> str:
 
 
 def _check_runs(hidden: list[Hidden]) -> None:
-    """Raises ValueError naming a key that is hidden from three runs of rows."""
+    """Raises ValueError for a key that is hidden from three runs of rows."""
     edges = sorted([(h.first, 1) for h in hidden] + [(h.last + 1, -1) for h in hidden])
     for (key, _), count in zip(edges, itertools.accumulate(step for _, step in edges), strict=True):
         if count > 2:
-            raise ValueError(
-                f"key {key:,} is hidden from three runs of rows, and a mask holds two of each key"
-            )
+            raise ValueError(f"key {key:,} is hidden from three runs of rows; a mask stores two per key")
 
 
 def runs_of(hidden: Iterable[Hidden], keys: int) -> list[Rows]:
-    """lo and hi of each key, and once more where some key has a second run: what :func:`cufa.masks.columns` takes."""
+    """lo and hi of each key, twice if a key has a second run: the arguments of :func:`cufa.masks.columns`."""
     lo, hi = (np.zeros((2, keys), np.int64) for _ in "lh")
     used = np.zeros(keys, np.int64)
     for h in hidden:
@@ -116,10 +114,10 @@ def runs_of(hidden: Iterable[Hidden], keys: int) -> list[Rows]:
 
 
 def hidden_of(mask: Columns, seqlen_q: int, seqlen_k: int) -> tuple[Hidden, ...]:
-    """What the columns of a mask hide beyond its band, neighbours together. Raises ValueError where they differ from
-    sequence to sequence, or from head to head."""
+    """Hidden rows of a mask's columns, with equal neighbours joined. Raises ValueError if the columns differ between
+    sequences or heads."""
     if mask.spread != (1, 1) or not mask.known:
-        raise ValueError(f"{mask} has numbers that are not those of one matrix")
+        raise ValueError(f"{mask} has different numbers per sequence or head")
     shift = shift_of(mask.rows, seqlen_q, seqlen_k)
     values = mask.intervals.values[:, 0, 0, :seqlen_k].astype(np.int64)
     found = []
@@ -135,7 +133,7 @@ def hidden_of(mask: Columns, seqlen_q: int, seqlen_k: int) -> tuple[Hidden, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form(Generic[Value]):
-    """A kind of text: how it is read and written, and what is said of it."""
+    """A kind of text: reader, writer, and help."""
 
     read: Callable[[str], Value]
     write: Callable[[Value], str]
@@ -147,12 +145,12 @@ LENGTHS = Form[Lengths](
     read_lengths,
     write_lengths,
     "numbers such as 700,1500,64x128",
-    "Whole numbers, with commas, spaces or lines between; 64x128 is 64 times 128.",
+    "Whole numbers, separated by commas, spaces or lines; 64x128 means 64 times 128.",
 )
 HIDDEN = Form[Sequence[Hidden]](
     read_hidden,
     write_hidden,
     "keys and rows such as 0-1023:2048-4095",
-    "One entry per line, or with commas between: keys, a colon, rows. 0-1023: 2048-4095 hides keys 0 to 1023 from rows "
+    "One entry per line, or separated by commas: keys, a colon, rows. 0-1023: 2048-4095 hides keys 0 to 1023 from rows "
     "2048 to 4095; 7: 100- hides key 7 from row 100 on, 7: -99 up to row 99. A key may have two runs of rows.",
 )

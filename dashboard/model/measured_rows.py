@@ -1,4 +1,4 @@
-"""Rows of cards and of runs, as measurements, and what damage in them is called."""
+"""Measurements from the rows of cards and runs; errors of damaged rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cufa.measure.measured import Measured, rows_of
 
 
 def of_card(card: Card, past: bool = False) -> list[Measurement]:
-    """The rows of a card, or their past. Raises KeyError, TypeError or ValueError for a damaged row."""
+    """The rows of a card, or its earlier rows. Raises KeyError, TypeError or ValueError for a damaged row."""
 
     def about(row: Measured) -> tuple[str, str, Json]:
         return card.name + (f"@{row.recorded}" if past else ""), row.suite, card.sessions[row.recorded]
@@ -30,8 +30,7 @@ def of_card(card: Card, past: bool = False) -> list[Measurement]:
 def _of_rows(
     rows: Iterable[Measured], origin: str, about: Callable[[Measured], tuple[str, str, Json]], when: str = ""
 ) -> list[Measurement]:
-    """``about``: source, title and environment of a row. What is read is what later figures need, so that damage shows
-    here."""
+    """``about``: source, title and environment of a row. Reads all values that figures need: damage raises here."""
     counted: dict[tuple[str, str], int] = {}
     found = []
     for _, group in itertools.groupby(rows, key=lambda row: (row.recorded, row.group)):
@@ -51,7 +50,7 @@ def _of_rows(
                 environment["device"],
                 is_gpu,
                 when or environment["recorded"],
-                row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has none
+                row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has no SMs
                 row,
                 read.p50_ns / row.p50_ns if read is not None else None,
                 str(environment.get("commit") or row.json.get("digest") or ""),
@@ -68,7 +67,7 @@ def _read(m: Measurement) -> tuple[Any, ...]:
 
 
 def of_run(run: Run) -> list[Measurement]:
-    """The rows of a run, finished or not; none of a run that :func:`checked` would not let pass."""
+    """The rows of a run, finished or not; empty for a damaged run (:func:`checked`)."""
     try:
         return _of_run(run)
     except DAMAGE:
@@ -76,13 +75,13 @@ def of_run(run: Run) -> list[Measurement]:
 
 
 def checked(run: Run) -> Run:
-    """The run, or in its place one that says why its rows cannot be read."""
+    """The run; for unreadable rows, a damaged run with the reason."""
     try:
         for m in _of_run(run):
             told = m.as_dict(), m.family, m.load_text, m.needs, m.predicted, m.plan, m.prepare_seconds
             numbers = (m.seconds, *m.timing.samples, *m.needs.values(), m.tflops, m.gbytes)
             if not all(math.isfinite(n) and n >= 0 for n in numbers) or not m.seconds or not m.timing.p50:
-                raise ValueError(f"a time or rate of {told[0]['kernel']} is no positive number")
+                raise ValueError(f"a time or rate of {told[0]['kernel']} is not a positive number")
     except DAMAGE as error:
         return Run.damaged(run.id, f"its record is damaged: {error!r}"[:400])
     return run

@@ -1,7 +1,7 @@
-"""Counters of NVIDIA's profiler, read from what ``ncu --csv`` prints.
+"""Counters of NVIDIA's profiler, from the output of ``ncu --csv``.
 
-Long form: a line per kernel and metric. With ``--page raw`` a line per kernel, a column per metric, the second line
-their units.
+Long form: one line per kernel and metric. With ``--page raw``: one line per kernel, one column per metric; the second
+line has the units.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _FACTORS = {
     "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01, "inst": 1.0, "": 1.0,
     "sector": 32.0, "register/thread": 1.0,
 }  # fmt: skip
-"""To bytes, seconds and parts of 1."""
+"""To bytes, seconds and fractions."""
 
 
 class NotNcuError(ValueError):
-    """The text is no output of ``ncu --csv``; the message says what is missing and how to make one."""
+    """The text is not output of ``ncu --csv``; the message has the reason and the right command."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One counter of one kernel, as it was printed."""
+    """One counter of one kernel, as printed."""
 
     name: str
     value: float
@@ -35,7 +35,7 @@ class Metric:
 
     @property
     def si(self) -> float:
-        """In bytes, seconds or parts of 1, where its unit is known; else as it stands."""
+        """In bytes, seconds or fractions if the unit is known, otherwise unchanged."""
         return self.value * _FACTORS.get(self.unit.lower(), 1.0)
 
 
@@ -48,7 +48,7 @@ class Profile:
     metrics: tuple[Metric, ...]
 
     def first(self, names: Iterable[str]) -> float | None:
-        """The first of some metrics that was taken, in SI units."""
+        """The first available metric of ``names``, in SI units."""
         known = {m.name: m for m in self.metrics}
         return next((known[name].si for name in names if name in known), None)
 
@@ -62,15 +62,15 @@ def parse(text: str) -> list[Profile]:
     start = next((n for n, line in enumerate(lines) if _KERNEL in line and _ID in line), None)
     if start is None:
         raise NotNcuError(
-            f'no line names the column "{_KERNEL}": this is no output of ncu --csv. Make one: {HOW}'
+            f'no line names the column "{_KERNEL}": this is not output of ncu --csv. Create it with: {HOW}'
         )
     try:
         rows = list(csv.reader(io.StringIO("\n".join(lines[start:])), strict=True))
     except csv.Error as error:
-        raise NotNcuError(f"the table cannot be read: {error}. Make it again: {HOW}") from error
+        raise NotNcuError(f"the table cannot be read: {error}. Create it again: {HOW}") from error
     head, rows = rows[0], [row for row in rows[1:] if row]
     if not rows:
-        raise NotNcuError(f"there is a head but no kernel below it: nothing was profiled. Try {HOW}")
+        raise NotNcuError(f"the table has a header but no kernel: nothing was profiled. Try {HOW}")
     found = _long(head, rows) if _METRIC in head else _wide(head, rows)
     if not any(profile.metrics for profile in found):
         raise NotNcuError(f"no metric has a number. Try {HOW}")
@@ -86,7 +86,7 @@ def _long(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
     for number, row in enumerate(rows, 1):
         if len(row) != len(head):
             raise NotNcuError(
-                f"row {number} has {len(row)} columns, the head {len(head)}: the file is cut or mixed"
+                f"row {number} has {len(row)} columns, the header {len(head)}: the file is incomplete or mixed"
             )
         metrics = launches.setdefault((row[at[_ID]], row[at[_KERNEL]]), [])
         value = _number(row[at[_VALUE]])
@@ -98,12 +98,12 @@ def _long(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
     units, *rest = rows
     if units[head.index(_ID)].strip() or not rest:
-        raise NotNcuError(f"under the head of a raw page stands no line of units. Try {HOW}")
+        raise NotNcuError(f"the raw page has no line of units below its header. Try {HOW}")
     found = []
     for number, row in enumerate(rest, 1):
         if len(row) != len(head):
             raise NotNcuError(
-                f"row {number} has {len(row)} columns, the head {len(head)}: the file is cut or mixed"
+                f"row {number} has {len(row)} columns, the header {len(head)}: the file is incomplete or mixed"
             )
         values = zip(head, row, units, strict=True)
         metrics = tuple(
@@ -122,7 +122,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-#: What is shown beside our own numbers: words, and names of the metric, the first that was taken.
+#: Lines of the comparison: words, and names of the metric (the first available counts).
 SHOWN = {
     "time": ("gpu__time_duration.sum", "Duration"),
     "device memory, read": ("dram__bytes_read.sum",),

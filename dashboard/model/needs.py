@@ -1,4 +1,4 @@
-"""The time that each resource needs, from the kernel's counters, for rows that were recorded without it."""
+"""Time that each resource needs, from the kernel's counters, for rows that were recorded without these times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cufa.measure.measured import Measured
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
-    """The row with its needs; unchanged where needs were recorded with the row, or the kernel is not covered."""
+    """The measurement with its needs; unchanged if the needs are recorded, or the kernel is not covered."""
     return dataclasses.replace(m, row=_derived(found, m.suite).get(m.id, m.row))
 
 
 @functools.lru_cache(64)
 def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
-    """Rows of one suite by measurement: some milliseconds each."""
+    """Rows of one suite by measurement id; each takes some milliseconds."""
     device = _device(found)
     if device is None or found.limits is None:
         return {}
@@ -29,14 +29,14 @@ def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
 
 
 def cost_of(m: Measurement, found: Evidence) -> Cost | None:
-    """What the row's plan asks of each resource; None where the kernel's counters are not recorded."""
+    """Counters of the row's plan; None if the kernel's counters are not recorded."""
     device = _device(found)
     plan = None if device is None else predictions.plan_of(m.row, device)
     return None if plan is None or costs.why_not(plan) else costs.cost_of(plan)
 
 
 def _device(found: Evidence) -> Device | None:
-    """The card; None for a CPU, or a card of an unknown architecture."""
+    """The card; None for a CPU or an unknown architecture."""
     try:
         return dataclasses.replace(Device.typical(found.arch), name=found.device) if found.arch else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""Two launches of one operation held against each other: what can be compared, and in which units."""
+"""Comparison of two launches of one operation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule
 
 FLOP = "FLOP"
-"""Unit of a predicted timeline that stands beside another one: arithmetic that an SM could have done until then."""
+"""Unit of a predicted timeline in a comparison: arithmetic that an SM could have done until then."""
 
 
 def in_arithmetic(
     timeline: Timeline, problem: Problem, schedule: Schedule, blocks_of_item: int = 1
 ) -> Timeline:
-    """A timeline predicted in tiles, on an axis that other tiles have too. The blocks that an SM holds at a time share
-    its rate: the more it holds, the longer each of their tiles takes. ``blocks_of_item`` share the work of a tile."""
+    """A timeline predicted in tiles, in units of FLOP, which are comparable between tile sizes. Resident blocks share
+    the rate of their SM; ``blocks_of_item`` blocks share the work of a tile."""
     tiles = schedule.visited * problem.batch * problem.heads * blocks_of_item
     flop = work.work(problem, schedule).done / tiles if tiles else 0.0
-    if schedule.by_keys:  # an item's tiles are those of one of the query heads that share its keys
+    if schedule.by_keys:  # tiles of an item are counted for one query head of its query group
         flop *= problem.group_size
     scale = flop * (timeline.slots_per_sm if timeline.blocks.thread_block is None else 1)
     return dataclasses.replace(timeline, start=scale * timeline.start, end=scale * timeline.end, unit=FLOP)
@@ -33,20 +33,20 @@ def in_arithmetic(
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """What is looked for among times that were measured."""
+    """A launch, to be found among measurements."""
 
     problem: Problem
     spec: Kernel
     config: TileConfig
 
     def is_in(self, m: Measurement) -> bool:
-        """Whether it is what was measured."""
+        """Whether the measurement is of this launch."""
         is_same = m.problem == self.problem and m.kernel == self.spec.name
         return is_same and is_of(self.config, m.row.json.get("config"))
 
 
 def times_of_both(found: Iterable[Measurement], sides: Sequence[Launched]) -> list[Measurement]:
-    """The newest times of all sides from one run, in turns; nothing where none measured all of them."""
+    """The newest times in turns of all sides from one source; empty if no source has all sides."""
     rows = [m for m in found if m.regime is Regime.IN_TURNS]
     by_source: dict[str, list[Measurement]] = {}
     for m in rows:

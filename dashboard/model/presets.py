@@ -1,4 +1,4 @@
-"""Shapes to start from: the benchmark's own, and those of models that people run."""
+"""Preset shapes: of the benchmark, and of common models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 from cufa.problem.problem import Problem, default_scale
 
 _CARD = 90
-"""Whose suites are offered where there is no other."""
+"""Architecture whose suites are offered without a GPU."""
 
 SUITE = "suite-"
-"""Presets that are whole suites start with this."""
+"""Prefix of presets that are whole suites."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +35,14 @@ def _model(
 
 
 def presets(operation: str = "forward") -> dict[str, Preset]:
-    """Those of one operation by their names in links; the first is for a CPU, the second for a GPU."""
+    """Presets of one operation by name in links; the first is for a CPU, the second for a GPU."""
     found = {**_forward(), **_decode()}
     mine = {name: preset for name, preset in found.items() if preset.problem.operation == operation}
     return mine or _of_suites(operation)
 
 
 def _of_suites(operation: str) -> dict[str, Preset]:
-    """The shapes of its benchmark: the first that a CPU runs, then those that some kernel serves on a GPU."""
+    """Shapes of the benchmark: one for the CPU, then the shapes that a GPU kernel serves."""
     of_cpu: list[Problem] = []
     of_gpu: list[Problem] = []
     card = Device.typical(_CARD)

@@ -1,4 +1,4 @@
-"""Figures that others published and many people know, to stand beside what is measured here."""
+"""Published figures, for comparison with measurements of cufa."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.measure.suites import SUITES, make
 from cufa.problem.mask import CAUSAL
 
-#: The machine and code of the first two tables.
+#: Machine and code of the published tables.
 TRITON_A10G = "Triton tutorial kernels on an A10G, float32"
 A10 = "a FlashAttention-1 kernel on an A10 (600 GB/s)"
 
@@ -24,7 +24,7 @@ class VersionPoint:
     fa1_ms: float
     fa2_ms: float
     speedup: float
-    """As published; rounded times divide to nearly the same."""
+    """As published; the ratio of the rounded times is nearly equal."""
 
 
 VERSIONS_MASK = CAUSAL

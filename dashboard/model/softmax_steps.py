@@ -1,4 +1,4 @@
-"""Running maximum and sum of the rows of one query block, tile by tile: what the CPU path does, observed."""
+"""Running maximum and sum of the rows of one query block, tile by tile, as observed in the CPU path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Cut(Mask):
-    """A mask on some neighbouring rows and keys of its matrix."""
+    """A mask on a rectangle of its matrix."""
 
     mask: Mask
     first_row: int
@@ -52,13 +52,11 @@ class _Cut(Mask):
         return self.mask.rectangles(*rows, *keys, self.whole_q, self.whole_k)
 
 
-def observe_rows(
-    schedule: Schedule, q_block: int, head_dim: int, softcap: float | None = None, seed: int = 0
-) -> list[Step]:
+def observe_rows(schedule: Schedule, q_block: int, head_dim: int, softcap: float | None = None) -> list[Step]:
     """Run the rows of one query block through the CPU path, in the order of the key blocks.
 
-    Inputs are standard normal. Only this block's rows, and the key tiles that some of them see, are computed, so
-    the length of the problem does not matter. Other tiles change nothing and are not listed.
+    Inputs are standard normal. Only the rows of this block and their visible key tiles are computed: the length of the
+    problem does not matter. Other tiles change nothing and are not listed.
     """
     first_row = q_block * schedule.block_q
     rows = min(first_row + schedule.block_q, schedule.seqlen_q) - first_row
@@ -75,7 +73,7 @@ def observe_rows(
     )
     config = TileConfig(schedule.block_q, schedule.block_kv, num_warps=0)
     plan = make_plan(problem, None, "fa2", config)
-    rng = np.random.default_rng([seed, q_block])
+    rng = np.random.default_rng([0, q_block])
     q = rng.standard_normal((1, 1, rows, head_dim), np.float32)
     k, v = (rng.standard_normal((1, 1, keys, head_dim), np.float32) for _ in range(2))
     steps: list[Step] = []

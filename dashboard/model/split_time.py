@@ -1,9 +1,8 @@
-"""How long a launch takes whose keys are split, from the bytes that it reads.
+"""Predicted time of a launch with split keys, from the bytes that the launch reads.
 
-All thread blocks together read as fast as the card does, and each no faster than one block can; a call takes some time
-whatever it does; and parts that are merged through device memory take what the planner reckons with. How fast a
-block reads and how long a call takes are fitted to the times that were recorded on such a card.
-"""
+The read rates of the card and of a thread block limit the launch; each call has a fixed time; merges through device
+memory cost what the planner assumes. The rate of a thread block and the fixed time are fitted to recorded times of the
+card."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from cufa.plan.decode_splits import merge_bytes
 from cufa.plan.planner import Plan, make_plan
 
 _FEWEST = 4
-"""Recorded times that a fit needs at least."""
+"""Minimum number of recorded times for a fit."""
 _STARTS = np.linspace(2e-6, 12e-6, 101)
 _BLOCK_RATES = np.geomspace(5e9, 200e9, 149)
 
@@ -38,7 +37,7 @@ class Load:
     busiest: float
     """Bytes that the busiest place (a resident block) reads."""
     merged: float
-    """Bytes that a block would read in the time of a work item's merge."""
+    """Bytes that a block could read during the merge of a work item."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
     start, block = _STARTS[None, :, None], _BLOCK_RATES[None, None, :]
     told = start + np.maximum(total / found.read_bytes, busiest / block) + merged / block
     missed = np.abs(told / seconds - 1)
-    mean = missed.mean(axis=0)  # minimising the largest error would fit waves, which the model leaves out
+    mean = missed.mean(axis=0)  # minimising the largest error would fit waves, which the model ignores
     i, j = np.unravel_index(mean.argmin(), mean.shape)
     return Reading(
         found.read_bytes,
@@ -145,6 +144,6 @@ def _recorded(m: Measurement, device: Device, block_q: int) -> Load | None:
     count = m.split.count if m.split.kind == "fixed" else None
     try:
         plan = make_plan(m.problem, device, m.split.kind, num_splits=count)
-    except ValueError:  # no kernel of this version has such a cut
+    except ValueError:  # no kernel has such a split
         return None
     return load_of(plan, m.lengths) if plan.config.block_q == block_q else None

@@ -1,7 +1,7 @@
-"""Split keys on the SMs: which thread block reads which keys (:mod:`cufa.schedule.decode`), and when the last one ends.
+"""Split keys on the SMs: the keys of each thread block (:mod:`cufa.schedule.decode`), and the end of the last block.
 
-All tiles of keys take equally long, and each thread block ``overhead`` tiles more. Memory bandwidth, which limits a
-full card, is not modelled.
+All key tiles take equal time; each thread block takes ``overhead`` tiles more. Memory bandwidth, which limits a full
+card, is not modelled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Batch:
     """Cached tokens of each."""
     kv_heads: int
     row_blocks: int
-    """Thread blocks that the query rows of one key/value head take."""
+    """Thread blocks for the query rows of one key/value head."""
     config: TileConfig
     device: Device
     ragged: bool = True
@@ -66,7 +66,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One way of cutting a batch."""
+    """One way to split a batch."""
 
     splits: int
     """Splits of each sequence, or shares of all tiles."""

@@ -1,4 +1,4 @@
-"""What all pages can be about at the same time: one problem, the kernel and the tiles that compute it, and a card."""
+"""The common subject of pages: a problem, its kernel and tiles, and a card."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 
 _NONE = "none"
-_BETWEEN, _WITHIN = "__", "."  # neither is changed by a browser
+_BETWEEN, _WITHIN = "__", "."  # browsers change neither
 _SAMPLE_LENGTH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A problem, and as much as is known of how it is computed."""
+    """A problem, and its kernel, tiles and card if known."""
 
     problem: Problem
     kernel: str | None = None
-    """Name in the registry; None: of another library, or nobody's yet."""
+    """Name in the registry; None: another library, or not chosen."""
     config: TileConfig | None = None
     card: str = ""
-    """What links call a card; empty: any."""
+    """Name of the card in links; empty: any card."""
 
     @property
     def spec(self) -> Kernel | None:
@@ -37,7 +37,7 @@ class Subject:
 
 
 def sample(operation: str) -> Problem:
-    """What a page speaks of that was asked for no shape."""
+    """Default problem of a page."""
     if OPERATIONS[operation].splits:
         return make_decode(1, 32, 8, 2 * _SAMPLE_LENGTH)
     size = 4, 16, 16, _SAMPLE_LENGTH, _SAMPLE_LENGTH, 128
@@ -45,11 +45,11 @@ def sample(operation: str) -> Problem:
 
 
 def problem_key(problem: Problem) -> str:
-    """A problem in one word of a link; :func:`problem_of` reads it. Raises ValueError for one that is too much for
-    it."""
+    """A problem as one parameter of a link; :func:`problem_of` reads it. Raises ValueError for a problem that links
+    cannot carry."""
     p = problem
     if p.lengths.kind != DENSE.kind:
-        raise ValueError(f"Links carry no {p.lengths.kind} sequences.")
+        raise ValueError(f"Links cannot carry {p.lengths.kind} sequences.")
     elements = ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
     parts: list[object] = [p.operation, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
     parts += [elements, _mask_key(p), _NONE if p.softcap is None else f"{p.softcap:g}"]
@@ -59,7 +59,7 @@ def problem_key(problem: Problem) -> str:
 
 
 def problem_of(text: str) -> Problem:
-    """What :func:`problem_key` wrote. Raises ValueError, or KeyError, for anything else."""
+    """The problem of a :func:`problem_key`. Raises ValueError or KeyError for other text."""
     operation, *sizes = text.split(_BETWEEN)[:7]
     elements, mask, softcap, *cache = text.split(_BETWEEN)[7:]
     batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim = map(int, sizes)

@@ -1,4 +1,4 @@
-"""What each tile config of a kernel would take, from the measured ceilings of a card, and how far off that is."""
+"""Predicted time of each tile config of a kernel, from the measured ceilings of a card, and the prediction error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tiling:
     seconds: float
     """Predicted."""
     binds: str
-    """The resource that decides, or "busiest block"."""
+    """The limiting resource, or "busiest block"."""
     measured: Measurement | None
 
     @property
@@ -43,20 +43,20 @@ class Tiling:
 
 
 def of_card(device: Device, recorded: Iterable[Evidence]) -> Evidence | None:
-    """What was recorded on such a card, with ceilings."""
+    """Evidence with ceilings from this model of card."""
     return next(iter(of_cards(device, recorded).values()), None)
 
 
 def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence]:
-    """What was recorded on such a card, with ceilings, and on others of its architecture with as many SMs, by their
-    names; nothing where there is none of such a card."""
+    """Evidence with ceilings from this model of card, then from cards of its architecture with as many SMs, by name.
+    Empty without evidence from this model."""
     alike = (e for e in recorded if e.limits and (e.arch, e.num_sms) == (device.arch.name, device.num_sms))
     found = sorted(alike, key=lambda e: not is_card(e.device, device.name))
     return {e.device: e for e in found} if found and is_card(found[0].device, device.name) else {}
 
 
 def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> list[Tiling]:
-    """Every config that fits, the shortest predicted time first; none where times of the kernel are not derived."""
+    """All configs that fit, sorted by predicted time; empty if times of the kernel cannot be predicted."""
     assert found.limits is not None
     same = [
         m
@@ -67,7 +67,7 @@ def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> 
     for config in serving_configs(spec, problem, device):
         try:
             plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=_whole(spec))
-        except ValueError:  # not of this mask, lengths or element
+        except ValueError:  # does not serve this mask, lengths or element type
             continue
         if not bounds.covers(plan, found.limits):
             return []
@@ -85,7 +85,7 @@ def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> 
 
 
 def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> str:
-    """Why no times of the kernel are predicted from what was recorded of its card."""
+    """Why times of the kernel cannot be predicted from the card's records."""
     assert found.limits is not None
     try:
         plan = make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec))
@@ -95,17 +95,17 @@ def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) ->
 
 
 def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
-    """What predicted times of the kernel do not know of the card, as a sentence; "" where nothing is missing."""
+    """Properties of the card that the predicted times ignore, as a sentence; "" if there are none."""
     return predictions.left_out(make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec)))
 
 
 def _whole(spec: Kernel) -> int | None:
-    """Times of split keys are not derived."""
+    """Splits of the prediction: times of split keys cannot be predicted."""
     return 1 if spec.split_configs else None
 
 
 def is_of(config: TileConfig, recorded: object) -> bool:
-    """Whether a record names this config; it may leave out what the config has of an older or newer version."""
+    """Whether a record names this config; fields unknown to the record or to this version are ignored."""
     if not isinstance(recorded, dict):
         return False
     here = json.loads(json.dumps(dataclasses.asdict(config)))
@@ -113,7 +113,7 @@ def is_of(config: TileConfig, recorded: object) -> bool:
 
 
 def prepare() -> None:
-    """Find the errors of all cards that have records, which takes a second."""
+    """Compute the prediction errors of all recorded cards, which takes a second."""
     found = evidence.load()
     for name in {e.arch for e in found if e.arch}:
         device = Device.typical(name)
@@ -123,6 +123,6 @@ def prepare() -> None:
 
 @functools.lru_cache(8)
 def errors_of(found: Evidence, device: Device) -> dict[str, Error]:
-    """By kernel, of predictions of every time that was taken in turns on such a card."""
+    """Prediction errors by kernel, over all times in turns of the card."""
     assert found.limits is not None
     return errors((m.row for m in found.rows), device, found.limits)

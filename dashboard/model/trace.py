@@ -1,4 +1,4 @@
-"""What a trace build measured: reading it, holding it against the schedule, and exporting it."""
+"""Traces of trace builds: timelines, comparison with the schedule, export."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Records = npt.NDArray[Any]
 
 
 def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:
-    """In order of block number; microseconds from the first start.
+    """The timeline of a trace in order of block numbers, in microseconds from the first start.
 
-    One entry per record, or with ``whole_heads`` one per thread block, where a block works on all query blocks of
-    its head in turns.
+    One entry per record; with ``whole_heads`` one entry per thread block, which computes all query blocks of a head.
     """
     assert records.dtype == TRACE_RECORD
     ordered = np.sort(records, order=["thread_block", "start_ns"])
@@ -49,7 +48,7 @@ def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False)
 
 
 def _slots(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], sm: npt.NDArray[np.int64]) -> Any:
-    """The lowest place on each block's SM that was free when it started."""
+    """The lowest free place on the block's SM at its start."""
     slot = np.zeros(len(start), np.int64)
     free_at: dict[int, list[float]] = {}
     for i in np.argsort(start, kind="stable").tolist():
@@ -66,7 +65,7 @@ def _slots(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], sm: npt
 
 
 def disagreements(records: Records, schedule: Schedule) -> list[str]:
-    """Where the kernel's own counters differ from the schedule, one sentence each; empty when they agree."""
+    """Differences between the kernel's counters and the schedule, one sentence each."""
     block, name = records["q_block"].astype(np.int64), "key block" if schedule.by_keys else "query block"
     if len(block) and block.max() >= schedule.num_blocks:
         return [f"the trace has {name} {block.max()}, the schedule only {schedule.num_blocks} of them"]
@@ -92,11 +91,10 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
 
 
 def perfetto(timeline: Timeline, title: str) -> bytes:
-    """Chrome trace-event JSON, which ui.perfetto.dev opens: a process an SM, a thread a place on it.
+    """Chrome trace-event JSON for ui.perfetto.dev: a process per SM, a thread per place.
 
-    A predicted timeline has no clock: one tile is written as one microsecond, and the title says so. Items of
-    a persistent block that overlap (the next one's scores, the last one's store) get threads of their own:
-    events of one thread must not cross.
+    In a predicted timeline, a tile lasts one microsecond. Overlapping items of a persistent block get separate threads:
+    events of one thread must not overlap.
     """
     predicted = timeline.unit == "tiles"
     if not predicted and timeline.blocks.thread_block is not None:

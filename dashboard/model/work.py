@@ -1,4 +1,4 @@
-"""How much arithmetic is done, how much of it is wanted, and what skipping is worth."""
+"""Arithmetic done and useful, and the speed-up by skipping."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Work:
     """Floating-point operations of one call, :func:`flops_per_score` each."""
 
     done: int
-    """In every visited tile, whole tiles counted."""
+    """Of visited tiles, counted whole."""
     useful: int
-    """Of scores that the mask lets through."""
+    """Of visible scores."""
     dense: int
-    """Of all scores, as if there were no mask."""
+    """Of all scores."""
 
     @property
     def waste(self) -> int:
-        """Done for scores that are masked away or lie beyond the ends."""
+        """Of masked scores and padding."""
         return self.done - self.useful
 
     @property
@@ -45,7 +45,7 @@ def work(problem: Problem, schedule: Schedule) -> Work:
 
 
 def flops_per_score(problem: Problem) -> int:
-    """As the operation counts them: forward 4 · head_dim, backward 10 · head_dim."""
+    """Forward 4 · head_dim, backward 10 · head_dim."""
     one = Problem(1, 1, 1, 1, 1, problem.head_dim, problem.dtype, FULL, operation=problem.operation)
     return one.flops
 
@@ -57,8 +57,8 @@ def class_counts(schedule: Schedule) -> dict[Tile, int]:
 
 
 def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
-    """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles: of a band,
-    those on or below its last diagonal, less those below its first; of other masks, key by key."""
+    """Visible scores of one head, per square of ``step`` × ``step`` tiles. A band: scores up to its last diagonal,
+    minus scores before its first. Other masks: counted key by key."""
     height, width = schedule.block_q * step, schedule.block_kv * step
     if schedule.mask.irregular_kind:
         return _wanted_by_key(schedule, height, width)
@@ -72,8 +72,8 @@ def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
         """Scores of each square with key - query ≤ diagonal."""
 
         def before(row: Ints) -> Ints:
-            """Of all rows before this one, counted from where the diagonal enters the square: a row has one
-            score more than the row above it, from none to all, a sum of consecutive numbers."""
+            """Scores of the rows before ``row``. From the row where the diagonal enters the square, each row has one
+            score more than the previous row: a sum of consecutive integers."""
             entered = row + diagonal - left
             seen = np.clip(entered, 0, columns)
             return seen * (seen + 1) // 2 + columns * np.maximum(entered - columns, 0)
@@ -95,7 +95,7 @@ def _wanted_by_key(schedule: Schedule, height: int, width: int) -> Ints:
 
 
 def skip_speedup(schedule: Schedule) -> float:
-    """All tiles over visited tiles: what skipping alone can gain if tiles cost alike."""
+    """All tiles ÷ visited tiles: the gain of skipping if all tiles cost the same."""
     return schedule.total / schedule.visited if schedule.visited else 1.0
 
 
@@ -107,9 +107,10 @@ def skip_speedups(schedule: Schedule, lengths: Iterable[int]) -> list[float]:
     ]
 
 
-def skip_limit(mask: Mask, length: int = 1 << 24) -> float:
-    """What :func:`skip_speedup` tends to with the length, infinite for a window bounded on both sides, and for chunks.
-    Tokens that a band does not bind are few among so many."""
+def skip_limit(mask: Mask) -> float:
+    """Limit of :func:`skip_speedup` for long sequences; infinite for chunks and for windows with two sides. The prefix
+    and the first tokens of a band do not count."""
+    length = 1 << 24
     if isinstance(mask, Chunks):
         return float("inf")
     if isinstance(mask, Band):

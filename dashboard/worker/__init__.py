@@ -1,18 +1,18 @@
-"""The run engine: one worker process a device, and a folder a run that everyone else reads.
+"""The run engine: one worker process per device, and one folder per run.
 
-``jobs`` is what can be asked for, ``store`` the folders, ``reading`` what one of them holds, ``run`` what comes of
-that, ``serve`` the worker's process, ``measuring`` what it does with one job, ``client`` what the application calls.
-All timing is :mod:`cufa.measure`'s. Nothing here imports Streamlit.
+``jobs`` are requests, ``store`` the folders, ``reading`` reads a folder, ``run`` is the result. ``serve`` is the
+worker's process, ``measuring`` runs one job, ``client`` is the application's side. :mod:`cufa.measure` does all timing.
+This package does not import Streamlit.
 
-The folder of a run is the only thing that application and worker share, so a reloaded page, a second browser
-and a restarted application all see the same runs:
+Application and worker share only the folder of a run: a reloaded page, a second browser and a restarted application see
+the same runs.
 
-    request.json     what was asked for
-    started.json     a worker has taken it
-    progress.jsonl   one event a line, rows of results among them: they outlive whatever happens to the worker
-    record.json      the finished record, as `cufa bench --json` prints it (all of it, or no file)
-    outcome.json     how it ended
-    cancel           somebody wants it to stop
-    lock             held by the worker while it runs: the system drops the lock when the worker dies, however
-    log.txt          stderr of the worker meanwhile
+    request.json     the job
+    started.json     a worker has taken the run
+    progress.jsonl   one event per line, including result rows, which survive a crash of the worker
+    record.json      the finished record in the format of `cufa bench --json` (complete, or no file)
+    outcome.json     how the run ended
+    cancel           a request to stop
+    lock             held by the worker during the run; the system releases it when the worker dies
+    log.txt          stderr of the worker during the run
 """

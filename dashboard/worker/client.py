@@ -22,7 +22,7 @@ _START = (
     "from cufa.commands.dashboard import make_importable; make_importable(); "
     "from cufa.dashboard.worker.serve import main; raise SystemExit(main())"
 )
-#: A worker that cannot start is not started again sooner than this.
+#: Minimum delay before a worker that cannot start is started again.
 _RETRY_SECONDS = 5.0
 
 
@@ -37,16 +37,16 @@ _lock = threading.Lock()
 
 
 def submit(store: Store, job: Job) -> str:
-    """Queue a job and see to it that a worker takes it. Returns the run's id; raises OSError."""
+    """Queue a job and ensure that a worker runs. Returns the run's id; raises OSError."""
     run_id = store.submit(job)
     ensure_worker(store, job.device)
     return run_id
 
 
 def ensure_worker(store: Store, device: str, idle: float | None = None) -> str:
-    """Start the device's worker unless there is one. Returns why it does not start, or "".
+    """Start the device's worker if none runs. Returns the error of a worker that does not start, or "".
 
-    Cheap: called at every refresh of a page that waits. Raises OSError when the folder cannot be written.
+    Cheap: called at each refresh of a waiting page. Raises OSError if the folder cannot be written.
     """
     with _lock:
         _reap(store)
@@ -57,7 +57,7 @@ def ensure_worker(store: Store, device: str, idle: float | None = None) -> str:
         if started is not None:
             code = started.process.poll()
             if code is None:
-                return ""  # on its way
+                return ""  # it is starting
             if code > 0 and time.monotonic() - started.at < _RETRY_SECONDS:
                 log = store.worker_log(device).read_text(encoding="utf-8", errors="replace").strip()
                 return f"The worker for {device} does not start (exit code {code}): {log[-1500:]}"
@@ -68,12 +68,12 @@ def ensure_worker(store: Store, device: str, idle: float | None = None) -> str:
 def _spawn(store: Store, device: str, idle: float | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-c", _START, "--device", device, "--root", str(store.root.resolve())]
     command += ["--idle", str(idle)] if idle is not None else []
-    # The worker must import this very cufa, installed or not.
+    # The worker must import the same cufa, installed or not.
     paths = [str(Path(cufa.__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     store.root.mkdir(parents=True, exist_ok=True)
     with open(store.worker_log(device), "wb") as log:
-        # A session of its own: Ctrl-C at the application's terminal does not end a run.
+        # A separate session: Ctrl-C in the application's terminal does not end a run.
         return subprocess.Popen(
             command,
             env=environment,
@@ -85,7 +85,7 @@ def _spawn(store: Store, device: str, idle: float | None) -> subprocess.Popen[by
 
 
 def refresh(store: Store) -> list[str]:
-    """Reap dead workers, start those that queued runs wait for. Returns what goes wrong, in words."""
+    """Reap dead workers and start workers for queued runs. Returns errors in words."""
     reap(store)
     problems = []
     waiting = {run.job.device for run in store.active() if run.status is Status.QUEUED}
@@ -98,13 +98,13 @@ def refresh(store: Store) -> list[str]:
 
 
 def reap(store: Store) -> None:
-    """Notice which of our workers have died, and of what."""
+    """Record the death of workers of this application."""
     with _lock:
         _reap(store)
 
 
 def _reap(store: Store) -> None:
-    """Write down by which signal a worker of ours died; runs of other applications' workers say less."""
+    """Record the signal of each dead worker; only its parent knows the signal."""
     for (root, device), started in list(_started.items()):
         code = started.process.poll()
         if root != store.root or code is None or code >= 0:
@@ -122,8 +122,8 @@ def _killed_by(number: int) -> str:
     except ValueError:
         name = f"signal {number}"
     cause = {
-        "SIGKILL": "killed from outside, or by the system for want of memory",
+        "SIGKILL": "killed by a user, or by the system for lack of memory",
         "SIGSEGV": "a segmentation fault",
         "SIGABRT": "it aborted",
     }.get(name, "a signal")
-    return f"The worker process died during this run of {name} (signal {number}): {cause}."
+    return f"{name} (signal {number}) ended the worker process during this run: {cause}."

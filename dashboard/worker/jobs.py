@@ -1,4 +1,4 @@
-"""What a worker can be asked to do: benchmark cases of any operation, on one device, under one regime."""
+"""Jobs of a worker: benchmark cases of any operation, on one device, under one regime."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Job:
     """"cpu", or "cuda:0" and so on."""
     cases: tuple[Case, ...]
     seconds: float
-    """Time spent measuring: for each case where its contenders take turns, else for each contender."""
+    """Measuring time per case (in turns), or per contender (sustained)."""
     regime: Regime = Regime.IN_TURNS
 
     def __post_init__(self) -> None:
-        gpu_index(self.device)  # it becomes part of a file's name
+        gpu_index(self.device)  # the name becomes part of a file name
         if not 0 <= self.seconds < math.inf:
             raise ValueError(f"a job measures for 0 seconds or more, got {self.seconds}")
 
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def kernels(self) -> list[str]:
-        """What contenders are called without their tiles, each once."""
+        """Names of the contenders without tiles, each once."""
         named = (c.name or c.algorithm for case in self.cases for c in case.contenders)
         return list(dict.fromkeys(named))
 
@@ -61,7 +61,7 @@ class Job:
 
     @classmethod
     def from_json(cls, content: Json) -> Job:
-        """Raises KeyError, TypeError or ValueError when the content is no job that this version reads."""
+        """Raises KeyError, TypeError or ValueError if the content is not a job of this schema."""
         schema = content.get("schema", 1)
         if schema != SCHEMA:
             raise ValueError(f"it has schema {schema!r}; this version reads schema {SCHEMA}")
@@ -113,5 +113,5 @@ def gpu_index(device: str) -> int | None:
     return int(device.partition(":")[2])
 
 
-#: In place of a job that cannot be read.
+#: Stands for an unreadable job.
 UNREADABLE = Job("unreadable", CPU, (), 0.0)

@@ -1,4 +1,4 @@
-"""Locks on files, which go with the process that holds them, whatever ends it."""
+"""File locks, which end with their process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def is_locked(file: Path) -> bool:
 
 
 def hold(file: Path, *, wait: bool) -> Any:
-    """Take a lock; keep what is returned, the lock lives as long. None when another process has it.
+    """Take a lock, which lasts as long as the returned object or its process; None if another process has the lock.
 
-    The lock goes with the process, whatever ends it. Raises OSError when the file cannot be made.
+    Raises OSError if the file cannot be created.
     """
     stream = open(file, "a+b")  # noqa: SIM115 - held on purpose
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        # A reader that looks (is_locked) holds it for an instant; the caller tries again.
+        # is_locked() holds the lock for an instant; the caller tries again.
         stream.close()
         return None
     return stream

@@ -1,4 +1,4 @@
-"""One job, case by case, with the benchmark layer: what the worker does when it works."""
+"""Runs one job, case by case, with :mod:`cufa.measure`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from cufa.measure.runner import Row, run_case
 from cufa.measure.timing import Watch
 
 Tell = Callable[[Json], None]
-"""Takes one event; it is on disk when the call returns. Raises CannotWrite."""
+"""Writes one event to disk. Raises CannotWrite."""
 
-#: Samples are told no more often than this: writing them must not be what is measured.
+#: Minimum interval between events with samples: writing must not disturb the measurement.
 _SAMPLES_SECONDS = 0.25
 
 
 class CannotWrite(OSError):
-    """The run's folder takes no more: a full disk, mostly."""
+    """The run's folder cannot be written: mostly a full disk."""
 
 
-#: Ceilings are measured again when they are older than this.
+#: Maximum age of measured ceilings.
 _LIMITS_SECONDS = 120.0
 _limits_measured: dict[Device | None, float] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a job went."""
+    """Result of a job."""
 
     record: Json
     failures: list[Json]
-    """One per case that failed: problem, kind, message, detail."""
+    """One per failed case: problem, kind, message, detail."""
     poisoned: bool
-    """The GPU context is lost: this process can compute nothing more."""
+    """The GPU context is lost: this process cannot compute any more."""
 
 
 def measure(job: Job, tell: Tell) -> Result:
-    """Run all cases of a job. A case that fails does not stop the next one, unless the GPU context is lost.
+    """Run all cases of a job. A failed case does not stop the next case, unless the GPU context is lost.
 
-    Raises :class:`CannotWrite` when ``tell`` does.
+    Raises :class:`CannotWrite` from ``tell``.
     """
     device = _device(job.device)
     tell({"event": "phase", "text": "measuring this machine's ceilings"})
@@ -59,7 +59,7 @@ def measure(job: Job, tell: Tell) -> Result:
             rows, skipped = _measure(case, job, number, device, limits, tell)
         except CannotWrite:
             raise
-        except Exception as error:  # whatever a kernel, a compiler or a driver throws: it is the result
+        except Exception as error:  # any error of a kernel, compiler or driver is a result
             failure = {"problem": case.problem.as_json(), **explain(error)}
             failures.append(failure)
             tell({"event": "failed", "record": failure})
@@ -78,8 +78,8 @@ def measure(job: Job, tell: Tell) -> Result:
 def _measure(
     case: Case, job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
 ) -> tuple[list[Json], list[Json]]:
-    """Records of the rows of one case, and of what was skipped."""
-    # Otherwise the system would kill the worker for it.
+    """Row records of one case, and records of skipped contenders."""
+    # Otherwise the system would kill the worker.
     if device is None and (lacking := shortfall(case.problem)):
         raise MemoryError(lacking)
     prepared = _prepare(case, device, tell)
@@ -92,7 +92,7 @@ def _measure(
 
 
 def _watch(tell: Tell) -> Watch:
-    """Tells the new samples of every contender now and then, between rounds: for whoever looks on."""
+    """Sends the new samples of each contender between rounds, for pages that show the run."""
     told: dict[str, int] = {}
     last = time.monotonic()
 
@@ -109,7 +109,7 @@ def _watch(tell: Tell) -> Watch:
 
 
 def _row_record(row: Row, seconds: dict[str, float]) -> Json:
-    """As in any record, and the plan in words, and how long its kernel took to get ready."""
+    """The row record with the plan in words and the kernel's preparation time."""
     record = measured.row_json(row)
     if row.plan is not None:
         record |= {"plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
@@ -117,7 +117,7 @@ def _row_record(row: Row, seconds: dict[str, float]) -> Json:
 
 
 def _limits(device: Device | None) -> Limits:
-    """Ceilings with the clocks and the load of now, not of whenever this process began."""
+    """Recent ceilings, at current clocks and load."""
     now = time.monotonic()
     if now - _limits_measured.get(device, -_LIMITS_SECONDS) >= _LIMITS_SECONDS:
         measure_limits.cache_clear()
@@ -138,7 +138,7 @@ def _device(name: str) -> Device | None:
 
 
 def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
-    """Compile on a GPU, so that it is not in the way of timing: seconds by label, or nothing on a CPU."""
+    """Compile before the timing; seconds by label, empty on a CPU."""
     if device is None:
         return {}
     from cufa.run.cuda import backend as cuda
@@ -150,7 +150,7 @@ def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
         tell({"event": "phase", "text": f"compiling {contender.label}"})
         try:
             plan = contender.plan(case.problem, device)
-        except ValueError:  # no kernel serves it: run_case will say so
+        except ValueError:  # no kernel serves the problem: run_case() reports it
             continue
         start = time.perf_counter()
         cuda.prepare(plan)
@@ -159,7 +159,7 @@ def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
 
 
 def _free(device: Device | None) -> None:
-    """Give memory back to other processes on the GPU."""
+    """Release GPU memory for other processes."""
     if device is not None:
         import cupy
 

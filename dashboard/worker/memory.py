@@ -1,4 +1,4 @@
-"""Whether a problem fits this machine's memory: asked before a run is started, and again by its worker."""
+"""Whether a problem fits in this machine's memory: checked before the start of a run, and again by its worker."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from cufa.problem.problem import Problem
 
-#: Of the memory that is free, what inputs, output and intermediates of a CPU run may take.
+#: Share of the free memory for inputs, output and intermediates of a CPU run.
 _SHARE = 0.7
-#: Copies of the tensors that a CPU run holds at its peak: float32 originals, conversions, float64 samples.
+#: Peak number of copies of the tensors in a CPU run: float32 originals, conversions, float64 samples.
 _COPIES = 2.5
 
 
 def shortfall(problem: Problem) -> str:
-    """What a run of the problem on the CPU lacks, in words; "" when it fits. (A GPU says so itself.)"""
+    """Missing memory for a CPU run of the problem, in words; "" if the problem fits. (A GPU reports this itself.)"""
     available = _available()
     if available is None:
         return ""
@@ -26,7 +26,7 @@ def shortfall(problem: Problem) -> str:
 
 
 def _available() -> int | None:
-    """Bytes; None where the system does not say."""
+    """Free bytes; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

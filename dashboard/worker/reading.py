@@ -1,7 +1,7 @@
-"""A run's folder, read: whatever is in it, there is a run to show for it, if only one that says what is wrong.
+"""Reads the folder of a run. Every folder gives a run; a damaged folder gives a run with the error.
 
-Files of a run may have been cut, edited or written by something else: what they hold is checked here, once, so that
-whoever takes a :class:`~cufa.dashboard.worker.run.Run` finds in it what its types promise.
+Files may be truncated, edited or foreign. This module checks them once: a :class:`~cufa.dashboard.worker.run.Run` has
+valid types.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cufa.measure.limits import Limits
 from cufa.measure.measured import SCHEMA
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading something that no version of cufa wrote may raise."""
+"""Errors from reading foreign data."""
 _DETAIL_CHARACTERS = 2500
 
 
 def read(folder: Path) -> Run:
-    """The run of a folder, its name the run's id. Raises KeyError when there is no such folder."""
+    """The run of a folder, whose name is the run's id. Raises KeyError if the folder does not exist."""
     if not folder.is_dir():
         raise KeyError(folder.name)
     try:
@@ -41,7 +41,7 @@ def read(folder: Path) -> Run:
 def _read(folder: Path) -> Run:
     with _naming("request.json is no job"):
         job = _job((folder / "request.json").read_text(encoding="utf-8"))
-    # In this order: a run that ends in between is still seen as running, never as crashed.
+    # In this order: a run that ends in between appears as running, not as crashed.
     started, alive = (folder / "started.json").exists(), is_locked(folder / "lock")
     with _naming("outcome.json says nothing about how it ended"):
         ended = _outcome(folder)
@@ -62,7 +62,7 @@ def _read(folder: Path) -> Run:
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Put in front of an error what it is about."""
+    """Prefix errors with their context."""
     try:
         yield
     except FileNotFoundError as error:
@@ -73,7 +73,7 @@ def _naming(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {error!r}"[:400]) from error
 
 
-@functools.lru_cache(16)  # while a run waits or goes on, pages and its worker read it several times a second
+@functools.lru_cache(16)  # pages and worker read an active run several times per second
 def _job(text: str) -> Job:
     return Job.from_json(_as_object(json.loads(text)))
 
@@ -95,7 +95,7 @@ def _unfinished(folder: Path, started: bool, alive: bool, cancelling: bool) -> t
         return Status.RUNNING, "", ""
     if started:
         log = _tail(folder / "log.txt")
-        why = "It left a message." if log else "It left no message: killed from outside, or out of memory."
+        why = "It left a message." if log else "It left no message: killed by a user, or out of memory."
         return Status.CRASHED, f"The worker process died during this run. {why}", log
     if cancelling:
         return Status.CANCELLED, "Cancelled before it started.", ""
@@ -103,7 +103,7 @@ def _unfinished(folder: Path, started: bool, alive: bool, cancelling: bool) -> t
 
 
 def _outcome(folder: Path) -> tuple[Status, str, str] | None:
-    """(status, message, detail); None while there is only the reserved place."""
+    """(status, message, detail); None if the file has only its reserved space."""
     text = (folder / "outcome.json").read_text(encoding="utf-8").strip()
     if not text:
         return None
@@ -115,7 +115,7 @@ def _outcome(folder: Path) -> tuple[Status, str, str] | None:
 
 
 def _events(file: Path) -> Iterator[Json]:
-    """Complete lines only: the last one may be half written, or cut by a full disk."""
+    """Complete lines only: the last line may be incomplete."""
     with contextlib.suppress(FileNotFoundError):
         for line in file.read_bytes().split(b"\n"):
             try:
@@ -130,13 +130,13 @@ def _record(folder: Path, events: list[Json]) -> Json:
         content = _object(folder / "record.json")
     except (FileNotFoundError, ValueError):
         content = _from_events(events)
-    # A record without a schema is damaged: whoever reads its rows says so.
+    # A record without a schema is damaged: reading its rows raises the error.
     if (schema := content.get("schema", SCHEMA)) != SCHEMA:
         raise ValueError(f"it has schema {schema!r}; this version reads schema {SCHEMA}")
     return content
 
 
-#: Where a record keeps what an event of a kind tells.
+#: Section of a record for each kind of event.
 _SECTIONS = {"row": "rows", "skipped": "skipped", "failed": "failed"}
 
 
@@ -151,12 +151,12 @@ def _from_events(events: list[Json]) -> Json:
     return record
 
 
-#: What pages say of what was not measured, and why.
+#: Text fields of each section, which pages show.
 _SAID = {"rows": ("label",), "skipped": ("label", "reason"), "failed": ("kind", "message")}
 
 
 def _checked(record: Json) -> Json:
-    """The record, whose sections are lists of objects that have what pages show; numbers of rows are read later."""
+    """The record with checked sections and ceilings; numbers of rows are checked later."""
     for section, names in _SAID.items():
         for entry in record.get(section, []):
             for name in names:
@@ -171,7 +171,7 @@ def _checked(record: Json) -> Json:
 
 
 def _live(events: Sequence[Json]) -> dict[str, list[int]]:
-    """Samples told since the last case was done."""
+    """Samples since the end of the last case."""
     samples: dict[str, list[int]] = {}
     for event in events:
         if event.get("event") == "case done":
@@ -190,7 +190,7 @@ def _tail(file: Path) -> str:
 
 
 def shortened(text: str) -> str:
-    """A log begins with what happened and ends with where: the middle is left out of a long one."""
+    """A long log without its middle: the beginning has the error, the end its place."""
     if len(text) <= _DETAIL_CHARACTERS:
         return text
     begin = _DETAIL_CHARACTERS // 4

@@ -1,4 +1,4 @@
-"""A run, as its folder shows it."""
+"""A run, as read from its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Status(enum.StrEnum):
     CANCELLED = "cancelled"
     CRASHED = "crashed"
     DAMAGED = "damaged"
-    """Its folder holds something that no version of cufa wrote."""
+    """The folder contains foreign or damaged data."""
 
     @property
     def is_over(self) -> bool:
@@ -26,27 +26,27 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder shows it now."""
+    """The current state of a run."""
 
     id: str
     job: Job
     status: Status
     message: str = ""
-    """Why it ended, when not well."""
+    """Why the run failed."""
     detail: str = ""
     """A traceback or the end of the worker's log."""
     phase: str = ""
-    """What the worker is doing."""
+    """Current activity of the worker."""
     phase_began: float = 0.0
     """Seconds since the epoch."""
     cases_done: int = 0
     cancelling: bool = False
     live: dict[str, list[int]] = field(default_factory=dict)
-    """Samples so far of the case that runs now, nanoseconds by contender."""
+    """Samples of the current case so far, nanoseconds by contender."""
     record: Json = field(default_factory=dict)
-    """As of :func:`cufa.measure.measured.run_json`; of an unfinished run, the rows measured so far."""
+    """Record by :func:`cufa.measure.measured.run_json`; of an unfinished run, with the rows so far."""
     is_settled: bool = False
-    """Its end is written: nothing of it changes any more."""
+    """The outcome is written: the run does not change any more."""
 
     @property
     def rows(self) -> list[Json]:
@@ -59,15 +59,15 @@ class Run:
 
     @property
     def submitted(self) -> datetime.datetime:
-        """UTC. Raises ValueError for a name that is no date, which only a damaged run has."""
+        """UTC. Raises ValueError for an invalid name, which only a damaged run has."""
         return submitted(self.id)
 
     @classmethod
     def damaged(cls, run_id: str, why: str) -> Run:
-        """A run of which nothing can be shown but that, and why."""
+        """A damaged run with its error."""
         return cls(run_id, UNREADABLE, Status.DAMAGED, f"This run cannot be read: {why}.")
 
 
 def submitted(run_id: str) -> datetime.datetime:
-    """When a run was submitted, UTC. Raises ValueError for a name that is no date."""
+    """Submission time of a run, UTC. Raises ValueError for an invalid name."""
     return datetime.datetime.strptime(run_id[:15], "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)

@@ -1,8 +1,7 @@
-"""The worker: a process of its own that owns one device and runs its jobs one at a time.
+"""The worker: a process that owns one device and runs its jobs one at a time.
 
-It takes a lock for the device (a second worker leaves at once), works through the queue on disk, and leaves
-after a while without work. A GPU context that a kernel has crashed is lost to its process, so the worker then
-replaces itself.
+The worker locks the device (a second worker exits at once), runs the queue on disk, and exits after some idle time. A
+kernel error destroys the GPU context of the process: the worker then replaces itself with a fresh process.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from cufa.dashboard.worker.store import Store
 IDLE_SECONDS = 120.0
 _POLL_SECONDS = 0.15
 _GRACE_SECONDS = 3.0
-"""A cancelled run that is inside a long call gets this long to come out of it."""
+"""Time for a cancelled run to return from a long call."""
 
 
 class Cancelled(BaseException):
-    """Raised in the main thread when a run is to stop."""
+    """Raised in the main thread to stop a run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _take_device(store: Store, device: str) -> Any:
-    for _ in range(20):  # somebody who only looks holds the lock for an instant
+    for _ in range(20):  # a reader holds the lock for an instant
         lock = hold(store.worker_lock(device), wait=False)
         if lock is not None:
             return lock
@@ -75,13 +74,13 @@ def _take_device(store: Store, device: str) -> Any:
 
 
 def restart() -> NoReturn:
-    """Become a fresh process; locks and the GPU context go, the process id stays."""
+    """Become a fresh process: locks and GPU context end, the process id stays."""
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)
 
 
 class Worker:
-    """One run, from taking it to its outcome."""
+    """Executes one run and writes its outcome."""
 
     def __init__(self, store: Store, run: Run) -> None:
         self._store, self._run = store, run
@@ -125,7 +124,7 @@ class Worker:
             return False
         except OSError:
             raise
-        except Exception as error:  # before the first case: no device, say
+        except Exception as error:  # before the first case, for example a missing device
             failure = measuring.explain(error)
             store.finish(run_id, Status.FAILED, _words(failure), failure["detail"])
             return bool(failure["kind"] == "kernel error")
@@ -142,14 +141,14 @@ class Worker:
         return result.poisoned
 
     def _cannot_write(self, error: OSError) -> None:
-        """A full disk, mostly: say so in the reserved place. Whoever reads the run sees its rows so far."""
+        """Mostly a full disk: write the outcome to the reserved space. The rows so far stay readable."""
         message = f"The run's folder cannot be written: {error.strerror or error}. {self._folder}"
         with contextlib.suppress(OSError):
             self._store.finish(self._run.id, Status.FAILED, message)
 
     @contextlib.contextmanager
     def _log(self) -> Iterator[None]:
-        """Standard error into the run's folder: what a dying process says belongs to the run."""
+        """Redirect stderr to the run's folder: the messages of a dying process belong to the run."""
         sys.stderr.flush()
         saved = os.dup(2)
         try:
@@ -164,7 +163,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _cancellable(self) -> Iterator[None]:
-        """While this lasts, a file named ``cancel`` in the run's folder stops the run."""
+        """Within this context, a file ``cancel`` in the run's folder stops the run."""
         signal.signal(signal.SIGINT, self._on_interrupt)
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
@@ -185,8 +184,8 @@ class Worker:
                 _thread.interrupt_main()
                 if self._ended.wait(_GRACE_SECONDS):
                     return
-                # Deep in one long call: this process is given up.
-                text = "Cancelled; its last call took too long and was cut off."
+                # Still inside a long call: replace the process.
+                text = "Cancelled during a long call, which was aborted."
                 self._store.finish(self._run.id, Status.CANCELLED, text)
                 os.dup2(self._saved_stderr, 2)
                 restart()
@@ -200,6 +199,6 @@ def _words(failure: Json) -> str:
         "does not compile": "The kernel does not compile",
     }.get(kind)
     message = str(failure["message"])
-    if words is None or message.startswith(words):  # CuPy says so itself
+    if words is None or message.startswith(words):  # CuPy's message has these words
         return message
     return f"{words}: {message}"

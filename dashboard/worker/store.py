@@ -18,7 +18,7 @@ from cufa.dashboard.worker.run import Run, Status
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}-[0-9a-f]{6}")
 _OUTCOME_BYTES = 4096
-"""Reserved when a run is submitted, so that a worker can still say that the disk is full."""
+"""Reserved at submission: a worker can report a full disk."""
 
 
 def runs_dir() -> Path:
@@ -42,7 +42,7 @@ class Store:
         return self.root / run_id
 
     def submit(self, job: Job) -> str:
-        """Queue a job; returns the run's id. Raises OSError when the folder cannot be written."""
+        """Queue a job; returns the run's id. Raises OSError if the folder cannot be written."""
         now = datetime.datetime.now(datetime.UTC)
         run_id = f"{now:%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
         draft = self.root / f".new-{run_id}"
@@ -50,18 +50,18 @@ class Store:
             draft.mkdir(parents=True)
             write_json(draft / "request.json", job.to_json())
             (draft / "outcome.json").write_bytes(b" " * _OUTCOME_BYTES)
-            draft.rename(self.root / run_id)  # it appears complete
+            draft.rename(self.root / run_id)  # the folder appears complete
         except OSError:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         return run_id
 
     def cancel(self, run_id: str) -> None:
-        """Ask for a run to stop; one that nobody has taken yet never starts. Raises OSError."""
+        """Request a run to stop; a queued run never starts. Raises OSError."""
         (self.folder(run_id) / "cancel").touch()
 
     def ids(self) -> list[str]:
-        """Newest first; empty where there is no folder."""
+        """Ids, the newest first; empty if the folder does not exist."""
         try:
             names = os.listdir(self.root)
         except OSError:
@@ -69,7 +69,7 @@ class Store:
         return sorted((name for name in names if _ID.fullmatch(name)), reverse=True)
 
     def all(self) -> list[Run]:
-        """Every run, newest first; one whose folder is damaged says so."""
+        """All runs, the newest first, including damaged runs."""
         found = []
         for run_id in self.ids():
             with contextlib.suppress(KeyError):  # deleted meanwhile
@@ -77,7 +77,7 @@ class Store:
         return found
 
     def read(self, run_id: str) -> Run:
-        """Raises KeyError when there is no such run."""
+        """Raises KeyError for an unknown run."""
         if run_id in self._over:
             return self._over[run_id]
         run = reading.read(self.folder(run_id))
@@ -86,23 +86,23 @@ class Store:
         return run
 
     def delete(self, run_id: str) -> None:
-        """Remove a run that is over. Raises ValueError while it is not, OSError when its folder cannot go."""
-        with contextlib.suppress(KeyError, FileNotFoundError):  # somebody else was faster
+        """Delete a finished run. Raises ValueError for an unfinished run, OSError if its folder cannot be removed."""
+        with contextlib.suppress(KeyError, FileNotFoundError):  # deleted by another process
             if not self.read(run_id).status.is_over:
-                raise ValueError("a run that waits or goes on can be cancelled, not deleted")
+                raise ValueError("an unfinished run can be cancelled, not deleted")
             going = self.root / f".deleted-{run_id}"
-            self.folder(run_id).rename(going)  # gone at once, however long removing takes
+            self.folder(run_id).rename(going)  # disappears at once; the removal may take longer
             shutil.rmtree(going, ignore_errors=True)
         self._over.pop(run_id, None)
 
     def size(self, run_id: str) -> int:
-        """Bytes of a run's files; 0 when it is gone."""
+        """Bytes of a run's files; 0 for a deleted run."""
         with contextlib.suppress(OSError):
             return sum(file.stat().st_size for file in self.folder(run_id).iterdir())
         return 0
 
     def finish(self, run_id: str, status: Status, message: str = "", detail: str = "") -> None:
-        """Write how a run ended. On a full disk this goes into the place that was reserved for it."""
+        """Write the outcome of a run; on a full disk, to the reserved space."""
         text = json.dumps(
             {"status": status, "message": message[:800], "detail": reading.shortened(detail)},
             ensure_ascii=True,
@@ -117,7 +117,7 @@ class Store:
                 stream.write(text.encode().ljust(_OUTCOME_BYTES))
 
     def waiting(self, device: str) -> list[Run]:
-        """Queued runs of a device, the first to run first."""
+        """Queued runs of a device, in order."""
         found = [run for run in self.all() if run.status is Status.QUEUED and run.job.device == device]
         return found[::-1]
 
@@ -126,7 +126,7 @@ class Store:
         return [run for run in self.all() if not run.status.is_over][::-1]
 
     def worker_lock(self, device: str) -> Path:
-        """Held by the worker of a device; contains its process id. Raises ValueError for what is no device."""
+        """Lock of a device's worker; contains its process id. Raises ValueError for an unknown device."""
         gpu_index(device)
         return self.root / f"worker-{device.replace(':', '')}.lock"
 

@@ -89,9 +89,9 @@ def test_what_tiles_ask_of_l2_is_what_the_profiler_counted() -> None:
     ("text", "message"),
     [
         ("", "no line names the column"),
-        ("a,b,c\n1,2,3\n", "no output of ncu --csv"),
+        ("a,b,c\n1,2,3\n", "not output of ncu --csv"),
         (LONG.replace('"722.4"\n', '"722.4"\n"0","42"\n'), "row 3 has 2 columns"),
-        ("\n".join(LONG.splitlines()[:3]), "no kernel below it"),
+        ("\n".join(LONG.splitlines()[:3]), "a header but no kernel"),
         (
             f'{HEAD},"Metric Name"\n"0","1","2","3","fa2","5","6","7","m"\n',
             "no column Metric Unit, Metric Value",
