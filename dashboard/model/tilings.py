@@ -21,8 +21,8 @@ from cufa.plan.planner import make_plan
 from cufa.problem.problem import Problem
 
 _WAITS = 1.02
-"""The busiest thread block is what binds where it takes this much longer than the busiest resource; power, where
-products take this much longer at the clock that it leaves."""
+"""The busiest thread block is the limit if it takes this factor longer than the busiest resource; power, if products
+take this factor longer at the reduced clock."""
 
 
 @dataclasses.dataclass(frozen=True)

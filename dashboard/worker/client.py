@@ -126,4 +126,4 @@ def _killed_by(number: int) -> str:
         "SIGSEGV": "a segmentation fault",
         "SIGABRT": "it aborted",
     }.get(name, "a signal")
-    return f"{name} (signal {number}) ended the worker process during this run: {cause}."
+    return f"The worker process died of {name} (signal {number}) during this run: {cause}."

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from card_support import edit
-from dashboard_page_support import open_page, parameters, words
+from dashboard_page_support import figures, has, open_page, parameters, words
 from dashboard_support import DEVICE, write_evidence
 
 from cufa.dashboard.model import published
@@ -26,9 +26,9 @@ def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
     said = words(app)
     assert "measured on CPU</span>" in said
     assert "Speed-up over fa1" in [h.value for h in app.header]
-    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-    assert {t["name"] for t in figures[0]["data"]} == {"fa1", "fa2"}
-    assert [t["name"] for t in figures[1]["data"]] == ["fa2"]
+    drawn = figures(app)
+    assert {t["name"] for t in drawn[0]["data"]} == {"fa1", "fa2"}
+    assert [t["name"] for t in drawn[1]["data"]] == ["fa2"]
     app.multiselect(key="compare.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
 
@@ -64,8 +64,7 @@ def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     app = open_page("compare")
     said = words(app)
-    assert "recorded</span>" in said
-    assert "Made-up GPU, 2026-01-02" in said
+    has(said, "recorded</span>", "Made-up GPU, 2026-01-02")
     for metric in ("time", "gbytes"):
         assert not open_page("compare", metric=metric).warning
 

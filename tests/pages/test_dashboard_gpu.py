@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import streamlit as st
-from dashboard_page_support import PAGES, want_one, words
+from dashboard_page_support import PAGES, alts, has, want_one, words
 from dashboard_run_support import end_worker, worker_pid
 from dashboard_support import APP
 from streamlit.testing.v1 import AppTest
@@ -135,8 +135,7 @@ def test_a_window_alone_with_its_energy(store: Store) -> None:
     assert {row["regime"] for row in run.rows} == {"sustained"}
     assert all(row["max_error"] < 0.02 for row in run.rows if "kernel" in row)
     said = words(seen(app.run(), "run, sustained"))
-    assert "window (255, 0)" in said
-    assert "sustained" in said
+    has(said, "window (255, 0)", "sustained")
     assert "clock" in app.dataframe[0].value
 
 
@@ -145,8 +144,7 @@ def test_a_suite_of_decoding_from_its_page_to_its_result(store: Store) -> None:
     app = clicked(open_page("run", op="decode", preset="suite-decode", seconds="0.2"), "run.start")
     run = done(store)
     titles = " ".join(dict.fromkeys(row["case"] for row in run.rows))
-    assert "ragged" in titles
-    assert "pages" in titles
+    has(titles, "ragged", "pages")
     assert all(row["max_error"] is None or row["max_error"] < 0.05 for row in run.rows)
     seen(app.run(), "run, after decode")
     assert "of a plain read at best" in words(app)
@@ -184,7 +182,7 @@ def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
     assert "agree with every row of the schedule" in said
     assert "Alarm" not in said
     assert "The tail is " in said
-    charts = [e.proto.alt for e in app.get("plotly_chart")]
+    charts = alts(app)
     assert any(alt.startswith("Measured timeline") for alt in charts)
     assert any(alt.startswith("Predicted timeline") for alt in charts)
 

@@ -15,7 +15,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 import pytest
 from card_support import write_lines
 from dashboard_measured_support import named
-from dashboard_page_support import open_page, parameters, words
+from dashboard_page_support import has, open_page, parameters, words
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 
 from cufa.dashboard.charts import difference, samples
@@ -141,8 +141,7 @@ def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
     assert chosen_runs == set(store.ids())
     assert len(app.selectbox(key="history.ra").options) == 1  # never B itself
     said = words(app)
-    assert "No kernel, shape and regime in common: A timed fa3 and fa2 on " in said
-    assert "No two runs share one" in said
+    has(said, "No kernel, shape and regime in common: A timed fa3 and fa2 on ", "No two runs share one")
 
 
 def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, elsewhere: Path) -> None:

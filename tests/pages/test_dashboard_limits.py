@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from card_support import edit, write_lines
-from dashboard_page_support import chosen, open_page, parameters, words
+from dashboard_page_support import chosen, figures, has, open_page, parameters, words
 from dashboard_support import DEVICE, write_evidence
 
 from cufa.build.static_compile import MissingCompilerError
@@ -26,8 +26,7 @@ from cufa.measure.cards import read_lines
 def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
     app = open_page("occupancy", kernel="naive", d="64", mask="band")
-    assert "Mask: window" in words(app)
-    assert "Limited by" in words(app)
+    has(words(app), "Mask: window", "Limited by")
     registers = app.slider(key="occupancy.regs")
     compiled_with = registers.value
     registers.set_value(32).run()
@@ -58,12 +57,10 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "make gpu-evidence" in words(open_page("roofline"))
     write_evidence(elsewhere / "records")
     app = open_page("roofline", mask="causal")
-    assert "recorded</span>" in words(app)
-    assert "Made-up GPU, 2026-01-02" in words(app)
+    has(words(app), "recorded</span>", "Made-up GPU, 2026-01-02")
     shapes = app.selectbox(key="roofline.shape")
     shapes.set_value(next(name for name in shapes.options if name.startswith("fa3"))).run()
-    assert "waiting for the busiest SM adds up to" in words(app)
-    assert "in turns" in words(app)
+    has(words(app), "waiting for the busiest SM adds up to", "in turns")
     app.segmented_control(key="roofline.regime").set_value("sustained").run()
     assert "sustained" in words(app)
     decoding = open_page("roofline", suite="decode")
@@ -91,14 +88,12 @@ def test_what_if_goes_with_its_kernel_and_can_be_taken_back() -> None:
 
 def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
-    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="decode").get("plotly_chart")]
-    names = [trace.get("name", "") for trace in figures[0]["data"]]
+    drawn = figures(open_page("roofline", suite="decode"))
+    names = [trace.get("name", "") for trace in drawn[0]["data"]]
     assert "memory, reading: 4.00 TB/s" in names
-    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="forward").get("plotly_chart")]
+    drawn = figures(open_page("roofline", suite="forward"))
     assert any(
-        name.startswith("memory, copying: ")
-        for trace in figures[0]["data"]
-        for name in [trace.get("name", "")]
+        name.startswith("memory, copying: ") for trace in drawn[0]["data"] for name in [trace.get("name", "")]
     )
 
 
@@ -190,8 +185,8 @@ def page_of(head_dim: int) -> object:
 
 
 def bars_of(app: object) -> dict[str, float]:
-    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-    bar = next(trace for f in figures for trace in f["data"] if trace["type"] == "bar")
+    drawn = figures(app)
+    bar = next(trace for f in drawn for trace in f["data"] if trace["type"] == "bar")
     return dict(zip(bar["y"], bar["x"], strict=True))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import open_page, parameters, without_compiler, words
+from dashboard_page_support import has, open_page, parameters, without_compiler, words
 from dashboard_support import DEVICE, write_evidence
 from sampling import of_today
 from streamlit.testing.v1 import AppTest
@@ -120,8 +120,7 @@ def test_a_recorded_row_is_chosen_on_the_roofline(elsewhere: Path) -> None:
     assert link["suite"] == "forward"
     app = open_page("roofline", **link)
     assert not app.warning
-    assert "Recorded for this shape: fa3 " in words(app)
-    assert "at best" in words(app)
+    has(words(app), "Recorded for this shape: fa3 ", "at best")
     assert app.selectbox(key="roofline.shape").value == f"fa3, {case.problem}"
     elsewhere_recorded = open_page("roofline", **links.link("roofline", SUBJECTS["gqa"]))
     assert "No time of this shape is recorded" in words(elsewhere_recorded)

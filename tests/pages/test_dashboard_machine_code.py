@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
 
-from dashboard_page_support import open_page, parameters, words
+from dashboard_page_support import alts, open_page, parameters, words
 from streamlit.testing.v1 import AppTest
 
 from cufa.build import sass
@@ -53,7 +53,7 @@ def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
     shown = listings[-1]
     assert ("HMMA" if language == "sass" else "mma.sync") in shown
     assert ("registers live" in words(app)) == (language == "sass")
-    figures = [e.proto.alt for e in app.get("plotly_chart")]
+    figures = alts(app)
     assert len(figures) == (2 if language == "sass" else 1)
     assert "whole kernel" in figures[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import dataclasses
 import pytest
 from card_support import edit
 from conftest import why_no_compiler
-from dashboard_page_support import chosen, open_page, parameters, words
+from dashboard_page_support import alts, chosen, figures, has, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 
 from cufa.dashboard.model import devices
@@ -49,13 +48,24 @@ LINKS = (
     },
     {"sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
     {"d": "256", "card": "86"},
+    {"op": "backward"},
+    {"op": "backward", "kv": "4", "mask": "window", "left": "500", "right": "0"},
+    {"op": "backward", "mask": "full", "sq": "1000", "sk": "10"},
+    {"op": "backward", "sq": "1", "sk": "1"},
+    {"op": "backward", "sq": "10", "sk": "1000", "batch": "1", "heads": "1", "softcap": "30"},
+    {"op": "backward", "d": "256", "card": "86"},
+    {"op": "backward", "two": "1", "b_mask": "full"},
+    {"op": "backward", "mask": "window", "left": "10", "right": "none", "diag": "at", "at": "9999"},
+    {"op": "backward", "sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
 )
 
 
-@pytest.mark.sampled(fixed=3, dated=1)
+@pytest.mark.sampled(fixed=7, dated=2)
 @pytest.mark.parametrize("link", LINKS, ids=str)
 def test_every_algorithm_and_shape_can_be_drawn(link: dict[str, str]) -> None:
-    assert "cufa-verdict" in words(open_page("masked_work", **link))
+    app = open_page("masked_work", **link)
+    assert "cufa-verdict" in words(app)
+    assert parameters(app).get("op", "forward") == link.get("op", "forward")
 
 
 def test_an_algorithm_that_the_card_does_not_run_is_not_shown() -> None:
@@ -78,9 +88,7 @@ def test_a_trace_stands_beside_the_prediction(elsewhere: Path) -> None:
     save_trace(elsewhere)
     app.run()
     said = words(app)
-    assert "agree with every row of the schedule" in said
-    assert "NVIDIA H200" in said
-    assert "recorded</span>" in said
+    has(said, "agree with every row of the schedule", "NVIDIA H200", "recorded</span>")
     assert "measured</span>" not in said
     assert "The tail is as predicted" in said
 
@@ -106,12 +114,11 @@ def test_a_trace_of_another_card_is_shown_as_that_and_judges_nothing(
     assert not app.warning
     said = words(app)
     where = environment.get("device", "NVIDIA H200")
-    assert f"On another card, {where}: " in said
-    assert "This says nothing about " in said
+    has(said, f"On another card, {where}: ", "This says nothing about ")
     assert "The tail is" not in said
     assert "no trace of this problem is recorded" in said
-    alts = [e.proto.alt for e in app.get("plotly_chart")]
-    assert not any("predicted, " in alt and "SMs sorted" in alt for alt in alts)
+    told = alts(app)
+    assert not any("predicted, " in alt and "SMs sorted" in alt for alt in told)
 
 
 def test_a_trace_of_this_machine_is_measured(elsewhere: Path) -> None:
@@ -130,12 +137,13 @@ def test_idle_time_is_told_by_sms_and_by_places(elsewhere: Path) -> None:
     assert "2,048 thread blocks, 7.8 waves: 0% of SM time is idle at the end, 3.0% of the places" in said
 
 
-def test_a_disagreement_is_an_alarm(elsewhere: Path) -> None:
-    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, "fa2")
-    trace = make_trace(plan)
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_a_disagreement_is_an_alarm(operation: str, elsewhere: Path) -> None:
+    problem = dataclasses.replace(make(4, 16, 4096, 128, "bfloat16", CAUSAL), operation=operation)
+    trace = make_trace(make_plan(problem, DEVICE, "fa2"))
     trace.records["tiles_visited"][7] += 1
     traces.save(trace, elsewhere / "records" / "traces")
-    app = open_page("masked_work")
+    app = open_page("masked_work", op=operation)
     assert "Alarm" in words(app)
     assert "1 of 2,048 records differ" in app.error[0].value
 
@@ -171,11 +179,17 @@ def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPat
     assert "ended with code" in app.error[0].value
 
 
-def test_the_kernel_counts_on_this_cpu() -> None:
-    app = open_page("masked_work", sq="300", sk="300", d="64")
+@pytest.mark.parametrize(
+    ("link", "line"),
+    [({}, "row"), ({"mask": "documents"}, "row"), ({"mask": "prefix"}, "row"),
+     ({"op": "backward", "sk": "200"}, "column")],
+    ids=str,
+)  # fmt: skip
+def test_the_kernel_counts_on_this_cpu(link: dict[str, str], line: str) -> None:
+    app = open_page("masked_work", **{"sq": "300", "sk": "300", "d": "64", **link})
     app.button(key="masked.emulate").click().run()
     assert not app.error, app.error[0].value
-    assert "this CPU, one head" in words(app)
+    assert f"this CPU, one head) agree with every {line} of the schedule" in words(app)
 
 
 def test_a_tile_shows_its_softmax() -> None:
@@ -189,8 +203,8 @@ def test_a_tile_shows_its_softmax() -> None:
 def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records", "versions")
     app = open_page("masked_work")
-    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-    names = [trace.get("name", "") for figure in figures for trace in figure["data"]]
+    drawn = figures(app)
+    names = [trace.get("name", "") for figure in drawn for trace in figure["data"]]
     assert any(name.startswith("recorded, float16") for name in names)
     assert "no measurement with and without skipping under window" in words(
         open_page("masked_work", mask="window")
@@ -296,8 +310,11 @@ def test_a_recorded_trace_is_shown_with_its_sums(
     assert not app.exception
     if "no trace of the inside" in said:
         pytest.fail(f"tiles {tiles} of the trace are not those that the page shows")
-    assert "µs on one SM; its warps wait" in said
-    assert "of the softmax overlaps products" in said
-    assert "in a special build: its run takes 12.5% longer than a run without stamps." in said
+    has(
+        said,
+        "µs on one SM; its warps wait",
+        "of the softmax overlaps products",
+        "in a special build: its run takes 12.5% longer than a run without stamps.",
+    )
     (folder / "damaged.npz").write_text("nothing")
     assert not open_page("masked_work", **{**SMALL, "d": "128"}).exception

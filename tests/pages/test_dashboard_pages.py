@@ -12,7 +12,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 
 import pytest
 from card_support import write_lines
-from dashboard_page_support import PAGES, chosen, open_page, parameters, without_compiler, words
+from dashboard_page_support import PAGES, chosen, has, open_page, parameters, without_compiler, words
 from dashboard_support import APP, write_evidence
 from streamlit.elements.lib import policies
 from streamlit.testing.v1 import AppTest
@@ -105,7 +105,7 @@ def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
     assert not app.warning
 
 
-@pytest.mark.sampled(fixed=2, dated=2)
+@pytest.mark.sampled(fixed=2, dated=16)
 @pytest.mark.parametrize(
     ("name", "parameter", "value"),
     [
@@ -127,6 +127,20 @@ def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
         ("occupancy", "kernel", "none"),
         ("occupancy", "arch", "70"),
         ("decode", "batch", "1e3"),
+        ("run", "run", "20200101T000000.000000-000000"),
+        ("run", "run", "../../etc/passwd"),
+        ("run", "on", "cuda:0"),
+        ("run", "kernels", "fa2,fa9"),
+        ("run", "preset", "suite-forward"),
+        ("run", "tiles", "1x1"),
+        ("run", "d", "-8"),
+        ("run", "seconds", "1e9"),
+        ("run", "also", "3"),
+        ("run", "regime", "asleep"),
+        ("run", "op", "sideways"),
+        ("run", "mask", "lattice"),
+        ("compare", "table", "none"),
+        ("doctor", "show", "none"),
     ],
 )
 def test_a_bad_value_falls_back_and_says_so(name: str, parameter: str, value: str) -> None:
@@ -242,9 +256,7 @@ def test_problems_come_first_with_their_fix(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     monkeypatch.setattr(doctor, "_doctor", lambda: made_up)
     said = words(open_page("doctor", show="open"))
-    assert "1 to fix: nvrtc." in said
-    assert "too <old>" in said
-    assert "`x`" in said
+    has(said, "1 to fix: nvrtc.", "too <old>", "`x`")
     assert "**python**" not in said
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import chosen, open_page, parameters, words
+from dashboard_page_support import alts, chosen, has, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from streamlit.testing.v1 import AppTest
 
@@ -43,11 +43,11 @@ def test_two_algorithms_in_numbers() -> None:
 
 def test_figures_are_of_both() -> None:
     app = open_page("masked_work", two="1", b_mask="window", b_left="255")
-    alts = [e.proto.alt for e in app.get("plotly_chart")]
-    assert len(alts) == 2
-    assert "under the mask causal. " in alts[0]
-    assert "under the mask window (255, 0)." in alts[0]
-    assert "Two timelines on one axis" in alts[1]
+    told = alts(app)
+    assert len(told) == 2
+    assert "under the mask causal. " in told[0]
+    assert "under the mask window (255, 0)." in told[0]
+    assert "Two timelines on one axis" in told[1]
     assert "no trace of FA2 128×64, causal and FA3 128×128, window (255, 0)" in words(app)
 
 
@@ -91,8 +91,11 @@ def test_bad_values_beside_are_told() -> None:
 
 def test_the_same_twice_has_two_names() -> None:
     app = open_page("masked_work", two="1", b_alg="fa2")
-    assert "FA2 128×64 (left) and FA2 128×64 (right)" in words(app)
-    assert "do the same arithmetic; at equal rates per SM it ends at the same time" in words(app)
+    has(
+        words(app),
+        "FA2 128×64 (left) and FA2 128×64 (right)",
+        "do the same arithmetic; at equal rates per SM it ends at the same time",
+    )
     assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
 
 

@@ -1,4 +1,4 @@
-"""The page Understand: every number that it shows against the library, what it says, and its links."""
+"""The page Understand, forward and backward: its numbers against the library, its sentences and its links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dashboard_page_support import open_page, parameters, words
 
 import cufa
 from cufa.dashboard.charts import walkthrough as chart
+from cufa.dashboard.charts import walkthrough_backward as backward_chart
 from cufa.dashboard.model import traffic_steps, walkthrough_words
+from cufa.dashboard.model import walkthrough_backward_words as said_of
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
+from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
 from cufa.dashboard.views import understand_view
 from cufa.kernels import kernels_of
@@ -20,6 +23,7 @@ from cufa.schedule.schedule import Tile
 
 FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]
 CASES = [*FORWARD, *(Case("decode", seed=1, num_splits=n) for n in (1, 2, 3, 4, 8))]
+BACKWARD = [Case(ALGORITHM, mask, seed) for mask in MASKS for seed in (0, 3)]
 
 
 def rows_of(x: np.ndarray, block: int) -> np.ndarray:
@@ -92,13 +96,16 @@ def test_the_merge_is_the_librarys(splits: int) -> None:
     assert merge.error.max() < 1e-5 < min(step.error.max() for step in found.steps[:-1])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *BACKWARD], ids=str)
 def test_meters_end_at_what_the_model_counts(case: Case) -> None:
-    found = walk(case)
+    found = walk_backward(case) if case.algorithm == ALGORITHM else walk(case)
     for name in found.meters:
         read, written = walkthrough_words.meter_totals(found, name)
         assert len(read) == len(written) == len(found.steps) + 1
-        assert (read[-1], written[-1]) == traffic_steps.total(iter(found.meters[name]))
+        model, steps = traffic_steps.BACKWARD_MODELS.get(name), iter(found.meters[name])
+        assert (read[-1], written[-1]) == traffic_steps.total(
+            model(found.problem, found.schedule) if model else steps
+        )
         assert read[0] == written[0] == 0 and read == sorted(read) and written == sorted(written)
 
 
@@ -161,6 +168,109 @@ def test_the_real_size_is_of_the_kernels_tiles() -> None:
     assert moved["naive"] > 4 * moved["fa1"] > 4 * moved["fa2"] > 0
 
 
+@pytest.mark.parametrize("case", BACKWARD, ids=str)
+def test_the_backward_ends_where_the_call_does(case: Case) -> None:
+    found = walk_backward(case)
+    q, k, v, dout = (x[None, None] for x in (found.Q, found.K, found.V, found.dO))
+    mask = MASKS[case.mask]
+    out, lse = cufa.flash_attention(q, k, v, mask=mask, device="cpu", return_lse=True)
+    called = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
+    exact = cufa.attention_reference_backward(dout, q, k, v, mask=mask)
+    np.testing.assert_allclose(found.L, lse[0, 0], atol=2e-3)
+    np.testing.assert_allclose(
+        found.D, (found.dO.astype(np.float32) * found.O.astype(np.float32)).sum(axis=1), rtol=1e-5, atol=1e-6
+    )
+    for shown, of_call, best in zip(found.gradients, called, exact, strict=True):
+        np.testing.assert_allclose(shown.astype(float), of_call[0, 0].astype(float), atol=5e-3)
+        np.testing.assert_allclose(shown.astype(float), best[0, 0], atol=2e-2)
+    for block in range(4):
+        dQ = [step for step in found.steps if step.q_block == block][-1].after[0]
+        np.testing.assert_array_equal(dQ.astype(np.float16), rows_of(found.gradients[0], block))
+        last = [step for step in found.steps if step.kv_block == block and step.is_last]
+        assert len(last) == 1
+        for name, gradient, best in zip((1, 2), found.gradients[1:], found.exact[1:], strict=True):
+            np.testing.assert_array_equal(last[0].after[name].astype(np.float16), rows_of(gradient, block))
+            assert (last[0].error >= np.abs(last[0].after[name] - rows_of(best, block)).max(axis=1)).all()
+        assert last[0].error.max() < 2e-2
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=str)
+def test_each_tile_adds_what_its_matrices_say(case: Case) -> None:
+    found = walk_backward(case)
+    scale = BLOCK**-0.5
+    left: dict[tuple[str, int], np.ndarray] = {}
+    for step in found.steps:
+        if step.kernel:
+            continue
+        own = ("dQ", step.q_block), ("dK", step.kv_block), ("dV", step.kv_block)
+        for place, before in zip(own, step.before, strict=True):
+            np.testing.assert_array_equal(before, left.get(place, np.zeros_like(before)))
+        added: list[np.ndarray | int] = [0, 0, 0]
+        if step.tile is not None:
+            Q, dO, K = (
+                rows_of(found.Q, step.q_block),
+                rows_of(found.dO, step.q_block),
+                rows_of(found.K, step.kv_block),
+            )
+            np.testing.assert_array_equal(step.tile.delta, rows_of(found.D, step.q_block))
+            np.testing.assert_array_equal(step.tile.lse, rows_of(found.L, step.q_block))
+            np.testing.assert_allclose(
+                step.tile.dS, step.tile.P * (step.tile.dP - step.tile.delta[:, None]), rtol=1e-5, atol=1e-6
+            )
+            added = [scale * step.tile.dS @ K, scale * step.tile.dS.T @ Q, step.tile.P.T @ dO]
+        for before, more, after in zip(step.before, added, step.after, strict=True):
+            np.testing.assert_allclose(before + more, after, rtol=1e-4, atol=1e-5)
+        left |= dict(zip(own, step.after, strict=True))
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=str)
+def test_keys_are_outside_and_skipped_tiles_are_those_of_the_schedule(case: Case) -> None:
+    found = walk_backward(case)
+    first, *tiles, last = found.steps
+    assert (first.kernel, last.kernel) == (PREPARE, CONVERT)
+    assert [(s.kv_block, s.q_block) for s in tiles] == [(j, i) for j in range(4) for i in range(4)]
+    for step in tiles:
+        skipped = found.schedule.tiles[step.q_block, step.kv_block] == Tile.SKIPPED
+        assert step.moved.skipped == skipped == (step.tile is None) == (step.number == 0)
+        titles = [title for title, _ in said_of.phases(found, step)]
+        assert titles == (["Skip"] if skipped else ["Load", "Recompute", "Back through softmax", "Add"])
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=str)
+def test_the_data_is_json_and_sentences_say_what_the_numbers_are(case: Case) -> None:
+    found = walk_backward(case)
+    for palette in (LIGHT, DARK):
+        content = json.dumps(backward_chart.data(found, palette), allow_nan=False)
+        assert len(content) < 150_000
+    shown = json.loads(content)["steps"]
+    for n, (step, kept) in enumerate(zip(found.steps, shown, strict=True)):
+        said = said_of.phases(found, step)
+        assert [list(phase) for phase in said] == kept["phases"]
+        text = (
+            " ".join(text for _, text in said)
+            + said_of.error(found, step)
+            + walkthrough_words.meter(found, n)
+        )
+        assert not re.search(r"\bnan\b|\binf\b|  ", text), text
+        assert f"{step.moved.read:,} B" in text or not step.moved.read
+        assert (
+            sum(int(x.replace(",", "")) for x in re.findall(r"([0-9,]+) B\.", said[-1][1]))
+            == step.moved.written
+        )
+        if step.tile is not None:
+            assert kept["dS"] == step.tile.dS.astype(float).round(4).tolist()
+            hidden = int((~MASKS[case.mask].visible(np.arange(32), np.arange(32), 32, 32))[
+                step.q_block * BLOCK : (step.q_block + 1) * BLOCK, step.kv_block * BLOCK : (step.kv_block + 1) * BLOCK
+            ].sum())  # fmt: skip
+            assert (f"hides {hidden} of 64" in said[1][1]) == (hidden > 0)
+
+
+def test_the_backwards_shared_memory_is_what_the_kernel_declares() -> None:
+    spec = cufa.kernels.KERNELS["fa2_backward"]
+    names = {x.name for x in spec.shared_memory(spec.configs[0], 64)}
+    assert {"K", "V", "Q", "DO", "ROWS", "DS"} <= names
+
+
 # --- The page ---------------------------------------------------------------------------------------------
 
 
@@ -172,13 +282,16 @@ def test_the_real_size_is_of_the_kernels_tiles() -> None:
         {"mask": "window"},
         {"algorithm": "decode", "splits": "8", "step": "9"},
         {"algorithm": "decode", "splits": "1", "seed": "12"},
+        {"algorithm": ALGORITHM},
+        {"algorithm": ALGORITHM, "mask": "causal", "seed": "7", "step": "18"},
+        {"algorithm": ALGORITHM, "mask": "window", "step": "1"},
     ],
     ids=str,
 )
 def test_a_link_shows_what_it_says(link: dict[str, str]) -> None:
     app = open_page("understand", **link)
     assert parameters(app) == link
-    assert "cufa-verdict" in words(app)
+    assert ("The backward recomputes P" if ALGORITHM in link.values() else "cufa-verdict") in words(app)
     assert not app.warning
 
 
@@ -198,3 +311,10 @@ def test_another_algorithm_keeps_within_its_steps() -> None:
     app.segmented_control[0].set_value("decode").run()
     assert not app.exception
     assert parameters(app) == {"algorithm": "decode", "step": "9"}
+
+
+def test_the_backward_has_steps_of_its_own() -> None:
+    app = open_page("understand", algorithm=ALGORITHM, step="18")
+    app.segmented_control[0].set_value("fa2").run()
+    assert not app.exception
+    assert parameters(app) == {"step": "16"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,28 @@ def words(app: AppTest) -> str:
     kinds = (main.title, main.header, main.markdown, main.caption, main.info, main.warning, main.error)
     html = [_TERM.sub(r"\1", element.proto.body) for element in main.get("html")]
     return "\n".join([*html, *(element.value for kind in kinds for element in kind)])
+
+
+def has(text: str, *parts: str) -> None:
+    """Each part is in the text."""
+    for part in parts:
+        assert part in text, f"{part!r} is missing in:\n{text}"
+
+
+def lacks(text: str, *parts: str) -> None:
+    """No part is in the text."""
+    for part in parts:
+        assert part not in text, f"{part!r} is in:\n{text}"
+
+
+def alts(app: AppTest) -> list[str]:
+    """Descriptions of the figures."""
+    return [e.proto.alt for e in app.get("plotly_chart")]
+
+
+def figures(app: AppTest) -> list[dict[str, Any]]:
+    """Figures as JSON."""
+    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
 
 
 def parameters(app: AppTest) -> dict[str, str]:
