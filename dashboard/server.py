@@ -111,7 +111,7 @@ def prepare() -> None:
     import pandas  # noqa: F401 - used by Streamlit for tables
 
     from cufa.dashboard import theme, views
-    from cufa.dashboard.model import devices, evidence, inside, tilings
+    from cufa.dashboard.model import counters, devices, evidence, tilings
 
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
@@ -121,7 +121,7 @@ def prepare() -> None:
     with contextlib.suppress(ValueError):  # damaged: the pages show the error
         for m in evidence.measurements():
             _ = m.timing.p50
-    inside.recorded()
+    counters.inside_traces()
     importlib.import_module(f"{views.__name__}.understand_view").real_size("forward")
     _keep_what_is_there()
     time.sleep(_COMPILE_AFTER)

@@ -1,4 +1,4 @@
-"""Tile counters of kernels: from recorded traces, and from executing a kernel on this CPU."""
+"""Recorded traces and inside traces, and the same counters and order from executing a kernel on this CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cufa import flash_attention
+from cufa.build.compiler import keeps_logs
 from cufa.cache import cache_dir
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.trace import Records
 from cufa.gpu.architectures import Device
-from cufa.kernels import TileConfig
-from cufa.measure import traces
+from cufa.kernels import Kernel, TileConfig
+from cufa.measure import inside, traces
+from cufa.measure.inside import InsideTrace
+from cufa.plan.planner import make_plan
 from cufa.problem.element import ELEMENTS
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule
@@ -156,3 +159,43 @@ def emulate_counts(key: EmulationKey) -> Records | str:
         return emulate(q, k, k, **how).records
     except (EmulationError, CompilerError, ValueError) as error:
         return f"The kernel could not be executed here: {error}"
+
+
+def inside_traces() -> tuple[dict[str, InsideTrace], list[str]]:
+    """Shipped inside traces by name, and the error of each unreadable file."""
+    return read_folder(inside.INSIDE_DIR, inside.load)
+
+
+def matching_inside(problem: Problem, spec: Kernel, config: TileConfig, device: Device) -> InsideTrace | None:
+    """A recorded trace of this kernel with these tiles, head dim and kind of mask. Traces of this card come first, then
+    traces of these lengths."""
+    same = [
+        trace
+        for trace in inside_traces()[0].values()
+        if trace.kernel == spec.name
+        and config_key(trace.config) == config_key(config)
+        and (trace.problem.head_dim, trace.problem.mask_kind) == (problem.head_dim, problem.mask_kind)
+    ]
+
+    def nearness(trace: InsideTrace) -> tuple[bool, bool]:
+        lengths = (trace.problem.seqlen_q, trace.problem.seqlen_k) == (problem.seqlen_q, problem.seqlen_k)
+        return is_same_card(str(trace.environment["device"]), device.name), lengths
+
+    return max(same, key=nearness, default=None)
+
+
+def has_stamps(spec: Kernel) -> bool:
+    return keeps_logs(spec.source)
+
+
+@functools.lru_cache(8)
+def execute_inside(problem: Problem, device: Device, algorithm: str, config: TileConfig) -> InsideTrace | str:
+    """One head of the problem, executed on this CPU; on failure, the reason."""
+    from cufa.run.emulate.build import CompilerError
+    from cufa.run.emulate.calls import EmulationError
+
+    one = dataclasses.replace(problem, batch=1, heads=1, kv_heads=1)
+    try:
+        return inside.execute(make_plan(one, device, algorithm, config))
+    except (CompilerError, EmulationError, ValueError) as error:
+        return str(error)

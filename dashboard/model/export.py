@@ -12,6 +12,7 @@ from cufa import __version__
 from cufa.commands.common import seconds_text
 from cufa.dashboard.charts import compare, samples
 from cufa.dashboard.charts.compare import Point
+from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import COLUMNS, Measurement
 from cufa.dashboard.theme import LIGHT
 from cufa.measure.measured import FLOP_CONVENTION
@@ -68,10 +69,7 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
         yield f"<h2>{html.escape(family)}</h2>"
         yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
         script = False
-    groups: dict[tuple[object, ...], list[Measurement]] = {}
-    for m in rows:
-        groups.setdefault(m.group, []).append(m)
-    for number, found in enumerate(groups.values()):
+    for number, found in enumerate(grouped(rows, lambda m: m.group).values()):
         first = found[0]
         when = f"{html.escape(first.where)}, {first.recorded[11:16]} UTC, measured {first.regime}"
         yield f'<h2>{html.escape(first.case)}</h2><p class="note">{when}</p>'

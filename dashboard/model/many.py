@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from cufa.dashboard.model.measurements import Measurement
 from cufa.measure import measured, timing
 from cufa.measure.timing import Ratio
+
+Key = TypeVar("Key")
 
 
 def speedup(slow: Measurement, fast: Measurement) -> Ratio:
@@ -41,10 +44,22 @@ def fastest_read(found: Iterable[Measurement]) -> float:
 
 def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
     """Name of the source or machine with the most measurements of current kernels: the default of pages."""
-    groups: dict[str, list[Measurement]] = {}
+    groups = grouped(found, by)
+    return max(groups, key=lambda name: weight(groups[name]))
+
+
+def grouped(found: Iterable[Measurement], by: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
+    """Measurements by key, in order."""
+    groups: dict[Key, list[Measurement]] = {}
     for m in found:
         groups.setdefault(by(m), []).append(m)
-    return max(groups, key=lambda name: weight(groups[name]))
+    return groups
+
+
+def days(found: Iterable[Measurement]) -> str:
+    """First and last date."""
+    dates = sorted({m.recorded[:10] for m in found})
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
 
 
 def weight(found: Sequence[Measurement]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cufa.dashboard.model import work
 from cufa.dashboard.model.launch import Timeline
+from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.tilings import is_of
 from cufa.kernels import Kernel, TileConfig
@@ -47,12 +48,8 @@ class Launched:
 
 def times_of_both(found: Iterable[Measurement], sides: Sequence[Launched]) -> list[Measurement]:
     """The newest times in turns of all sides from one source; empty if no source has all sides."""
-    rows = [m for m in found if m.regime is Regime.IN_TURNS]
-    by_source: dict[str, list[Measurement]] = {}
-    for m in rows:
-        by_source.setdefault(m.source, []).append(m)
     complete = []
-    for of_source in by_source.values():
+    for of_source in grouped((m for m in found if m.regime is Regime.IN_TURNS), lambda m: m.source).values():
         both = [next((m for m in of_source if side.is_in(m)), None) for side in sides]
         told = [m for m in both if m is not None]
         if len(told) == len(sides):

@@ -6,7 +6,6 @@ from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
     links,
-    masked_column,
     masked_controls,
     masked_gain,
     masked_inside,
@@ -28,8 +27,8 @@ links_here = st.container()  # filled after the answer is sent
 if other is not None:
     masked_pair.show(view, other, palette)
 else:
-    of_head = masked_column if view.schedule.by_keys else masked_tile
-    of_head.show_one_head(view, controls, palette)
+    show = masked_tile.show_key_block if view.schedule.by_keys else masked_tile.show_one_head
+    show(view, controls, palette)
 with links_here:
     links.show("masked_work", view.subject, "The first" if other else "")
     if other is not None:

@@ -11,7 +11,7 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.many import machine_key, machines, newest, said_most, speedup
+from cufa.dashboard.model.many import days, grouped, machine_key, machines, newest, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -37,10 +37,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
         regime = Regime(
             controls.choice("regime", "Regime", regimes, segmented=True, local=True, help=help_text)
         )
-    latest = list(newest(m for m in found if m.regime is regime).values())
-    families: dict[str, list[Measurement]] = {}
-    for m in latest:
-        families.setdefault(m.family, []).append(m)
+    families = grouped(newest(m for m in found if m.regime is regime).values(), lambda m: m.family)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
     rows = families[family]
@@ -209,9 +206,7 @@ def _tag(m: Measurement) -> str:
 
 
 def _where_from(rows: Sequence[Measurement]) -> str:
-    dates = sorted({m.recorded[:10] for m in rows})
-    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     kind = (
         "Recorded measurements" if rows[0].origin == "recorded" else "The newest run of each kernel and shape"
     )
-    return f"{kind}, {span}."
+    return f"{kind}, {days(rows)}."

@@ -10,7 +10,7 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.model import evidence
-from cufa.dashboard.model.many import speedup, time_of
+from cufa.dashboard.model.many import days, grouped, speedup, time_of
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -23,11 +23,10 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     then cufa's kernels."""
     st.header("One kernel over time", anchor=False)
     rows = [*_earlier(rows), *rows]
-    series: dict[str, list[Measurement]] = {}
     # A problem in several suites of one source is one point.
     once = {(m.source, m.label, in_words(m.problem, m.row.case), m.regime): m for m in reversed(rows)}
-    for m in sorted(once.values(), key=lambda m: time_of(m.recorded)):
-        series.setdefault(f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}", []).append(m)
+    by_time = sorted(once.values(), key=lambda m: time_of(m.recorded))
+    series = grouped(by_time, lambda m: f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}")
 
     def interest(name: str) -> tuple[int, bool]:
         return len(series[name]), series[name][-1].kernel is not None
@@ -35,9 +34,7 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     ranked = sorted(series, key=interest, reverse=True)[:_MOST_OFFERED]
     name = controls.choice("series", "Kernel, problem and regime", ranked, local=True)
     found = series[name]
-    by_machine: dict[str, list[Measurement]] = {}
-    for m in found:
-        by_machine.setdefault(m.machine, []).append(m)
+    by_machine = grouped(found, lambda m: m.machine)
     origin = "recorded" if {m.origin for m in found} == {"recorded"} else "run"
     page.verdict(_verdict(by_machine), "", page.origin_tag(origin), small=True)
     said = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in found]
@@ -74,8 +71,7 @@ def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
         change = "no significant difference between first and last"
     elif ratio.value < 1:
         change = f"the last is {1 / ratio.value:.2f}× slower than the first"
-    days = dict.fromkeys((first.recorded[:10], last.recorded[:10]))
     return (
-        f"Measured {len(found):,} times on {machine}, {' to '.join(days)}, in "
+        f"Measured {len(found):,} times on {machine}, {days(found)}, in "
         f"{sentences.count(versions, 'version')}: {change}."
     )

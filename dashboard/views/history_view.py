@@ -12,7 +12,7 @@ from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
-from cufa.dashboard.model.many import said_most, speedup
+from cufa.dashboard.model.many import days, grouped, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -70,11 +70,8 @@ def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) ->
 def show_table(rows: Sequence[Measurement]) -> None:
     """One line per measurement."""
     kernels = len({m.kernel or m.label for m in rows})
-    dates = sorted(m.recorded[:10] for m in rows)
-    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    page.verdict(
-        f"{sentences.count(len(rows), 'measurement')} of {sentences.count(kernels, 'kernel')}, {when}."
-    )
+    number = sentences.count(len(rows), "measurement")
+    page.verdict(f"{number} of {sentences.count(kernels, 'kernel')}, {days(rows)}.")
     alone = any(m.load for m in rows)
     lines = [
         {
@@ -160,10 +157,7 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
 def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:
     """Two measurements of one case from the largest source; else the first two."""
     source = said_most(rows, lambda m: m.source)
-    groups: dict[tuple[object, ...], list[Measurement]] = {}
-    for m in rows:
-        if m.source == source:
-            groups.setdefault(m.group, []).append(m)
+    groups = grouped((m for m in rows if m.source == source), lambda m: m.group)
     beside = next((found for found in groups.values() if len(found) > 1), None)
     a, b = (beside or [*rows, *rows])[:2]
     return a, b
@@ -189,9 +183,7 @@ def _problem_words(m: Measurement) -> str:
 
 
 def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
-    sources: dict[str, list[Measurement]] = {}
-    for m in rows:
-        sources.setdefault(m.source, []).append(m)
+    sources = grouped(rows, lambda m: m.source)
     if len(sources) < 2:
         page.verdict("There is only one run: a comparison needs two.", "warn", small=True)
         return

@@ -11,7 +11,7 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, published, tilings, work
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.masked_view import View
+from cufa.dashboard.views.masked_controls import View
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, Kernel
 from cufa.problem.problem import Problem

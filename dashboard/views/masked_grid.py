@@ -8,7 +8,7 @@ from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import counters, trace, work
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.masked_view import View
+from cufa.dashboard.views.masked_controls import View
 from cufa.problem.mask import FULL
 from cufa.schedule.schedule import Tile
 
@@ -90,8 +90,7 @@ def show_counters(view: View) -> None:
     if kept is not None:  # from any card: visited tiles do not depend on the card
         wrong = trace.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
-    refused = view.refusal and f"{view.spec.name} {view.refusal}."
-    reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    reason = view.why_not_executed
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(
         "Count tiles by executing the kernel here",

@@ -9,9 +9,9 @@ from cufa.build.phases import WORDS, mistakes
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import inside as charts
 from cufa.dashboard.model import counters
-from cufa.dashboard.model import inside as model
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.masked_view import View
+from cufa.dashboard.views.masked_controls import View
+from cufa.dashboard.views.masked_sms import offer_trace
 from cufa.measure.inside import InsideTrace
 from cufa.measure.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
 
@@ -22,13 +22,13 @@ _FIRST = 600
 def show_inside(view: View, palette: Palette) -> None:
     """A recorded trace of such a thread block, or its order from the executor."""
     page.header("Inside a block")
-    if not model.has_stamps(view.spec):
+    if not counters.has_stamps(view.spec):
         page.verdict(
             f"{view.spec.name} has no time stamps inside its warps; FA2, FA3 and decoding have them.",
             small=True,
         )
         return
-    trace = model.matching(view.problem, view.spec, view.config, view.device)
+    trace = counters.matching_inside(view.problem, view.spec, view.config, view.device)
     if trace is None:
         trace = _execute(view)
     if trace is not None:
@@ -42,8 +42,7 @@ def _execute(view: View) -> InsideTrace | None:
         "this CPU shows the order of its phases, not their time.",
         icon=":material/info:",
     )
-    refused = view.refusal and f"{view.spec.name} {view.refusal}."
-    reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    reason = view.why_not_executed
     key = (view.problem, view.device, view.algorithm, view.config)
     pressed = st.button(
         "Execute one head here",
@@ -55,10 +54,10 @@ def _execute(view: View) -> InsideTrace | None:
     if pressed:
         with st.spinner("Compiling and executing the kernel's source…"):
             st.session_state["masked.inside_of"] = key
-            model.executed(*key)
+            counters.execute_inside(*key)
     if st.session_state.get("masked.inside_of") != key:
         return None
-    found = model.executed(*key)
+    found = counters.execute_inside(*key)
     if isinstance(found, str):
         st.error(found, icon=":material/error:")
         return None
@@ -99,15 +98,7 @@ def _show(trace: InsideTrace, palette: Palette) -> None:
     )
     st.caption(_caption(trace, len(running), len(shown), cut))
     _table(trace, of_sm)
-    st.download_button(
-        "Chrome / Perfetto trace",
-        lambda: perfetto(trace, found),
-        f"cufa-inside-{trace.name}.json",
-        "application/json",
-        key="masked.inside.export",
-        icon=":material/download:",
-        on_click="ignore",
-    )
+    offer_trace(lambda: perfetto(trace, found), f"inside-{trace.name}")
 
 
 def _verdict(trace: InsideTrace, of_sm: Sums) -> str:

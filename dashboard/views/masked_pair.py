@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import streamlit as st
@@ -20,11 +21,11 @@ from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_editor, masked_grid
-from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
-from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
+from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, MOST_THREAD_BLOCKS, View, choose_config
 from cufa.measure.costs import cost_on
 from cufa.schedule.schedule import Schedule
 
+_flop, _bytes = functools.partial(si, unit="FLOP"), functools.partial(si, unit="B")
 _PREFIX = "b_"
 """Prefix of the second controls in links."""
 
@@ -165,14 +166,6 @@ def _line(
     first, second = values
     ratio = f"{second / first:.2f}×" if first else "–"
     return {"": what, names[0]: words(first), names[1]: words(second), "right ÷ left": ratio}
-
-
-def _flop(number: float) -> str:
-    return si(number, "FLOP")
-
-
-def _bytes(number: float) -> str:
-    return si(number, "B")
 
 
 def _thread_blocks(view: View) -> int:

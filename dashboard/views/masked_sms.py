@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 import streamlit as st
@@ -19,7 +20,7 @@ from cufa.dashboard.model.trace import measured_timeline, perfetto
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control
-from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
+from cufa.dashboard.views.masked_controls import MOST_THREAD_BLOCKS, View
 from cufa.dashboard.views.shape_controls import card_key
 from cufa.gpu.architectures import Device, find_architecture
 from cufa.kernels import KERNELS
@@ -74,7 +75,8 @@ def _show_predicted(view: View, palette: Palette) -> None:
         else ""
     )
     st.caption(f"Simulated: {rule}. All tiles take the same time.{of_group}")
-    _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
+    title = f"predicted: {view.spec.name}, {view.problem}"
+    offer_trace(lambda: perfetto(timeline, title), "predicted")
 
 
 def _predicted_verdict(view: View) -> str:
@@ -123,7 +125,7 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
         f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
         f"written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
     )
-    _export(timeline, f"{tag}: {trace.name}", tag)
+    offer_trace(lambda: perfetto(timeline, f"{tag}: {trace.name}"), tag)
 
 
 def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> None:
@@ -148,10 +150,11 @@ def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> N
         )
 
 
-def _export(timeline: Timeline, title: str, name: str) -> None:
+def offer_trace(make: Callable[[], bytes], name: str) -> None:
+    """A download in the format of Chrome and Perfetto, made on demand."""
     st.download_button(
         "Chrome / Perfetto trace",
-        lambda: perfetto(timeline, title),
+        make,
         f"cufa-{name}.json",
         "application/json",
         key=f"masked.export.{name}",

@@ -1,4 +1,4 @@
-"""Masked work: the grid of one head, and the softmax state of one tile."""
+"""Masked work: the grid of one head, and the softmax state of one tile; in the backward, one key block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cufa.dashboard.model.softmax_steps import Step
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import masked_grid
-from cufa.dashboard.views.masked_view import View
+from cufa.dashboard.views.masked_controls import View
 from cufa.problem.integers import Integers
 from cufa.schedule.schedule import Schedule, Tile
 
@@ -128,4 +128,46 @@ def _describe(step: Step, where: str) -> str:
         f"{span(step.m_before)}; after: {span(step.m_after)}. Running sum l before: {span(step.l_before)}; "
         f"after: {span(step.l_after)}. Rows without a visible key so far have m = minus infinity and are not "
         "drawn."
+    )
+
+
+@st.fragment
+def show_key_block(view: View, controls: Controls, palette: Palette) -> None:
+    """The grid and its selected key block."""
+    take_click(controls, k="x")
+    grid = st.container()  # above the control of the selected column
+    columns = view.schedule.num_kv_blocks
+    left, text = page.fields(1, 4)
+    kv_block = controls.integer("k", "Key block", columns // 2, 0, columns - 1, at=left)
+    text.caption(
+        "Click a column in the grid, or type its number. A thread block keeps K and V of its keys, and accumulates "
+        "their dK and dV, while it visits query blocks. Every key block adds to dQ, which stays in device memory."
+    )
+    with grid:
+        masked_grid.show_grid(view, palette, (0, kv_block))
+        masked_grid.show_counters(view)
+        st.header("One key block", anchor=False)
+    page.verdict(_column_verdict(view, kv_block, palette), tag="computed", small=True)
+    controls.write_link()
+
+
+def _column_verdict(view: View, kv_block: int, palette: Palette) -> str:
+    """The visited query blocks, by tile class."""
+    schedule, problem = view.schedule, view.problem
+    column = schedule.tiles[:, kv_block]
+    visited = np.flatnonzero(column != Tile.SKIPPED)
+    where = f"Key block {kv_block:,}"
+    if not len(visited):
+        return f"{where} visits no query block: no query sees its keys; their dK and dV are exactly 0."
+    of_class = [
+        (int((column == t).sum()), palette.tiles[t].label) for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
+    ]
+    kinds = sentences.listed([f"{count:,} {label}" for count, label in of_class if count])
+    span = f"{visited[0]:,} to {visited[-1]:,}" if len(visited) > 1 else f"{visited[0]:,}"
+    holes = "" if len(visited) == visited[-1] - visited[0] + 1 else ", with gaps"
+    group = problem.heads // problem.kv_heads
+    each = f", for each of the {group} query heads that share its keys" if group > 1 else ""
+    return (
+        f"{where} visits {len(visited):,} of {sentences.count(schedule.num_q_blocks, 'query block')}{each}: "
+        f"{span}{holes} ({kinds})."
     )

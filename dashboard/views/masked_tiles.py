@@ -11,7 +11,7 @@ from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.tilings import Tiling
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views.masked_view import View
+from cufa.dashboard.views.masked_controls import View
 from cufa.measure import predictions
 from cufa.measure.predictions import Error
 

@@ -6,7 +6,7 @@ import streamlit as st
 
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
-from cufa.dashboard.charts import levels as charts
+from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.levels import Level, levels_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
 
 
 def _line(name: str, counted: float | None, ours: float | None) -> dict[str, str]:
-    words: Callable[[float], str] = _bytes
+    words: Callable[[float], str] = functools.partial(si, unit="B")
     if name == "time":
         words = seconds_text
     elif name.startswith("registers"):
@@ -126,7 +127,3 @@ def _line(name: str, counted: float | None, ours: float | None) -> dict[str, str
         "cufa": "–" if ours is None else words(ours),
         "ncu ÷ cufa": ratio,
     }
-
-
-def _bytes(number: float) -> str:
-    return si(number, "B")
