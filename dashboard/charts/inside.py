@@ -1,4 +1,4 @@
-"""What each warp of one SM does when: a lane per warp, products in flight as a thin bar beneath it."""
+"""Activity of each warp of one SM over time: a lane per warp, products in flight as a thin bar below."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def describe(trace: InsideTrace, lanes: list[Lane]) -> str:
     what = "Measured on one SM" if trace.is_time else "Executed on a CPU: order, not time"
     kinds = ", ".join(WORDS[name] for name in (*WAITS[1:4], "SOFTMAX"))
     return (
-        f"{what}: what {len(lanes)} warps of {trace.kernel} do, a row per warp, from left to right. "
+        f"{what}: phases of {len(lanes)} warps of {trace.kernel}, a row per warp, from left to right. "
         f"Colours tell products, softmax, copies, stores and waits apart ({kinds}); a thin bar under a row is "
         "products in flight, for which the warp does not wait."
     )

@@ -52,7 +52,7 @@ def _names(o: Occupancy) -> str:
     return " and ".join(words.get(r, str(r)) for r in o.limiters)
 
 
-#: Field of :class:`Point`, axis title, and what one unit of the axis is.
+#: Field of :class:`Point`, axis title, and unit of the axis.
 SWEEPS = (
     ("registers", "registers per thread", 1),
     ("shared_memory", "shared memory per block (KiB)", 1024),

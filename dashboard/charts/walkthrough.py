@@ -16,7 +16,7 @@ import streamlit as st
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.traffic_steps import FLOAT32
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk
-from cufa.dashboard.model.walkthrough_backward import BackwardWalk
+from cufa.dashboard.model.walkthrough_backward import BackwardStep, BackwardWalk
 from cufa.dashboard.theme import Palette
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
@@ -50,22 +50,13 @@ def data(walk: Walk, palette: Palette) -> dict[str, Any]:
 def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
     tile, is_divided = step.tile, any(move.array == "O" and move.written for move in step.moved.moves)
     after = step.ended if is_divided and step.is_last else step.O
-    kept: dict[str, Any] = {
-        "i": step.q_block,
-        "j": step.kv_block,
-        "threadBlock": step.thread_block,
-        "number": step.number,
-        "skipped": step.moved.skipped,
-        "last": step.is_last,
+    kept = common(walk, n, step) | {
         "phases": [list(phase) for phase in words.phases(walk, step)],
         "error": numbers(step.error, 9),
         "line": ("merge" if step.kv_block == MERGE else step.thread_block)
         if walk.is_decode
         else step.q_block,
         "errorText": words.error(walk, step),
-        "meterText": words.meter(walk, n),
-        "reads": {move.array: move.read for move in step.moved.moves if move.read},
-        "writes": {move.array: move.written for move in step.moved.moves if move.written},
         "O": [numbers(x) for x in (step.O_before, step.O_scaled, after)],
         "divided": is_divided and step.is_last,
     }
@@ -84,6 +75,21 @@ def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
             "alpha": numbers(tile.alpha),
         }
     return kept
+
+
+def common(walk: Walk | BackwardWalk, n: int, step: Step | BackwardStep) -> dict[str, Any]:
+    """Data of step n in both directions."""
+    return {
+        "i": step.q_block,
+        "j": step.kv_block,
+        "threadBlock": step.thread_block,
+        "number": step.number,
+        "skipped": step.moved.skipped,
+        "last": step.is_last,
+        "meterText": words.meter(walk, n),
+        "reads": {move.array: move.read for move in step.moved.moves if move.read},
+        "writes": {move.array: move.written for move in step.moved.moves if move.written},
+    }
 
 
 def table(name: str, rows: Any, beside: Any, kind: str, shown: int, shown_beside: int) -> dict[str, Any]:

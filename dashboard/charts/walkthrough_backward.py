@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cufa.dashboard.charts.walkthrough import colours, meters, numbers, table
+from cufa.dashboard.charts.walkthrough import colours, common, meters, numbers, table
 from cufa.dashboard.model import walkthrough_backward_words as words
 from cufa.dashboard.model.traffic_steps import FLOAT32
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS
 from cufa.dashboard.model.walkthrough_backward import PREPARE, BackwardStep, BackwardWalk
-from cufa.dashboard.model.walkthrough_words import meter, span
+from cufa.dashboard.model.walkthrough_words import span
 from cufa.dashboard.theme import Palette
 
 
@@ -35,20 +35,11 @@ def data(walk: BackwardWalk, palette: Palette) -> dict[str, Any]:
 
 def _step(walk: BackwardWalk, n: int, step: BackwardStep) -> dict[str, Any]:
     tile = step.tile
-    kept: dict[str, Any] = {
-        "i": step.q_block,
-        "j": step.kv_block,
-        "threadBlock": step.thread_block,
-        "number": step.number,
-        "skipped": step.moved.skipped,
-        "last": step.is_last,
+    kept = common(walk, n, step) | {
         "phases": [list(phase) for phase in words.phases(walk, step)],
         "error": None if step.kernel else numbers(step.error, 9),
         "line": step.thread_block,
         "errorText": words.error(walk, step),
-        "meterText": meter(walk, n),
-        "reads": {move.array: move.read for move in step.moved.moves if move.read},
-        "writes": {move.array: move.written for move in step.moved.moves if move.written},
         "gradients": [[numbers(x) for x in of] for of in (step.before, step.after)],
     }
     if step.kernel:

@@ -1,4 +1,4 @@
-"""Arithmetic done, useful and dense; what skipping gains; the softmax state of a tile's rows."""
+"""Arithmetic done, useful and dense; gain of skipping; softmax state of a tile's rows."""
 
 from __future__ import annotations
 

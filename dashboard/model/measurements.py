@@ -35,11 +35,6 @@ def in_words(problem: Problem, case: str = "") -> str:
     return text if problem.scores_text in text else f"{text}, {problem.scores_text}"
 
 
-def allows(ceiling: str) -> str:
-    """A ceiling and its verb: memory allows, exponentials allow."""
-    return f"{ceiling} {'allow' if ceiling.endswith(('products', 'exponentials')) else 'allows'}"
-
-
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """One kernel on one problem, on one machine at one time."""
@@ -142,11 +137,6 @@ class Measurement:
     @property
     def ceiling(self) -> str:
         return str(self.row.json["ceiling"] or "a plain read")
-
-    @property
-    def limit_allows(self) -> str:
-        """The ceiling as the subject of a sentence."""
-        return allows(self.ceiling)
 
     @property
     def error(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _KERNEL, _METRIC, _UNIT, _VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 _ID = "ID"
@@ -83,11 +83,7 @@ def _long(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
         raise NotNcuError(f"the table has no column {', '.join(missing)}")
     at = {name: head.index(name) for name in (_ID, _KERNEL, _METRIC, _UNIT, _VALUE)}
     launches: dict[tuple[str, str], list[Metric]] = {}
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(head):
-            raise NotNcuError(
-                f"row {number} has {len(row)} columns, the header {len(head)}: the file is incomplete or mixed"
-            )
+    for row in _checked(head, rows):
         metrics = launches.setdefault((row[at[_ID]], row[at[_KERNEL]]), [])
         value = _number(row[at[_VALUE]])
         if value is not None:
@@ -100,11 +96,7 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
     if units[head.index(_ID)].strip() or not rest:
         raise NotNcuError(f"the raw page has no line of units below its header. Try {HOW}")
     found = []
-    for number, row in enumerate(rest, 1):
-        if len(row) != len(head):
-            raise NotNcuError(
-                f"row {number} has {len(row)} columns, the header {len(head)}: the file is incomplete or mixed"
-            )
+    for row in _checked(head, rest):
         values = zip(head, row, units, strict=True)
         metrics = tuple(
             Metric(name, value, unit)
@@ -113,6 +105,14 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
         )
         found.append(Profile(row[head.index(_ID)], row[head.index(_KERNEL)], metrics))
     return found
+
+
+def _checked(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(head):
+            text = f"row {number} has {len(row)} columns, the header {len(head)}"
+            raise NotNcuError(f"{text}: the file is incomplete or mixed")
+        yield row
 
 
 def _number(text: str) -> float | None:

@@ -81,8 +81,10 @@ _SPLITS = (
     ),
 )
 _REGISTERS = (
-    Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
-    Excerpt("What it leads to", "forward/fa2/shape.cuh", "// Q stays in registers if O, S and Q together"),
+    Excerpt("Launch bounds for the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
+    Excerpt(
+        "Operands in registers", "forward/fa2/shape.cuh", "// Q stays in registers if O, S and Q together"
+    ),
 )
 _CEILINGS = (
     Excerpt("The ceiling of products", "limits/tensor_cores.cu", "KERNEL mma_limit("),

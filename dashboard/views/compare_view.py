@@ -81,7 +81,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
     best = max(rows, key=lambda m: m.gbytes if m.operation.memory_bound else m.tflops)
     page.verdict(
         f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
-        f"{min(best.of_ceiling, 1):.0%} of what {best.limit_allows}.",
+        f"{min(best.of_ceiling, 1):.0%} of the limit by {best.ceiling}.",
         tag=_tag(best),
     )
     factor, unit = unit_for(max(m.seconds for m in rows))

@@ -1,6 +1,6 @@
 """The mask editor of Masked work: every mask of :mod:`cufa.masks`, by kind and numbers.
 
-In links a mask is ``mask``, the name of what makes it, and its numbers under the names of the arguments; ``diag`` and
+In links a mask is ``mask``, the name of its builder, and its numbers under the names of the arguments; ``diag`` and
 ``at`` say where the diagonal lies. Lengths and hidden rows are texts (:mod:`cufa.dashboard.model.mask_texts`).
 """
 

@@ -42,7 +42,7 @@ def show_flops(view: View, palette: Palette) -> None:
 
 def show_speedup(view: View, palette: Palette) -> None:
     """Speed-up by skipping masked tiles, by length."""
-    page.header("What skipping gains")
+    page.header("Gain of skipping")
     tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
     here = work.skip_speedup(tiling)
     if not view.schedule.visited:

@@ -36,7 +36,7 @@ def show(
     found = {f"{r.label}, {r.problem}": r for r in derived}
     if not found:
         return max(rows, key=lambda r: r.kernel is not None)
-    page.header("What limits it")
+    page.header("Limits")
     of_asked = asked and asked.problem
 
     def interest(name: str) -> tuple[bool, bool, float]:

@@ -12,7 +12,7 @@ from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import devices, evidence, work
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.measurements import Measurement, allows, in_words
+from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -108,7 +108,7 @@ def _show_asked(asked: Subject, chosen: Evidence) -> Here:
     least, binds = chosen.limits.floor(p, Work.of(p))
     page.verdict(
         f"{in_words(p)}: {si(p.flops, 'FLOP')} for {si(p.io_bytes, 'B')}, {p.flops / p.io_bytes:,.0f} FLOP per byte; "
-        f"{allows(binds)} {seconds_text(least)} at best.",
+        f"at best {seconds_text(least)}, by {binds}.",
         "",
         "predicted",
     )
@@ -147,8 +147,8 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     assert chosen.limits is not None
     best = charts.closest([r for r in rows if r.kernel] or rows)
     page.verdict(
-        f"{best.label} comes closest: {best.speed}, {best.of_ceiling:.0%} of what "
-        f"{best.limit_allows} ({best.problem}; {best.regime}).",
+        f"{best.label} comes closest: {best.speed}, {best.of_ceiling:.0%} of the limit "
+        f"by {best.ceiling} ({best.problem}; {best.regime}).",
         "",
         page.origin_tag(best.origin),
         small=here is not None,

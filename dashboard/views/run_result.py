@@ -98,7 +98,7 @@ def _show_all_rates(run: Run, palette: Palette) -> None:
 def verdict(found: Sequence[Measurement]) -> str:
     """The result in one sentence."""
     fastest = min(found, key=lambda m: m.timing.p50)
-    limit = f", {fastest.of_ceiling:.0%} of what {fastest.limit_allows} here"
+    limit = f", {fastest.of_ceiling:.0%} of the limit by {fastest.ceiling}"
     if fastest.of_ceiling > 1:
         limit = ""  # impossible; a note explains the reason
     rate = f"{fastest.speed} {fastest.regime}"

@@ -1,4 +1,4 @@
-// Elements, numbers and colours: what all figures of the walkthrough are drawn with.
+// Elements, numbers and colours of all figures of the walkthrough.
 
 function element(space, name, attributes, children) {
   const made = space ? document.createElementNS(space, name) : document.createElement(name);
@@ -29,7 +29,7 @@ function mix(from, to, share) {
 // Numbers of either sign: blue above zero, orange below, pale around it.
 const signed = (palette, x, limit) =>
   mix(palette.idle, palette.series[x < 0 ? 1 : 0], Math.min(1, Math.abs(x) / limit) ** 0.7);
-// Numbers from 0: the deeper the more.
+// Numbers from 0: a deeper colour is more.
 const positive = (palette, x, limit) => mix(palette.idle, palette.accent, Math.min(1, x / limit) ** 0.7);
 
 // A pattern of dots (skipped) or of lines (hidden by the mask), to be filled with url(#name).

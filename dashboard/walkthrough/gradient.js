@@ -1,4 +1,4 @@
-// Inside one step of the backward: P made once more, what comes back through the softmax, and the three gradients.
+// Inside one step of the backward: P recomputed, the backward of softmax, and the three gradients.
 
 function gradientFigure(data) {
   const { palette, block, steps } = data;

@@ -1,4 +1,4 @@
-// What has crossed device memory, who holds what, and how far the result is from the plain softmax.
+// Bytes through device memory, contents of each memory, and the error against the plain softmax.
 
 function meterFigure(data) {
   const { meters } = data, last = data.steps.length;
@@ -12,7 +12,7 @@ function meterFigure(data) {
     node.append(html("div", { class: at ? "meter" : "meter own" }, html("span", {}, meter.name), value, track));
     return { read, written, value };
   });
-  const key = [["read", "read"], ["written", "written"], ["total", "in the end"]];
+  const key = [["read", "read"], ["written", "written"], ["total", "at the end"]];
   node.append(html("p", { class: "legend" }, ...key.map(([kind, text]) => html("span", {}, html("i", { class: kind }), text))));
   const said = html("p", { class: "said" });
   node.append(said);

@@ -1,9 +1,9 @@
-// The score matrix in tiles: which thread block takes each, and when; the tile at hand with its scores.
+// The score matrix in tiles: thread block and order of each tile, and the scores of the current tile.
 
 function orderFigure(data) {
   const { palette, block, columns, rows, steps } = data;
   const side = 268, left = 42, top = 36, size = side / columns, high = data.decode ? 56 : size;
-  const wide = steps.filter((step) => step.wide);  // no tile: a bar below the grid
+  const wide = steps.filter((step) => step.wide);  // not a tile: a bar below the grid
   const height = top + rows * high + (wide.length ? 42 * wide.length + 10 : 0) + 6;
   const figure = svg("svg", { viewBox: `0 0 ${left + side + 4} ${height}`, role: "img" }, patterns(palette));
   const label = (text, x, y, more = {}) => svg("text", { x, y, class: "label", ...more }, text);
@@ -39,7 +39,7 @@ function orderFigure(data) {
   const heat = matrix(palette, 0, 0, block, block, (size - 8) / block, (high - 8) / block);
   const frame = svg("rect", { rx: 5, class: "frame" });
   figure.append(heat.group, frame);
-  const shown = (step) => step.S ?? step.P;  // the backward has no S that it keeps
+  const shown = (step) => step.S ?? step.P;  // the backward does not keep S
   const limit = largest(steps.flatMap((step) => shown(step) ?? []));
   const node = html("div", {}, figure, legend(data, colour));
 
@@ -56,12 +56,12 @@ function orderFigure(data) {
     const around = { x: box.x - 1, y: box.y - 1, width: box.width + 2, height: box.height + 2 };
     for (const [key, value] of Object.entries(around)) frame.setAttribute(key, value);
     const what = step.skipped ? "skipped" : step.wide ? step.wide : `step ${step.number} of its thread block`;
-    figure.setAttribute("aria-label", `Score matrix of ${rows} by ${columns} tiles; at hand: ${what}. ${data.order}`);
+    figure.setAttribute("aria-label", `Score matrix of ${rows} by ${columns} tiles; current: ${what}. ${data.order}`);
   }
   return { node, update };
 }
 
-// Small arrows between tiles that a thread block takes one after the other.
+// Small arrows between consecutive tiles of a thread block.
 function chevrons(data, tiles) {
   const made = [];
   data.steps.forEach((step, n) => {

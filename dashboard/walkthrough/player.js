@@ -1,4 +1,4 @@
-// Playing and stepping. The script on the server is told where a reader stopped, for the link, and is not waited for.
+// Playing and stepping. The server gets the step where the player stops, for the link; the player does not wait for it.
 
 const SPEEDS = { "½×": 1400, "1×": 700, "2×": 350 };
 const TOLD_AFTER = 400;
@@ -11,14 +11,14 @@ class Walkthrough {
   constructor(root, data) {
     this.data = data;
     this.timer = null;
-    this.fresh = data.fresh;  // nobody has chosen the step that is shown
+    this.fresh = data.fresh;  // the shown step is the default
     this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
     const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
     this.cards = html("ol", { class: "phases" });
     const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
                        section("Inside the tile", "inside", tile));
     const below = html("div", { class: "below" }, section("Bytes through device memory", "", meter),
-                       section("Who holds what", "", memory), section(data.against, "", error));
+                       section("Contents of each memory", "", memory), section(data.against, "", error));
     this.node = html("div", { class: `walk ${data.palette.name}`, tabindex: 0 }, this.bar(), this.cards, stage, below);
     for (const [name, colour] of Object.entries(data.palette)) {
       if (typeof colour === "string") this.node.style.setProperty(`--${name}`, colour);
@@ -55,7 +55,7 @@ class Walkthrough {
     keys[event.key]();
   }
 
-  // Show a step, whole or up to one of its phases; stops.
+  // Stop, and show a step, whole or up to one of its phases.
   go(at, phase = Infinity) {
     this.pause();
     this.fresh = false;

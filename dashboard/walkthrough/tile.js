@@ -1,4 +1,4 @@
-// Inside one step: Q, K and V, the scores, maxima and factors of every row, probabilities, sums, and O being rescaled.
+// Inside one step: Q, K and V, scores, maxima and factors of each row, probabilities, sums, and the rescaled O.
 
 const CELL = 11.5, ROW = 25, UPPER = 15, HEAD = 20, TOP = HEAD + 8 * UPPER + 30, WIDTH = 340;
 
@@ -22,8 +22,7 @@ function column(palette, x, rows, width, bar) {
   return { group, fill };
 }
 
-// Figures of these widths that begin at these heights, and what is drawn in them: captions, matrices, columns of numbers,
-// rules.
+// Figures of these widths from these heights, with captions, matrices, columns of numbers and rules.
 function panels(data, widths, tops = widths.map(() => 0)) {
   const { palette, block } = data, bottom = TOP + 8 * ROW + 4;
   const views = widths.map((width, n) =>
@@ -124,7 +123,7 @@ function tileFigure(data) {
   return { node: html("div", {}, pair, tables.node), update };
 }
 
-// A step that is no tile (the merge of splits, a launch over all rows): blocks of rows, and a number beside each row.
+// A step without a tile (a merge of splits, a launch over all rows): blocks of rows, and a number beside each row.
 function tablesFigure(data) {
   const { palette, block } = data, node = html("div", { class: "parts" });
   const wide = block * 9, texts = { share: (x) => `${(100 * x).toFixed(1)}%`, error: small, number };

@@ -65,7 +65,7 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "sustained" in words(app)
     decoding = open_page("roofline", suite="decode")
     assert not decoding.warning
-    assert "of what memory allows" in words(decoding)
+    assert "of the limit by memory" in words(decoding)
     app.multiselect(key="roofline.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
 
