@@ -74,11 +74,7 @@ _SPLITS = (
     Excerpt(
         "One of the fixed splits", "decode/schedule.cuh", "// Flash-Decoding: split `split` of the work item"
     ),
-    Excerpt(
-        "The spans of a share",
-        "decode/schedule.cuh",
-        "DEVICE bool next(const DecodeParams& p, Span&",
-    ),
+    Excerpt("The spans of a share", "decode/schedule.cuh", "DEVICE bool next(const DecodeParams& p, Span&"),
 )
 _REGISTERS = (
     Excerpt("Launch bounds for the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
@@ -135,10 +131,7 @@ PHASES: dict[str, dict[str, Excerpt]] = {
         "Add": Excerpt("Algorithm 1, l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
         "Store": Excerpt("Algorithm 1, l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
     },
-    "decode": {
-        "Split": _SPLITS[0],
-        "Merge": _MERGE,
-    },
+    "decode": {"Split": _SPLITS[0], "Merge": _MERGE},
     "fa2_backward": {
         "D": Excerpt("Algorithm 2, l. 4", "backward/common/passes.cuh", "// Algorithm 2, l. 4: D = rowsum"),
         "Load": Excerpt("Algorithm 2, l. 9", _BACKWARD, "// Alg. 2, l. 9, asynchronously"),

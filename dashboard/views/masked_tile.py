@@ -34,10 +34,7 @@ def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
     take_click(controls, q="y", k="x")
     grid = st.container()  # above the controls of the selected tile
     selected = _choose_tile(view, controls)
-    parts = [
-        lambda: _show_grid(view, palette, grid, selected),
-        lambda: _show_tile(view, palette, selected),
-    ]
+    parts = [lambda: _show_grid(view, palette, grid, selected), lambda: _show_tile(view, palette, selected)]
     is_new = st.session_state.pop(_IS_NEW, False)
     for show in parts if is_new else reversed(parts):  # a newly selected tile does not wait for the grid
         show()

@@ -35,11 +35,7 @@ from cufa.problem.problem import Problem
 
 _MOST_SPLITS = 512
 _SPLITS_TIMED = 12
-_DTYPES = {
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "bfloat16.float8_e4m3": "bfloat16, e4m3 cache",
-}
+_DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "bfloat16.float8_e4m3": "bfloat16, e4m3 cache"}
 _PLANNER = "planner"
 _AS_PLANNED = (OURS, _PLANNER, Contender().label)
 """Contenders with the planner's splits."""

@@ -75,12 +75,7 @@ def _spawn(store: Store, device: str, idle: float | None) -> subprocess.Popen[by
     with open(store.worker_log(device), "wb") as log:
         # A separate session: Ctrl-C in the application's terminal does not end a run.
         return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
 
 
