@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of this folder: pytest asks a folder's conftest.py about no others."""
+    """Mark the tests of this folder."""
     item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Where the served dashboard keeps its runs; its worker ends with the tests."""
+    """Store of the served dashboard; its worker ends with the tests."""
     from dashboard_run_support import end_worker
 
     from cufa.dashboard.worker.store import Store
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
-    """Its address."""
+    """Address of the dashboard."""
     from dashboard_browser import CHROMIUM, serve
 
     if CHROMIUM is None:
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[st
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Closed before other tests: while Playwright is open, none of this process may run a loop of its own."""
+    """Closed before other tests: an open Playwright blocks other event loops of the process."""
     from dashboard_browser import ARGUMENTS, CHROMIUM
     from playwright.sync_api import sync_playwright
 

@@ -1,4 +1,4 @@
-"""Words explained and the kernels' lines, in a real Chromium: by mouse, by keyboard, in a narrow window."""
+"""Glossary terms and source lines in a real Chromium: by mouse, by keyboard, in a narrow window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cufa.dashboard import glossary
 
 
 def tip(word: Locator) -> str:
-    """What is shown beside a word; "none" while nothing is."""
+    """The visible explanation of a word; "none" without one."""
     return str(word.evaluate("e => getComputedStyle(e, '::after').content")).strip('"')
 
 

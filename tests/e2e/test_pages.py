@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: every page, at several widths, masks, links, who is served."""
+"""The dashboard in a real Chromium: every page at several widths, masks, links, access."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -
 
 
 def test_other_hosts_are_refused(server: str) -> None:
-    """A page elsewhere that points its own name at this address must not reach the dashboard."""
+    """A foreign page whose name points to this address must not reach the dashboard."""
     port = int(server.rsplit(":", 1)[1])
 
     def status(host: str, origin: str = "") -> int:
@@ -203,7 +203,7 @@ def test_what_pages_are_sent_is_compressed(server: str) -> None:
 
 
 def handshake(port: int, host: str, origin: str) -> str:
-    """What the server answers to a browser that wants a socket, up to the end of the head."""
+    """Header of the server's answer to a socket request."""
     request = (
         f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Origin: {origin}\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"

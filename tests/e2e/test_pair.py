@@ -1,4 +1,4 @@
-"""Masked work with two side by side, in a real Chromium."""
+"""Masked work with two views side by side, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_are_put_side_by_side_zoom_together_and_the_link_carries_both(
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.25)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5, steps=5)
-    page.mouse.up()  # what is zoomed in one grid is in the other
+    page.mouse.up()  # both grids zoom together
     layout = "document.querySelector('.js-plotly-plot')._fullLayout"
     page.wait_for_function(f"{layout}.xaxis.range[0] > 400 && {layout}.xaxis.range[1] < 1200")
     page.wait_for_function(f"String({layout}.xaxis.range) == String({layout}.xaxis2.range)")

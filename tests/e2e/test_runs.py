@@ -1,4 +1,4 @@
-"""Runs in a real Chromium: started, left, cancelled, taken away."""
+"""Runs in a real Chromium: start, reload, cancel, download, delete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = "kernels=naive,fa1,fa2,fa2_noskip&heads=1&kv=1&sq=256&sk=256&also=512,
 
 
 def start(page: Page) -> str:
-    """Until the link names the new run, which is returned: it may have named an older one."""
+    """Start a run; returns its id, once the link has it instead of an older one."""
     former = re.search(r"[?&]run=[^&]*|$", page.url)
     assert former is not None
     page.get_by_role("button", name="Start").click()
@@ -60,12 +60,12 @@ def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Sto
 def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
     server: str, browser: Browser, runs: Store
 ) -> None:
-    """By two browsers, of which one waits with a run of its own."""
+    """In two browsers; the second one waits with its own run."""
     visit, other = Visit(browser), Visit(browser, "dark")
     former = runs.ids()
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
     first = start(page)
-    # What is in a part that is redrawn all the time may be there twice for a moment.
+    # A part that is redrawn may exist twice for a moment.
     progress = page.get_by_test_id("stProgress").filter(has_text="timing naive").first
     expect(progress).to_be_visible()
     expect(page.locator(".cufa-verdict", has_text="batches: naive").first).to_be_visible()
@@ -90,7 +90,7 @@ def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
 
 @pytest.fixture
 def one_run(runs: Store) -> None:
-    """At least one that is done."""
+    """At least one finished run."""
     if not any(run.status is Status.DONE for run in runs.all()):
         assert wait_for(runs, client.submit(runs, small()), over).status is Status.DONE
 
@@ -101,7 +101,7 @@ def one_run(runs: Store) -> None:
 def test_a_report_is_downloaded_and_opens_without_the_network(
     server: str, browser: Browser, tmp_path: Path, origin: str
 ) -> None:
-    """Of this machine's own runs; nightly also of all that is recorded, two dozen figures."""
+    """For own runs; nightly also for all recorded measurements."""
     visit = Visit(browser)
     page = visit.open(f"{server}/history?from={origin}")
     with page.expect_download() as download:

@@ -1,4 +1,4 @@
-"""The page Understand in a real Chromium: it plays and steps without the server, and links bring it back."""
+"""The page Understand in a real Chromium: playing and stepping without the server, and links."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sampling import of_today
 
 
 def at_step(page: Page, number: int) -> None:
-    """Until it stands there."""
+    """Wait until the player is at this step."""
     expect(page.locator(".walk .place")).to_have_text(re.compile(rf"^step {number} of"))
 
 
 def press_play_twice(page: Page) -> None:
-    """Play, and pause before anything has been played, however long a browser takes between two clicks."""
+    """Play and pause in one script: no step is played in between."""
     page.locator(".walk .play").evaluate("button => { button.click(); button.click(); }")
 
 
@@ -89,14 +89,14 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
 def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     server: str, browser: Browser
 ) -> None:
-    """At the first, though more is to be seen of the one that a visitor finds."""
+    """Play begins at the first step, not at the step shown first."""
     visit = Visit(browser)
     page = visit.open(server)
     at_step(page, 6)
     press_play_twice(page)
     at_step(page, 1)
     page.get_by_role("radio", name="FA1: keys outside").click()
-    walk = page.locator(".walk")  # of the former algorithm for a moment, and maybe both
+    walk = page.locator(".walk")  # for a moment, the former algorithm or both
     expect(walk.filter(has_text="Outer loop: keys; inner loop: queries").first).to_be_visible()
     page.get_by_role("radio", name="Flash-Decoding: keys split").click()
     expect(walk.filter(has_text="Keys split").first).to_be_visible()

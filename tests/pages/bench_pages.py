@@ -1,4 +1,4 @@
-"""How long the dashboard makes people wait, in a real Chromium: `make bench-pages`.
+"""Waiting times of the dashboard in a real Chromium: `make bench-pages`.
 
 Every page is opened in fresh browsers until its first figure is drawn, and once more to count the bytes on the wire.
 Then controls of one page are changed until the answer is on the screen. Seconds are a matter of the machine and of what
@@ -34,7 +34,7 @@ from cufa.calls.tuning import write_json
 from cufa.measure import cards, machine
 
 GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
-"""Seconds and megabytes that are aimed at, on two cores that do nothing else."""
+"""Goals in seconds and megabytes, on two idle cores."""
 _FIGURE = ".js-plotly-plot .main-svg, .walk .inside svg"
 _CHANGES: dict[str, tuple[str, str]] = {
     "another mask": ("full", "Nothing is masked"),
@@ -42,12 +42,11 @@ _CHANGES: dict[str, tuple[str, str]] = {
     "another algorithm": ("FA2, no skip", "nothing is skipped"),
     "an algorithm of larger tiles": ("FA3", "Skipping the other"),
 }
-"""What is clicked on Masked work, and what the first sentence says once it is answered."""
+"""Clicked option of Masked work, and a part of the verdict that answers."""
 
 
 class Relay(socketserver.ThreadingTCPServer):
-    """Passes on what browser and server say to each other, and counts the server's bytes: those of a compressed socket
-    are seen nowhere else."""
+    """A proxy that counts the bytes of the server; no other place sees the bytes of a compressed socket."""
 
     daemon_threads = True
 
@@ -58,7 +57,7 @@ class Relay(socketserver.ThreadingTCPServer):
         self.counts: list[int] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that is closed breaks off."""
+        """Ignore the errors of closed browsers."""
 
 
 class _Connection(socketserver.BaseRequestHandler):
@@ -79,7 +78,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
 
 def megabytes(browser: Browser, server: str, page: str) -> float:
-    """What a browser that has nothing of the dashboard yet is sent, until a page is at rest."""
+    """Megabytes sent to a fresh browser until the page is at rest."""
     with Relay(server) as relay:
         threading.Thread(target=relay.serve_forever, daemon=True).start()
         visit = Visit(browser)
@@ -90,7 +89,7 @@ def megabytes(browser: Browser, server: str, page: str) -> float:
 
 
 def first_visits(server: str, pages: Sequence[str], visits: int) -> dict[str, list[float]]:
-    """Seconds until the first figure stands, in a browser that has nothing of the dashboard yet."""
+    """Seconds until the first figure in a fresh browser."""
     found = {}
     with bare_browser() as browser:
         for name in pages:
@@ -101,7 +100,7 @@ def first_visits(server: str, pages: Sequence[str], visits: int) -> dict[str, li
 
 
 def answers(browser: Browser, server: str, repeats: int) -> dict[str, list[float]]:
-    """Seconds from each click to the sentence and the figure that answer it, the first time and later."""
+    """Seconds from each click to its answer, the first time and later."""
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}")
     found: dict[str, list[float]] = {name: [] for name in _CHANGES}
@@ -137,7 +136,7 @@ def _answer(page: Page, option: str, sentence: str) -> float:
 def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder), Path(folder) / "runs") as server:
-        time.sleep(8)  # until what is prepared and compiled for the first visitor is there
+        time.sleep(8)  # until the server has prepared and compiled everything
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
             moved = {name: megabytes(browser, server, address_of(name)) for name in pages}
@@ -160,7 +159,7 @@ def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
 
 
 def _draws(page: str) -> bool:
-    """Whether the page has a figure before anything was measured here."""
+    """Whether the page has a figure before the first run."""
     return page not in ("run", "doctor")
 
 

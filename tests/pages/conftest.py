@@ -18,7 +18,7 @@ if importlib.util.find_spec("streamlit"):  # the run engine's tests need no Stre
 
 @pytest.fixture(autouse=True)
 def _alone(request: pytest.FixtureRequest) -> None:
-    """Tests that open pages see nothing of the user's."""
+    """Tests of pages run without the user's files."""
     if hasattr(request.module, "open_page"):
         request.getfixturevalue("elsewhere")
 

@@ -1,5 +1,4 @@
-"""The backward on the pages: masked work from the keys' side, and its recorded figures on Compare, Roofline and
-Occupancy."""
+"""The backward on the pages: Masked work by keys, and recorded measurements on Compare, Roofline and Occupancy."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def backward_plan(batch: int = 4, heads: int = 16, seqlen: int = 4096, head_dim:
 @pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=lambda p: p.name)
 @pytest.mark.parametrize("schedule", schedules(), ids=str)
 def test_the_grid_counts_by_key_blocks(schedule: Schedule, palette: theme.Palette) -> None:
-    """Axes and tiles are those of the forward; the work is that of each column, and stands below it."""
+    """Axes and tiles equal the forward; the bars count the tiles of each column, below the grid."""
     by_keys = dataclasses.replace(schedule, by_keys=True)
     figure = tile_grid.tile_grid(by_keys, palette, selected=(0, schedule.num_kv_blocks - 1))
     assert (by_keys.tiles == schedule.tiles).all()
@@ -90,7 +89,7 @@ def test_a_key_block_says_which_query_blocks_it_visits() -> None:
 
 
 def test_thread_blocks_are_those_of_the_order() -> None:
-    """As many as key blocks of key/value heads, in the order that the executor has checked the kernel against."""
+    """One thread block per key block and key/value head, in the kernel's order."""
     app = masked_work(kv="4")
     has(words(app), "512 thread blocks", "Tiles are counted for one of the 4 query heads")
     assert "Tiles are those of one" not in words(masked_work())
@@ -145,7 +144,7 @@ def test_a_trace_of_pairs_is_not_judged_by_sms_whose_blocks_keep_no_record(elsew
 
 
 def test_skipping_is_not_told_by_the_forwards_records() -> None:
-    """Kernels without skipping were measured, and published, of the forward alone."""
+    """Kernels without skipping are recorded and published for the forward only."""
     assert "Recorded gains in figures" in str([e.label for e in open_page("masked_work").expander])
     app = masked_work()
     assert "Recorded gains in figures" not in str([e.label for e in app.expander])
@@ -162,14 +161,14 @@ RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) f
 
 @pytest.fixture
 def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the records of the package, which other tests leave aside."""
+    """Use the records of the package."""
     monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED[0])
     monkeypatch.setattr(traces, "TRACES_DIR", SHIPPED[1])
 
 
 @pytest.fixture(params=RECORDED)
 def recorded(request: pytest.FixtureRequest, shipped: None) -> evidence.Evidence:
-    """Of each card."""
+    """Evidence of each card."""
     return next(e for e in evidence.load() if e.name == request.param)
 
 
@@ -178,7 +177,7 @@ def test_the_backward_is_recorded() -> None:
 
 
 def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidence) -> None:
-    """Ten products' FLOP for each exponential, where the forward has four."""
+    """10 · head dim FLOP per exponential; the forward has 4 · head dim."""
     forward = {m.suite for m in recorded.rows if not is_backward(m)}  # some suites have both
     suites = {m.suite for m in recorded.rows} - forward
     assert suites
@@ -193,7 +192,7 @@ def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidenc
 
 
 def test_exponentials_limit_the_backward_at_a_higher_rate(recorded: evidence.Evidence) -> None:
-    """The ceiling that is drawn is that which a floor of the same problem has, exponentials alone."""
+    """The drawn ceiling equals the floor of the problem with exponentials alone."""
     assert recorded.limits is not None
     for m in filter(is_backward, recorded.rows):
         alone = dataclasses.replace(

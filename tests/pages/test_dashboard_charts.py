@@ -84,7 +84,7 @@ def test_a_window_of_a_large_grid_is_wanted_along_the_diagonal() -> None:
 
 
 def test_classes_are_told_apart_without_colour() -> None:
-    """Where the four classes have ink differs between any two of them."""
+    """The inked pixels of any two classes differ."""
     grid = np.array([[tile] for tile in Tile], np.uint8)
     image = np.asarray(tile_grid.raster(grid, theme.LIGHT))
     side = image.shape[0] // 4
@@ -101,7 +101,7 @@ def test_classes_are_told_apart_without_colour() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 64), (1, 2048), (64, 1), (2, 3), (32, 64), (3000, 5)])
 def test_a_raster_has_the_shape_of_the_figure(shape: tuple[int, int]) -> None:
-    """Whatever the grid: a pattern that is stretched is a moiré."""
+    """For any grid: a stretched pattern is a moiré."""
     image = tile_grid.raster(np.ones(shape, np.uint8), theme.LIGHT, (1024, 660))
     assert 512 <= image.width <= 1024
     assert 330 <= image.height <= 1024
@@ -114,7 +114,7 @@ def test_one_query_is_one_flat_row_and_one_point() -> None:
     assert list(figure.layout.yaxis.tickvals) == [0]
     step = softmax_steps.observe_rows(schedule, 0, 64)[1]
     drawn = work_charts.softmax_figure(step, theme.LIGHT)
-    assert {trace.mode for trace in drawn.data} == {"markers"}  # a line of one point is nothing
+    assert {trace.mode for trace in drawn.data} == {"markers"}  # a line of one point is invisible
 
 
 def test_a_reduced_grid_keeps_the_boundary() -> None:
@@ -138,7 +138,7 @@ def test_timeline_of_few_and_many_blocks(blocks: int) -> None:
     else:
         share = np.isfinite(drawn.z).mean()
         assert share == pytest.approx(tiles.sum() / (264 * line.span), abs=0.02)
-        first, last = drawn.y0, drawn.y0 + 263 * drawn.dy  # two places an SM, around its number
+        first, last = drawn.y0, drawn.y0 + 263 * drawn.dy  # two places per SM, around its number
         assert (first, last) == pytest.approx((-0.25, 131.25))
     assert "SM" in figure.layout.yaxis.title.text
     assert f"{blocks:,} thread blocks" in timeline.describe_timeline(line)
@@ -192,7 +192,7 @@ def test_the_other_figures(palette: theme.Palette, tmp_path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_the_occupancy_sentence_is_true(arch) -> None:
-    """What it says would add a block does add one; one register more does not."""
+    """The stated change adds a block; one register less saved does not."""
     point = Point(registers=168, threads=128, shared_memory=20_000)
     o = point.on(arch)
     sentence = occupancy_charts.verdict(o)

@@ -34,7 +34,7 @@ def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
 
 
 def test_what_ships_opens_with_the_curve_that_most_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few queries over many keys are curves of their own, a number of queries each."""
+    """Few queries over many keys are separate curves, one per number of queries."""
     monkeypatch.setattr(cards, "RECORDS_DIR", Path(cards.__file__).parents[1] / "records")
     shapes = open_page("compare").selectbox(key="compare.shapes")
     assert shapes.value == "Forward: head dim 128, 16 heads, bfloat16, causal"
@@ -100,7 +100,7 @@ def test_published_figures_hang_together() -> None:
 def test_only_float32_is_set_against_a_published_float32(
     elsewhere: Path, with_runs: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = words(open_page("compare"))  # of runs on the CPU, which are
+    said = words(open_page("compare"))  # CPU runs are float32
     assert re.search(
         r"In float32 at 1,024 keys: [0-9.]+× from FA1 to FA2 on .*; published 1.27× on an A10G", said
     )
@@ -114,7 +114,7 @@ def test_only_float32_is_set_against_a_published_float32(
 
 
 def test_known_results_are_those_of_the_chosen_machine(elsewhere: Path) -> None:
-    """Though another one was measured later."""
+    """Even if another machine has newer measurements."""
     file = write_evidence(elsewhere / "records", "forward", "versions")
     another = Path(shutil.copy(file, file.with_name("another.jsonl")))
     later = {"device": "Another GPU", "recorded": "2026-02-02T03:04:05+00:00"}
@@ -137,7 +137,7 @@ def test_one_small_run_stands_behind_what_was_measured_most(with_runs: Store, el
 
 
 def test_a_link_shows_the_same_after_another_run(elsewhere: Path, with_runs: Store) -> None:
-    """The first visitor has runs on a CPU alone, the second has evidence of a GPU too."""
+    """The first visitor has only CPU runs, the second has GPU evidence too."""
     link = parameters(open_page("compare"))
     assert {"machine", "regime", "shapes", "base", "show"} <= link.keys()
     write_evidence(elsewhere / "records")

@@ -1,4 +1,4 @@
-"""Damaged folders of runs: each is one row that says so, and nothing else of any page changes."""
+"""Damaged folders of runs: each appears as one damaged run, and nothing else changes on any page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROW = case_records(CASE)[0]
 
 
 def finished(store: Store) -> Path:
-    """A run of a GPU that ended well; returns its folder."""
+    """A successful GPU run; returns its folder."""
     run_id = store.submit(Job("sound", "cuda:0", (CASE,), 0.5))
     write_record(store.folder(run_id), case_records(CASE))
     store.finish(run_id, Status.DONE)

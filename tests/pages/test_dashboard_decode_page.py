@@ -37,7 +37,7 @@ def test_decode_follows_the_planner() -> None:
     for reason in plan.reasons:
         assert html.escape(reason) in said or reason in said
     assert f"{plan.num_splits:,}" in said
-    assert "is not recorded" in said  # how fast the card reads, without evidence
+    assert "is not recorded" in said  # the read rate of the card
     assert "faster" not in said
 
 
@@ -72,7 +72,7 @@ def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
 
 
 def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -> None:
-    """Not those of another card, which is twice as fast and whose record comes first."""
+    """Not times of another card, which is twice as fast and comes first."""
     case = next(iter(SUITES["splits"].cases(DEVICE)))
     p = case.problem
     link = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "cached": p.seqlen_k, "card": "90"}
@@ -93,7 +93,7 @@ def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -
 
 
 def drawn_as_measured(app: AppTest) -> dict[int, float]:
-    """Microseconds by splits."""
+    """Microseconds by number of splits."""
     (figure,) = (e for e in app.get("plotly_chart") if e.proto.alt.startswith("Two panels"))
     traces = json.loads(figure.proto.spec)["data"]
     return {
@@ -105,7 +105,7 @@ def drawn_as_measured(app: AppTest) -> dict[int, float]:
 
 
 def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the evidence that comes with cufa."""
+    """With the shipped evidence."""
     monkeypatch.setattr(cards, "RECORDS_DIR", RECORDED)
     said = words(open_page("decode", batch="64"))
     least = re.search(r"at least ([0-9.]+) µs", said)
@@ -116,7 +116,7 @@ def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.Mo
 
 def test_a_window_reads_only_what_it_sees() -> None:
     whole, window = (words(open_page("decode", cached="131072", **x)) for x in ({}, {"mask": "window"}))
-    assert "Visible keys and values: 536.9 MB" in whole  # of the caption; the verdict begins with it
+    assert "Visible keys and values: 536.9 MB" in whole  # in the caption
     has(window, "Visible keys and values: 4.2 MB", "window (1023, 0)")
 
 
@@ -148,11 +148,11 @@ def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, asked: list[Job], 
     said = words(open_page("decode", **link))
     assert re.search(r"Shares are 1\.05× faster than .*: .*, 91% against 87% of a plain read", said)
     other = open_page("decode", **link, tiles=other_tiles(app))
-    assert other.button(key="decode.measure.ragged").disabled  # a run takes the planner's tiles
+    assert other.button(key="decode.measure.ragged").disabled  # runs use the planner's tiles
 
 
 def other_tiles(app: AppTest) -> str:
-    """Such as the planner does not choose."""
+    """Tiles that the planner does not choose."""
     chosen = app.selectbox(key="decode.tiles")
     words = chosen.options[1 if chosen.index == 0 else 0]
     configs = make_plan(make_decode(1, 32, 8, 8192), DEVICE).spec.configs

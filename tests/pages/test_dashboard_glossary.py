@@ -1,4 +1,4 @@
-"""The words of the pages, and the lines of the kernels: each explained once, found wherever it is used."""
+"""Glossary terms, source lines of figures, and numbers in sentences."""
 
 from __future__ import annotations
 

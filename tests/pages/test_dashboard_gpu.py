@@ -1,6 +1,6 @@
-"""The dashboard on a machine with a GPU: its pages, and what is started from them, to the result.
+"""The dashboard on a machine with a GPU: pages, and runs from start to result.
 
-What the pages said is left in ``$CUFA_SCREENSHOTS``, if that is set.
+The texts of the pages are written to ``$CUFA_SCREENSHOTS``, if that is set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE = 120.0
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Runs of all these tests; the worker ends with them."""
+    """Runs of all tests of this file; the worker ends with them."""
     found = Store(tmp_path_factory.mktemp("runs"))
     yield found
     end_worker(found)
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(autouse=True)
 def elsewhere(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded evidence and the GPU are real; nothing of the user's is touched."""
+    """Real evidence and GPU; no files of the user."""
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CUFA_RUNS_DIR", str(store.root))
     monkeypatch.setattr(compiled.Compiler, "want", want_one)
@@ -60,7 +60,7 @@ def open_page(name: str, **parameters: str) -> AppTest:
 
 
 def seen(app: AppTest, name: str) -> AppTest:
-    """Nothing went wrong on it; what it says is kept."""
+    """The page has no exception; its text is saved."""
     assert not app.exception, [e.value for e in app.exception]
     folder = os.environ.get("CUFA_SCREENSHOTS")
     if folder:
@@ -175,7 +175,7 @@ def test_a_ragged_batch_is_measured_beside_its_prediction(store: Store) -> None:
 def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
     app = open_page("masked_work", alg=algorithm)
     assert app.selectbox(key="masked.card").options[0].startswith("NVIDIA ")
-    with contextlib.suppress(KeyError):  # a recorded trace of this launch is shown already
+    with contextlib.suppress(KeyError):  # the page already shows a recorded trace of this launch
         clicked(app, "masked.trace")
     assert not app.error, [e.value for e in app.error]
     said = words(seen(app.run(), f"masked work, {algorithm} traced"))
@@ -224,4 +224,4 @@ def test_a_cancelled_run_one_too_large_and_then_one_that_works(store: Store) -> 
     app = clicked(open_page("run", **SMALL, seconds="0.2"), "run.start")
     done(store)
     assert "measured on GPU" in words(seen(app.run(), "run, after a failure"))
-    assert worker_pid(store, "cuda:0") == pid  # neither took the process with it
+    assert worker_pid(store, "cuda:0") == pid  # neither ended the process

@@ -53,7 +53,7 @@ def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
     a, b = named(with_runs, "lengths"), named(with_runs, "again")
     app = open_page("history", compare="runs", rb=b.id)
     assert "B: " in words(app)
-    assert app.selectbox(key="history.ra").value == a.id  # what it can be compared with
+    assert app.selectbox(key="history.ra").value == a.id  # the run that shares measurements with B
     pairs = history_view.pair_up(measured_rows.of_run(a), measured_rows.of_run(b))
     assert {name.partition(",")[0] for name, _ in pairs} == {"fa1", "fa2"}
 
@@ -139,7 +139,7 @@ def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
     app = open_page("history", compare="runs")
     chosen_runs = {app.selectbox(key=f"history.{name}").value for name in ("ra", "rb")}
     assert chosen_runs == set(store.ids())
-    assert len(app.selectbox(key="history.ra").options) == 1  # never B itself
+    assert len(app.selectbox(key="history.ra").options) == 1  # B is not an option
     said = words(app)
     has(said, "No kernel, shape and regime in common: A timed fa3 and fa2 on ", "No two runs share one")
 
@@ -152,7 +152,7 @@ def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, 
     assert link["b"].startswith("made-up-gpu.")
     assert "Not the same" not in str([w.value for w in app.warning])
     newest = app.dataframe[0].value
-    assert "(CPU)" in newest["machine"][0]  # the table begins with the latest run all the same
+    assert "(CPU)" in newest["machine"][0]  # the table begins with the newest run in any case
 
 
 def test_a_link_to_a_row_that_is_gone_says_how_many_there_are_not_which(elsewhere: Path) -> None:
@@ -171,7 +171,7 @@ LATER = "2026-02-02T03:04:05+00:00"
 
 
 def write_another_day(file: Path, factor: float, day: str = LATER, commit: str = "0123456789abcdef") -> None:
-    """The same rows at the end of the file, of another day and version, slower or faster."""
+    """Append the same rows with other times, another day and another version."""
     again = [{"what": "session", **ENVIRONMENT, "recorded": day, "commit": commit}]
     for row in cards.read_lines(file):
         if "what" not in row and row["recorded"] == ENVIRONMENT["recorded"]:
@@ -200,7 +200,7 @@ def test_one_kernel_over_time(elsewhere: Path) -> None:
 
 
 def test_earlier_rows_are_the_beginning_of_the_line(elsewhere: Path) -> None:
-    """A damaged file is told."""
+    """A damaged file gives a message."""
     file = write_evidence(elsewhere / "records")
     write_another_day(file, 2.0, "2025-12-02T03:04:05+00:00", "fedcba9876543210")
     app = open_page("history")

@@ -72,11 +72,11 @@ def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(300, 0)], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "heads", "seqlen"),
-    # 400 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
+    # 400 heads of 256 keys exceed the L2 cache: the kernel launches head batches.
     [("fa2", 3, 1200), ("fa2", 400, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
 )
 def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, mask: Mask) -> None:
-    """The kernel's own source, executed on this CPU, says which block does what."""
+    """The kernel's source, executed on this CPU, gives the work items of each block."""
     from cufa.run.emulate.calls import emulate
 
     q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
@@ -106,7 +106,7 @@ def test_list_scheduling_gives_the_next_block_to_the_first_free_place() -> None:
 
 @pytest.mark.parametrize(("cost", "items", "slots"), [(0.1, 100, 7), (2, 3, 8), (0, 5, 2), (1, 0, 4)])
 def test_items_of_one_cost_go_as_among_others(cost: float, items: int, slots: int) -> None:
-    """They are not looked for one by one; one item more, of another cost, comes after them and changes none."""
+    """Items of equal cost have a shortcut. An additional last item of another cost does not change the others."""
     zeros = np.zeros(items + 1, np.int64)
     alike = simulate(Order(zeros[1:], zeros[1:]), np.full(items, cost), slots)
     among = simulate(Order(zeros, zeros), np.array([*[cost] * items, cost + 1]), slots)

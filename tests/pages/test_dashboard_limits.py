@@ -141,11 +141,11 @@ def test_the_limits_of_a_build_are_a_table() -> None:
     assert [row["resource"] for row in rows if row[""] == "limits"] == [
         name for name, n in limits.items() if n == "1"
     ]
-    assert "setmaxnreg" in words(app)  # Hopper's kernel moves registers from its producer to its consumers
+    assert "setmaxnreg" in words(app)  # the Hopper kernel moves registers from its producer to its consumers
 
 
 def test_recorded_ceilings_of_caches_are_possible() -> None:
-    """Faster than device memory, and no faster than an SM takes it: 64 bytes a clock from L2, 128 of its own."""
+    """Faster than device memory; at most 64 bytes per clock and SM from L2, 128 from shared memory."""
     shipped = (
         Path(cards.__file__).parents[1] / "records" / memory_rates.FOLDER
     )  # not those of this test's folder
@@ -159,9 +159,9 @@ def test_recorded_ceilings_of_caches_are_possible() -> None:
 
 
 def recorded(folder: Path, device: str, *, needs: bool) -> None:
-    """Evidence of the backward on a card of this name; with or without what was derived when it was recorded."""
+    """Evidence of the backward on a card of this name, with or without recorded needs."""
     file = write_evidence(folder / "records", "backward", with_loads=False)
-    # Near an H200's.
+    # Near an H200.
     rates = {"flops": {"bfloat16": 9e14}, "sustained_flops": {"bfloat16": 8.9e14}, "exponentials": 4.1e12}
 
     def change(line: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def test_what_was_counted_is_a_table(elsewhere: Path) -> None:
     table = next(e.value for e in app.dataframe if "per product" in e.value)
     each = dict(zip(table["counted"], table["per product"], strict=True))
     assert each["multiply-adds"] == "1.0000"
-    # 64 + 64 rows, and 128 or 64 columns of them, for 64 · 64 products of two bytes each; and what copies move.
+    # 64 + 64 rows of 128 or 64 columns for 64 · 64 products of two bytes each, and the copies.
     assert 0.05 < float(each["shared memory, by tensor cores and copy engine"]) < 0.0729
     assert {"shared memory, by threads", "added in the L2 cache, float32"} <= each.keys()
     assert "bytes per product, more than the 0.0729 at which" in words(app)

@@ -1,4 +1,4 @@
-"""One shape is behind all pages: what links between them carry, and that each page says the same subject back."""
+"""Links between pages: their parameters, and the subject that each target page shows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward(dtype: str = "bfloat16", precision: str = "native", **changes: objec
 
 
 def subject(problem: Problem, algorithm: str, card: str = "90") -> Subject:
-    splits = None if problem.operation == "decode" else 1  # pages have the forward's tiles of one launch
+    splits = None if problem.operation == "decode" else 1  # pages show unsplit forwards
     plan = make_plan(problem, Device.typical(int(card)), algorithm, num_splits=splits)
     return Subject(problem, plan.spec.name, plan.config, card)
 
@@ -55,7 +55,7 @@ SUBJECTS = {
 
 
 def shown(app: AppTest) -> dict[str, dict[str, str]]:
-    """Links of a page that are on: what each carries, by the page that it leads to."""
+    """Parameters of the enabled links of a page, by target page."""
     found = {}
     for element in app.get("page_link"):
         page = LABELS.get(element.proto.label)
@@ -66,7 +66,7 @@ def shown(app: AppTest) -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of the page Run would go to an H200."""
+    """This machine has an H200."""
     monkeypatch.setattr(devices, "gpu_count", lambda: 1)
     monkeypatch.setattr(devices, "gpu", lambda number: Device("H200", DEVICE.arch, 132))
 
@@ -91,7 +91,7 @@ def test_a_page_says_the_subject_back_that_a_link_brought(
     others = [page for page in links.pages_of(found) if page != here]
     wanted = {page: links.link(page, found) for page in others}
     told = shown(app)
-    if here == "roofline":  # knows the shape, not a card
+    if here == "roofline":  # the page has a shape, but no card
         for carried in wanted.values():
             carried.pop("card", None)
         told = {p: {k: v for k, v in x.items() if k != "arch"} for p, x in told.items()}
@@ -146,7 +146,7 @@ def test_what_a_page_cannot_show_is_off_and_says_why() -> None:
     with pytest.raises(ValueError, match="float64"):
         links.link("masked_work", Subject(forward("float64")))
     app = open_page("roofline", of=problem_key(long))
-    assert not shown(app)  # without evidence the page has nothing to lead from
+    assert not shown(app)  # without evidence the page has no subject
     off = [e.proto for e in open_page("run", sk=str(1 << 19)).get("page_link") if e.proto.disabled]
     assert "Lengths over 131,072" in next(x.help for x in off if x.label == "Masked work of this")
 

@@ -21,7 +21,7 @@ BUILD = {"kernel": "fa2_forward", "d": "64", "arch": "80"}
 
 
 def open_listing(**link: str) -> AppTest:
-    """The page, once the build is there."""
+    """The page with a complete build."""
     app = open_page("machine_code", **BUILD, **link)
     deadline = time.monotonic() + 300
     while "being compiled and disassembled" in words(app):

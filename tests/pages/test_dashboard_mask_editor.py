@@ -1,4 +1,4 @@
-"""The mask editor of Masked work: texts that say masks, links that carry them, and the page in Streamlit's AppTest."""
+"""The mask editor of Masked work: texts, links and the page under AppTest."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ del MASKS["random eviction"], MASKS["window of 1024"], MASKS["half of all scores
 
 
 def mask_of(app: AppTest) -> str:
-    """The mask that the page says it draws."""
+    """Name of the mask on the page."""
     return words(app).partition("Mask: **")[2].partition("**")[0]
 
 
 @pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_link_leads_to_the_same_mask(name: str) -> None:
-    """Whose tiles are those of the mask, though columns may be called by what they are."""
+    """The tiles equal the tiles of the mask; columns may get a more specific name."""
     problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
     found = links.link("masked_work", Subject(problem))
     app = open_page("masked_work", **found)
@@ -132,7 +132,7 @@ def test_a_link_leads_to_the_same_mask(name: str) -> None:
     plan = make_plan(problem, DEVICE, "fa2")
     counts = plan.schedule
     assert f" and {counts.skipped:,} skipped tiles" in grid.proto.alt
-    # What the page writes into its address is that mask again.
+    # The page's own link gives the same mask.
     again = open_page("masked_work", **parameters(app))
     assert mask_of(again) == mask_of(app)
 
@@ -224,7 +224,7 @@ def test_more_tokens_than_keys_are_left_out_or_made_room_for() -> None:
 
 
 def test_odd_numbers_draw_something() -> None:
-    """Nothing seen, one key, more than there are."""
+    """No visible key, one key, more numbers than keys."""
     for link in (
         {"mask": "documents", "lengths": "0"}, {"mask": "documents", "lengths": "5", "sq": "1", "sk": "1"},
         {"mask": "columns", "hidden": "0-131071:-", "causal": "0"}, {"mask": "columns", "sq": "1", "sk": "1"},
@@ -280,7 +280,7 @@ def test_pages_that_cannot_show_the_mask_are_not_linked_to() -> None:
 
 
 def test_masks_of_the_benchmark_have_the_pages_names() -> None:
-    """A record's mask, forward and backward, is the very one that its link builds."""
+    """The mask of a record equals the mask of its link, forward and backward."""
     mask: Mask = masks.documents(DOCUMENTS)
     for problem in (
         make(2, 4, 8192, 128, "bfloat16", mask),
@@ -291,7 +291,7 @@ def test_masks_of_the_benchmark_have_the_pages_names() -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_a_word_of_a_link_is_the_mask(name: str) -> None:
-    """Columns may be called by what they are; they show the same."""
+    """Columns may get a more specific name; the visible scores are equal."""
     problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
     again = subject.problem_of(subject.problem_key(problem))
     assert subject.problem_key(again) == subject.problem_key(problem)

@@ -86,7 +86,7 @@ def test_a_trace_stands_beside_the_prediction(elsewhere: Path) -> None:
 
 
 def save_trace(elsewhere: Path, **environment: object) -> None:
-    """Of the page's own view, on an H200."""
+    """A trace of the default view on an H200."""
     plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, "fa2")
     trace = make_trace(plan)
     trace.environment.update({"device": "NVIDIA H200", **environment})
@@ -124,7 +124,7 @@ def test_a_trace_of_this_machine_is_measured(elsewhere: Path) -> None:
 
 
 def test_idle_time_is_told_by_sms_and_by_places(elsewhere: Path) -> None:
-    """A last wave that every SM has a block of, and half of the places are empty in."""
+    """In the last wave, each SM has a block, and half of the places are empty."""
     said = words(open_page("masked_work", mask="full"))
     assert "2,048 thread blocks, 7.8 waves: 0% of SM time is idle at the end, 3.0% of the places" in said
 
@@ -161,7 +161,7 @@ def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
 
 
 def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpu_count", lambda: 1)  # the process that is started finds none
+    monkeypatch.setattr(devices, "gpu_count", lambda: 1)  # the started process finds no GPU
     monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page("masked_work")
     assert app.selectbox(key="masked.card").value == "90"
@@ -270,7 +270,7 @@ def test_without_a_recorded_trace_the_order_is_executed(elsewhere: Path, compile
     assert not app.exception
     said = words(app)
     assert "Executed on the CPU: order, not time." in said
-    assert "of the softmax overlaps products" not in said  # which would be a figure of time
+    assert "of the softmax overlaps products" not in said  # that would be a statement about time
     assert "µs on one SM" not in said
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with one job: kernels that fail, suites, ceilings."""
+"""One job in a worker: failing kernels, suites, ceilings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cufa.problem.mask import CAUSAL
 
 
 class CUDARuntimeError(RuntimeError):
-    """By the name that CuPy gives it."""
+    """CuPy's error has this name."""
 
 
 def test_a_kernel_error_ends_the_run_and_the_process(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_kernel_error_ends_the_run_and_the_process(fresh: Store, monkeypatch: 
     run = fresh.read(run_id)
     assert run.status is Status.FAILED
     assert run.message.startswith("The kernel failed on the GPU: cudaErrorIllegalAddress")
-    assert len(run.record["failed"]) == 1  # nothing more is tried in a lost context
+    assert len(run.record["failed"]) == 1  # no further case runs in a lost context
 
 
 def test_other_errors_do_not_stop_the_next_shape(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_other_errors_do_not_stop_the_next_shape(fresh: Store, monkeypatch: pyte
 
 
 def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a made-up GPU: which kernels are prepared, and that one that does not serve the type is not."""
+    """On a made-up GPU: kernels that serve the type are compiled, others are not."""
     prepared = []
 
     class Backend:
@@ -83,7 +83,7 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a made-up GPU, with made-up times: what reaches the run's folder and what is read from it."""
+    """On a made-up GPU with made-up times: the rows in the folder, and the measurements read back."""
     cases = tuple(SUITES["decode"].cases(DEVICE))
     limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
 
@@ -120,11 +120,11 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
     assert run.timings == sum(len(case.contenders) for case in timed)
     assert run.cases_done == len(cases)
     rows = measured_rows.of_run(run)
-    assert len(rows) == run.timings - len(timed)  # the read is what the others are a share of
+    assert len(rows) == run.timings - len(timed)  # the plain read is the reference of the other rows
     assert {row.of_read for row in rows} == {0.5}
     assert {row.load["watts"] for row in rows} == {600.0}
     assert "600 W" in rows[0].load_text
-    (fresh.folder(run_id) / "record.json").unlink()  # as if the worker had died before
+    (fresh.folder(run_id) / "record.json").unlink()  # as if the worker had died
     assert Store(fresh.root).read(run_id).rows == run.rows
 
 
@@ -159,7 +159,7 @@ def test_old_ceilings_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_worker_and_client_need_neither_streamlit_nor_plotly() -> None:
-    """Nor do these tests: a bare machine with a GPU has numpy, cupy and pytest."""
+    """The worker's tests need neither: a bare GPU machine has numpy, cupy and pytest."""
     missing = "import sys; sys.modules.update(dict.fromkeys(('streamlit', 'plotly', 'PIL', 'playwright')))"
     code = (
         f"{missing}; sys.path[:0] = ['tests', 'tests/support', 'tests/pages']; import test_dashboard_worker"

@@ -1,4 +1,4 @@
-"""What the dashboard's figures show: arithmetic, splits, evidence, without Streamlit."""
+"""Data of the dashboard's figures: arithmetic, splits, evidence, without Streamlit."""
 
 from __future__ import annotations
 
@@ -148,15 +148,15 @@ def test_a_full_card_is_not_split() -> None:
 def test_equal_shares_end_together() -> None:
     plan = decode_plan(16, 32768, "balanced")
     batch = splits.Batch.of(plan, splits.ragged(16, 32768, 32), overhead=0)
-    assert not batch.ragged  # or the shares would have two sizes
+    assert not batch.ragged  # equal shares
     line = splits.timeline(batch, splits.balanced_blocks(batch, plan.num_splits))
     ends = np.zeros(batch.places)
     np.maximum.at(ends, line.slot * line.num_sms + line.sm, line.end)
     share = max(np.bincount(line.blocks.thread_block, line.blocks.tiles))
-    assert ends.max() - ends.min() <= share  # several waves of them: the last one may be a little late
+    assert ends.max() - ends.min() <= share  # several waves: the last one may end later
     assert (np.diff(np.sort(line.slot * line.num_sms + line.sm)) <= 1).all()  # every place has work
     fixed = splits.split_curve(batch, [1, 2, 4, 8, 16, 32])
-    assert line.span <= 1.05 * min(s.span for s in fixed)  # which nobody knows when they are launched
+    assert line.span <= 1.05 * min(s.span for s in fixed)  # lengths are unknown at launch time
 
 
 # --- Evidence --------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_recorded_speedups_by_length(tmp_path) -> None:
 
 
 def test_rows_that_are_older_than_a_kernel_say_so_beside_their_figures(tmp_path) -> None:
-    """And rows that were measured later than others are of that day."""
+    """Later rows have their own date."""
     file = write_evidence(tmp_path, "versions")
     kernel, later = "fa2_forward", "2026-01-09T00:00:00+00:00"
 
@@ -204,7 +204,7 @@ def test_damaged_evidence_says_which_file(tmp_path) -> None:
 
 
 def test_nothing_recorded_is_faster_than_its_ceiling() -> None:
-    """Of the evidence that is shipped: what is called "at least" is never beaten beside it."""
+    """In the shipped evidence, no time is below its lower bound."""
     for found in evidence.load():
         for m in found.rows:
             if m.operation.memory_bound:
@@ -214,7 +214,7 @@ def test_nothing_recorded_is_faster_than_its_ceiling() -> None:
 
 
 def test_times_of_splits_are_those_that_were_recorded() -> None:
-    """Fitted to the evidence, within a tenth of most times of it; and the planner's cut is near the best."""
+    """The fit has a median error below 10%; the planner's split is near the best."""
     device = Device.typical(90)
     reading = split_time.reading(device, 16, evidence.load())
     assert reading is not None
@@ -236,4 +236,4 @@ def test_a_card_without_evidence_gets_no_times() -> None:
     assert split_time.reading(Device.typical(80), 16, found) is None
     assert split_time.reading(Device.typical(90), 16, []) is None
     h20 = dataclasses.replace(Device.typical(90), name="H20")
-    assert split_time.reading(h20, 16, found) is None  # of its architecture, and another memory
+    assert split_time.reading(h20, 16, found) is None  # same architecture, other memory

@@ -1,4 +1,4 @@
-"""Every page under Streamlit's AppTest, with and without a GPU and evidence; what links carry and what they cannot."""
+"""Every page under Streamlit's AppTest, with and without a GPU and evidence; links."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_page_without_gpu_and_evidence(name: str) -> None:
 
 
 def assert_words_are_explained(app: AppTest) -> None:
-    """The glossary has them all; headings and metrics, which cannot be hovered over word by word, tell theirs."""
+    """The glossary lists all terms; headings and metrics have help on their terms."""
     listed = "\n".join(x.value for x in app.sidebar.markdown)
     for term, meaning in glossary.TERMS.items():
         assert f"**{term}**: {meaning}" in listed, term
@@ -66,7 +66,7 @@ def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, with_gpu: None
 def test_pages_begin_with_what_was_measured_of_todays_kernels(
     name: str, parameter: str, value: str, elsewhere: Path
 ) -> None:
-    """Though another card has more rows."""
+    """Even if another card has more rows."""
     file = write_evidence(elsewhere / "records", with_loads=False)
     lines = [
         {**line, **({"device": "Another GPU"} if line.get("what") == "session" else {"digest": "0" * 64})}
@@ -81,7 +81,7 @@ def test_pages_begin_with_what_was_measured_of_todays_kernels(
 
 
 def test_the_first_page_of_a_server_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streamlit does so once a process, of the first field that has both a value and a default; not in an AppTest."""
+    """Streamlit warns once per process about a field with both a value and a default; not in an AppTest."""
     options = tomllib.loads((Path(APP).parent / ".streamlit" / "config.toml").read_text()).get("global", {})
     warned: list[object] = []
     monkeypatch.setattr(policies, "runtime", SimpleNamespace(exists=lambda: True))
@@ -215,7 +215,7 @@ def test_a_bad_side_of_a_window_falls_back_and_says_so(value: str) -> None:
     assert repr(value) in app.warning[0].value
     assert "or none" in app.warning[0].value
     assert chosen(app) == {"mask": "window"}
-    stray = open_page("masked_work", left="5")  # of a window, which the link does not ask for
+    stray = open_page("masked_work", left="5")  # the link has no window
     assert "'left'" in stray.warning[0].value
 
 
@@ -223,7 +223,7 @@ def test_the_sides_of_a_window_can_be_emptied_and_come_back() -> None:
     app = open_page("masked_work", mask="window", sq="512", sk="512")
     app.number_input(key="masked.left").set_value(None).run()
     assert parameters(app)["left"] == "none"
-    assert "window (None, 0)" not in words(app)  # which is causal
+    assert "window (None, 0)" not in words(app)  # that would be causal
     app.number_input(key="masked.left").set_value(100).run()
     assert "window (100, 0)" in words(app)
     app.segmented_control(key="masked.mask").set_value("causal").run()
@@ -233,7 +233,7 @@ def test_the_sides_of_a_window_can_be_emptied_and_come_back() -> None:
 
 
 def test_options_that_look_alike_are_told_apart() -> None:
-    """A browser sends the words of what it chose: of two runs of one second it would get the wrong one."""
+    """A browser sends the words of an option: equal words of two runs would select the wrong run."""
     from cufa.dashboard.link import distinct
 
     words = distinct({"latest": "the latest run", "b": "12:00:01 · fa2", "a": "12:00:01 · fa2"})

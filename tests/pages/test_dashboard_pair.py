@@ -1,4 +1,4 @@
-"""Masked work with another algorithm, mask or tiling beside the chosen one."""
+"""Masked work with a second algorithm, mask or tiling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cufa.schedule.schedule import Schedule
 
 
 def numbers(app: AppTest) -> dict[str, list[str]]:
-    """The lines of the table: what stands left, right, and their ratio."""
+    """Lines of the table: left, right, ratio."""
     table = next(e.value for e in app.dataframe if "right ÷ left" in e.value)
     return {row[0]: list(row[1:]) for row in table.itertuples(index=False)}
 
@@ -71,7 +71,7 @@ def test_a_link_carries_both() -> None:
     app.toggle(key="masked.two").set_value(False).run()
     assert not [name for name in parameters(app) if name.startswith("b_")]
     app.toggle(key="masked.two").set_value(True).run()
-    assert parameters(app)["b_left"] == "300"  # as it was left
+    assert parameters(app)["b_left"] == "300"  # the last value
 
 
 def test_what_stands_beside_follows_the_mask_until_it_has_its_own() -> None:
@@ -86,7 +86,7 @@ def test_what_stands_beside_follows_the_mask_until_it_has_its_own() -> None:
 def test_bad_values_beside_are_told() -> None:
     app = open_page("masked_work", two="1", b_alg="fa9")
     assert "b_alg = 'fa9'" in app.warning[0].value
-    assert "'b_alg'" in open_page("masked_work", b_alg="fa2").warning[0].value  # nothing stands beside
+    assert "'b_alg'" in open_page("masked_work", b_alg="fa2").warning[0].value  # there is no second view
 
 
 def test_the_same_twice_has_two_names() -> None:
@@ -142,7 +142,7 @@ def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:
     ],
 )
 def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str, head_dim: int) -> None:
-    """SM time that is used adds up to what all tiles do, whatever their size and however many share an SM."""
+    """The used SM time equals the arithmetic of all tiles, for any tile size and blocks per SM."""
     shape = dataclasses.replace(
         make(2, 8, 3000, head_dim, "bfloat16", Band(700, 0)), kv_heads=2, operation=operation
     )
@@ -159,7 +159,7 @@ def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str
 def test_one_axis_for_other_tiles() -> None:
     schedules = [Schedule(1000, 700, *tiles, CAUSAL) for tiles in ((128, 64), (64, 256))]
     figure = charts.grids(("a", "b"), schedules, LIGHT)
-    assert figure.layout.xaxis.range == (0, 768)  # the last tile hangs over
+    assert figure.layout.xaxis.range == (0, 768)  # the last tile is padded
     assert figure.layout.xaxis2.matches == "x"
     assert figure.layout.yaxis.range == (1024, 0)
     assert [image.sizex for image in figure.layout.images] == [704, 768]

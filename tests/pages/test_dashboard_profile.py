@@ -49,7 +49,7 @@ def test_the_long_form_is_read() -> None:
     assert first.first(ncu.SHOWN["requested from L2, read"]) == 32e6
     assert [m.name for m in first.metrics][
         -1
-    ] == "lts__t_sectors_op_read.sum"  # what is no number is left out
+    ] == "lts__t_sectors_op_read.sum"  # values without a number are omitted
     assert second.first(ncu.SHOWN["time"]) is None
 
 
@@ -62,7 +62,7 @@ def test_the_raw_page_is_read() -> None:
 
 @pytest.mark.parametrize("form", ["long", "raw"])
 def test_what_the_profiler_prints_is_read(form: str) -> None:
-    """On an H200, of FA3's forward and backward under a causal mask."""
+    """Output for FA3's forward and backward on an H200, causal."""
     found = ncu.parse((GOLDEN / f"ncu_fa3_{form}.csv").read_text())
     names = ["fa3_forward", "fa3_backward_prepare", "fa3_backward", "fa3_backward_convert"]
     assert [profile.kernel for profile in found] == names
@@ -74,7 +74,7 @@ def test_what_the_profiler_prints_is_read(form: str) -> None:
 
 
 def test_what_tiles_ask_of_l2_is_what_the_profiler_counted() -> None:
-    """Reads: the profiler counts what is added to dQ as neither reads nor writes."""
+    """Reads only: the profiler counts additions to dQ neither as reads nor as writes."""
     forward = make(2, 16, 4096, 128, "float16", True)
     counted = {p.kernel: p for p in ncu.parse((GOLDEN / "ncu_fa3_long.csv").read_text())}
     for problem in (forward, dataclasses.replace(forward, operation="backward")):
@@ -129,7 +129,7 @@ def test_a_file_is_attached_to_a_run_and_a_bad_one_is_not(with_runs: Store, tmp_
             open_page("run", run=run.id)
         )
     finally:
-        attached.unlink()  # other tests look at these runs too
+        attached.unlink()  # other tests use these runs too
 
 
 def test_counters_stand_beside_ours() -> None:

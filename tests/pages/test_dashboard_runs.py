@@ -72,7 +72,7 @@ def test_any_operation_starts_from_its_presets(operation: str, asked: list[Job])
 
 
 def test_a_run_that_ends_while_the_page_is_drawn(with_runs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page began with went on, what it looks for later has ended: it is drawn anew, or would wait for ever."""
+    """A run ends between two reads of one page run: the page must be drawn again."""
     real, asked = engine.all_runs, []
 
     def all_runs() -> list[Run]:
@@ -143,7 +143,7 @@ def test_with_a_gpu_its_kernels_tiles_and_suites_are_on_offer() -> None:
     assert int(words(app).split(" timings, in turns:")[0].split()[-1]) > 2
     app.selectbox(key="run.preset").set_value("suite-fa1-blocks").run()
     assert not app.exception
-    app.selectbox(key="run.on").set_value("cpu").run()  # the suite is none of the CPU's
+    app.selectbox(key="run.on").set_value("cpu").run()  # the CPU does not have this suite
     assert not app.exception
 
 
@@ -174,7 +174,9 @@ def test_a_run_over_caches_shows_rates_beside_a_plain_read(
     said = words(app)
     has(said, "flash_decode reaches 91% of a plain read", "TB/s in turns")
     assert list(app.dataframe[0].value["kernel"]) == ["flash_decode", "torch flash", "torch cudnn"]
-    assert "Measured for this problem" in words(open_page("decode"))  # the second case is the page's own
+    assert "Measured for this problem" in words(
+        open_page("decode")
+    )  # the second case is the default of the page
     assert store.read(run_id).timings == 8
 
 
@@ -185,7 +187,7 @@ def test_a_crash_is_shown_as_what_it_is(
     store = Store(tmp_path / "crashed")
     source = named(with_runs, "again")
     run_id = store.submit(source.job)
-    (store.folder(run_id) / "started.json").write_text("{}")  # and nobody holds its lock
+    (store.folder(run_id) / "started.json").write_text("{}")  # no process holds its lock
     (store.folder(run_id) / "log.txt").write_text("Fatal Python error: Segmentation fault")
     events = [{"event": "about", "record": {**source.record, "rows": []}}]
     events += [{"event": "row", "record": row} for row in source.rows[:1]]

@@ -79,7 +79,7 @@ def test_a_document_names_the_scripts_that_draw_figures_and_elements() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/doctor"])
 def test_pages_without_such_figures_do_not_ask_for_it(path: str) -> None:
-    """They are there sooner without 1.4 MB beside them."""
+    """These pages load faster without 1.4 MB of Plotly."""
     assert scripts_of(path) == scripts_of("/roofline")[1:]
 
 
@@ -92,21 +92,21 @@ def test_other_answers_pass_unchanged() -> None:
 def test_a_document_says_where_the_server_is_and_begins_with_what_draws_figures() -> None:
     headers, body = answer_of(b"text/html; charset=utf-8")
     assert dict(headers)[b"content-length"] == str(len(body)).encode()
-    assert b"etag" not in dict(headers)  # which says nothing of our part
+    assert b"etag" not in dict(headers)  # it describes Streamlit's part only
     head, _, rest = body.partition(b"</head>")
     assert head.startswith(b"<html><head><title>page</title>")
     assert rest == b"<body></body></html>"
-    assert b"location.pathname.slice(0, -9)" in head  # without this page's own path
+    assert b"location.pathname.slice(0, -9)" in head  # without the path of the page
     (script,) = re.findall(rb'import\([\w.]+ \+ "([^"]+)"\)', head)
     assert [script.decode()] == document.figure_scripts()
-    assert b"slice(0, -7)" in answer_of(b"text/html", "/\u00e9")[1]  # /%C3%A9, as the browser has it
+    assert b"slice(0, -7)" in answer_of(b"text/html", "/\u00e9")[1]  # /%C3%A9 in the browser
     for path in ("/", "/doctor", "/run"):
         assert b"import(" not in answer_of(b"text/html", path)[1]
     assert answer_of(b"text/html", body=b"no head")[1] == b"no head"
 
 
 def test_streamlits_client_reads_what_the_document_tells_it() -> None:
-    """Else it asks for it, as it does elsewhere, and a page appears a little later."""
+    """Otherwise the client sends requests, and the page appears later."""
     scripts = (Path(st.__file__).parent / "static" / "static" / "js").glob("index.*.js")
     client = "".join(script.read_text(encoding="utf-8") for script in scripts)
     for name in ("window.__streamlit", *re.findall(r"\w+(?=:)", document._CONNECT)):
@@ -163,7 +163,7 @@ def test_scripts_travel_compressed() -> None:
 def test_only_pages_served_here_are_answered(
     kind: str, origin: bytes | None, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before Streamlit, which would look the machine's external address up on the internet."""
+    """The check comes before Streamlit's, which would ask the internet for the machine's address."""
     from streamlit import net_util
 
     def looked_up() -> None:
@@ -208,7 +208,7 @@ def test_what_pages_need_is_there_before_the_first_visitor(
     monkeypatch.setattr(server, "_COMPILE_AFTER", 0)
     before = gc.get_freeze_count()
     server.prepare()
-    assert gc.get_freeze_count() > before  # what is there now, Streamlit's search after every run leaves out
+    assert gc.get_freeze_count() > before  # garbage collection skips these objects
     for module in ("plotly.graph_objects", "pandas", "cufa.dashboard.views.masked_tile"):
         assert module in sys.modules
     from cufa.dashboard.views import occupancy_view
@@ -272,7 +272,7 @@ def test_importing_cufa_loads_nothing_of_the_dashboard() -> None:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of a page that is served: how long each pause lasts, instead of the pause."""
+    """Lengths of the pauses of a served page; nothing pauses."""
     found: list[float] = []
     monkeypatch.setattr(pace, "_is_served", True)
     monkeypatch.setattr(pace, "time", SimpleNamespace(sleep=found.append))

@@ -1,4 +1,4 @@
-"""The folders of the dashboard's runs: full disks, strange files, locks."""
+"""Folders of runs: full disks, foreign files, locks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     end_worker(store)
     assert run.status is Status.FAILED
     assert "No space left on device" in run.message
-    assert len(run.rows) > 3  # those that were measured before
+    assert len(run.rows) > 3  # the rows measured before
     with pytest.raises(OSError, match="No space left"):
         client.submit(store, small())
     assert [found.id for found in store.all()] == [run.id]
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_while_events_are_written(fresh: Store, monkeypatch: p
 
 def test_a_long_log_keeps_its_beginning_and_its_end(fresh: Store) -> None:
     run_id = fresh.submit(small())
-    (fresh.folder(run_id) / "started.json").write_text("{}")  # and nobody holds its lock
+    (fresh.folder(run_id) / "started.json").write_text("{}")  # no process holds its lock
     (fresh.folder(run_id) / "log.txt").write_text("Fatal Python error\n" + "frame\n" * 1000 + "the end")
     detail = fresh.read(run_id).detail
     assert detail.startswith("Fatal Python error")
@@ -117,7 +117,7 @@ def test_half_a_line_is_not_an_event(fresh: Store) -> None:
 def test_strange_things_in_the_folder_are_passed_over(fresh: Store) -> None:
     run_id = fresh.submit(small())
     (fresh.root / "notes.txt").write_text("mine")
-    (fresh.root / "٢٠٢٦٠١٠١T000000.000000-abcdef").mkdir()  # digits, but of no name that this version gives
+    (fresh.root / "٢٠٢٦٠١٠١T000000.000000-abcdef").mkdir()  # digits, but not an id
     assert [run.id for run in fresh.all()] == [run_id]
     with pytest.raises(KeyError):
         fresh.read("../../etc")

@@ -49,7 +49,7 @@ def test_the_walk_ends_where_the_call_does(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_rescaled_and_what_is_added_make_the_new_output(case: Case) -> None:
-    """And a step begins with what the one before it left of these rows."""
+    """Each step begins with the previous result of its rows."""
     found = walk(case)
     left: dict[tuple[int, int], np.ndarray] = {}
     for step in found.steps:

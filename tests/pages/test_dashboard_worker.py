@@ -1,4 +1,4 @@
-"""The dashboard's run engine: real worker processes, and what happens to their runs."""
+"""The run engine with real worker processes."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
 
 
 def test_samples_are_told_while_they_are_taken(store: Store, tmp_path: Path) -> None:
-    """What a page found in the run's folder just before the first result was there."""
+    """A folder just before its first result."""
     case = Case(make(1, 2, 256, 64, "float32", CAUSAL), contenders("naive", "fa2"))
     run_id = client.submit(store, Job("watched", "cpu", (case,), 0.6))
     run = wait_for(store, run_id, over)
     assert run.status is Status.DONE
-    assert run.live == {}  # they are in the rows now
+    assert run.live == {}  # the rows have them
     before = Store(tmp_path)
     folder = before.folder(run_id)
     shutil.copytree(store.folder(run_id), folder)
@@ -164,13 +164,13 @@ def test_a_run_that_is_over_can_be_deleted(store: Store) -> None:
     kept, gone = client.submit(store, small()), client.submit(store, small())
     for run_id in (kept, gone):
         wait_for(store, run_id, over)
-    other = Store(store.root)  # a second application, that has read it
+    other = Store(store.root)  # a second application that has read the run
     assert other.read(gone).rows
     assert store.size(gone) > 1000
     store.delete(gone)
     assert not store.folder(gone).exists()
     assert next(iter(other.ids())) == kept
-    other.delete(gone)  # somebody else was faster
+    other.delete(gone)  # the other application deleted it first
     assert other.size(gone) == 0
     assert not list(store.root.glob(".deleted-*"))
 
