@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -133,6 +133,13 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
                     show_lines(source.FIGURES[key])
         pace.sent(pace.DESCRIPTION)
     return event
+
+
+def button(
+    label: str, key: str, icon: str, action: Callable[..., object], *args: Any, **options: Any
+) -> None:
+    """A button that calls ``action(*args)`` before the next run of the page."""
+    st.button(label, key=key, icon=f":material/{icon}:", on_click=action, args=args, **options)
 
 
 def listing(text: str) -> None:

@@ -51,14 +51,7 @@ def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> N
     """A button that measures one table on this machine; the page Run shows the progress."""
     job = Job(f"known: {title}", device, cases, 0.5)
     where = "the CPU" if device == CPU else "the GPU"
-    key = f"known.{name}"
-    st.button(
-        f"Measure on {where} of this machine",
-        key=key,
-        icon=":material/play_arrow:",
-        on_click=engine.start,
-        args=(job,),
-    )
+    page.button(f"Measure on {where} of this machine", f"known.{name}", "play_arrow", engine.start, job)
     active = [r for r in engine.store().active() if r.job.title == job.title]
     if active:
         st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows the progress.")

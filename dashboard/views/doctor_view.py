@@ -27,12 +27,8 @@ def show(controls: Controls) -> None:
         st.button("Check again", icon=":material/refresh:", on_click=_examine.clear)
     checks = _examine()
     page.verdict(*_verdict(checks))
-    kept = [
-        c
-        for status in _SIGNS
-        for c in checks
-        if c.status is status and (shown == "all" or status != Status.OK)
-    ]
+    kept = sorted(checks, key=lambda c: list(_SIGNS).index(c.status))
+    kept = [c for c in kept if shown == "all" or c.status is not Status.OK]
     if kept:
         page.table(
             [{"": _SIGNS[c.status], "check": f"**{c.name}**", "result": c.detail, "fix": c.fix} for c in kept]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.dashboard import engine, sentences
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.views.run_live import run_name, run_words
 from cufa.dashboard.worker.run import Run, Status
 
@@ -47,14 +47,8 @@ def show_kept(runs: Sequence[Run]) -> None:
             chosen = st.multiselect(
                 "Runs to delete", list(over), format_func=lambda i: run_words(over[i]), key="history.delete"
             )
-        st.button(
-            f"Delete {sentences.count(len(chosen), 'run')} permanently",
-            key="history.delete.now",
-            icon=":material/delete:",
-            disabled=not chosen,
-            on_click=engine.delete,
-            args=(chosen,),
-        )
+        label = f"Delete {sentences.count(len(chosen), 'run')} permanently"
+        page.button(label, "history.delete.now", "delete", engine.delete, chosen, disabled=not chosen)
 
 
 def _bytes(size: int) -> str:

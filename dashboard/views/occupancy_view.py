@@ -192,15 +192,9 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
         left, right = st.columns([5, 1.2], vertical_alignment="center")
         with left:
             page.verdict(charts.verdict(what_if.on(arch)), tag="predicted", small=True)
-        right.button(
-            "As compiled",
-            key="occupancy.reset",
-            icon=":material/restart_alt:",
-            width="stretch",
-            on_click=_set_what_if,
-            args=(entry,),
-            help="Reset the sliders to the compiled kernel.",
-        )
+        with right:
+            help_text = "Reset the sliders to the compiled kernel."
+            page.button("As compiled", "occupancy.reset", "restart_alt", _set_what_if, entry, help=help_text)
     for column, (field, title, _) in zip(st.columns(3), charts.SWEEPS, strict=True):
         alt = (
             f"Occupancy on {arch.name} against {title}: the kernel has {getattr(kernel, field):,} and "

@@ -47,17 +47,10 @@ def offer(label: str, key: str, job: Job, is_planned: bool) -> None:
     """A button that starts a run on a GPU; with the planner's tiles only."""
     if job.device == CPU:
         return
-    st.button(
-        label,
-        key=key,
-        icon=":material/play_arrow:",
-        on_click=engine.start,
-        args=(job,),
-        disabled=not is_planned,
-        help="The page Run shows progress and result; the figures appear here."
-        if is_planned
-        else "Runs use the planner's tiles: choose them above.",
-    )
+    help_text = "The page Run shows progress and result; the figures appear here."
+    if not is_planned:
+        help_text = "Runs use the planner's tiles: choose them above."
+    page.button(label, key, "play_arrow", engine.start, job, disabled=not is_planned, help=help_text)
 
 
 def source_words(m: Measurement) -> str:

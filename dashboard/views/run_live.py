@@ -41,16 +41,9 @@ def show_start(job: Job, runs: list[Run], refused: Sequence[str]) -> None:
     lacking = shortfalls(job)
     left, right = st.columns([1, 4], vertical_alignment="center")
     with left:
-        st.button(
-            "Start",
-            key="run.start",
-            type="primary",
-            icon=":material/play_arrow:",
-            disabled=not job.total or bool(refused or lacking),
-            on_click=engine.start,
-            args=(job,),
-            width="stretch",
-        )
+        is_off = not job.total or bool(refused or lacking)
+        look = {"type": "primary", "width": "stretch", "disabled": is_off}
+        page.button("Start", "run.start", "play_arrow", engine.start, job, **look)
     with right:
         if refused:
             st.caption(f"Start is off while a field is invalid: {refused[0]}")
@@ -171,15 +164,8 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
                 text = f"{run.phase} (for {sentences.seconds(time.time() - run.phase_began)}{of})"
                 st.progress(_share_done(run), text=text)
         with right:
-            st.button(
-                "Cancel",
-                key=f"cancel.{run.id}",
-                icon=":material/stop:",
-                disabled=run.cancelling,
-                on_click=engine.cancel,
-                args=(run.id,),
-                width="stretch",
-            )
+            look = {"disabled": run.cancelling, "width": "stretch"}
+            page.button("Cancel", f"cancel.{run.id}", "stop", engine.cancel, run.id, **look)
         if run.live:
             _show_samples(run, palette)
 

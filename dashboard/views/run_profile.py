@@ -82,11 +82,7 @@ def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
         "**cufa**: the measured time; bytes requested by the kernel's loops; for device memory, every operand once. "
         "The profiler runs a kernel alone and repeatedly; its options decide about the caches."
     )
-    st.button(
-        "Remove the file",
-        key=f"run.ncu.drop.{file.parent.name}",
-        on_click=lambda: file.unlink(missing_ok=True),
-    )
+    page.button("Remove the file", f"run.ncu.drop.{file.parent.name}", "delete", file.unlink, True)
 
 
 def _profile_of(m: Measurement, profiles: Sequence[Profile]) -> Profile | None:
