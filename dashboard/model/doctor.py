@@ -50,7 +50,7 @@ def _runs() -> Check:
     except OSError as error:
         fix = "make it writable or make room, or set CUFA_RUNS_DIR to another folder"
         return Check("runs", Status.PROBLEM, f"{folder} cannot be written: {error.strerror or error}", fix)
-    return Check("runs", Status.OK, f"kept in {folder}")
+    return Check("runs", Status.OK, f"saved in {folder}")
 
 
 def as_text(checks: list[Check]) -> str:

@@ -19,7 +19,7 @@ from cufa.measure.costs import Cost
 
 _BINDING = {
     "products": "products alone need",
-    "power": "products at the clock that power leaves need",
+    "power": "products at the power-limited clock need",
     "exponentials": "exponentials alone need",
     "shared memory": "shared memory alone needs",
     "memory": "memory alone needs",

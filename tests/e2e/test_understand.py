@@ -81,7 +81,7 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     at_step(page, 5)
     page.get_by_role("slider", name="Step").fill("16")
     at_step(page, 16)
-    expect(page.locator(".walk")).to_contain_text("After this step queries 24–31 equal the plain softmax")
+    expect(page.locator(".walk")).to_contain_text("After this step, queries 24–31 equal the plain softmax")
     visit.close()
 
 
