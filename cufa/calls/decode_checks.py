@@ -19,11 +19,10 @@ from ..schedule.decode import read_range
 from . import arrays, optional_operands
 from .call import Call
 from .calls import plan_for
-from .shapes import make_decode_problem
+from .shapes import FORWARD_DTYPES, make_decode_problem
 
 CACHES = ("k_cache", "v_cache")
 _BIG = ("q", "k_cache", "v_cache", "k_new", "v_new")
-_DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float32", "float64")}
 _EIGHT_BITS = ("uint8", "float8_e4m3fn")
 _FLOAT8 = "float8_e4m3"
 
@@ -125,7 +124,7 @@ class DecodeCall(Call):
 
 def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:
     """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'."""
-    served = _DTYPES[on_gpu]
+    served = FORWARD_DTYPES[:2] if on_gpu else FORWARD_DTYPES
     if q not in served:
         where, cure = ("GPU", "float16") if on_gpu else ("CPU", "float32")
         other = ", or compute on the CPU with device='cpu'" if on_gpu and module == "numpy" else ""

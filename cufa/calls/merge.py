@@ -19,7 +19,6 @@ from ..problem.checks import as_array, is_device_array
 from ..run.cpu.combine import combine
 from . import arrays, shapes
 
-_SERVED = ("float16", "bfloat16", "float32", "float64")
 _LSE = ("float32", "float64")
 
 
@@ -89,7 +88,7 @@ def _check(given: dict[str, Any], layout: str) -> None:
     out_a, lse_a, out_b, lse_b = given.values()
     shapes.check_layout(layout)
     arrays.same_place(given)
-    for name, x, served in (("out_a", out_a, _SERVED), ("lse_a", lse_a, _LSE)):
+    for name, x, served in (("out_a", out_a, shapes.FORWARD_DTYPES), ("lse_a", lse_a, _LSE)):
         if str(x.dtype) not in served:
             raise TypeError(f"{name} is {x.dtype}; merging takes {', '.join(served)}: convert with .astype")
     for name, x, other, y in (("out_b", out_b, "out_a", out_a), ("lse_b", lse_b, "lse_a", lse_a)):

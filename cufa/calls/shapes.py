@@ -17,7 +17,7 @@ from .arrays import Array
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
 
-#: Elements that flash_attention takes; the last on a CPU only.
+#: Elements of q: float64 on a CPU only, for decoding also float32.
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Most query tokens of one call.

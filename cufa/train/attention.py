@@ -14,7 +14,7 @@ from thinc.util import get_width, is_numpy_array, is_xp_array, partial
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.shapes import check_head_dim
-from ..problem.checks import check_flag
+from ..problem.checks import check_count, check_flag
 from ..problem.mask import Mask
 from ..problem.options import check_scale, check_softcap, resolve_mask, resolve_precision
 
@@ -80,14 +80,14 @@ def SelfAttention(
 
     thinc's configuration knows the layer as ``@layers = "cufa.SelfAttention.v1"``.
     """
-    heads = _check_count("heads", heads)
-    kv_heads = heads if kv_heads is None else _check_count("kv_heads", kv_heads)
+    heads = check_count("heads", heads, least=1)
+    kv_heads = heads if kv_heads is None else check_count("kv_heads", kv_heads, least=1)
     if heads % kv_heads:
         raise ValueError(
             f"heads={heads} is not a multiple of kv_heads={kv_heads}: query heads share them evenly"
         )
     if head_dim is not None:
-        check_head_dim(_check_count("head_dim", head_dim))
+        check_head_dim(check_count("head_dim", head_dim, least=1))
     check_scale(scale, 8 if head_dim is None else head_dim)
     resolve_precision("float32", precision)
     options = {
@@ -106,14 +106,6 @@ def SelfAttention(
 
 
 registry.layers.register("cufa.SelfAttention.v1", func=SelfAttention)
-
-
-def _check_count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
-    return value
 
 
 def _init(

@@ -226,10 +226,10 @@ def test_configuration_knows_the_layer():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"heads": 0}, ValueError, "heads=0 must be at least 1"),
-        ({"heads": 2.0}, TypeError, "heads must be an integer, not 2.0"),
+        ({"heads": 0}, ValueError, "heads=0 must be from 1 to"),
+        ({"heads": 2.0}, TypeError, "heads must be an integer from 1 up, not 2.0"),
         ({"heads": 4, "kv_heads": 3}, ValueError, "heads=4 is not a multiple of kv_heads=3"),
-        ({"heads": 4, "kv_heads": True}, TypeError, "kv_heads must be an integer, not True"),
+        ({"heads": 4, "kv_heads": True}, TypeError, "kv_heads must be an integer from 1 up, not True"),
         ({"heads": 4, "head_dim": 12}, ValueError, "head_dim is 12 .*multiple of 8"),
         ({"heads": 4, "window": 3}, TypeError, "window"),
         ({"heads": 4, "mask": np.ones((4, 4), bool)}, TypeError, "mask must be made by cufa.masks"),
