@@ -10,17 +10,16 @@ struct WorkItem {
   int q_block, head, batch;
 };
 
-// The mask of every head, and the key tiles that one query block visits.
+// The mask of every head of dense sequences.
 constexpr MaskKind MASK_KIND = MaskKind(MASK);
 using HeadMask = Band<MASK_KIND>;
 template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
-// Query blocks differ in length, and as far as is known the last are the longest. (Nothing is known of sets and columns but
-// that most of them lie within a causal band.)
+// Later query blocks visit more key tiles. Irregular masks count as well: most of them lie within a causal band.
 constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
 
-// That of one sequence: with LENGTHS, edges are given as distances from its diagonal.
+// The mask of one sequence. With LENGTHS the edges of the band are distances from the sequence's diagonal.
 template <typename Params, typename Sequence>
 DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
   if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
@@ -37,15 +36,14 @@ DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
 
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
-  if constexpr (is_looked_up(MASK_KIND)) {  // any of them, until they are
+  if constexpr (is_looked_up(MASK_KIND)) {  // any tile may be visited
     [[maybe_unused]] const int total = (p.seqlen_k - 1) / BC + 1;
     return {total, 0, total, 0, 0};
   }
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
-// What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first
-// of each. They need not lie side by side.
+// TRACE, irregular masks: how many tiles were visited, how many of them were clear, and the first of each kind.
 struct TileTally {
   TileRange seen{0, 0, 0, 0, 0};
 

@@ -39,7 +39,7 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
   return range;
 }
 
-// What a block of keys does with a query tile under an irregular mask. Keys past the end are not counted.
+// The class of a query tile for a block of keys under an irregular mask. Keys past the end are not counted.
 template <MaskKind KIND, typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;

@@ -62,7 +62,7 @@ DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
 }
 
 // A query tile of one query head. A key block visits the tiles of a head from first to last (causal: from the diagonal on), then
-// those of the next head of the query group.
+// the tiles of the next head of the query group.
 struct QueryTile {
   int head, q_tile;
 
@@ -74,29 +74,8 @@ struct QueryTile {
   }
 };
 
-// Irregular masks: the query tiles that a key block visits, the same for each head of the query group.
-struct QueryWalk {
-  TileWalk<false> walk{0};
-  int head = 0;  // of the query group
-
-  DEVICE WalkedTile next(const BackwardParams& p, int k_block, int batch, int kv_head) {
-    const int total = (p.seqlen_q - 1) / BLOCK_Q + 1;
-    auto classify = [&](int tile) { return class_of_query_tile<MASK_KIND>(p, k_block, batch, kv_head, tile); };
-    WalkedTile found = walk.next(total, classify);
-    if (!found.exists() && ++head < p.heads / p.kv_heads) {
-      walk = TileWalk<false>(0);
-      found = walk.next(total, classify);
-    }
-    return found;
-  }
-};
-
 // How many key blocks add to a query tile before this one: the key blocks at its right that the tile sees.
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
   return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);
-}
-template <int BR, int BC>
-DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {
-  return key_blocks_before<BR, BC>(head_mask(p), q_tile, k_block);
 }

@@ -24,8 +24,7 @@ struct DqTickets {
 
   // By one thread, before the barrier that precedes the additions. `found`: the last result of count().
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 ticket = LENGTHS_KIND == DENSE ? key_blocks_before<BR, BC>(p, tile.q_tile, k_block)
-                                             : key_blocks_before<BR, BC>(*mask, tile.q_tile, k_block);
+    const u32 ticket = key_blocks_before<BR, BC>(LENGTHS_KIND == DENSE ? head_mask(p) : *mask, tile.q_tile, k_block);
     while (found != ticket) found = count(tile);
   }
 

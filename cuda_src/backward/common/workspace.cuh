@@ -1,12 +1,12 @@
-// What the three passes of a backward kernel leave for one another in device memory: dQ in float32, to which every key block
-// adds, two numbers for each row of queries, and, DETERMINISTIC, how many key blocks have added to each tile of dQ.
+// The workspace in device memory that the three passes of a backward kernel share: dQ in float32, to which every key block adds;
+// lse and delta of each query row; and, DETERMINISTIC, the number of key blocks that have added to each tile of dQ.
 //
-// dQ is kept as mma.sync has it, 16 x 8 accumulators one after another, so that a warp adds 512 neighbouring bytes at a time;
-// the last pass puts it in order. A head begins with a row of accumulators of its own: where seqlen_q is no multiple of 16,
-// up to 15 rows per head are padding. WHOLE_TILES: a head has whole query tiles instead, each with the numbers of its rows
-// behind its dQ, so that one index says where all of it lies and nothing is tested; and blocks take items by a counter.
+// dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 neighbouring bytes at a time; the
+// last pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per head
+// are padding. WHOLE_TILES: a head has whole query tiles instead, each with lse and delta of its rows behind its dQ. One index
+// then gives every address without a bounds test, and persistent blocks take items by a counter.
 //
-// Of packed sequences a head has one row of strips, and of tiles, in which each sequence has its own (first_packed_block).
+// Packed sequences: the strips, and the tiles, of a head form one row, in which each sequence has its own (first_packed_block).
 #pragma once
 #include "backward/params.cuh"
 #include "primitives/opaque.cuh"
@@ -15,7 +15,7 @@
 #include "shared/packed_blocks.cuh"
 #include "shared/schedule.cuh"
 
-// Four neighbours can be added at once from sm_90 on. Else each of the four registers of a warp has 128 bytes to itself.
+// From sm_90 on one red instruction adds four neighbours. Before, each of the four registers of a warp has its own 128 bytes.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool WIDE_ADDITIONS = false;
 #else
@@ -26,55 +26,55 @@ constexpr int STRIP = 16;                // rows of one accumulator
 constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
 constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
-// Of each row, log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the
-// softmax of a row sends back.
+// Of each row: lse in units of log2 (P = exp2(scale_log2 * s - lse)), float32: natural log; and
+// delta = rowsum(dO o O) - dlse.
 constexpr int ROW_NUMBER_BYTES = 8;
 
-constexpr int ITEM_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
+constexpr int ITEM_VECTORS = 3;  // 16-byte vectors of an ItemDescriptor (backward/fa3_common/block.cuh)
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 
 constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
 constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
-// WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's turns.
+// WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's ticket counters.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
 
-// Whether heads are worked on in groups.
+// Whether key blocks are ordered by head batches.
 constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
-// Whether thread blocks take one key block after another, and do most of the passes before and after beside their tiles
-// (backward/fa3_common/background.cuh). In a fixed order of sums each block would be waited for; where tiles are listed, and with
-// lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do.
+// Whether persistent blocks take one key block after another, and do most of the passes before and after beside their tiles
+// (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or
+// lengths: an item then has more than its descriptor. A soft cap leaves consumers, and a sink leaves the passes, no registers.
 constexpr bool IS_PERSISTENT = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
 
-// GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. IS_PERSISTENT:
-// while one group is, the next ones are prepared and those before are converted (backward/fa3_common/background.cuh), but for the
-// first and the last ones, with which the passes before and after are done. Which is the planner's choice
+// GROUPED: head batches of key/value heads, so that dQ of a few batches lies in the L2 cache at a time. IS_PERSISTENT: while key
+// blocks add to one head batch, other warps prepare the next batches and convert the previous ones (backward/fa3_common/
+// background.cuh). The passes before and after do the first and the last batches. The planner chooses their number and size
 // (cufa/schedule/key_order.py).
 struct HeadBatches {
   const BackwardParams& p;
   DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
-  DEVICE u32 whole() const { return u32(p.whole_groups); }  // groups before the last one, which is of all heads that are left
+  DEVICE u32 whole() const { return u32(p.whole_groups); }  // head batches before the last one, which has the remaining heads
   DEVICE u32 first(u32 group) const { return group * u32(p.heads_per_group); }
   DEVICE u32 end(u32 group) const { return group < whole() ? first(group + 1) : heads(); }
   DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_group), whole()); }
   DEVICE u32 strips() const { return u32(p.strips_per_head); }
-  // The first one that the pass behind converts.
+  // The first row strip that the pass after converts.
   DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
 };
 
-// IS_PERSISTENT. Of each key/value head: how many of its strips are prepared. Of each group: how many warps have added all of a
-// key block, and how many batches of its strips have been taken, to be prepared and to be converted.
+// IS_PERSISTENT. PREPARED: prepared strips of each key/value head. Of each head batch: ADDED counts the warps that have added all
+// of a key block; TO_PREPARE and TO_CONVERT count the runs of strips that warps have taken.
 enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
   char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
-  u32* next;   // WHOLE_TILES: the item that is to be taken next
+  u32* next;   // WHOLE_TILES: index of the next item
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
-  u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
+  u32* turns;  // DETERMINISTIC: ticket counters (batch * heads, query tiles); WHOLE_TILES: none, they lie in the tiles
   u32* counters;  // IS_PERSISTENT: (4, batch * kv_heads), of each Counter
-  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
+  float* sinks;  // SINK: (batch * heads, strips), the addend of each strip to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
@@ -94,23 +94,23 @@ struct BackwardWorkspace {
     counters = reinterpret_cast<u32*>(items + i64(num_items(p)) * ITEM_VECTORS);
   }
 
-  // Over the batch, where a sequence has its own strips.
+  // Heads over the batch; packed: over all sequences.
   DEVICE static i64 num_heads(const BackwardParams& p) {
     return LENGTHS_KIND == PACKED ? i64(p.heads) : i64(p.batch) * p.heads;
   }
-  // Query tiles of a head, each of which has a turn.
+  // Query tiles of a head.
   DEVICE static u32 tiles(const BackwardParams& p) {
     return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BLOCK_Q + 1;
   }
 
-  // WHOLE_TILES: how many have added to a tile that is the `index`th of all; two counters, where its columns are added in parts.
+  // WHOLE_TILES: the ticket counter of tile `index` over all heads; of a pair of blocks, the first of two counters.
   DEVICE static u32* turn(const BackwardParams& p, u32 index) {
     return reinterpret_cast<u32*>(tile(p, index) + TILE_DQ_FLOATS + BLOCK_Q * 2);
   }
   DEVICE static u32 num_items(const BackwardParams& p) {
     return (u32(p.seqlen_k - 1) / BLOCK_KV + 1) * u32(p.batch) * u32(p.kv_heads);
   }
-  // WHOLE_TILES: where the `index`th of all tiles lies.
+  // WHOLE_TILES: tile `index` over all heads.
   DEVICE static float* tile(const BackwardParams& p, u32 index) {
     return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
   }
@@ -119,7 +119,7 @@ struct BackwardWorkspace {
     return counters + which * HeadBatches{p}.heads() + i;
   }
 
-  // The accumulators of the `index`th of all strips, a head's side by side.
+  // The accumulators of strip `index` over all heads.
   DEVICE float* strip(i64 index) const {
     if constexpr (WHOLE_TILES) {
       const u32 i = u32(index);
@@ -128,7 +128,7 @@ struct BackwardWorkspace {
     return dQ + index * STRIP_FLOATS;
   }
   DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
-  // WHOLE_TILES: lse of its first row; its -delta lies BLOCK_Q floats behind.
+  // WHOLE_TILES: lse of the first row of strip `index`; -delta lies BLOCK_Q floats behind.
   DEVICE float* lse(i64 index) const {
     const u32 i = u32(index);
     return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + TILE_DQ_FLOATS + i % TILE_STRIPS * STRIP;

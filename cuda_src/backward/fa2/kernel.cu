@@ -32,7 +32,7 @@
 #include "backward/fa2/store.cuh"
 #include "backward/fa2/tile_part.cuh"
 #include "backward/common/passes.cuh"
-#include "backward/common/schedule.cuh"
+#include "backward/common/query_walk.cuh"
 #include "backward/common/tickets.cuh"
 #include "mma/copy.cuh"
 

@@ -23,7 +23,7 @@
 #include "backward/fa2_f32/config.cuh"
 #include "backward/fa2_f32/shape.cuh"
 #include "backward/common/passes.cuh"
-#include "backward/common/schedule.cuh"
+#include "backward/common/query_walk.cuh"
 #include "backward/common/tickets.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/named_barriers.cuh"

@@ -9,8 +9,8 @@
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, with which the
 // loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
-// completed before the warp's release of ADDED, and those by its lanes happen before it; the acquire here synchronises with that
-// release. A proxy fence of the loaders makes zeros and numbers visible to the copy engine.
+// completed before the warp's release of ADDED, and additions by its lanes happen before it; the acquire here synchronises with
+// that release. A proxy fence of the loaders makes zeros and numbers visible to the copy engine.
 #pragma once
 #include "backward/fa3_common/items.cuh"
 #include "primitives/cp_async.cuh"

@@ -10,7 +10,7 @@ struct ItemDescriptor {
   i32 k_block, kv_head, batch;
   i32 count;                   // query tiles to visit, over all query heads of the group
   i32 first, end;              // query tiles of each head; LOOKED_UP: positions in the list
-  i32 clear_first, clear_end;  // those whose scores are all visible
+  i32 clear_first, clear_end;  // the clear tiles of each head
   u32 index;                   // number of the item
   i32 total;                   // query tiles of a head
   u32 workspace_tile;          // number in the workspace of the sequence's first tile

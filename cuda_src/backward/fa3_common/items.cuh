@@ -101,7 +101,7 @@ struct TileVisit {
   KeyBlock block;
   QueryTile tile;
   u32 n;             // number of the tile, over all items
-  u32 item;          // number of the item, among those with tiles
+  u32 item;          // number of the item, among items with tiles
   bool first, last;  // of its item
 };
 // Calls `visit` for all tiles of all items of the thread block, in order. The thread that TAKES items asks for the next one

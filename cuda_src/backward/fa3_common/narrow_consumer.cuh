@@ -1,5 +1,5 @@
-// A consumer warpgroup of the kernels of head dims to 128: what it holds for 64 keys of a key block, the products that it issues
-// for a tile of queries, and what it does with them. The order is the kernels' own (backward/fa3_narrow64,
+// A consumer warpgroup of the kernels of head dims to 128: its registers for 64 keys of a key block, its products for a tile of
+// queries, and the steps between products. Each kernel has its own order of steps (backward/fa3_narrow64,
 // backward/fa3_narrow128).
 //
 // A kernel defines before: DQ_FIRST, whether dQ of the previous tile is the first product of a tile; IN_HALVES, whether the first
@@ -10,7 +10,7 @@
 
 constexpr u32 NO_PENDING_TILE = ~0u;
 
-// What follows a tile: another tile of the item; where items overlap, the next item's first tile; or none.
+// The successor of a tile: another tile of the item; where items overlap, the next item's first tile; or none.
 enum Following { NEXT_TILE, NEXT_ITEM, NOTHING_MORE };
 
 struct NarrowConsumer : TracedConsumer {
@@ -31,8 +31,8 @@ struct NarrowConsumer : TracedConsumer {
   u32 end = 0;         // of the item's tiles
   u32 zero_tiles = 0;  // tiles of zeros in the ring of dS: one where no item was before
   u32 item = 0;        // number of the item
-  u32 kv = 0;          // number of the item among those with tiles: the position in the rings of K and V
-  u32 pending_kv = 0;  // and the one whose K the pending dQ needs
+  u32 kv = 0;          // number of the item among items with tiles: the position in the rings of K and V
+  u32 pending_kv = 0;  // number of the item whose K the pending dQ needs
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
 
@@ -79,7 +79,7 @@ struct NarrowConsumer : TracedConsumer {
     log.close();
   }
 
-  // P of an item's first tile. No product is in flight before and after: ptxas would serialise those that cross a join.
+  // P of an item's first tile. No product is in flight before and after: ptxas would serialise products that cross a join.
   DEVICE void begin_first_tile() {
     store_zero_ds();
     take_keys(kv);
@@ -132,10 +132,10 @@ struct NarrowConsumer : TracedConsumer {
     kv = uniform(kv + 1);
     take_values();
   }
-  // If items overlap here, calls visit_last_tile(): there is a next item with tiles, and this warp may wait for its rows before it
-  // publishes this item. If the item has one tile, the previous item's dQ is pending and still needs the K buffer that the next
-  // item would overwrite. The call stands behind early returns: behind a condition joined to one value, ptxas keeps a second copy
-  // of end_previous_item() in visit_last_tile().
+  // Calls visit_last_tile() if items overlap here: there is a next item with tiles, and this warp may wait for the rows of that
+  // item before it publishes this item. If this item has one tile, the previous item's dQ is pending and still needs the K buffer
+  // that the next item would overwrite. Early returns lead to the call: with one joined condition, the compiler keeps a second
+  // copy of end_previous_item() in visit_last_tile().
   template <typename VisitLastTile>
   DEVICE bool goes_on_to_next_item(const VisitLastTile& visit_last_tile) {
     if constexpr (!ITEMS_OVERLAP) {
@@ -244,7 +244,7 @@ struct NarrowConsumer : TracedConsumer {
       smem.dS_ring.release(dS_number(), lane);
     }
   }
-  // dQ of the previous tile has landed: releases its buffer of dS, and adds what this warp has of it.
+  // dQ of the previous tile has landed: releases its buffer of dS, and adds this warp's part.
   template <bool LAST>
   DEVICE void add_dq() {
     constexpr int TILES = LAST ? LAST_DQ_TILES : DQ_TILES;

@@ -1,4 +1,4 @@
-// The shared memory of the backward kernels of head dims to 128, and who adds which part of dQ.
+// The shared memory of the backward kernels of head dims to 128, and the part of dQ that each warp adds.
 #pragma once
 #include "backward/fa3_common/sums.cuh"
 #include "backward/fa3_common/traced_consumer.cuh"
@@ -6,8 +6,8 @@
 // Persistent blocks whose K has two buffers go from an item's last tile to the next item's first one as from any tile to the
 // next.
 constexpr bool ITEMS_OVERLAP = IS_PERSISTENT && K_STAGES > 1;
-// Where columns are shared, the last consumer may have fewer. DQ_IS_UNEVEN: it then issues products for those alone, in code of
-// its own. Persistent blocks, which have more code, issue as many columns for each consumer.
+// If consumers share the columns of dQ, the last one may have fewer. DQ_IS_UNEVEN: it then issues only its own columns, by a
+// second instance of the code. Persistent blocks have no room in the instruction cache for that: both consumers issue DQ_TILES.
 constexpr int LAST_DQ_TILES = DQ_BY_ROWS ? DQ_TILES : D_TILES - (CONSUMERS - 1) * DQ_TILES;
 constexpr bool DQ_IS_UNEVEN = !IS_PERSISTENT && LAST_DQ_TILES != DQ_TILES && LAST_DQ_TILES > 0;
 

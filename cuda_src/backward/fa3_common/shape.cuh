@@ -1,4 +1,4 @@
-// What follows from the choices of Hopper's backward kernels: shares of a tile, registers, shared memory.
+// Constants derived from the choices of Hopper's backward kernels: shares of a tile, registers, shared memory.
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "primitives/register_budget.cuh"

@@ -1,9 +1,9 @@
 // How dQ is added up in Hopper's backward kernels: every key block adds to the tiles of the workspace that it visits, either each
-// warp from its registers or, BULK_ADD, the copy engine from what warps have staged in shared memory.
+// warp from its registers or, BULK_ADD, the copy engine from shared memory, where warps have staged dQ.
 //
 // DETERMINISTIC: the key blocks of a head add to a tile from right to left; a key block's ticket is the number of key blocks that
 // add before it. No consumer waits for a ticket: threads of the producer do, so that products go on meanwhile. With BULK_ADD
-// these threads start the additions (DqAdder); else they tell consumers when to add (TicketKeeper).
+// these threads start the additions (DqAdder); else they signal consumers to add (TicketKeeper).
 #pragma once
 #include "backward/fa3_common/items.cuh"
 
@@ -21,7 +21,7 @@ DEVICE float* dq_address(const BackwardParams& p, u32 tile, int strip, int first
   return BackwardWorkspace::tile(p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
 }
 
-// From registers: of TILES accumulators those that exist.
+// From registers: the first `existing` of TILES accumulators.
 template <int TILES>
 DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int lane) {
 #pragma unroll
@@ -83,8 +83,8 @@ struct DqAdder {
   }
 };
 
-// DETERMINISTIC without BULK_ADD. While consumers add to a tile, it looks whether the next tile's ticket has come, and if so
-// tells consumers before it passes this tile's ticket on: both take long.
+// DETERMINISTIC without BULK_ADD. While consumers add to a tile, the keeper checks the next tile's ticket. If it has come, the
+// keeper signals consumers before it passes this tile's ticket on: each of the two steps takes long.
 struct TicketKeeper {
   const BackwardParams& p;
   const u32 start;  // of the shared memory

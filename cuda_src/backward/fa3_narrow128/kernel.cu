@@ -22,7 +22,7 @@
 //   (backward/fa3_common/background.cuh).
 // - Up to 96 columns, persistent blocks overlap items: S of the next key block's first tile is in flight while dV and dK of the
 //   current one are stored. K has two buffers for that, where dQ would be staged.
-// - A warpgroup computes dQ's columns of one atom of K. If fewer are left for the second one, it issues those alone
+// - A warpgroup computes the columns of dQ of one atom of K. If fewer remain for the second warpgroup, it issues only these
 //   (DQ_IS_UNEVEN).
 // - dP is issued with dQ of the previous tile and with dV, where registers suffice (DP_WITH_DQ).
 // - Parts of V and K stay in registers, as operands of dP and S, as far as there is room (held_steps() of fa3_config.py).
@@ -31,10 +31,11 @@
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: it would make d128
 //   spill.
-// - DETERMINISTIC: threads of the producer wait for tickets and add what consumers have staged (backward/fa3_common/sums.cuh).
+// - DETERMINISTIC: threads of the producer wait for tickets and add the dQ that consumers have staged
+//   (backward/fa3_common/sums.cuh).
 //
-// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and those whose
-// registers other instructions touch while they are in flight; it does not always say so (`cufa compile` counts fences).
+// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and products
+// whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).
 #include "backward/fa3_narrow128/config.cuh"
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"
@@ -63,6 +64,7 @@ struct Consumer : NarrowConsumer {
       end_last_tile<LAST>();
     });
   }
+
   // One tile, whose P is made: dQ of the previous tile, dP, dV, dS, dK, and P of the next tile.
   template <bool LAST, Following NEXT>
   DEVICE void visit() {

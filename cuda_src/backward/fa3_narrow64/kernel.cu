@@ -24,17 +24,18 @@
 //   dQ is computed beside the next one's first products. K has two buffers for that, where dQ would be staged.
 // - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and runs under
 //   the second: half of S has become P then, and no other product is in flight.
-// - The warps that issue dQ, a tile later, fence dS between the proxies, not those that store it: they would wait for their
+// - The warps that issue dQ, a tile later, fence dS between the proxies. A fence by the warps that store dS would wait for the
 //   stores.
 // - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
 //   (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: it would make d128
 //   spill.
-// - DETERMINISTIC: threads of the producer wait for tickets and add what consumers have staged (backward/fa3_common/sums.cuh).
+// - DETERMINISTIC: threads of the producer wait for tickets and add the dQ that consumers have staged
+//   (backward/fa3_common/sums.cuh).
 //
-// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and those whose
-// registers other instructions touch while they are in flight; it does not always say so (`cufa compile` counts fences).
+// Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and products
+// whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).
 #include "backward/fa3_narrow64/config.cuh"
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"
@@ -59,6 +60,7 @@ struct Consumer : NarrowConsumer {
       end_last_tile<false>();
     });
   }
+
   // One tile, whose P is made (IN_HALVES: its first half): dP, dV, dS, dQ, dK, and P of the next tile.
   template <Following NEXT>
   DEVICE void visit() {

@@ -43,7 +43,7 @@ struct PairMemory {
   DEVICE u32 sent_ds(u32 n) const { return own_ds(n) + DS_PART_BYTES; }
 
   // A buffer is full when the thread that starts the copy has arrived and its bytes have, or all warps that store have stored. A
-  // buffer is empty when every warp that reads it has arrived; a buffer of dS, when those of both blocks have.
+  // buffer is empty when every warp that reads it has arrived; a buffer of dS, when the reading warps of both blocks have.
   DEVICE void init_barriers() const {
     rings.init();
     Q_ring.init(1, 4 * CONSUMERS);
