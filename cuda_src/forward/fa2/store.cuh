@@ -4,7 +4,7 @@
 #include "shared/named_barriers.cuh"
 #include "shared/alibi_sink.cuh"
 
-// By all lanes of a warp. Query block, head, batch and the address of Q are parked at `parked_smem`.
+// By all lanes of a warp. At `parked_smem`: query block, head, batch, and the address of Q.
 template <typename Softmax>
 DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_group, int part,
                          const float (&O_rmem)[M_TILES][O_TILES][4], Softmax& softmax, int lane) {

@@ -1,5 +1,5 @@
-// The state of a consumer warpgroup (struct Consumer of kernel.cu) and its parts that do not decide the order of the
-// pipeline: the item at hand, waits, products, buffers given back, the store of an item.
+// The state of a consumer warpgroup (struct Consumer of kernel.cu), and its operations that do not decide the order of the
+// pipeline: beginning an item, waits, products, giving back buffers, storing an item.
 #pragma once
 #include "forward/fa3/tiles.cuh"
 #include "shared/named_barriers.cuh"
@@ -25,12 +25,12 @@ struct ConsumerItems {
   OnlineSoftmax<2> softmax;
 
   u32 round = 0;
-  u32 descriptor;         // address: of the item at hand
+  u32 descriptor;         // address of the current item's descriptor
   int row;                // this lane's first query row; its second is row + 8
-  Tiles tiles;            // of the item at hand
-  Alibi alibi{0.0f, 0};   // ALIBI: of the item at hand
-  int O_buffer = -1;      // buffer of Q that the O at hand leaves through
-  u64 start_ns[2] = {};   // of the item being stored, of the one at hand
+  Tiles tiles;            // of the current item
+  Alibi alibi{0.0f, 0};   // ALIBI: of the current item
+  int O_buffer = -1;      // the buffer of Q that the next O leaves through
+  u64 start_ns[2] = {};   // TRACE: of the item being stored, of the current one
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
 
   // Waits for the next item and its Q. False when there is none.

@@ -1,7 +1,6 @@
-// The producer if tiles are listed (tile_list.cuh): three warps. Lanes of the first classify tiles together and list those to
-// visit, a few tiles ahead; the second asks TMA for Q and K of listed tiles, the third for V. (One warp for all of it would
-// need more registers than a producer has.) Beside each K tile lies its descriptor, guarded by the mbarriers of that buffer
-// of K.
+// The producer if tiles are listed (tile_list.cuh): three warps. The first classifies tiles, one for each lane, and lists the
+// tiles to visit, a few ahead. The second asks TMA for Q and K of listed tiles, the third for V. (A single warp would need more
+// registers than a producer has.) Each K tile has a descriptor, which the mbarriers of its K buffer guard.
 #pragma once
 #include "primitives/opaque.cuh"
 #include "forward/fa3/producer.cuh"
@@ -45,7 +44,7 @@ struct Lister {
     }
   }
 
-  // An entry is published when it is known whether another follows: consumers must know which tile is the last. Until then its
+  // Consumers must know which tile is the last: an entry is published when the next tile, or the end, is known. Until then its
   // fields wait in the entry, not in registers.
   DEVICE void list_item(u32 descriptor) {
     TileList tiles{p, descriptor};
@@ -141,8 +140,8 @@ struct KeyLoader {
   }
 };
 
-// The same of V, by one warp. TMA copies whole tiles: past the last key of a sequence lie keys of another one, or padding
-// that may hold NaN. Their scores are masked, but 0 × NaN is NaN: the rows of V past the end become zeros before consumers
+// Alg. 1, l. 3-10, of V: one warp. TMA copies whole tiles: after the last key of a sequence come keys of another sequence, or
+// padding that may hold NaN. Their scores are masked, but 0 × NaN is NaN: V's rows past the end become zeros before consumers
 // see the tile.
 struct ValueLoader {
   const AttentionParams& p;

@@ -1,14 +1,14 @@
 // Where a consumer warpgroup's key tiles come from: a range of tiles side by side, or a list (tile_list.cuh). Both types have
 // the same members; `Consumer` is the struct Consumer of kernel.cu.
 //
-//   begin()             a new item; returns the lane's first query row
+//   begin()             starts an item; returns the lane's first query row
 //   j                   the key tile whose scores are computed next
-//   skip_to_first()     passes over tiles that the block visits and this consumer's rows do not see, until one that they see
-//   skips()             whether such a tile comes first
-//   masked()            whether the tile at hand needs the mask
+//   skip_to_first()     passes over the tiles that the block visits before the first one that this consumer's rows see
+//   skips()             whether the item begins with a tile to pass over
+//   masked()            whether tile j needs the mask
 //   visit_rest()        a pipeline step for each further tile of the item
-//   hide()              masks the scores of the tile at hand
-//   visited()           of a trace: the tiles that the block visits
+//   hide()              masks the scores of tile j
+//   count(), keep_count(), visited()   of a trace: the tiles that the block visits
 #pragma once
 #include "forward/fa3/consumer.cuh"
 #include "forward/fa3/tile_list.cuh"
@@ -18,7 +18,7 @@
 // tile behind the mask all the same, which keeps the pipeline's shape.
 struct RangeOfTiles {
   int j;
-  TileRange tiles;   // that this consumer's rows see
+  TileRange tiles;   // those that this consumer's rows see
   int above, below;  // tiles that the block visits after and before `tiles`
 
   DEVICE int begin(const AttentionParams& p, const Item& item, int consumer, int warp, int lane) {
@@ -70,8 +70,8 @@ struct RangeOfTiles {
   DEVICE TileRange visited(const AttentionParams& p, const Item& item, u32) const { return tiles_of(p, item.q_block); }
 };
 
-// Each tile of the list comes with its descriptor. A tile that this consumer's rows do not see may lie between two that they
-// see; the last tile of the list is computed in any case.
+// Each tile of the list comes with its descriptor. A tile that this consumer's rows do not see may lie between two visible ones.
+// The last tile of the list is always computed.
 struct ListOfTiles {
   int j;
   static constexpr int above = 0, below = 0;
@@ -84,7 +84,7 @@ struct ListOfTiles {
     return row;
   }
 
-  // Waits for the next tile of K and reads which it is. False: this consumer's rows do not see the tile.
+  // Waits for the next tile of K and reads its descriptor. False: this consumer's rows do not see the tile.
   template <typename Consumer>
   DEVICE bool await(Consumer& consumer) {
     consumer.K_ring.wait_full(consumer.inside, NO_TILE);
@@ -127,7 +127,7 @@ struct ListOfTiles {
   DEVICE void hide(View S, const AttentionParams& p, u32 descriptor, int own_row, int own_lane) {
     count();
     if constexpr (SEGMENT != CLEAR) {
-      // opaque(): what follows from row and lane is computed here, and takes no registers between tiles.
+      // opaque(): values derived from row and lane are computed here, and take no registers between tiles.
       const int row = int(opaque(u32(own_row))), column = int(opaque(u32(own_lane))) % 4 * 2;
       if constexpr (is_looked_up(MASK_KIND)) {
         constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
