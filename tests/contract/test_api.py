@@ -133,11 +133,7 @@ BAD = [
     ({"k": None}, TypeError, r"k must be an array.*NoneType"),
     ({"q": _array(1, 4, 8)}, ValueError, r"q has shape \(1, 4, 8\).*four axes"),
     ({"q": _array(1, 4, 8, 16, dtype=np.int32)}, TypeError, r"q is int32.*\.astype\(numpy\.float32\)"),
-    (
-        {"k": _array(1, 2, 8, 16, dtype=np.float16)},
-        TypeError,
-        r"k is float16 but q is float32.*astype\(q\.dtype\)",
-    ),
+    ({"k": _array(1, 2, 8, 16, dtype=np.float16)}, TypeError, r"k is float16 but q is float32.*astype\(q\.dtype\)"),
     ({"v": _array(1, 2, 9, 16)}, ValueError, r"v has shape \(1, 2, 9, 16\) but k has"),
     ({"k": _array(2, 2, 8, 16), "v": _array(2, 2, 8, 16)}, ValueError, r"k has batch 2 but q has 1"),
     ({"k": _array(1, 2, 8, 8), "v": _array(1, 2, 8, 8)}, ValueError, r"k has head_dim 8 but q has 16"),
@@ -174,15 +170,11 @@ BAD = [
     ({"scale": 10**400}, ValueError, r"scale=inf must be finite"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
-    (
-        {"out": _array(1, 4, 8, 8)},
-        ValueError,
-        r"out has shape \(1, 4, 8, 8\) but the result has \(1, 4, 8, 16\)",
-    ),
+    ({"out": _array(1, 4, 8, 8)}, ValueError, r"out has shape \(1, 4, 8, 8\) but the result has \(1, 4, 8, 16\)"),
     ({"out": _array(1, 4, 8, 16, dtype=np.float16)}, TypeError, r"out is float16 but the result is float32"),
     ({"out": "here"}, TypeError, r"out must be an array"),
     ({"out": np.broadcast_to(_array(1), (1, 4, 8, 16))}, ValueError, r"out"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)

@@ -252,21 +252,14 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
     [
         ({"device": "sm_75"}, "sm_75 is not supported"),
         ({"device": "tpu"}, "'tpu' is not known"),
-        (
-            {"dtype": "float32", "device": "sm_90"},
-            "q is float32; decoding on the GPU takes float16, bfloat16",
-        ),
+        ({"dtype": "float32", "device": "sm_90"}, "q is float32; decoding on the GPU takes float16, bfloat16"),
         ({"dtype": "int8"}, "q is int8"),
         ({"dtype": "bfloat16", "cache_dtype": "float16"}, "k_cache is float16 but q is bfloat16"),
         ({"num_splits": -1}, "num_splits=-1"),
-        (
-            {"q": (1, 8, 1, 72), "k_cache": (1, 8, 9, 72), "cache_dtype": "uint8", "device": "sm_90"},
-            "head_dim is 72.*multiples of 16: pad",
-        ),
-        (
-            {"cache_dtype": "uint8", "device": "sm_80"},
-            r"over float8_e4m3 on A100 \(sm_80\).*decode_split_fp8 needs sm_89 or later",
-        ),
+        ({"q": (1, 8, 1, 72), "k_cache": (1, 8, 9, 72), "cache_dtype": "uint8", "device": "sm_90"},
+         "head_dim is 72.*multiples of 16: pad"),
+        ({"cache_dtype": "uint8", "device": "sm_80"},
+         r"over float8_e4m3 on A100 \(sm_80\).*decode_split_fp8 needs sm_89 or later"),
         ({"schedule": "fair"}, "schedule='fair'"),
         ({"q": (1, 32, 1.0, 128)}, r"q has shape .*: sizes are integers, not float"),
         ({"k_cache": (1, 8, -4, 128)}, r"k_cache has shape .*: a size is at least 0"),
@@ -275,17 +268,13 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
         ({"k_cache": (1, 8, 2**40, 128)}, "k_cache has shape .*32 bits"),
         ({"k_cache": (9, 8, 16, 128), "block_table": (1, -1)}, "block_table has shape .*at least 0"),
         ({"cache_dtype": "fp8"}, "k_cache is fp8 .*is called 'uint8'"),
-        (
-            {"q": (70000, 8, 1, 64), "k_cache": (70000, 8, 1, 64), "device": "sm_90", "schedule": "fixed"},
-            "grid of .*70000.*65,535: take fewer sequences",
-        ),
-        (
-            {"q": (700, 8, 1, 64), "k_cache": (700, 8, 2**29, 64), "device": "sm_90"},
-            "batch 700 .*23,488,102,400 tiles.*2,147,483,647",
-        ),
+        ({"q": (70000, 8, 1, 64), "k_cache": (70000, 8, 1, 64), "device": "sm_90", "schedule": "fixed"},
+         "grid of .*70000.*65,535: take fewer sequences"),
+        ({"q": (700, 8, 1, 64), "k_cache": (700, 8, 2**29, 64), "device": "sm_90"},
+         "batch 700 .*23,488,102,400 tiles.*2,147,483,647"),
         ({"k_new": (1, 8, 1, 128)}, "k_new came without cache_seqlens"),
     ],
-)
+)  # fmt: skip
 def test_a_plan_says_what_it_cannot_do(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         cufa.plan_decode(**{"q": (1, 32, 1, 128), "k_cache": (1, 8, 4096, 128), **options})

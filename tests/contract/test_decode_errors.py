@@ -30,6 +30,7 @@ _PAGES = {x: _array(5, 2, 4, 16) for x in ("k_cache", "v_cache")}
 _TABLE = np.array([[0, 1, 2], [3, 4, 0]], np.int32)
 _READ_ONLY = _array(2, 2, 9, 16)
 _READ_ONLY.flags.writeable = False
+_REPEATED = np.lib.stride_tricks.as_strided(_array(999), (2, 2, 9, 16), (0, 0, 64, 4))
 
 
 def _caches(*shape, dtype=np.float32):
@@ -42,37 +43,19 @@ BAD = [
     ({"v_cache": None}, TypeError, r"v_cache must be an array.*NoneType"),
     ({"k_new": "x", "v_new": "x"}, TypeError, r"k_new must be an array.*str"),
     ({"cache_seqlens": "9"}, TypeError, r"cache_seqlens must be an array.*str"),
-    (
-        {"q": _array(2, 4, 1, 16, dtype=np.int32)},
-        TypeError,
-        r"q is int32.*CPU takes float16.*astype\(numpy\.float32",
-    ),
+    ({"q": _array(2, 4, 1, 16, dtype=np.int32)}, TypeError, r"q is int32.*CPU takes float16.*astype\(numpy\.float32"),
     (_caches(2, 2, 9, 16, dtype=np.float16), TypeError, r"k_cache is float16 but q is float32.*q\.astype"),
-    (
-        {"v_cache": _array(2, 2, 9, 16, dtype=np.float16)},
-        TypeError,
-        r"v_cache is float16 but k_cache is float32",
-    ),
-    (
-        {**_NEW, "k_new": _array(2, 2, 1, 16, dtype=np.float16), "cache_seqlens": 1},
-        TypeError,
-        r"k_new is float16 but k_",
-    ),
+    ({"v_cache": _array(2, 2, 9, 16, dtype=np.float16)}, TypeError, r"v_cache is float16 but k_cache is float32"),
+    ({**_NEW, "k_new": _array(2, 2, 1, 16, dtype=np.float16), "cache_seqlens": 1}, TypeError,
+     r"k_new is float16 but k_"),
     ({**_FP8, **_NEW, "cache_seqlens": 1}, TypeError, r"k_new is float32 but k_cache is uint8: quantise"),
     ({"cache_seqlens": [1.5, 2.0]}, TypeError, r"cache_seqlens is float64: it takes int32"),
     ({**_PAGES, "block_table": _TABLE.astype(np.float32)}, TypeError, r"block_table is float32.*int32"),
     # shapes
-    (
-        {"q": _array(2, 4, 16)},
-        ValueError,
-        r"q has shape \(2, 4, 16\); layout 'bhsd' takes four axes \(batch, heads",
-    ),
+    ({"q": _array(2, 4, 16)}, ValueError, r"q has shape \(2, 4, 16\); layout 'bhsd' takes four axes \(batch, heads"),
     ({"k_cache": _array(2, 9, 16)}, ValueError, r"k_cache has shape \(2, 9, 16\)"),
-    (
-        {"v_cache": _array(2, 2, 8, 16)},
-        ValueError,
-        r"v_cache has shape \(2, 2, 8, 16\) but k_cache has \(2, 2, 9, 16\)",
-    ),
+    ({"v_cache": _array(2, 2, 8, 16)}, ValueError,
+     r"v_cache has shape \(2, 2, 8, 16\) but k_cache has \(2, 2, 9, 16\)"),
     (_caches(3, 2, 9, 16), ValueError, r"k_cache has batch 3 but q has 2.*block_table"),
     (_caches(2, 2, 9, 8), ValueError, r"k_cache has head_dim 8 but q has 16"),
     (_caches(2, 3, 9, 16), ValueError, r"q has 4 heads and k_cache has 3.*multiple"),
@@ -84,57 +67,27 @@ BAD = [
     ({"k_cache": _array(2, 2, 9, 16, dtype=np.int8)}, TypeError, r"k_cache is int8.*view\('uint8'\).*astype"),
     (_caches(2, 2, 9, 16, dtype=bool), TypeError, r"k_cache is bool.*k_cache\.astype\('float32'\)"),
     ({**_caches(0, 2, 4, 16), "block_table": _TABLE}, ValueError, r"k_cache has no pages.*room for 3"),
-    (
-        {**_PAGES, "block_table": np.broadcast_to(np.int32(0), (2, 2**28)), "cache_seqlens": 1},
-        ValueError,
-        r"block_table has room for 1,073,741,824 tokens per sequence.*columns",
-    ),
+    ({**_PAGES, "block_table": np.broadcast_to(np.int32(0), (2, 2**28)), "cache_seqlens": 1}, ValueError,
+     r"block_table has room for 1,073,741,824 tokens per sequence.*columns"),
     # lengths
-    (
-        {"cache_seqlens": [1, 2, 3]},
-        ValueError,
-        r"cache_seqlens has shape \(3,\): it takes \(batch,\), here \(2,\)",
-    ),
+    ({"cache_seqlens": [1, 2, 3]}, ValueError, r"cache_seqlens has shape \(3,\): it takes \(batch,\), here \(2,\)"),
     ({"cache_seqlens": [3, 10]}, ValueError, r"cache_seqlens\[1\] is 10, but k_cache holds 9.*longer cache"),
     ({"cache_seqlens": [-1, 3]}, ValueError, r"cache_seqlens\[0\] is -1: a length is at least 0"),
     ({"cache_seqlens": [2**40, 3]}, ValueError, r"cache_seqlens\[0\] is 1099511627776"),
-    (
-        {"cache_seqlens": np.array([1, 2**63], np.uint64)},
-        ValueError,
-        r"s\[1\] is 9223372036854775808: int32",
-    ),
-    (
-        {**_NEW, "cache_seqlens": [3, 9]},
-        ValueError,
-        r"cache_seqlens\[1\] is 9 and k_new appends 1, but k_cache holds 9",
-    ),
+    ({"cache_seqlens": np.array([1, 2**63], np.uint64)}, ValueError, r"s\[1\] is 9223372036854775808: int32"),
+    ({**_NEW, "cache_seqlens": [3, 9]}, ValueError,
+     r"cache_seqlens\[1\] is 9 and k_new appends 1, but k_cache holds 9"),
     # pages
-    (
-        {**_PAGES, "block_table": _TABLE[0]},
-        ValueError,
-        r"block_table has shape \(3,\) but q has batch 2.*max_pages",
-    ),
+    ({**_PAGES, "block_table": _TABLE[0]}, ValueError, r"block_table has shape \(3,\) but q has batch 2.*max_pages"),
     ({**_PAGES, "block_table": _TABLE[:1]}, ValueError, r"block_table has shape \(1, 3\) but q has batch 2"),
-    (
-        {"k_cache": _PAGES["k_cache"], "v_cache": _array(5, 2, 3, 16), "block_table": _TABLE},
-        ValueError,
-        r"v_cache has shape \(5, 2, 3, 16\) but k_cache has \(5, 2, 4, 16\)",
-    ),
-    (
-        {**_PAGES, "block_table": _TABLE, "cache_seqlens": [13, 2]},
-        ValueError,
-        r"cache_seqlens\[0\] is 13, but block_table has 3 pages of 4 per sequence: it takes 4 columns",
-    ),
-    (
-        {**_PAGES, **_NEW, "block_table": _TABLE, "cache_seqlens": [2, 12]},
-        ValueError,
-        r"cache_seqlens\[1\] is 12 and k_new appends 1, but block_table has 3 pages of 4.*4 columns",
-    ),
-    (
-        {**_PAGES, "block_table": _TABLE + 1, "cache_seqlens": [3, 8]},
-        ValueError,
-        r"block_table\[1, 1\] is 5, but k_cache has 5 pages; sequence 1 uses its first 2 entries",
-    ),
+    ({"k_cache": _PAGES["k_cache"], "v_cache": _array(5, 2, 3, 16), "block_table": _TABLE}, ValueError,
+     r"v_cache has shape \(5, 2, 3, 16\) but k_cache has \(5, 2, 4, 16\)"),
+    ({**_PAGES, "block_table": _TABLE, "cache_seqlens": [13, 2]}, ValueError,
+     r"cache_seqlens\[0\] is 13, but block_table has 3 pages of 4 per sequence: it takes 4 columns"),
+    ({**_PAGES, **_NEW, "block_table": _TABLE, "cache_seqlens": [2, 12]}, ValueError,
+     r"cache_seqlens\[1\] is 12 and k_new appends 1, but block_table has 3 pages of 4.*4 columns"),
+    ({**_PAGES, "block_table": _TABLE + 1, "cache_seqlens": [3, 8]}, ValueError,
+     r"block_table\[1, 1\] is 5, but k_cache has 5 pages; sequence 1 uses its first 2 entries"),
     # the last page counts from its first token on
     *(
         (
@@ -150,47 +103,23 @@ BAD = [
     ({"k_new": _NEW["k_new"], "cache_seqlens": 1}, ValueError, r"k_new came without v_new"),
     ({"v_new": _NEW["v_new"], "cache_seqlens": 1}, ValueError, r"v_new came without k_new"),
     (_NEW, ValueError, r"k_new came without cache_seqlens"),
-    (
-        {**_NEW, "v_new": _array(2, 2, 2, 16), "cache_seqlens": 1},
-        ValueError,
-        r"v_new has shape .* but k_new has",
-    ),
-    (
-        {"k_new": _array(2, 4, 1, 16), "v_new": _array(2, 4, 1, 16), "cache_seqlens": 1},
-        ValueError,
-        r"k_new has shape \(2, 4, 1, 16\) for batch 2, 2 key/value heads",
-    ),
+    ({**_NEW, "v_new": _array(2, 2, 2, 16), "cache_seqlens": 1}, ValueError, r"v_new has shape .* but k_new has"),
+    ({"k_new": _array(2, 4, 1, 16), "v_new": _array(2, 4, 1, 16), "cache_seqlens": 1}, ValueError,
+     r"k_new has shape \(2, 4, 1, 16\) for batch 2, 2 key/value heads"),
     ({**_NEW, "v_cache": _READ_ONLY, "cache_seqlens": 1}, ValueError, r"v_cache is read-only.*writeable"),
-    (
-        {**_NEW, "k_cache": np.broadcast_to(_array(16), (2, 2, 9, 16)), "cache_seqlens": 1},
-        ValueError,
-        r"k_cache is read-only",
-    ),
-    (
-        {
-            **_NEW,
-            "k_cache": np.lib.stride_tricks.as_strided(_array(999), (2, 2, 9, 16), (0, 0, 64, 4)),
-            "cache_seqlens": 1,
-        },
-        ValueError,
-        r"k_cache has strides \(0, 0, 64, 4\).*share memory",
-    ),
+    ({**_NEW, "k_cache": np.broadcast_to(_array(16), (2, 2, 9, 16)), "cache_seqlens": 1}, ValueError,
+     r"k_cache is read-only"),
+    ({**_NEW, "k_cache": _REPEATED, "cache_seqlens": 1}, ValueError,
+     r"k_cache has strides \(0, 0, 64, 4\).*share memory"),
     # scales
     (_FP8, ValueError, r"k_scale is missing.*2 key/value heads.*k_scale=1"),
     ({**_FP8, "k_scale": 1}, ValueError, r"v_scale is missing"),
     ({"k_scale": 1.0}, ValueError, r"k_scale goes with a cache of uint8.*float32"),
-    (
-        {**_FP8, "k_scale": [1.0] * 3, "v_scale": 1},
-        ValueError,
-        r"k_scale has shape \(3,\).*\(kv_heads,\), .*here \(2,\)",
-    ),
+    ({**_FP8, "k_scale": [1.0] * 3, "v_scale": 1}, ValueError,
+     r"k_scale has shape \(3,\).*\(kv_heads,\), .*here \(2,\)"),
     ({**_FP8, "k_scale": [1, np.nan], "v_scale": 1}, ValueError, r"k_scale must be finite, but holds nan"),
     ({**_FP8, "k_scale": 1e300, "v_scale": 1}, ValueError, r"k_scale must be finite, but holds inf"),
-    (
-        {**_FP8, "k_scale": np.array(["a", "b"]), "v_scale": 1},
-        TypeError,
-        r"k_scale is <U1: it takes float32",
-    ),
+    ({**_FP8, "k_scale": np.array(["a", "b"]), "v_scale": 1}, TypeError, r"k_scale is <U1: it takes float32"),
     # options
     ({"scale": float("nan")}, ValueError, r"scale=nan must be finite"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
@@ -209,14 +138,10 @@ BAD = [
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
     # out
-    (
-        {"out": _array(2, 4, 1, 8)},
-        ValueError,
-        r"out has shape \(2, 4, 1, 8\) but the result has \(2, 4, 1, 16\)",
-    ),
+    ({"out": _array(2, 4, 1, 8)}, ValueError, r"out has shape \(2, 4, 1, 8\) but the result has \(2, 4, 1, 16\)"),
     ({"out": _array(2, 4, 1, 16, dtype=np.float16)}, TypeError, r"out is float16 but the result is float32"),
     ({"out": "here"}, TypeError, r"out must be an array"),
-]
+]  # fmt: skip
 
 
 def test_a_page_counts_from_its_first_token_on():

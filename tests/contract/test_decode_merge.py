@@ -128,21 +128,13 @@ BAD = [
     ({"lse_b": None}, TypeError, r"lse_b must be an array.*NoneType"),
     ({"out_b": O[:, :1]}, ValueError, r"out_b has shape \(1, 1, 3, 8\) but out_a has \(1, 2, 3, 8\)"),
     ({"lse_b": L[:, :1]}, ValueError, r"lse_b has shape \(1, 1, 3\) but lse_a has"),
-    (
-        {"lse_a": L[..., :2], "lse_b": L[..., :2]},
-        ValueError,
-        r"lse_a has shape \(1, 2, 2\).*takes \(1, 2, 3\)",
-    ),
+    ({"lse_a": L[..., :2], "lse_b": L[..., :2]}, ValueError, r"lse_a has shape \(1, 2, 2\).*takes \(1, 2, 3\)"),
     ({"layout": "bshd"}, ValueError, r"lse_a has shape \(1, 2, 3\).*'bshd' takes \(1, 3, 2\)"),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'"),
     ({"out_b": O.astype(ml_dtypes.bfloat16)}, TypeError, r"out_b is bfloat16 but out_a is float32.*astype"),
-    (
-        {"out_a": O.astype(int), "out_b": O.astype(int)},
-        TypeError,
-        r"out_a is int64.*float16, bfloat16",
-    ),
+    ({"out_a": O.astype(int), "out_b": O.astype(int)}, TypeError, r"out_a is int64.*float16, bfloat16"),
     ({"lse_a": L.astype(np.float16), "lse_b": L.astype(np.float16)}, TypeError, r"lse_a is float16.*float32"),
-]
+]  # fmt: skip
 
 
 def test_results_of_the_other_layout_are_recognised():

@@ -242,26 +242,15 @@ def test_numbers_of_other_types_and_layouts():
         ({"sink": 1.0}, TypeError, "sink must be an array"),
         ({"sink": ["a"] * 4}, TypeError, "sink is <U1: it takes float32"),
         ({"sink": [[1], [1, 2]]}, TypeError, "sink is no array of numbers"),
-        (
-            {"sink": [0, 1, np.nan, 3]},
-            ValueError,
-            r"sink\[2\] is nan: it must be finite, or -inf for no sink",
-        ),
+        ({"sink": [0, 1, np.nan, 3]}, ValueError, r"sink\[2\] is nan: it must be finite, or -inf for no sink"),
         ({"sink": [0, 1, np.inf, 3]}, ValueError, r"sink\[2\] is inf"),
-        (
-            {"alibi_slopes": np.ones((3, 4))},
-            ValueError,
-            r"takes \(heads,\) or \(batch, heads\), here \(4,\) or \(2, 4\)",
-        ),
-        (
-            {"alibi_slopes": [[1, 2, 3, -np.inf]] * 2},
-            ValueError,
-            r"alibi_slopes\[0, 3\] is -inf: it must be finite",
-        ),
+        ({"alibi_slopes": np.ones((3, 4))}, ValueError,
+         r"takes \(heads,\) or \(batch, heads\), here \(4,\) or \(2, 4\)"),
+        ({"alibi_slopes": [[1, 2, 3, -np.inf]] * 2}, ValueError, r"alibi_slopes\[0, 3\] is -inf: it must be finite"),
         ({"alibi_slopes": [1, 2, 1e300, 3]}, ValueError, r"alibi_slopes\[2\] is inf: it must be finite"),
         ({"alibi_slopes": [True] * 4}, TypeError, "alibi_slopes is bool: it takes float32"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_none(options, error, message):
     q, k, v = make_inputs(2, 4, 2, 9, 9, 8, "float32")

@@ -286,43 +286,25 @@ def test_lengths_that_are_none(call, options, error, message):
 
 Q = np.ones((10, 4, 8), np.float32)
 PACKED = [
-    (
-        (Q, Q, Q, [0, 5, 4, 10], [0, 1, 2, 3]),
-        {},
-        ValueError,
-        r"cu_seqlens_q\[2\] is 4, less than cu_seqlens_q\[1\], 5: cumulative lengths",
-    ),
+    ((Q, Q, Q, [0, 5, 4, 10], [0, 1, 2, 3]), {}, ValueError,
+     r"cu_seqlens_q\[2\] is 4, less than cu_seqlens_q\[1\], 5: cumulative lengths"),
     ((Q, Q, Q, [0, 5], [1, 5]), {}, ValueError, r"cu_seqlens_k\[0\] is 1: the first sequence begins at 0"),
     ((Q, Q, Q, [0, 11], [0, 10]), {}, ValueError, r"cu_seqlens_q\[-1\] is 11 but q has 10 rows"),
     ((Q, Q, Q, [0, 5], [0, 11]), {}, ValueError, r"cu_seqlens_k\[-1\] is 11 but k has 10 rows"),
     ((Q, Q, Q, [0, 5], [0, 5, 6]), {}, ValueError, r"cu_seqlens_k has shape \(3,\): it takes .*here \(2,\)"),
-    (
-        (Q, Q, Q, [[0, 5]], [0, 5]),
-        {},
-        ValueError,
-        r"cu_seqlens_q has shape \(1, 2\): it takes \(sequences \+ 1,\)",
-    ),
+    ((Q, Q, Q, [[0, 5]], [0, 5]), {}, ValueError, r"cu_seqlens_q has shape \(1, 2\): it takes \(sequences \+ 1,\)"),
     ((Q, Q, Q, [], []), {}, ValueError, r"cu_seqlens_q has shape \(0,\)"),
     ((Q, Q, Q, [0.0, 5.0], [0, 5]), {}, TypeError, "cu_seqlens_q is float64: it takes int32; convert"),
     ((Q, Q, Q, None, [0, 5]), {}, TypeError, "cu_seqlens_q is None: it says where each sequence begins"),
-    (
-        (Q[None], Q, Q, [0, 5], [0, 5]),
-        {},
-        ValueError,
-        r"q has shape \(1, 10, 4, 8\); packed arrays have three axes",
-    ),
+    ((Q[None], Q, Q, [0, 5], [0, 5]), {}, ValueError, r"q has shape \(1, 10, 4, 8\); packed arrays have three axes"),
     ((Q, Q, Q[:9], [0, 5], [0, 5]), {}, ValueError, r"v has shape \(9, 4, 8\) but k has \(10, 4, 8\)"),
     ((Q, Q[:, :3], Q[:, :3], [0, 5], [0, 5]), {}, ValueError, "q has 4 heads and k has 3"),
     ((Q, Q, Q, [0, 5], [0, 5]), {"out": Q[:9]}, ValueError, r"out has shape \(9, 4, 8\) but the result has"),
-    (
-        (Q, Q, Q, [0, 5], [0, 5]),
-        {"mask": masks.documents([5, 5])},
-        ValueError,
-        "mask, .* which packed sequences do not",
-    ),
+    ((Q, Q, Q, [0, 5], [0, 5]), {"mask": masks.documents([5, 5])}, ValueError,
+     "mask, .* which packed sequences do not"),
     ((Q, Q, Q, [0, 5], [0, 5]), {"mask": masks.prefix([1, 2])}, ValueError, "is of 2 sequences but k has 1"),
     ((Q, Q, Q, [0, 5], [0, 5]), {"sink": [1.0]}, ValueError, r"sink has shape \(1,\): it takes \(heads,\)"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "options", "error", "message"), PACKED)

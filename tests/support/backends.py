@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from decode_support import Case, prepare
 from support import DTYPES
 
 import cufa
 from cufa.calls.call import BackwardCall, ForwardCall, PackedBackward, PackedForward
 from cufa.calls.calls import with_memory
-from cufa.calls.decode_checks import DecodeCall
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, kernels_of
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import Plan, make_plan
-from cufa.problem.options import Options, decode_mask, resolve_mask
+from cufa.problem.options import Options, resolve_mask
 from cufa.run.cpu.run import run_on_cpu
 from cufa.run.emulate.calls import Execution, run_plan
 
@@ -68,6 +68,8 @@ class Backend:
 
     name = "cpu"
     device: Device | None = None
+    call_device: str | None = "cpu"
+    """``device`` of public calls."""
 
     def __repr__(self) -> str:
         return self.name
@@ -89,35 +91,18 @@ class Backend:
         return self._call("forward", {"q": q, "k": k, "v": v}, **options)
 
     def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> Done:
-        inputs = {
-            "dout": dout,
-            "q": q,
-            "k": k,
-            "v": v,
-            "out": out,
-            "lse": lse,
-            "dlse": options.pop("dlse", None),
-        }
-        return self._call("backward", inputs, **options)
+        names = ("dout", "q", "k", "v", "out", "lse", "dlse")
+        given = dout, q, k, v, out, lse, options.pop("dlse", None)
+        return self._call("backward", dict(zip(names, given, strict=True)), **options)
 
     def decode(
-        self, case: Any, kernel: str | None = None, num_splits: int | None = None, *, config: Any = None,
+        self, case: Case, kernel: str | None = None, num_splits: int | None = None, *, config: Any = None,
         layout: str = "bhsd", trace: bool = False, execution: Execution | None = None, launches: int = 1,
         arch: str | None = None, algorithm: str = "auto",
     ) -> Done:  # fmt: skip
-        """A decode_support.Case by a plan; the results have the caches, too, axes in canonical order."""
+        """By a plan; the results have the caches, too, axes in canonical order."""
         device = self.device if arch is None else Device.typical(arch)
-        (q, *caches), options = case.arguments(layout)
-        given = dict.fromkeys(OPERATIONS["decode"].inputs) | {"q": q}
-        given |= zip(("k_cache", "v_cache"), (x.copy() for x in caches), strict=True)
-        given |= {n: x for n, x in options.items() if n in (*given, "alibi_slopes", "sink")}
-        given = {n: self.array(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
-        scores = {name: options.get(name) for name in ("softcap", "scale")}
-        mask = decode_mask(options.get("window"), options.get("mask"))
-        call = _in_order(DecodeCall, given, ("out", "lse"), Options(mask, layout=layout, **scores))
-        call, problem = call.check(on_gpu=self.name != "cpu")
-        operands = call.arrays(call.allocate(problem, self.poisoned))
-        problem = problem if self.name == "cpu" else with_memory(problem, operands)
+        problem, operands = prepare(case, layout, on_gpu=self.name != "cpu", place=self.array)
         plan = make_plan(problem, device, algorithm, config, num_splits=num_splits, kernel=kernel)
         records = self.run(plan, operands, trace, execution, launches)
         names = ("out", "lse", "k_cache", "v_cache")
@@ -145,10 +130,10 @@ class Backend:
             dlse = {} if inputs.get("dlse") is None else {"dlse": inputs["dlse"]}
             positional = [x for name, x in inputs.items() if name != "dlse"]
             more = {"return_lse": True} if operation == "forward" else {}
-            found = function(*positional, **results, **dlse, **more, **options, device=self._named)
+            found = function(*positional, **results, **dlse, **more, **options, device=self.call_device)
             assert all(x is results[name] for name, x in zip(names, found, strict=False) if name in results)
             return Done({name: self.host(x) for name, x in zip(names, found, strict=False)})
-        call = self._read(kind, inputs, results, dict(options))
+        call = self._read(kind, inputs, results, options)
         call, problem = call.check(on_gpu=self.name != "cpu")
         results = call.allocate(problem, self.poisoned)
         given = call.arrays(results)
@@ -171,13 +156,12 @@ class Backend:
         mask = resolve_mask(*(options.pop(name, default) for name, default in _MASKS))
         options |= {"layout": "bshd"} if "cu_seqlens_q" in optional else {}
         wanted = (
-            [*results, "lse"]
-            if kind.name == "forward"
-            else [*results, *(["dsink"] if "sink" in optional else [])]
+            [*results, "lse"] if kind.name == "forward" else [*results, *["dsink"] * ("sink" in optional)]
         )
-        return _in_order(kind, {**inputs, **results, **optional}, wanted, Options(mask, **options))
-
-    _named: str | None = "cpu"
+        operation = OPERATIONS[kind.name]
+        named = {**inputs, **results, **optional}
+        operands = operation.all_operands if optional else operation.operands
+        return kind.read([named.get(x.name) for x in operands], wanted, Options(mask, **options))
 
     def _placed(self, place: Callable[[Any], Any], x: Any) -> Any:
         return place(x)
@@ -188,13 +172,6 @@ class Backend:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             run_on_cpu(plan, given)
-
-
-def _in_order(kind: Any, named: dict[str, Any], wanted: Sequence[str], options: Options) -> Any:
-    """The call of these arguments, by operand name."""
-    operation = OPERATIONS[kind.name]
-    operands = operation.all_operands if named.keys() & set(OPTIONAL) else operation.operands
-    return kind.read([named.get(x.name) for x in operands], wanted, options)
 
 
 class Executor(Backend):
@@ -213,7 +190,7 @@ class Executor(Backend):
 
 class Gpu(Backend):
     name = "gpu"
-    _named = None
+    call_device = None
 
     @property
     def device(self) -> Device:  # type: ignore[override]

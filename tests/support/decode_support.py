@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -236,23 +236,20 @@ def make_case(
     return Case(q, *caches, options, list(lengths))
 
 
-def call_of(case: Case, layout: str = "bhsd") -> DecodeCall:
-    """The call of flash_decode that a case is; the caches are copies."""
-    arrays, options = case.arguments(layout)
-    names = OPERATIONS["decode"].inputs
-    given = dict.fromkeys(names) | {n: x for n, x in options.items() if n in names}
-    given |= zip(("q", "k_cache", "v_cache"), [arrays[0], *(x.copy() for x in arrays[1:])], strict=True)
+def prepare(
+    case: Case, layout: str = "bhsd", *, on_gpu: bool = False, place: Callable[[Any], Any] = np.asarray
+) -> tuple[Problem, dict[str, Any]]:
+    """The problem of the call, and the operands by name as plans are run with them: copies of the caches, results of
+    NaN. ``place`` puts each array where it is computed."""
+    (q, *caches), options = case.arguments(layout)
+    given = {"q": q, **dict(zip(("k_cache", "v_cache"), (x.copy() for x in caches), strict=True)), **options}
+    given = {name: place(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     scores = {name: options.get(name) for name in ("softcap", "scale")}
-    asked = Options(decode_mask(options.get("window")), layout=layout, **scores)
+    asked = Options(decode_mask(options.get("window"), options.get("mask")), layout=layout, **scores)
     in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]
-    return DecodeCall.read(in_order, ("out", "lse"), asked)
-
-
-def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[Problem, dict[str, Any]]:
-    """The problem, and the operands by name as plans are run with them; results are NaN."""
-    call, problem = call_of(case, layout).check(on_gpu)
-    given = call.arrays(call.allocate(problem, lambda shape, dtype: np.full(shape, np.nan, dtype)))
-    return (calls.with_memory(problem, given) if on_gpu else problem), given
+    call, problem = DecodeCall.read(in_order, ("out", "lse"), asked).check(on_gpu)
+    operands = call.arrays(call.allocate(problem, lambda shape, dtype: place(np.full(shape, np.nan, dtype))))
+    return (calls.with_memory(problem, operands) if on_gpu else problem), operands
 
 
 def on_gpu(cp, case, layout="bhsd", **changes):
