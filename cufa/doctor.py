@@ -1,4 +1,4 @@
-"""What is here and what is wrong with it: driver, CuPy, NVRTC, headers, GPU, caches, compilers.
+"""Finds what is installed and what is broken: driver, CuPy, NVRTC, headers, GPU, caches, compilers.
 
 Every check runs on a machine that has nothing installed, and every problem comes with its fix.
 """
@@ -39,7 +39,7 @@ _OLDEST_CAPABILITY = 80
 class Status(enum.StrEnum):
     OK = "ok"
     ABSENT = "absent"
-    """Not here; what cufa does without it is said beside."""
+    """Not installed; the detail says what cufa does without it."""
     PROBLEM = "problem"
 
 
@@ -51,7 +51,7 @@ class Check:
     status: Status
     detail: str
     fix: str = ""
-    """What to do about it; empty when all is well."""
+    """The remedy; empty when all is well."""
 
 
 def examine() -> list[Check]:

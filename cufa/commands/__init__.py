@@ -1,1 +1,1 @@
-"""One file per command of `cufa`. What they measure comes from :mod:`cufa.measure`."""
+"""One file per command of `cufa`. They measure by :mod:`cufa.measure`."""

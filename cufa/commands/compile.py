@@ -1,4 +1,4 @@
-"""`cufa compile`: build every kernel for every architecture without a GPU, and fail on what must not ship."""
+"""`cufa compile`: build every kernel for every architecture without a GPU, and fail on builds that must not ship."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 )
 @click.option("--all", "everything", is_flag=True, help="Every combination; takes hours, not minutes.")
 @click.option("--part", metavar="K/N", callback=_part, help="Only each N-th build, from the K-th on.")
-@click.option("--listing", is_flag=True, help="What the loops and source lines of the first build became.")
+@click.option(
+    "--listing", is_flag=True, help="Instructions of the loops and source lines of the first build."
+)
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
 @common.json_option
 def compile_command(
@@ -207,7 +209,7 @@ def _print_tables(builds: Sequence[Build]) -> None:
 
 
 def _tiles(spec: Kernel, config: TileConfig, head_dim: int) -> str:
-    """The config in words, with what tells it from others of its kernel that read the same."""
+    """The config in words, with the fields that distinguish it from configs of the same words."""
     others = [c for c in spec.configs if str(c) == str(config) and c.fits(head_dim)]
     words = [str(config)]
     if any(c.blocks_per_sm != config.blocks_per_sm for c in others):

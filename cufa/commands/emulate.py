@@ -1,4 +1,4 @@
-"""`cufa emulate`: execute a kernel's CUDA source on the CPU; count what it does, or look for mistakes."""
+"""`cufa emulate`: execute a kernel's CUDA source on the CPU; count its work, or look for mistakes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DTYPES = tuple(
     )
 )
 
-#: What `--recorded` shows of a visited tile; all else is in its JSON.
+#: Counters of a visited tile that `--recorded` shows; --json has all.
 _COUNTED = tuple(name for name in costs.COUNTERS if name != "passes")
 
-#: Above these parts of the largest number of a result it is wrong, not rounded (standard normal inputs).
+#: An error above this fraction of the largest number of a result is not rounding (standard normal inputs).
 _TOLERANCES = {"lse": 0.005}
 _TOLERANCE = 0.05
 
@@ -121,7 +121,7 @@ Results = dict[str, np.ndarray[Any, Any]]
 
 
 def _execute(problem: Problem, **options: Any) -> tuple[Emulation, Results]:
-    """A run on random inputs, and what its results should be, by name."""
+    """A run on random inputs, and the expected results by name."""
     how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}
     q, k, v, dout = _inputs(problem)
     if not WORK[problem.operation].by_keys:
@@ -142,7 +142,7 @@ def _is_wrong(name: str, error: float, exact: np.ndarray[Any, Any]) -> bool:
 
 
 def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> TileConfig | None:
-    """The algorithm's first config of such tiles. Raises ValueError, naming those there are."""
+    """The algorithm's first config of such tiles. Raises ValueError that lists the tiles of the kernel."""
     if tiles is None:
         return None
     device = Device.typical(arch)

@@ -1,4 +1,4 @@
-"""`cufa inside`: what each warp of a kernel does when, in a table and as a trace for Perfetto."""
+"""`cufa inside`: the phases of each warp of a kernel, in a table and as a trace for Perfetto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cufa compile --listing`: what the loops and the busiest source lines of one build became."""
+"""`cufa compile --listing`: instructions of the loops and the busiest source lines of one build."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _power_cells(row: Row) -> list[str]:
 
 
 def _print_remarks(rows: Sequence[Row]) -> None:
-    """What the figures of contenders that ran alone lack."""
+    """Figures that could not be measured, and times that are not the kernel's."""
     console = stderr()
     for reason in dict.fromkeys(row.power.missing for row in rows if row.power and row.power.missing):
         console.print(f"not measured: {reason}", style="yellow", markup=False)
@@ -63,7 +63,7 @@ def _print_remarks(rows: Sequence[Row]) -> None:
 
 
 def print_needs(rows: Sequence[Row]) -> None:
-    """Where derived: what each resource needs by itself, in percent of the time measured; the time predicted."""
+    """Of rows with bounds: the share of the measured time that each resource needs, and the predicted time."""
     derived = [row for row in rows if row.predicted is not None]
     if not derived:
         return

@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 
 NAME = "L2 additions"
-"""What tables and figures call the time of :class:`Additions`."""
+"""Name of this resource in tables and figures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Additions:
-    """Of one card."""
+    """Rate of float32 additions of one card."""
 
     bytes_per_second: float
-    """Of what is added."""
+    """Bytes of the addends."""
     origin: str
-    """In words, for captions: it is not among the rates that are measured and recorded here."""
+    """Source of the figure, for captions: it is not among the recorded ceilings."""
 
     def __str__(self) -> str:
         return f"{self.bytes_per_second / 1e12:.1f} TB/s ({self.origin})"
 
 
-#: 132 and 264 blocks added tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,
-#: 3.8 to 3.9 by ``red`` from registers. Where 128 and 512 MiB were added to in turn it was 1.8 to 3.3 and 1.3 to 1.76.
-#: An H100's: what backward kernels reached that differ in mask, head dim and in the way that they add, of which nothing
-#: else binds those of wide heads: 2.8 to 2.9 TB/s.
+#: H200: 132 and 264 blocks add tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,
+#: 3.8 to 3.9 by ``red`` from registers. Over 128 MiB: 1.8 to 3.3 TB/s; over 512 MiB: 1.3 to 1.76 TB/s.
+#: H100: 2.8 to 2.9 TB/s, reached by backward kernels of several masks and head dims; wide heads have no other bound.
 _ADDED_BY_HAND = {
     "H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet"),
     "H100 80GB HBM3": Additions(2.85e12, "measured by hand on one H100 on 2026-11-25, not recorded yet"),
@@ -32,5 +31,5 @@ _ADDED_BY_HAND = {
 
 
 def of_card(device: str) -> Additions | None:
-    """Of a GPU, by its name; None where nobody has measured it."""
+    """The rate of a GPU, by its name; None: not measured."""
     return _ADDED_BY_HAND.get(device.removeprefix("NVIDIA "))

@@ -1,4 +1,4 @@
-"""What is timed: a case is one problem on one set of inputs, and contenders that are compared on it."""
+"""Cases of a benchmark: one problem on one set of inputs, and the contenders that are compared on it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ class Contender:
     """One kernel of ours under one tiling, one peer, or the streaming read."""
 
     algorithm: str = "auto"
-    """What the public call names, a name of :data:`cufa.measure.peers.PEERS`, or :data:`READ`."""
+    """``algorithm`` of the public call, a name of :data:`cufa.measure.peers.PEERS`, or :data:`READ`."""
     config: TileConfig | None = None
-    """None: what the planner picks."""
+    """None: the planner's tiles."""
     name: str = ""
-    """What its rows are called; "" names algorithm and tiles."""
+    """Label of its rows; "": algorithm and tiles."""
     num_splits: int | None = None
-    """None: what the planner picks."""
+    """None: the planner's splits."""
     one_item_a_block: bool = False
-    """For persistent kernels: launched with as many thread blocks as there are items, to show what running on
-    from item to item is worth."""
+    """Launch a persistent kernel with one thread block per work item, to measure the gain of persistent blocks."""
     problem: Problem | None = None
     """Another view of the case's keys and values: in pages, only the first of them, under other query heads.
     None: the case's own."""
@@ -60,7 +59,7 @@ class Case:
     problem: Problem
     contenders: tuple[Contender, ...]
     name: str = ""
-    """What records and tables call it; "" is the problem in words."""
+    """Name in records and tables; "": the problem in words."""
     lengths: tuple[int, ...] | None = None
     """Valid keys of each sequence of a cache; None: all are full."""
 
@@ -95,7 +94,7 @@ def best(problem: Problem, device: Device | None) -> list[str]:
 
 
 def one_item_a_block(plan: Plan) -> Plan:
-    """The same kernel on so many thread blocks that each finds a single query block of one head."""
+    """The same kernel with one thread block for each query block of each head."""
     items = plan.schedule.num_q_blocks * plan.problem.batch * plan.problem.heads
     launches = (dataclasses.replace(x, grid=(items, 1, 1)) if x.persistent else x for x in plan.launches)
     return dataclasses.replace(plan, launches=tuple(launches))
@@ -103,7 +102,7 @@ def one_item_a_block(plan: Plan) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What must be done at least for one result: what rates are made of."""
+    """The least work for one result: the numerator of rates."""
 
     flops: int
     io_bytes: int
@@ -112,7 +111,7 @@ class Work:
 
     @classmethod
     def of(cls, problem: Problem, lengths: tuple[int, ...] | None = None) -> Work:
-        """``lengths``: valid keys of each sequence, where they are fewer than there is room for."""
+        """``lengths``: valid keys of each sequence; None: all keys of the arrays."""
         parts = [problem]
         if lengths is not None:
             parts = [dataclasses.replace(problem, batch=1, seqlen_k=n) for n in lengths]

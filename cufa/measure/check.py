@@ -15,7 +15,9 @@ from ..problem.mask_family import Mask
 from ..problem.problem import Problem
 from ..problem.scores import softcap_derivative, softcapped
 
-#: (sequence, key/value head) pairs that are looked at, if there are so many, and rows of each.
+Arrays = Mapping[str, Any]
+"""By role: q, k, v, o, or the operand's name."""
+#: Most (sequence, key/value head) pairs that are checked, and rows of each.
 _PAIRS, _ROWS = 8, 8
 
 
@@ -30,7 +32,7 @@ class Expected:
 
 
 def sampled_reference(
-    problem: Problem, arrays: Mapping[str, Any], lengths: tuple[int, ...] | None = None, seed: int = 0
+    problem: Problem, arrays: Arrays, lengths: tuple[int, ...] | None = None, seed: int = 0
 ) -> dict[str, Expected]:
     """Exact rows of each result, by its role, for random sequences and heads: of each the first, the last and others
     at random.
@@ -65,11 +67,9 @@ def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[st
 _OF_QUERIES, _OF_KEYS = ("q", "o", "lse", "dout", "dq"), ("k", "v", "dk", "dv")
 
 
-def _alone(
-    problem: Problem, arrays: Mapping[str, Any], sequence: int
-) -> tuple[Problem, Mapping[str, Any], int, tuple[int, int]]:
-    """One of packed or padded sequences as a dense problem: that and its arrays, where in them its batch is, and its
-    first query and key in the whole."""
+def _alone(problem: Problem, arrays: Arrays, sequence: int) -> tuple[Problem, Arrays, int, tuple[int, int]]:
+    """One of packed or padded sequences as a dense problem: the problem, its arrays, its batch index in them, and its
+    first query and first key in the whole."""
     places = problem.lengths.places()
     if places is None:
         return problem, arrays, sequence, (0, 0)
@@ -85,18 +85,12 @@ def _alone(
 
 
 _Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
-"""Role of a result, which row of it, and what it holds."""
+"""Role of a result, index of the row, values of the row."""
 
 
 def _outputs(
-    problem: Problem,
-    mask: Mask,
-    arrays: Mapping[str, Any],
-    batch: int,
-    kv_head: int,
-    length: int,
-    rng: np.random.Generator,
-) -> _Rows:
+    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator
+) -> _Rows:  # fmt: skip
     k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
     for packed in _picked(problem.rows, rng):
         head, query = divmod(packed, problem.seqlen_q)
@@ -105,16 +99,13 @@ def _outputs(
 
 
 def _picked(count: int, rng: np.random.Generator) -> list[int]:
-    """Of so many rows the first, the last and others at random."""
+    """The first and the last of ``count`` rows, and others at random."""
     between = 1 + rng.permutation(max(count - 2, 0))[: _ROWS - 2]
     return [int(n) for n in np.unique(np.append(between, [0, count - 1]))]
 
 
-def _tokens(
-    problem: Problem, arrays: Mapping[str, Any], name: str, batch: int, kv_head: int, length: int
-) -> Any:
-    """Keys or values of one sequence and head, (length, head_dim), without scale factors of an 8-bit cache
-    forgotten."""
+def _tokens(problem: Problem, arrays: Arrays, name: str, batch: int, kv_head: int, length: int) -> Any:
+    """Keys or values of one sequence and head, (length, head_dim), with the scale factors of an 8-bit cache applied."""
     x, table, factor = arrays[name], arrays.get("block_table"), arrays.get(f"{name}_scale")
     if table is None:
         tokens = x[batch, kv_head]
@@ -142,16 +133,10 @@ def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) ->
 
 
 def _gradients(
-    problem: Problem,
-    mask: Mask,
-    arrays: Mapping[str, Any],
-    batch: int,
-    kv_head: int,
-    length: int,
-    rng: np.random.Generator,
-) -> _Rows:
-    """From the output and its log-sum-exp as they are given, rounded: what every row's own would take is the whole of
-    attention. By sums alone."""
+    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator
+) -> _Rows:  # fmt: skip
+    """From the given, rounded output and log-sum-exp: recomputing them for every row would be all of attention. By sums
+    alone."""
     group = problem.group_size
     heads = slice(kv_head * group, (kv_head + 1) * group)
     q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))

@@ -1,4 +1,4 @@
-"""What a plan asks of the GPU: the counters of the kernel's own source, executed on a CPU, times the tiles visited.
+"""Work that a plan asks of the GPU: counters of the kernel's own source, executed on a CPU, times the tiles visited.
 
 :mod:`cufa.measure.counting` executes each kernel on a few small shapes and records what one unit of work costs
 (a visited tile, a work item, …). Here a plan's units come from its schedule; a plan's counters are units × costs.
@@ -28,7 +28,7 @@ PATH = Path(__file__).parents[1] / "records" / "emulated" / "costs.json"
 
 ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
 """Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
-what threads read and write themselves; bytes of float32 additions in the L2 cache."""
+bytes that threads read and write themselves; bytes of float32 additions in the L2 cache."""
 COUNTERS = (*ON_CHIP, "read", "written", "passes")
 """And bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
 

@@ -1,4 +1,4 @@
-"""What a unit of work costs, counted: each build of a kernel is executed on a few small shapes, and its counters are
+"""Counts the cost of a unit of work: each build of a kernel is executed on a few small shapes, and its counters are
 solved for the cost of one visited tile, one query block, … (:mod:`cufa.measure.costs`).
 
 Counters are linear in these units; :func:`count` raises ValueError where they are not.
@@ -37,7 +37,7 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 DEVICE = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 
 _SHAPES = ((2, 2, 1), (2, 3, 1), (3, 2, 1), (3, 4, 1), (2, 2, 2), (3, 2, 2))
-"""(query blocks, key blocks, heads): one more than there are units of work where tiles are whole."""
+"""(query blocks, key blocks, heads): one shape more than units of work where tiles are whole."""
 _SECTOR = 32
 _EXACT, _CLOSE = 0.01, 0.005
 """Counts are exactly linear, but for persistent backward blocks, which read a few words more for some items: there the
@@ -133,7 +133,7 @@ def _residual(seen: npt.NDArray[Any], counted: npt.NDArray[Any]) -> float:
 
 
 def configs_of(kernel: Kernel) -> list[TileConfig]:
-    """The configs that plans take: the registered tiles, and those of the suite "ladder"."""
+    """The configs that plans take: the registered tiles, and the tiles of the suite "ladder"."""
     found: dict[tuple[str, int], TileConfig] = {}
     for config in kernel.configs:
         for each in (config, *_of_ladder(kernel, config)):

@@ -12,7 +12,7 @@ from ..problem.mask import CAUSAL, Mask
 from ..problem.problem import Problem, default_scale
 from .cases import READ, Case, Contender, contenders
 
-#: What rows of the planner's own choice are called: the public call.
+#: Label of the rows of the planner's own choice: the public call.
 OURS = "flash_decode"
 _PEERS = ("torch flash", "torch cudnn")
 
@@ -22,7 +22,7 @@ def make_decode(
     dtype: str = "bfloat16", cache_dtype: str | None = None, mask: Mask = CAUSAL,
     softcap: float | None = None, page_size: int = 0, lengths_given: bool = False,
 ) -> Problem:  # fmt: skip
-    """One query token, head dim 128, bfloat16, as published figures have it, unless told otherwise."""
+    """Defaults are those of published figures: one query token, head dim 128, bfloat16."""
     pages = capacity // page_size if page_size else 0
     cache = Cached(page_size, pages, batch * pages, lengths_given)
     return Problem(
@@ -91,12 +91,12 @@ def _pages() -> Case:
     return Case(make_decode(8, 32, 8, capacity), some, "8 × 32/8 × 32k, pages")
 
 
-#: Of a sweep: from none to more than any card is worth.
+#: Splits of a sweep: from one to more than any card gains from.
 _SWEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
 def sweep(device: Device | None) -> Iterator[Case]:
-    """Fixed splits from few to many, the planner's own cut and a plain read beside them: what a split is worth."""
+    """Fixed splits from few to many, the planner's own choice and a streaming read: the gain of splits."""
     for batch, heads, kv_heads, capacity in ((1, 32, 8, 8 << 10), (1, 32, 8, 128 << 10), (8, 32, 8, 8 << 10),
                                              (16, 64, 1, 16 << 10)):  # fmt: skip
         fixed = (Contender("fixed", name=f"{n} split{'s' * (n > 1)}", num_splits=n) for n in _SWEPT)
@@ -106,7 +106,7 @@ def sweep(device: Device | None) -> Iterator[Case]:
 
 
 def windows(device: Device | None) -> Iterator[Case]:
-    """What a window is worth: 1,024 of many cached tokens beside a cache that has no more."""
+    """The gain of a window: 1,024 of many cached tokens, beside a cache of 1,024."""
     from ..problem.mask import Band
 
     for heads, kv_heads in ((32, 8), (32, 32)):

@@ -19,7 +19,7 @@ _OF_DOUT = 3 << 20
 
 
 class Inputs:
-    """One set: keys and values of a case, and what else its contenders take, made when it is asked for."""
+    """One set of inputs of a case: keys and values, and the other operands of its contenders, made on demand."""
 
     def __init__(
         self, problem: Problem, lengths: tuple[int, ...] | None = None, *, on_gpu: bool, seed: int
@@ -53,7 +53,7 @@ class Inputs:
         return arrays
 
     def _of_forward(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """What a forward call returns for these inputs, and a gradient of it."""
+        """Output and lse of a forward call on these inputs, and a gradient of the output."""
         options = {
             "mask": problem.mask, "softcap": problem.softcap, "scale": problem.scale,
             "precision": None if problem.precision == "native" else problem.precision, "return_lse": True,
@@ -112,13 +112,13 @@ def one_behind_the_other(x: Any) -> Any:
     """(batch, heads, seqlen, head_dim) as (1, heads, batch · seqlen, head_dim), in memory as packed sequences lie:
     tokens before heads."""
     batch, heads, seqlen, head_dim = x.shape
-    bits = x.view(f"uint{8 * x.itemsize}")  # what copies it need not know the type
+    bits = x.view(f"uint{8 * x.itemsize}")  # the copy need not know the type
     tokens = bits.transpose(0, 2, 1, 3).reshape(batch * seqlen, heads, head_dim).view(x.dtype)
     return tokens.swapaxes(0, 1)[None]
 
 
 def _lengths(lengths: Lengths) -> dict[str, Any]:
-    """What a call is given of lengths that are known, by argument."""
+    """Arguments of a call that state known lengths."""
     if isinstance(lengths, Packed):
         both = ("q", lengths.queries), ("k", lengths.keys)
         return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in both if x is not None}
@@ -129,8 +129,8 @@ def _lengths(lengths: Lengths) -> dict[str, Any]:
 
 
 def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """A set's arrays by operand name, in launch order; None for what is not there. Further operands only where there is
-    one."""
+    """A set's arrays by operand name, in launch order; None for absent operands. Without any optional operand, none of
+    them has an entry."""
     further = (
         operation.optional_operands if any(x.name in arrays for x in operation.optional_operands) else ()
     )
@@ -138,7 +138,7 @@ def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def role_of(operand: Operand) -> str:
-    """What an operand is to every operation: q, k, v or o, whatever the call names it; else its name."""
+    """Name of an operand in all operations: q, k, v or o, whatever the call names it; else its own name."""
     return operand.stride.removesuffix("_stride") or operand.name
 
 

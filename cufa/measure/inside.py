@@ -1,4 +1,4 @@
-"""Inside traces: what each warp of one SM's blocks did when, recorded on a GPU or executed on a CPU.
+"""Inside traces: the phases of each warp of one SM's blocks over time, recorded on a GPU or executed on a CPU.
 
 A trace file has logs (:mod:`cufa.build.phases`, :mod:`cufa.measure.kernel_runs`). The files under
 ``cufa/records/inside`` ship with the package and are shown on machines without a GPU. On a CPU the clock counts
@@ -97,7 +97,7 @@ def execute(plan: Plan) -> InsideTrace:
 
     _check_kept(plan)
     given = given_to(plan.operation, Inputs(plan.problem, on_gpu=False, seed=0).arrays(plan.problem))
-    # One thread: then all blocks are of one "SM", and what they do is in one order.
+    # One thread: all blocks are of one "SM" then, and their phases have one order.
     run = run_plan(plan, given, Execution("plain", threads=1), inside=True)
     assert run.inside is not None
     return _of(plan, "executed", {}, run.inside)
@@ -123,7 +123,9 @@ def _of(
 def save(trace: InsideTrace, directory: Path) -> Path:
     """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU."""
     if not trace.is_time:
-        raise ValueError("executed on a CPU: its clock counts what was executed, and nothing of it is kept")
+        raise ValueError(
+            "executed on a CPU: its clock counts primitives, not time, and nothing of it is kept"
+        )
     logs = trace.logs
     stamps = np.concatenate([np.zeros(0, STAMP), *logs.stamps])
     # Differences of the clock, and fields side by side, compress to a half.

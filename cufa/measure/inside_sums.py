@@ -1,4 +1,4 @@
-"""What an inside trace comes to: lanes, and for how long products, softmax and waits ran, alone and side by side."""
+"""Sums of an inside trace: lanes, and the time of products, softmax and waits, alone and overlapped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Sums:
 
 
 def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
-    """By SM, thread block and warp: logs are taken by whoever comes first."""
+    """By SM, thread block and warp. (Warps take logs in the order in which they start.)"""
     result = []
     products, softmax = (_numbers(names) for names in (PRODUCTS, ("SOFTMAX", "TILE")))
     flying = set(found["log"][found["flight"]].tolist())
@@ -140,7 +140,7 @@ def length(pairs: npt.NDArray[Any]) -> float:
 
 
 def about(trace: InsideTrace, interval: Any) -> str:
-    """An interval in plain words: what, which tile, of which block of which head."""
+    """An interval in words: phase, tile, block and head."""
     text = WORDS[PHASES[interval["phase"]]] + (", in flight" if interval["flight"] else "")
     number, item = int(interval["number"]), int(interval["item"])
     by_keys = trace.problem.operation == "backward"

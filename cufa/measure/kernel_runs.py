@@ -1,4 +1,4 @@
-"""Recorded runs of kernels: what traces (:mod:`traces`, :mod:`inside`) share, and their files.
+"""Recorded runs of kernels: the common part of traces (:mod:`traces`, :mod:`inside`), and their files.
 
 A file is an .npz of integer arrays and a JSON description.
 """

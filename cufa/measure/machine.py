@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def environment(device: Device | None) -> Json:
-    """Where and with what: device, clocks, driver, host, versions, commit, compiler flags, time."""
+    """Device, clocks, driver, host, versions, commit, compiler flags, time."""
     found: Json = {
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": _cpu_name() if device is None else device.name,

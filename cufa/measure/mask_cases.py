@@ -25,14 +25,14 @@ _QUESTION, _ANSWERS = 2000, (900, 1500, 700, 1200, 1092, 800)
 
 
 def bands(shape: Problem, device: Device | None) -> Iterator[Case]:
-    """What tiles that are skipped and a capped score are worth."""
+    """The gain of skipped tiles, and the cost of a soft cap."""
     for mask, softcap in ((FULL, None), (CAUSAL, None), (WINDOW, None), (CAUSAL, 30.0)):
         problem = dataclasses.replace(shape, mask=mask, softcap=softcap)
         yield Case(problem, contenders(*best(problem, device), *_PEERS))
 
 
 def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
-    """Forward and backward, and the backward without a mask, which those with half of the scores are held against."""
+    """Forward and backward; also the backward without a mask, with which masks of half of the scores are compared."""
     for operation in (lambda p: p, of_forward):
         yield _documents(operation(shape), device)
         for name, mask in {"no mask": FULL, **others(shape.seqlen_k)}.items():

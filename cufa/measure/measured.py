@@ -80,7 +80,7 @@ def row_json(row: Row) -> Json:
 
 
 def plan_json(plan: Plan) -> Json:
-    """What a row keeps of the plan that ran."""
+    """Fields of a row about the plan that ran."""
     heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
     return {
         "kernel": plan.spec.name,
@@ -215,8 +215,8 @@ class Measured:
 
 
 def is_current(kernel: str, digest: str | None, row: Json) -> bool:
-    """Whether what was measured of a kernel is what runs now. ``row["code"]``: the digest of its machine code, where
-    that was kept."""
+    """Whether the kernel that was measured is the kernel of today. ``row["code"]``: digest of its machine code; where
+    there is none, the digest of the sources decides."""
     from .cards import current_code
 
     if "code" in row:

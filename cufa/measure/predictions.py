@@ -69,12 +69,12 @@ def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str
 
 
 def left_out(plan: Plan) -> str:
-    """What a prediction of the plan leaves out, since it was not measured on its card, as a sentence; "": nothing."""
+    """A sentence on the resource that a prediction leaves out, since its rate was not measured; "": none."""
     assert plan.device is not None
     if costs.why_not(plan) or not costs.cost_of(plan).added or additions.of_card(plan.device.name):
         return ""
     return (
-        f"How fast {plan.device.name} adds in its L2 cache is not measured: what is added to dQ is left out, so wide "
+        f"How fast {plan.device.name} adds in its L2 cache is not measured: additions to dQ are left out, so wide "
         "heads take longer than predicted."
     )
 

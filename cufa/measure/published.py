@@ -3,6 +3,6 @@ Only the order was published."""
 
 from __future__ import annotations
 
-#: Queries and keys of a block, and warps: the fastest, then those that it beat.
+#: Queries and keys of a block, and warps: the fastest tiling, then the slower ones.
 BLOCK_WINNER = (64, 64, 4)
 BLOCK_LOSERS = ((128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8))

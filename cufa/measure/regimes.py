@@ -1,7 +1,7 @@
-"""The regimes of measuring: under which load a time was taken. It is part of every figure.
+"""The regimes of measuring: the load under which a time was taken. The regime is part of every figure.
 
-A Hopper GPU that multiplies matrices reaches its power limit within milliseconds, and then energy decides,
-not cycles: two kernels may change places between the regimes. So a :class:`~cufa.measure.timing.Timing` carries
+A Hopper GPU that multiplies matrices reaches its power limit within milliseconds; from then on energy decides, not
+cycles, and two kernels may change places. So a :class:`~cufa.measure.timing.Timing` carries
 its regime, and :func:`~cufa.measure.timing.speedup` refuses to divide times of different ones.
 """
 
@@ -11,7 +11,7 @@ import enum
 
 
 class Regime(enum.StrEnum):
-    """The value is what records hold and tables print."""
+    """The value stands in records and tables."""
 
     IN_TURNS = "in turns"
     """Contenders take turns within each round, with a cold L2 cache and a pause while it is emptied."""

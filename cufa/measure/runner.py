@@ -104,7 +104,7 @@ class Skipped:
 
 
 def predicted_speedup(slow: Plan, fast: Plan) -> float:
-    """What tile counts alone predict: scores computed by one over scores computed by the other."""
+    """Prediction from tile counts alone: scores computed by one over scores computed by the other."""
     scores = [p.schedule.visited * p.config.block_q * p.config.block_kv for p in (slow, fast)]
     return scores[0] / scores[1] if scores[1] else float("inf")
 

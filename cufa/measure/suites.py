@@ -1,4 +1,4 @@
-"""Named sets of cases: what `cufa bench --suite` and the recorder run."""
+"""Named sets of cases, for `cufa bench --suite` and the recorder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Suite:
     gpu_only: bool
     """Too much work for a CPU, or about something that only a GPU has."""
     operation: str
-    """Of its first case: the first suite of an operation is what `cufa bench` runs when it is given no more."""
+    """Of its first case: the first suite of an operation is the default of `cufa bench`."""
 
 
 SUITES: dict[str, Suite] = {}
@@ -81,7 +81,7 @@ def _quick(device: Device | None) -> Iterator[Case]:
     """The default of `cufa bench`: a few seconds anywhere."""
     specs = kernels_of("forward").values()
     if device is None:
-        # One GPU's own algorithm has no loop nest of its own in NumPy.
+        # Hopper's algorithm shares its NumPy loops with another algorithm.
         names = dict.fromkeys(s.algorithm for s in specs if not s.uses_copy_engine)
         for seqlen, mask in ((512, FULL), (512, CAUSAL), (1024, CAUSAL)):
             yield Case(make(1, 4, seqlen, 64, "float32", mask), contenders(*names))
@@ -99,7 +99,7 @@ def _forward(device: Device | None) -> Iterator[Case]:
 
 @_suite("fa3", "forward, the preferred kernel only")
 def _fa3(device: Device | None) -> Iterator[Case]:
-    """The same shapes, only what the planner prefers: half the time of "forward", for work on one kernel."""
+    """The same shapes, only the planner's first choice: half the time of "forward", for work on one kernel."""
     for problem in _published_shapes():
         yield Case(problem, contenders(best(problem, device)[0], *_TORCH, "fa4"))
 
@@ -127,7 +127,7 @@ def _awkward(device: Device | None) -> Iterator[Case]:
 
 @_suite("chunks", "few queries over many keys, bfloat16")
 def _chunks(device: Device | None) -> Iterator[Case]:
-    """Chunks of a prompt against what a cache holds of it: few queries over many keys, which are split."""
+    """Chunks of a prompt against its cached part: few queries over many keys, which are split."""
     for seqlen_q, seqlen_k, mask in itertools.product(
         (16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS
     ):
@@ -151,7 +151,7 @@ def _ladder(device: Device | None) -> Iterator[Case]:
 
 @_suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", gpu_only=False)
 def _versions(device: Device | None) -> Iterator[Case]:
-    """FA1 → FA2: batch 2, 4 heads, d64; what skipping tiles alone gives is fa2_noskip → fa2."""
+    """FA1 → FA2: batch 2, 4 heads, d64; the gain of skipping tiles alone is fa2_noskip → fa2."""
     for seqlen in (512, 1024, 2048, 4096):
         problem = make(2, 4, seqlen, 64, "float16" if device else "float32", CAUSAL)
         yield Case(problem, contenders("naive", "fa1", "fa2_noskip", "fa2"))
@@ -191,7 +191,7 @@ def _fa1_blocks(device: Device | None) -> Iterator[Case]:
 
 @_suite("memory", "naive against FA2, growing length", gpu_only=False)
 def _memory(device: Device | None) -> Iterator[Case]:
-    """What not storing the score matrix is worth: naive against FA2, growing length."""
+    """The gain of not storing the score matrix: naive against FA2, growing length."""
     for seqlen in (1024, 2048, 4096, 8192) if device else (1024, 2048, 4096):
         problem = make(1, 16 if device else 8, seqlen, 64, "float16" if device else "float32")
         yield Case(problem, contenders("naive", "fa2"))
@@ -208,7 +208,7 @@ def _masks(device: Device | None) -> Iterator[Case]:
 
 @_suite("energy", "shapes that meet the power limit, bfloat16")
 def _energy(device: Device | None) -> Iterator[Case]:
-    """The shapes whose joules are published, and two further head dims: where a card's power limit decides."""
+    """The shapes whose joules are published, and two more head dims: the card's power limit decides."""
     shapes = ((64, 16384, CAUSAL), (128, 16384, CAUSAL), (128, 4096, FULL), (256, 16384, CAUSAL))
     problems = [_hidden(n, d, mask) for d, n, mask in shapes]
     problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
@@ -223,7 +223,7 @@ _suite("splits", "decode: splits of the keys, few to many", "decode")(decode_cas
 
 @_suite("backward-quick", "backward: a few shapes", "backward", gpu_only=False)
 def _backward_quick(device: Device | None) -> Iterator[Case]:
-    """What `cufa bench backward` runs: a few seconds anywhere."""
+    """The default of `cufa bench backward`: a few seconds anywhere."""
     dtype, lengths = ("float32", (512, 1024)) if device is None else ("float16", (1024, 4096))
     for seqlen, mask in itertools.product(lengths, _MASKS):
         problem = of_forward(make(1, 8, seqlen, 64, dtype, mask))

@@ -19,13 +19,13 @@ Watch = Callable[[Mapping[str, Sequence[float]]], None]
 
 RESAMPLES = 1000
 """Of a bootstrap."""
-#: A contender whose GPU waited for the host in more than this share of the batches was not timed: the host was.
+#: If the GPU waited for the host in more than this share of the batches, the time is the host's.
 _STARVED = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
-    """What is kept of samples, in seconds."""
+    """Quantiles of samples, in seconds."""
 
     count: int
     p10: float
@@ -80,7 +80,7 @@ class Timing:
 
     @functools.cached_property
     def _known(self) -> tuple[float, ...]:
-        """All three at once: pages ask for those of a thousand rows, and a call of NumPy takes longer than its work."""
+        """10th, 50th and 90th percentile at once: pages read a thousand rows, and each NumPy call has its overhead."""
         if self.kept:
             return self.kept.p10, self.kept.p50, self.kept.p90
         return tuple(float(value) for value in np.percentile(self.samples, (10, 50, 90)))

@@ -36,7 +36,7 @@ def _compiled(problem: Problem) -> Callable[..., Any]:
 
     # Past a handful of shapes torch stops compiling and falls back to a slow path, without a word.
     torch._dynamo.reset()
-    # The backward is run more than once on what the forward kept for it.
+    # The backward runs more than once on the tensors that the forward kept.
     torch._functorch.config.donated_buffer = False
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
     block_mask = None
@@ -69,7 +69,7 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
 
 
 def _all(tests: list[MaskMod | None]) -> MaskMod:
-    """Of the tests that there are. A test that hides nothing would cost the peer time in every element."""
+    """The tests that are not None, joined by "and". A test that hides nothing would cost time in every element."""
     some = [test for test in tests if test is not None]
 
     def every(batch: Any, head: Any, query: Any, key: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Runs = tuple[Callable[[], Any], Callable[[], dict[str, Any]]]
-"""What launches, and what computes once and returns arrays by their role."""
+"""A function that launches, and one that computes once and returns arrays by their role."""
 
 NOT_DETERMINISTIC = "torch has determinism as a setting of the process, which this does not touch"
 
@@ -69,7 +69,7 @@ def runs(
 
 
 def on_cupys_stream(call: Callable[[], Any]) -> Callable[[], Any]:
-    """``call``, by default without gradients, on the stream that is CuPy's current one now: the current stream of each
+    """``call``, by default without gradients, on the stream that is CuPy's current one: the current stream of each
     library is its own setting, and the benchmark runs on CuPy's."""
     import cupy
     import torch
