@@ -209,11 +209,7 @@ def test_decoding_for_nobody(batch, heads):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_every_dtype(dtype):
     q, k, v = make_inputs(2, 4, 2, 70, 70, 16, dtype)
-    options = {
-        "sink": numbers(4).astype(np.float32),
-        "alibi_slopes": 2.0 ** -np.arange(3, 7),
-        "causal": True,
-    }
+    options = {"sink": numbers(4).astype(np.float32), "alibi_slopes": 2.0 ** -np.arange(3, 7), "causal": True}
     o, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **options)
     assert o.dtype == q.dtype and lse.dtype == np.float32
     exact = cufa.attention_reference(q, k, v, **options)

@@ -197,9 +197,7 @@ def make_problem(
 ) -> Problem:
     """Of arrays in "bhsd", with the default scale."""
     return shapes.make_problem(
-        [x.shape for x in (q, k, v)],
-        str(q.dtype),
-        Options(resolve_mask(causal, None, mask), softcap),
+        [x.shape for x in (q, k, v)], str(q.dtype), Options(resolve_mask(causal, None, mask), softcap)
     )
 
 
