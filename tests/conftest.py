@@ -228,3 +228,11 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
         monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
 
     return apply
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tests about the host path, also on a machine with a GPU."""
+    from cufa.calls import calls
+
+    monkeypatch.setattr(calls, "gpu_available", lambda: False)

@@ -11,15 +11,10 @@ from backward_support import NAMES, Case, assert_gradients, make_case
 from support import DTYPES, OnlyDLPack, make_inputs
 
 import cufa
-from cufa.calls import calls
 from cufa.problem.mask import CAUSAL
 from cufa.run.cpu import backward as cpu_backward
 
-
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch):
-    """These tests are about the host path, also on a machine with a GPU."""
-    monkeypatch.setattr(calls, "gpu_available", lambda: False)
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def gradients(case: Case, **options):

@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cufa
-from cufa.calls import calls
 
-
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch):
-    """These tests are about the host path, also on a machine with a GPU."""
-    monkeypatch.setattr(calls, "gpu_available", lambda: False)
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def _array(*shape, dtype=np.float32):
