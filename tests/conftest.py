@@ -230,6 +230,12 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return apply
 
 
+@pytest.fixture(scope="session")
+def cp() -> object:
+    """CuPy, of tests on a GPU."""
+    return pytest.importorskip("cupy")
+
+
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tests about the host path, also on a machine with a GPU."""

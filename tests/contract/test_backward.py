@@ -396,13 +396,11 @@ def test_layout_bshd(backend):
 
 
 @backends("gpu")
-def test_broadcast_inputs(backend):
+def test_broadcast_inputs(backend, cp):
     case = make_case(3, 4, 4, 100, 150, 64, "float16")
     case = dataclasses.replace(case, dout=np.broadcast_to(case.dout[:1, :1, :1], case.q.shape).copy())
     arrays = [backend.array(x) for x in case.arrays]
-    import cupy
-
-    arrays[0] = cupy.broadcast_to(arrays[0][:1, :1, :1], case.q.shape)
+    arrays[0] = cp.broadcast_to(arrays[0][:1, :1, :1], case.q.shape)
     assert_gradients([x.get() for x in cufa.flash_attention_backward(*arrays)], case)
 
 
@@ -434,10 +432,8 @@ def test_nothing_is_written_around_the_results(backend):
 
 @pytest.mark.slow
 @backends("gpu")
-def test_strides_of_more_than_32_bits(backend):
+def test_strides_of_more_than_32_bits(backend, cp):
     """Two sequences 2^31 elements apart, all operands in one buffer."""
-    import cupy as cp
-
     case = make_case(2, 2, 1, 70, 90, 64, "bfloat16", causal=True)
     apart, room = 1 << 31, 1 << 15
     memory = cp.empty(apart + 16 * room, cp.uint16)

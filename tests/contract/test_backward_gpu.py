@@ -17,11 +17,6 @@ from cufa.problem.mask import CAUSAL, FULL, Band
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def cp():
-    return pytest.importorskip("cupy")
-
-
 def poisoned(x):
     return GPU.poisoned(x.shape, x.dtype)
 

@@ -430,10 +430,8 @@ def test_head_dims(backend, kernel, head_dim):
 @pytest.mark.parametrize("alignment", [8, 4, 2])
 @pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
 @backends("gpu")
-def test_narrow_copies(backend, kernel, alignment):
+def test_narrow_copies(backend, kernel, alignment, cp):
     """Rows that start at odd multiples of 8, 4 and 2 bytes."""
-    import cupy as cp
-
     from cufa.run.cuda import backend as cuda
 
     case, extra = make_case([300, 17], tokens=2, head_dim=64), alignment // 2

@@ -24,11 +24,6 @@ SPIN = 'extern "C" __global__ void spin(long long n) { auto t = clock64(); while
 
 
 @pytest.fixture(scope="module")
-def cp():
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture(scope="module")
 def device(cp):
     return GPU.device
 

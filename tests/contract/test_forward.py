@@ -409,10 +409,8 @@ def test_narrow_copies(backend, spec, dtype, precision, alignment):
 
 @pytest.mark.sampled(dated=6, pairs=[("spec", "offset"), ("dtype", "offset")])
 @contract("offset", gpu=[0, 8, 4, 2, 1])
-def test_views_into_poisoned_buffers(backend, spec, dtype, precision, offset):
+def test_views_into_poisoned_buffers(backend, spec, dtype, precision, offset, cp):
     """Misaligned slices of larger buffers; everything around q, k and v is NaN, around out a sentinel."""
-    import cupy as cp
-
     arrays_ = make_inputs(2, 2, 2, 75, 101, 40, dtype)
 
     def around(x, value):
@@ -437,10 +435,8 @@ def test_views_into_poisoned_buffers(backend, spec, dtype, precision, offset):
 
 
 @backends("gpu")
-def test_broadcast_and_reversed_inputs(backend):
+def test_broadcast_and_reversed_inputs(backend, cp):
     """Strides that the copy engine does not take: auto goes on with a kernel that does."""
-    import cupy as cp
-
     q, k, v = make_inputs(2, 3, 3, 60, 80, 64, "float16")
     k = np.broadcast_to(k[:, :1], k.shape)
     views = cp.asarray(q), cp.broadcast_to(cp.asarray(k[:, :1]), k.shape), cp.asarray(v)[:, :, ::-1]
@@ -451,10 +447,8 @@ def test_broadcast_and_reversed_inputs(backend):
 
 @pytest.mark.alone
 @backends("gpu")
-def test_more_than_2_to_the_31_elements(backend):
+def test_more_than_2_to_the_31_elements(backend, cp):
     """Offsets past 2³¹ elements: along the batch axis, and inside one head through a huge row stride."""
-    import cupy as cp
-
     b, h, s, d = 33000, 8, 64, 128
     small = cp.random.default_rng(0).standard_normal((64, h, s, d), dtype=cp.float32).astype(cp.float16)
     q = cp.empty((b, h, s, d), cp.float16)

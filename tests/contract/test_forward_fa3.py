@@ -223,10 +223,8 @@ def test_short_items_in_a_row_repeat_bit_for_bit(config, head_dim, causal):
 @gpu
 @MASKS
 @pytest.mark.parametrize("dtype", SPEC.dtypes, ids=lambda dtype: f"{SPEC.name}-{dtype}")
-def test_grouped_heads(dtype, causal):
+def test_grouped_heads(dtype, causal, cp):
     """32 query heads on 4 key/value heads, by index."""
-    import cupy as cp
-
     host = make_inputs(2, 32, 4, 200, 333, 128, dtype)
     q, k, v = (cp.asarray(x) for x in host)
     out, lse = cufa.flash_attention(q, k, v, causal=causal, algorithm="fa3", return_lse=True)
@@ -237,10 +235,8 @@ def test_grouped_heads(dtype, causal):
 
 @gpu
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256], ids=lambda d: f"{SPEC.name}-d{d}")
-def test_strides(head_dim):
+def test_strides(head_dim, cp):
     """q, k and v interleaved in one array, in both layouts, with NaN between them; out in an array of sevens."""
-    import cupy as cp
-
     b, s, h = 2, 150, 3
     packed = cp.full((b, s + 7, 3, h, head_dim + 16), cp.nan, cp.float16)
     views = [packed[:, 3 : s + 3, i, :, 8 : 8 + head_dim] for i in range(3)]
@@ -261,10 +257,8 @@ def test_strides(head_dim):
 
 @gpu
 @MASKS
-def test_side_by_side_on_two_streams(causal):
+def test_side_by_side_on_two_streams(causal, cp):
     """Launches that overlap share nothing."""
-    import cupy as cp
-
     q, k, v = (cp.asarray(x) for x in make_inputs(1, 60, 60, 400, 500, 64))
     expected = cufa.flash_attention(q, k, v, causal=causal, algorithm="fa3").get()
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]

@@ -109,11 +109,6 @@ def execute(
     return done
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 # --- Results ----------------------------------------------------------------------------------------------
 
 NAMES = tuple(examples(1, 1))
@@ -270,7 +265,7 @@ def test_tiles_are_those_of_the_schedule(backend, spec, name):
 
 
 @pytest.mark.gpu
-def test_numbers_on_the_host_are_uploaded_once(monkeypatch, cupy):
+def test_numbers_on_the_host_are_uploaded_once(monkeypatch, cp):
     from cufa.run.cuda import mask_uploads
 
     copies = []
@@ -278,50 +273,50 @@ def test_numbers_on_the_host_are_uploaded_once(monkeypatch, cupy):
     monkeypatch.setattr(mask_uploads, "_copy", lambda *args: copies.append(args) or copy(*args))
     mask = examples(64, 64)["evicted"]
     for length in (64, 64):
-        for dtype in (cupy.float16, cupy.float32):
-            q, k, v = (cupy.asarray(x, dtype) for x in make_inputs(2, 4, 2, length, 64, 64, "float32"))
+        for dtype in (cp.float16, cp.float32):
+            q, k, v = (cp.asarray(x, dtype) for x in make_inputs(2, 4, 2, length, 64, 64, "float32"))
             cufa.flash_attention(q, k, v, mask=mask)
     assert len(copies) == 1
 
 
 @pytest.mark.gpu
-def test_a_graph_replays_with_numbers_that_changed(cupy):
+def test_a_graph_replays_with_numbers_that_changed(cp):
     """What is least and greatest in each block is found anew by every replay."""
     inputs = make_inputs(1, 2, 2, 300, 300, 64, "float16")
-    q, k, v = (cupy.asarray(x) for x in inputs)
+    q, k, v = (cp.asarray(x) for x in inputs)
     rows = np.random.default_rng(0).integers(0, 300, (4, 300)).astype(np.int32)
-    numbers = cupy.asarray(np.stack([rows[0], np.full(300, 2**31 - 1)]).astype(np.int32))[:, None, None]
+    numbers = cp.asarray(np.stack([rows[0], np.full(300, 2**31 - 1)]).astype(np.int32))[:, None, None]
     mask = Columns(CAUSAL, Integers(numbers))
-    out = cupy.empty_like(q)
+    out = cp.empty_like(q)
     cufa.flash_attention(q, k, v, mask=mask, out=out)
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
         cufa.flash_attention(q, k, v, mask=mask, out=out)
         graph = stream.end_capture()
     for of_call in rows[1:]:
-        numbers[0, 0, 0] = cupy.asarray(of_call)
-        cupy.cuda.runtime.deviceSynchronize()
+        numbers[0, 0, 0] = cp.asarray(of_call)
+        cp.cuda.runtime.deviceSynchronize()
         graph.launch(stream)
         stream.synchronize()
-        assert_attention(cupy.asnumpy(out), None, *inputs, mask=masks.evict(of_call))
+        assert_attention(cp.asnumpy(out), None, *inputs, mask=masks.evict(of_call))
 
 
 @pytest.mark.gpu
-def test_streams_share_an_upload(cupy):
+def test_streams_share_an_upload(cp):
     """Calls of one mask on several streams, the first of which waits for other work."""
     inputs = make_inputs(2, 4, 2, 200, 256, 64, "float16")
     mask = examples(200, 256)["two runs, of both"]
     outs = []
     for _ in range(3):
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            busy = cupy.ones((4000, 4000), cupy.float32)
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            busy = cp.ones((4000, 4000), cp.float32)
             for _ in range(20):
                 busy *= 1.0001
-            outs.append(cufa.flash_attention(*(cupy.asarray(x) for x in inputs), mask=mask))
+            outs.append(cufa.flash_attention(*(cp.asarray(x) for x in inputs), mask=mask))
             stream.synchronize()
     for out in outs:
-        assert_attention(cupy.asnumpy(out), None, *inputs, mask=mask)
+        assert_attention(cp.asnumpy(out), None, *inputs, mask=mask)
 
 
 # --- Masks on a GPU, and what is refused ------------------------------------------------------------------
@@ -342,8 +337,8 @@ MADE = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", MADE)
-def test_a_mask_made_on_the_gpu_is_the_one_made_on_the_host(cupy, make):
-    there, here = make(lambda x: cupy.asarray(x.astype(np.int32))), make(lambda x: x.astype(np.int32))
+def test_a_mask_made_on_the_gpu_is_the_one_made_on_the_host(cp, make):
+    there, here = make(lambda x: cp.asarray(x.astype(np.int32))), make(lambda x: x.astype(np.int32))
     assert not there.known and there != here and "on a GPU" in str(there)
     assert there.on_host() == here and there.spread == here.spread
     with pytest.raises(ValueError, match=r"on a GPU.*mask\.on_host\(\)"):
@@ -351,44 +346,44 @@ def test_a_mask_made_on_the_gpu_is_the_one_made_on_the_host(cupy, make):
 
 
 @pytest.mark.gpu
-def test_calls_on_the_gpu_say_what_they_do_not_serve(cupy):
-    q, k, v = (cupy.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
-    mask = masks.evict(cupy.arange(50, dtype=cupy.int32))
+def test_calls_on_the_gpu_say_what_they_do_not_serve(cp):
+    q, k, v = (cp.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
+    mask = masks.evict(cp.arange(50, dtype=cp.int32))
     for options, word in (
         ({"mask": mask, "algorithm": "fa1"}, "band masks, not masks that hide each key"),
         ({"mask": masks.prefix(3), "algorithm": "fa1"}, "band masks, not masks with a prefix"),
         ({"sink": np.ones(4)}, "no sink"),
-        ({"sink": cupy.ones(4, np.float32), "seqlens_k": cupy.ones(2, np.int32)}, "no sink"),
-        ({"alibi_slopes": cupy.ones(4, np.float32)}, "no ALiBi"),
-        ({"seqlens_k": cupy.ones(2, np.int32)}, "no padded sequences"),
+        ({"sink": cp.ones(4, np.float32), "seqlens_k": cp.ones(2, np.int32)}, "no sink"),
+        ({"alibi_slopes": cp.ones(4, np.float32)}, "no ALiBi"),
+        ({"seqlens_k": cp.ones(2, np.int32)}, "no padded sequences"),
     ):
         for _ in range(2):
             with pytest.raises(ValueError, match=word):
                 cufa.flash_attention(q, k, v, **{"algorithm": "fa1", **options})
     packed = (x[0].swapaxes(0, 1) for x in (q, k, v))
-    cu = cupy.array([0, 20, 50], np.int32)
+    cu = cp.array([0, 20, 50], np.int32)
     with pytest.raises(ValueError, match="no packed sequences"):
         cufa.flash_attention_varlen(*packed, cu, cu, algorithm="fa1")
     assert "at most" in str(cufa.plan((2, 4, 50, 64), mask=mask, device="cpu"))
 
 
 @pytest.mark.gpu
-def test_numbers_on_the_gpu_are_of_the_kernels_types(cupy):
-    q, k, v = (cupy.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
+def test_numbers_on_the_gpu_are_of_the_kernels_types(cp):
+    q, k, v = (cp.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
     for options, message in (
-        ({"sink": cupy.ones(4)}, "sink is float64; on a GPU it must be float32"),
-        ({"seqlens_k": cupy.ones(2, np.int64)}, "seqlens_k is int64; on a GPU it must be int32"),
+        ({"sink": cp.ones(4)}, "sink is float64; on a GPU it must be float32"),
+        ({"seqlens_k": cp.ones(2, np.int64)}, "seqlens_k is int64; on a GPU it must be int32"),
     ):
         with pytest.raises(TypeError, match=message):
             cufa.flash_attention(q, k, v, **options)
     with pytest.raises(TypeError, match=r"rows is int64; on a GPU it must be int32"):
-        masks.evict(cupy.arange(50))
+        masks.evict(cp.arange(50))
     with pytest.raises(ValueError, match=r"lengths is on a GPU.*pass seqlen="):
-        masks.documents(cupy.array([20, 30], np.int32))
+        masks.documents(cp.array([20, 30], np.int32))
 
 
 @pytest.mark.gpu
-def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves(cupy):
+def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves(cp):
     """And not to the GPU that is there; asked for it, the call says why not."""
     q, k, v = make_inputs(2, 4, 2, 50, 50, 64, "float16")
     options = {"mask": masks.prefix(3), "sink": np.ones(4)}
@@ -397,7 +392,7 @@ def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves(cupy):
     with pytest.raises(ValueError, match="a sink with band masks only"):
         cufa.flash_attention(q, k, v, device="cuda", **options)
     with pytest.raises(ValueError, match=r"its numbers on a GPU.*mask\.on_host\(\)"):
-        cufa.flash_attention(q, k, v, mask=masks.evict(cupy.arange(50, dtype=cupy.int32)), device="cpu")
+        cufa.flash_attention(q, k, v, mask=masks.evict(cp.arange(50, dtype=cp.int32)), device="cpu")
 
 
 def test_what_is_refused_is_refused_in_words():

@@ -267,19 +267,17 @@ def test_a_workspace_without_room_for_the_sums_of_a_sink_is_noticed():
 
 
 @backends("gpu")
-def test_a_graph_replays_with_other_lengths(backend):
-    import cupy
-
+def test_a_graph_replays_with_other_lengths(backend, cp):
     first, second = (
         packed(x, "causal", 64, "float16", tail=t) for x, t in (("equal", 0), ("whole tiles", 70))
     )
     forward = cufa.flash_attention_varlen
     rows, keys = (max(len(c.forward[i]) for c in (first, second)) for i in (0, 1))
     shapes = [(n, *x.shape[1:]) for x, n in zip(first.forward, (rows, keys, keys), strict=True)]
-    q, k, v = (cupy.empty(shape, np.float16) for shape in shapes)
-    cu_q, cu_k = (cupy.asarray(x) for x in first.lengths.values())
+    q, k, v = (cp.empty(shape, np.float16) for shape in shapes)
+    cu_q, cu_k = (cp.asarray(x) for x in first.lengths.values())
     out = backend.poisoned(q.shape, q.dtype)
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = cp.cuda.Stream(non_blocking=True)
 
     def fill(case):
         for x, y in zip((q, k, v), case.forward, strict=True):
@@ -296,7 +294,7 @@ def test_a_graph_replays_with_other_lengths(backend):
     for case in (second, first):
         fill(case)
         out.view(np.int16).fill(-1)
-        cupy.cuda.runtime.deviceSynchronize()
+        cp.cuda.runtime.deviceSynchronize()
         graph.launch(stream)
         stream.synchronize()
         case.check("out", out.get()[: len(case.expected["out"])])
@@ -308,10 +306,8 @@ def test_a_graph_replays_with_other_lengths(backend):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", RAGGED)
-def test_lengths_and_sinks_on_the_host(kind):
+def test_lengths_and_sinks_on_the_host(kind, cp):
     """With arrays on the GPU, and with NumPy arrays alone."""
-    import cupy
-
     case = MAKE[kind]("equal", "all", 64, "float16")
     dout, q, k, v, out, lse = case.inputs
     forward, backward = (
@@ -319,7 +315,7 @@ def test_lengths_and_sinks_on_the_host(kind):
         if kind == "packed"
         else (cufa.flash_attention, cufa.flash_attention_backward)
     )
-    for to, back in ((cupy.asarray, cupy.asnumpy), (np.asarray, np.asarray)):
+    for to, back in ((cp.asarray, cp.asnumpy), (np.asarray, np.asarray)):
         scores = {**case.lengths, **case.options}
         found = forward(*map(to, (q, k, v)), return_lse=True, **scores)
         gradients = backward(*map(to, (dout, q, k, v, out, lse)), dlse=to(case.dlse), **scores)
@@ -329,12 +325,10 @@ def test_lengths_and_sinks_on_the_host(kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seqlens", [None, [9, 0]])
-def test_a_sink_where_there_are_no_keys(seqlens):
-    import cupy
-
-    q, k = cupy.ones((2, 4, 9, 64), np.float16), cupy.ones((2, 2, 0, 64), np.float16)
-    sink, dlse = cupy.array([0.5, -1, 2, -np.inf], np.float32), cupy.ones((2, 4, 9), np.float32)
-    lengths = {} if seqlens is None else {"seqlens_q": cupy.array(seqlens, np.int32)}
+def test_a_sink_where_there_are_no_keys(seqlens, cp):
+    q, k = cp.ones((2, 4, 9, 64), np.float16), cp.ones((2, 2, 0, 64), np.float16)
+    sink, dlse = cp.array([0.5, -1, 2, -np.inf], np.float32), cp.ones((2, 4, 9), np.float32)
+    lengths = {} if seqlens is None else {"seqlens_q": cp.array(seqlens, np.int32)}
     out, lse = cufa.flash_attention(q, k, k, sink=sink, return_lse=True, **lengths)
     given = {name: x.get() for name, x in lengths.items()}
     exact = cufa.attention_reference(q.get(), k.get(), k.get(), sink=sink.get(), return_lse=True, **given)

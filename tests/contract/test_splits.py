@@ -153,10 +153,8 @@ def test_as_many_splits_as_one(backend, spec):
 
 
 @each("gpu")
-def test_a_hundred_runs_have_the_same_bits(backend, spec):
+def test_a_hundred_runs_have_the_same_bits(backend, spec, cp):
     """On one stream, and on four at once: each has its own workspace."""
-    import cupy as cp
-
     inputs = make_inputs(1, 16, 4, 70, 4099, 128, "bfloat16")
     options = {"num_splits": 7, "causal": True}
     first = check(backend, spec, *inputs, **options)
@@ -174,9 +172,7 @@ def test_a_hundred_runs_have_the_same_bits(backend, spec):
 
 
 @each("gpu")
-def test_a_graph_replays_over_new_values(backend, spec):
-    import cupy as cp
-
+def test_a_graph_replays_over_new_values(backend, spec, cp):
     first, second = (make_inputs(1, 8, 2, 40, 3000, 64, seed=seed) for seed in (0, 1))
     check(backend, spec, *first, num_splits=6)
     q, k, v = (cp.asarray(x) for x in first)
