@@ -53,6 +53,7 @@ _STYLE = """
 .cufa-listing {{ max-height: 380px; overflow: auto; margin: 0; padding: .8rem; border-radius: 6px; font-size: .85rem;
   line-height: 1.5; color: {text}; background: {panel}; font-family: "Source Code Pro", monospace; }}
 [data-testid="stHtml"]:has(.cufa-term) {{ overflow: visible; }}
+[data-testid="stMarkdown"] table {{ display: block; max-width: 100%; overflow-x: auto; }}
 </style>
 """
 

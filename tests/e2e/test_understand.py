@@ -56,7 +56,7 @@ def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str
     page.get_by_role("button", name="Play", exact=True).click()
     at_step(page, 9)
     page.get_by_role("button", name="Play", exact=True).wait_for()  # at the end
-    expect(page.locator(".walk")).to_contain_text("agree with the plain softmax")
+    expect(page.locator(".walk")).to_contain_text("equal the plain softmax")
     page.wait_for_url(re.compile(r"[?&]step=9\b"))
     assert len(sent) == before + 1  # for the link
     total = own_meter(page)
