@@ -26,6 +26,7 @@ from cufa.reference.dense import attention_reference, attention_reference_backwa
 from cufa.run.cpu.run import RUNS
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
+GPU_LIMITS = Limits(1e12, {"bfloat16": 1e15, "float16": 1e15}, 1e12)
 
 
 def checked(problem, lengths=None, on_gpu=False):
@@ -326,8 +327,7 @@ class TestOnAGpu:
     def test_errors_beside_times(self, device):
         problem = suites.make(1, 4, 300, 64, "bfloat16", True)
         names = [s.algorithm for s in kernels_of("forward").values() if "bfloat16" in s.dtypes]
-        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
-        rows, skipped = run_case(Case(problem, contenders(*names)), device, limits, seconds=0.05)
+        rows, skipped = run_case(Case(problem, contenders(*names)), device, GPU_LIMITS, seconds=0.05)
         assert not skipped
         assert [row.label for row in rows] == names
         assert all(row.error < 3e-2 and 0 < row.seconds < 0.1 for row in rows)
@@ -335,8 +335,7 @@ class TestOnAGpu:
     def test_torch_peers_compute_the_same(self, device):
         pytest.importorskip("torch")
         problem = suites.make(1, 4, 512, 64, "bfloat16", True)
-        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
-        rows, _ = run_case(Case(problem, contenders(*peers.PEERS)), device, limits, seconds=0.05)
+        rows, _ = run_case(Case(problem, contenders(*peers.PEERS)), device, GPU_LIMITS, seconds=0.05)
         assert {"torch flash", "torch math"} <= {row.label for row in rows}
         assert all(row.error < 5e-2 for row in rows)
 
@@ -344,9 +343,8 @@ class TestOnAGpu:
         """Where lengths differ: flash computes what we do; cuDNN, which does not, says so."""
         pytest.importorskip("torch")
         problem = suites.make(1, 4, 100, 64, "bfloat16", True, seqlen_k=300)
-        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
         case = Case(problem, contenders("torch flash", "torch cudnn", "fa2"))
-        rows, skipped = run_case(case, device, limits, seconds=0.05)
+        rows, skipped = run_case(case, device, GPU_LIMITS, seconds=0.05)
         assert {row.label for row in rows} == {"torch flash", "fa2"}
         assert all(row.error < 5e-2 for row in rows)
         assert [(s.label, "top-left" in s.reason) for s in skipped] == [("torch cudnn", True)]
@@ -354,11 +352,10 @@ class TestOnAGpu:
     def test_torch_peers_run_on_the_timed_stream(self, device):
         """Eight times the work takes more than twice the time; events see nothing of another stream."""
         pytest.importorskip("torch")
-        limits = Limits(1e12, {"float16": 1e15}, 1e12)
         seconds = []
         for batch in (1, 8):
             problem = suites.make(batch, 16, 4096, 64, "float16", False)
-            rows, _ = run_case(Case(problem, contenders("torch flash")), device, limits, seconds=0.1)
+            rows, _ = run_case(Case(problem, contenders("torch flash")), device, GPU_LIMITS, seconds=0.1)
             seconds.append(rows[0].seconds)
         assert seconds[1] > 2 * seconds[0] > 50e-6
 
@@ -367,11 +364,10 @@ class TestOnAGpu:
     def test_peers_of_all_masks_compute_the_same(self, device, name, mask):
         if peers.family_of(name).missing:
             pytest.skip(peers.family_of(name).missing)
-        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
         problem = suites.make(
             2, 8, 512, 64, "bfloat16", mask, kv_heads=2, softcap=None if mask is True else 20.0
         )
-        rows, skipped = run_case(Case(problem, contenders(name, "fa2")), device, limits, seconds=0.05)
+        rows, skipped = run_case(Case(problem, contenders(name, "fa2")), device, GPU_LIMITS, seconds=0.05)
         assert not skipped and all(row.error < 5e-2 for row in rows)
 
     @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -383,5 +379,5 @@ class TestOnAGpu:
         mask = masks.evict(rows) if of_heads else masks.documents([100, 250, 162])
         problem = suites.make(2, 8, 512, 64, "bfloat16", mask, kv_heads=2)
         case = Case(dataclasses.replace(problem, operation=operation), contenders("flex", "fa2"))
-        found, skipped = run_case(case, device, Limits(1e12, {"bfloat16": 1e15}, 1e12), seconds=0.05)
+        found, skipped = run_case(case, device, GPU_LIMITS, seconds=0.05)
         assert not skipped and all(row.error < 5e-2 for row in found)

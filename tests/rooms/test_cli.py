@@ -122,8 +122,8 @@ def test_no_cpu_is_proposed_that_would_not_do(run):
 
 
 def test_one_shape_of_decoding(run):
-    shape = ("--seqlen-k", "600", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--window", "none,0")
-    result = run("bench", "decode", "--device", "cpu", *shape, "--seconds", "0.02", "--json")
+    shape = "--seqlen-k 600 --heads 4 --kv-heads 2 --head-dim 32 --window none,0"
+    result = run(*f"bench decode --device cpu {shape} --seconds 0.02 --json".split())
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
     assert [row["label"] for row in rows] == ["fixed", "balanced"]
@@ -133,28 +133,11 @@ def test_one_shape_of_decoding(run):
 
 
 def test_one_shape_of_the_backward(run):
-    shape = (
-        "--seqlen",
-        "150",
-        "--seqlen-k",
-        "200",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "2",
-        "--causal",
-        "--softcap",
-        "9",
-    )
-    result = run(
-        "bench", "backward", "--device", "cpu", *shape, "--deterministic", "--seconds", "0.02", "--json"
-    )
+    shape = "--seqlen 150 --seqlen-k 200 --heads 4 --kv-heads 2 --causal --softcap 9 --deterministic"
+    result = run(*f"bench backward --device cpu {shape} --seconds 0.02 --json".split())
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
-    assert [(row["label"], row["kernel"]) for row in rows] == [
-        ("fa3", "fa3_backward"),
-        ("fa2", "fa2_backward"),
-    ]
+    assert {row["label"]: row["kernel"] for row in rows} == {"fa3": "fa3_backward", "fa2": "fa2_backward"}
     for row in rows:
         assert row["max_error"] < 1e-5
         assert row["problem"]["operation"] == "backward" and row["problem"]["deterministic"]
@@ -247,7 +230,7 @@ def test_an_algorithm_of_another_operation_is_wrong_usage(run, command, there):
 
 @pytest.mark.slow
 def test_compare_gives_measured_and_predicted_ratio(run):
-    arguments = (
+    arguments = [
         "compare",
         "fa2_noskip",
         "fa2",
@@ -258,7 +241,7 @@ def test_compare_gives_measured_and_predicted_ratio(run):
         "cpu",
         "--seconds",
         "0.1",
-    )
+    ]
     document = json.loads(run(*arguments, "--json").stdout)
     ratio = document["speedup"]
     assert ratio["low"] <= ratio["value"] <= ratio["high"]
@@ -273,18 +256,8 @@ def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run, monkeypatc
 
     monkeypatch.setattr("cufa.measure.measuring.measure", measured)
     for operation in ((), ("--operation", "backward")):
-        result = run(
-            "compare",
-            "fa2",
-            "torch flash",
-            "--device",
-            "cpu",
-            "--seconds",
-            "0.05",
-            "--seqlen",
-            "128",
-            *operation,
-        )
+        how = ["--device", "cpu", "--seconds", "0.05", "--seqlen", "128"]
+        result = run("compare", "fa2", "torch flash", *how, *operation)
         assert result.exit_code == 3
         assert "torch flash" in result.stderr
 

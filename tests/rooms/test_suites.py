@@ -53,12 +53,8 @@ class TestSuites:
         device = Device.typical("sm_90")
         cases = list(suites.SUITES["fa3"].cases(device))
         assert [c.problem for c in cases] == [c.problem for c in suites.SUITES["forward"].cases(device)]
-        assert {c.label for case in cases for c in case.contenders} == {
-            "fa3",
-            "torch flash",
-            "torch cudnn",
-            "fa4",
-        }
+        labels = {c.label for case in cases for c in case.contenders}
+        assert labels == {"fa3", "torch flash", "torch cudnn", "fa4"}
 
     def test_awkward_covers_what_kernels_neglect(self):
         cases = list(suites.SUITES["awkward"].cases(Device.typical("sm_90")))
@@ -105,14 +101,8 @@ class TestSuites:
             assert packed and packed < views.keys(), "each beside the same kernel on columns"
 
     def test_half_of_all_scores_is_half_of_them(self):
-        problem, whole = (
-            next(
-                case.problem
-                for case in suites.SUITES["masks"].cases(Device.typical("sm_90"))
-                if case.name == name
-            )
-            for name in ("half of all scores, backward", "no mask, backward")
-        )
+        cases = {case.name: case.problem for case in suites.SUITES["masks"].cases(Device.typical("sm_90"))}
+        problem, whole = cases["half of all scores, backward"], cases["no mask, backward"]
         assert 2 * problem.visible_scores == whole.visible_scores
         assert dataclasses.replace(problem, mask=FULL) == whole
 
