@@ -191,7 +191,7 @@ class PackedCall(Call):
             seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
             lengths=lengths,
         )
-        check_mask(problem.mask, problem.batch, problem.kv_heads, None)
+        check_mask(problem.mask, problem.batch, problem.kv_heads)
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def make_problem(
     if k_batch != batch:
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
     _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
-    check_mask(options.mask, batch, kv_heads, seqlen_k)
+    check_mask(options.mask, batch, kv_heads, seqlen_q, seqlen_k)
     return Problem(
         batch,
         heads,
@@ -102,9 +102,11 @@ def make_problem(
     )
 
 
-def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> None:
-    """``seqlen_k`` None: sequences have different lengths."""
-    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+def check_mask(
+    mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+) -> None:
+    """Lengths are None for sequences of different lengths."""
+    misfit = mask.misfit(batch, kv_heads, seqlen_q, seqlen_k)
     if misfit is not None:
         raise ValueError(f"mask, {mask}, {misfit}")
 
@@ -186,7 +188,7 @@ def make_decode_problem(
     if table is not None:
         table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
-    check_mask(options.mask, batch, kv_heads, None)
+    check_mask(options.mask, batch, kv_heads)
     new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
     if max(capacity, new_tokens) > MAX_CAPACITY:
         what = "block_table" if table is not None and new_tokens < capacity else "k_cache"

@@ -18,7 +18,7 @@ def causal(diagonal: str | int = "bottom-right") -> Mask:
 
     δ is ``seqlen_k - seqlen_q`` for ``"bottom-right"`` (the last query sees the last key, as decoding with a
     cache needs), 0 for ``"top-left"`` (PyTorch's ``is_causal``), or the number given: the position of the
-    first query among the keys, as chunked prefill and rings need it.
+    first query among the keys, from -2**30 to 2**30, as chunked prefill and rings need it.
 
     Raises TypeError or ValueError for another diagonal.
     """

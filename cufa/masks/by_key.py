@@ -111,18 +111,20 @@ def from_flashmask(startend_row_indices: Any, causal: bool) -> Mask:
 
 
 def from_dense(seen: Any) -> Mask:
-    """The mask of a boolean matrix, for as many rows and keys as it has.
+    """The mask of a boolean matrix: query i sees key j where ``seen[..., i, j]`` is True.
 
-    ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k), True where a
-    query sees a key: NumPy, or on the GPU, from which it is copied. The result is the narrowest band around all visible
-    scores; within it each key may be hidden from two runs of rows. ALiBi measures distances from the band's diagonal,
-    which is bottom-right if the band contains it.
+    ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k): NumPy, or on
+    the GPU, from which it is copied. A call must have the matrix's seqlen_q and seqlen_k. Row i and column j keep their
+    meaning in sequences shortened by ``seqlens_q`` and ``seqlens_k``, as under ``diagonal="top-left"``.
+
+    The result is the narrowest band around all visible scores; within it each key may be hidden from two runs of rows.
+    ALiBi measures distances from the band's diagonal: key ``i + seqlen_k - seqlen_q`` if the band contains it.
 
     Raises TypeError for other arrays, and ValueError naming the first key that is hidden from more than two runs.
 
     >>> import cufa
     >>> str(cufa.masks.from_dense(cufa.masks.window(3, 0).dense(9, 9)))
-    'window (3, 0)'
+    'window (3, 0) top-left'
     """
     x = as_array("seen", seen)
     x = x.get() if is_device_array(x) else x
@@ -148,7 +150,7 @@ def _narrowest_band(x: Any) -> Band:
     seqlen_q, seqlen_k = x.shape[-2:]
     row, key = np.nonzero(x.any(axis=(0, 1)))
     if not len(row):
-        return FULL
+        return Band(diagonal=_diagonal(seqlen_k - seqlen_q), matrix=(seqlen_q, seqlen_k))
     first, last, shift = int((key - row).min()), int((key - row).max()), seqlen_k - seqlen_q
     bounded = first > 1 - seqlen_q, last < seqlen_k - 1
     if not first <= shift <= last:
@@ -156,9 +158,11 @@ def _narrowest_band(x: Any) -> Band:
     left, right = (
         n if is_bound else None for n, is_bound in zip((shift - first, last - shift), bounded, strict=True)
     )
-    if left is right is None:
-        return FULL
-    return Band(left, right, "bottom-right" if shift == seqlen_k - seqlen_q else shift)
+    return Band(left, right, _diagonal(shift), matrix=(seqlen_q, seqlen_k))
+
+
+def _diagonal(shift: int) -> str | int:
+    return shift or "top-left"
 
 
 def _hidden_runs(x: Any, of_band: Any) -> Any:

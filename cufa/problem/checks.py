@@ -12,7 +12,7 @@ import numpy as np
 
 from .integers import INT32, Integers
 from .mask import DIAGONALS
-from .problem import MAX_SIZE
+from .problem import MAX_DIAGONAL, MAX_SIZE
 
 _INT32 = np.dtype(np.int32)
 _DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
@@ -126,8 +126,10 @@ def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
         diagonal = operator.index(diagonal)
     except TypeError:
         raise TypeError(f"{name}={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
-    if abs(diagonal) > MAX_SIZE:
-        raise ValueError(f"{name}={diagonal!r} must be within ±{MAX_SIZE:,}, the longest sequences")
+    if abs(diagonal) > MAX_DIAGONAL:
+        raise ValueError(
+            f"{name}={diagonal!r} must be within ±{MAX_DIAGONAL:,}: kernels count positions with 32 bits"
+        )
     return int(diagonal)
 
 

@@ -54,7 +54,7 @@ class Columns(Mask):
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
-        place = np.asarray(rows)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
+        place = np.asarray(rows, np.int64)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
         exists = np.clip(keys, 0, seqlen_k - 1)  # keys outside are not in `seen`
         for lo, hi in self._runs(seqlen_k):
             seen &= ~((lo[exists] <= place) & (place < hi[exists]))
@@ -82,7 +82,9 @@ class Columns(Mask):
         _, batch, heads, _ = self.intervals.shape
         return broadcast_count(batch, self.band.spread[0]), heads
 
-    def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
         length = self.intervals.shape[-1]
         if seqlen_k is None:
             return (
@@ -91,7 +93,8 @@ class Columns(Mask):
             )
         if length != seqlen_k:
             return f"has numbers for {length:,} keys but k has {seqlen_k:,}: make it for {seqlen_k:,}"
-        return super().misfit(batch, kv_heads, seqlen_k) or self.band.misfit(batch, kv_heads, seqlen_k)
+        sizes = batch, kv_heads, seqlen_q, seqlen_k
+        return self.band.misfit(*sizes) or super().misfit(*sizes)
 
     @property
     def known(self) -> bool:

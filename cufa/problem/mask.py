@@ -32,6 +32,17 @@ class Band(Mask):
     prefix: int | Integers = 0
     keep: int | Integers = 0
     global_tokens: int | Integers = 0
+    matrix: tuple[int, int] | None = None
+    """(seqlen_q, seqlen_k) of the only calls that the mask fits; None: it fits any. Sequences may be shorter."""
+
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
+        if self.matrix not in (None, (seqlen_q, seqlen_k)):
+            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            rows, keys = self.matrix or ()
+            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
+        return super().misfit(batch, kv_heads, seqlen_q, seqlen_k)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
@@ -44,7 +55,7 @@ class Band(Mask):
         )
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        row, key = np.asarray(rows)[:, None], np.asarray(keys)[None, :]
+        row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
         (first, last), (prefix, keep) = self.edges(seqlen_q, seqlen_k), self._first_keys()
         exists = (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q)
         seen = exists
@@ -179,9 +190,9 @@ class Band(Mask):
         return " ".join([name, *(f"{word} {_number(x)}" for word, x in words if x != 0)])
 
     def as_json(self) -> dict[str, Any]:
-        """JSON without the empty exempt sets."""
-        sets = ("prefix", "keep", "global_tokens")
-        return {name: x for name, x in super().as_json().items() if name not in sets or x != 0}
+        """JSON without the empty exempt sets, and without ``matrix`` if it is None."""
+        nothing = {"prefix": 0, "keep": 0, "global_tokens": 0, "matrix": None}
+        return {name: x for name, x in super().as_json().items() if x != nothing.get(name, ...)}
 
 
 def _one(number: int | Integers, batch: int) -> int:

@@ -92,8 +92,10 @@ class Mask:
         """The mask of one sequence and key/value head."""
         return self
 
-    def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
-        """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. ``seqlen_k`` is None for
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
+        """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. Lengths are None for
         sequences of different lengths."""
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True

@@ -101,10 +101,18 @@ def _title(name: str, value: Any) -> str:
     return value
 
 
+def _matrix(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError(f"{name} is {shown(value)}: it takes the lengths [seqlen_q, seqlen_k], or null")
+    return check_sizes(name, value)
+
+
 #: By field, of all families.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
     "size": lambda name, value: check_count(name, value, least=1),
     "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
-    "band": _band, "intervals": _intervals, "title": _title,
+    "matrix": _matrix, "band": _band, "intervals": _intervals, "title": _title,
 }  # fmt: skip

@@ -22,6 +22,10 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest value in a mask.
 MAX_SIZE = 2**31 - 1
 
+#: The largest distance of a mask's diagonal from the first key. With up to 2**30 rows, positions, row + δ, stay below
+#: the open end of a run of rows, 2**31 - 1.
+MAX_DIAGONAL = 2**30
+
 #: The kinds of mask that kernels are compiled for: no bound, a right bound, both bounds, a band with exempt tokens
 #: ("sets"), keys hidden from one run of rows, from two runs. MaskKind of cuda_src/shared/mask.cuh.
 MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")

@@ -54,7 +54,7 @@ def decode_reference(
     table = None if block_table is None else np.asarray(block_table)
     lengths = _lengths(cache_seqlens, len(q), k_cache, table, 0 if k_new is None else k_new.shape[2])
     seen_by = decode_mask(window, mask)
-    check_mask(seen_by, len(q), k_cache.shape[1], None)
+    check_mask(seen_by, len(q), k_cache.shape[1])
     o, lse = np.empty(q.shape), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)

@@ -134,7 +134,7 @@ class _Parts:
             raise ValueError(
                 f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
             )
-        check_mask(self.mask, batch, kv_heads, most_k)
+        check_mask(self.mask, batch, kv_heads, most_q, most_k)
         slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
         sink = _of_heads("sink", self.sink, -np.inf, (heads,))
         lengths = (

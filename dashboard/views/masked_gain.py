@@ -48,10 +48,8 @@ def show_speedup(view: View, palette: Palette) -> None:
     if not view.schedule.visited:
         page.verdict("No key is visible to any query: skipping leaves no work.", small=True)
         return
-    if tiling.mask.misfit(1, 1, tiling.seqlen_k + 1) is not None:
-        text = (
-            f"Skipping alone can gain {here:.2f}× here. This mask stores numbers per key: it has one length."
-        )
+    if tiling.mask.misfit(1, 1, tiling.seqlen_q, tiling.seqlen_k + 1) is not None:
+        text = f"Skipping alone can gain {here:.2f}× here. This mask has one length: it is made for each key."
         page.verdict(text, tag="predicted", small=True)
         return
     limit = work.skip_limit(tiling.mask)

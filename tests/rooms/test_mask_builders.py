@@ -138,7 +138,7 @@ def build(request):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 def test_a_builder_is_its_matrix(build, seqlen_q, seqlen_k):
     mask, seen = build(seqlen_q, seqlen_k)
-    assert mask.misfit(3, 2, seqlen_k) is None
+    assert mask.misfit(3, 2, seqlen_q, seqlen_k) is None
     np.testing.assert_array_equal(mask.dense(seqlen_q, seqlen_k), seen)
     assert mask.visible_scores(seqlen_q, seqlen_k) == seen.sum()
     np.testing.assert_array_equal(mask.visible_per_key(seqlen_q, seqlen_k), seen.sum(axis=0))
@@ -247,6 +247,61 @@ def test_a_band_comes_back_as_the_same_scores(data):
     found = masks.from_dense(seen)
     np.testing.assert_array_equal(found.dense(seqlen_q, seqlen_k), seen)
     assert isinstance(found, Band) or not seen.any()
+
+
+@pytest.mark.parametrize(
+    "lengths", [{}, {"seqlens_k": [4]}, {"seqlens_q": [4]}, {"seqlens_q": [5], "seqlens_k": [3]}]
+)
+@pytest.mark.parametrize("hidden", [(3, 1), (0, 1), None])
+def test_a_matrix_means_itself_whatever_the_lengths(lengths, hidden):
+    """Row i and column j of the matrix, not counted from the last key of a sequence."""
+    seen = np.tri(6, dtype=bool) if hidden else np.ones((6, 6), bool)
+    seen[hidden or (0, 5)] = False
+    mask = masks.from_dense(seen)
+    assert Mask.from_json(json.loads(mask.as_text())) == mask
+    q, k, v = make_inputs(1, 2, 1, 6, 6, 8, "float32")
+    of_keys = lengths.get("seqlens_k", [6])[0]
+    s = np.where(seen[:, :of_keys], np.einsum("hqd,kd->hqk", q[0], k[0, 0, :of_keys]) * 8**-0.5, -np.inf)
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    exact = (p / p.sum(axis=-1, keepdims=True)) @ v[0, 0, :of_keys]
+    exact[:, lengths.get("seqlens_q", [6])[0] :] = 0
+    for found in (
+        cufa.flash_attention(q, k, v, mask=mask, device="cpu", **lengths),
+        cufa.attention_reference(q, k, v, mask=mask, **lengths),
+    ):
+        np.testing.assert_allclose(found[0], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [np.ones((6, 6), bool), np.tri(6, dtype=bool), np.tri(6, dtype=bool) ^ np.tri(6, k=-2, dtype=bool)],
+)
+def test_a_matrix_of_other_lengths_is_refused(seen):
+    for mask in (masks.from_dense(seen), Mask.from_json(masks.from_dense(seen).as_json())):
+        for seqlen_q, seqlen_k in ((4, 6), (6, 4), (6, 7), (7, 7)):
+            q, k, v = make_inputs(1, 1, 1, seqlen_q, seqlen_k, 8, "float32")
+            message = f"a matrix of 6 queries and 6 keys, not of {seqlen_q} queries and {seqlen_k} keys"
+            for attend in (cufa.flash_attention, cufa.attention_reference, cufa.plan):
+                with pytest.raises(ValueError, match=message):
+                    attend(q, k, v, mask=mask)
+        q, k, v = (x[0].swapaxes(0, 1) for x in make_inputs(1, 1, 1, 6, 6, 8, "float32"))
+        with pytest.raises(ValueError, match="not of packed sequences"):
+            cufa.flash_attention_varlen(q, k, v, [0, 6], [0, 6], mask=mask, device="cpu")
+
+
+@pytest.mark.parametrize("diagonal", [2**30, 2**30 - 3, -(2**30)])
+def test_the_farthest_diagonals_show_what_their_definition_says(diagonal):
+    """A row's position is nowhere near the open end of a run: with a diagonal near 2**31 - 1 every key was seen."""
+    for mask in (
+        masks.chunks(3, diagonal), masks.documents([3, 2], diagonal=diagonal),
+        masks.documents([3, 2], causal=False, diagonal=diagonal), masks.shared_question(2, [2, 1], diagonal=diagonal),
+    ):  # fmt: skip
+        assert not mask.dense(4, 5).any()
+        assert mask.visible_scores(4, 5) == 0
+        assert not mask.visible(np.arange(4, dtype=np.int32), np.arange(5, dtype=np.int32), 4, 5).any()
+    for left in (0, 2**31 - 1):
+        seen = masks.window(left, 2**31 - 1, diagonal).dense(4, 5)
+        assert seen.all() if left or diagonal < 0 else not seen.any()
 
 
 @pytest.mark.parametrize("form", [np.int64, np.array, lambda n: [n]])
