@@ -6,7 +6,7 @@
 
 enum {  // name, kind of the finding that must come, and a pattern of its message
   NONE,
-  NO_RELEASE,  // never-released: planted_second may begin before planted_first is over
+  NO_RELEASE,  // never-released: planted_second may begin before planted_first ends, but no block of planted_first calls
   NO_AWAIT,  // race: the launch before may still be writing byte .* of between, no griddepcontrol.wait
   // The wait comes after the first load.
   LATE_AWAIT,  // race: the launch before may still be writing byte .* of between, no griddepcontrol.wait
