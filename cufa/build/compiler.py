@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..kernels.params import SOURCE_DIR as SOURCE_DIR
@@ -27,6 +30,9 @@ STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
 #: A constant of this name is a macro, there or not: stamps are no statements of other builds.
 INSIDE = "TRACE_INSIDE"
 
+
+_LOG = logging.getLogger("cufa")
+_LOAD_SECONDS = 0.3
 
 _CLOCK_NS = 2_000_000_000
 """File systems keep the time of a change to within so much."""
@@ -156,6 +162,22 @@ def _raw_digest(source: str) -> str:
     for text in _sources(source, stamps=True).values():
         digest.update(text.encode())
     return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def announced(name: str, arch: str) -> Iterator[None]:
+    """Around a compile: logs that NVRTC is at work, unless the code comes from CuPy's cache folder, which takes less
+    than :data:`_LOAD_SECONDS`. CuPy does not say beforehand which of the two it will do."""
+    if not _LOG.isEnabledFor(logging.INFO):
+        yield
+        return
+    line = threading.Timer(_LOAD_SECONDS, _LOG.info, ("compiling %s for %s (once, about 2 s)", name, arch))
+    line.daemon = True
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
 
 
 def nvrtc_options(nvrtc_arch: str, sources: Path | None = None) -> tuple[str, ...]:

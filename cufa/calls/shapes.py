@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,12 @@ def make_problem(
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
     _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
     check_mask(options.mask, batch, kv_heads, seqlen_q, seqlen_k)
+    if layout == "bhsd" and heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
+        warnings.warn(
+            f"q has shape {shapes[0]}: layout='bhsd' reads {heads:,} heads of {seqlen_q:,} tokens. If its axes are "
+            f"{AXES['bshd']}, pass layout='bshd'",
+            stacklevel=2,  # Python shows a warning of one place and text once
+        )
     return Problem(
         batch,
         heads,
@@ -100,6 +107,10 @@ def make_problem(
         precision=resolve_precision(dtype, options.precision),
         deterministic=options.deterministic,
     )
+
+
+#: Heads beyond the first number with tokens up to the second: probably an array whose tokens come before its heads.
+_MOST_HEADS, _FEW_TOKENS = 256, 128
 
 
 def check_mask(

@@ -17,11 +17,13 @@ from ..problem.checks import (
 )
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
+from ..problem.mask_family import as_typed
 from ..problem.options import band_of
 
 _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
 
 
+@as_typed
 def columns(
     lo1: Any,
     hi1: Any,
@@ -65,6 +67,7 @@ def columns(
     )
 
 
+@as_typed
 def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
     """Causal; key j is hidden from row ``rows[j]`` on, as after eviction from a cache.
 
@@ -78,6 +81,7 @@ def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
     return columns_of(band, [x, TO_THE_END], "top-left", f"eviction of {x.shape[-1]:,} keys", module_of(x))
 
 
+@as_typed
 def from_flashmask(startend_row_indices: Any, causal: bool) -> Mask:
     """The mask that Paddle's ``flashmask_attention`` takes (Wang et al., 2024, arXiv 2410.01359).
 
@@ -110,6 +114,7 @@ def from_flashmask(startend_row_indices: Any, causal: bool) -> Mask:
     return columns_of(Band(right=0) if causal else FULL, vectors, "top-left", title, module_of(x))
 
 
+@as_typed
 def from_dense(seen: Any) -> Mask:
     """The mask of a boolean matrix: query i sees key j where ``seen[..., i, j]`` is True.
 

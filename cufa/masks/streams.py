@@ -24,9 +24,11 @@ from ..problem.checks import (
 from ..problem.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..problem.integers import Integers
 from ..problem.mask import Band, Mask
+from ..problem.mask_family import as_typed
 from ..problem.options import band_of
 
 
+@as_typed
 def documents(
     lengths: Any, causal: bool = True, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
 ) -> Mask:
@@ -87,6 +89,7 @@ def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: s
     return Columns(band, _runs_on_gpu(lengths, keys, form), band.diagonal, title)
 
 
+@as_typed
 def shared_question(
     question: Any, answers: Any, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
 ) -> Mask:

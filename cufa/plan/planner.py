@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html as markup
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_GRID_YZ = 65535
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """How one problem is run. Printable; made without touching a device."""
 
@@ -111,11 +112,35 @@ class Plan:
         ] * (of_mask > 0)
         return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
+    @property
+    def _where(self) -> str:
+        return "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
+
+    def __repr__(self) -> str:
+        """At most five lines; ``print(plan)`` has the rest."""
+        launches = ", ".join(f"{x.entry} {x.grid}" for x in self.launches)
+        lines = [
+            f"<Plan: {self.spec.name} on {self._where}",
+            f" {self.problem}",
+            f" {self.operation.plan_lines(self)[0].replace('      ', ' ', 1)}",
+            *([f" launches {launches}; workspace {self.workspace:,} B"] if launches else []),
+            " print(plan) says why>",
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the lines of ``print(plan)`` as a table."""
+        rows = ((line[:11].strip(), markup.escape(line[11:])) for line in str(self).splitlines())
+        cells = "".join(
+            f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{text}</td></tr>'
+            for name, text in rows
+        )
+        return f"<table>{cells}</table>"
+
     def __str__(self) -> str:
-        where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
         lines = [
             f"problem    {self.problem}",
-            f"kernel     {self.spec.name}: {self.spec.title} on {where}",
+            f"kernel     {self.spec.name}: {self.spec.title} on {self._where}",
             *self.operation.plan_lines(self),
             *(f"launch     {launch}" for launch in self.launches),
             *([] if self.device is None else [f"workspace  {self._workspace_text}"]),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask
-from .mask_family import Edges, broadcast_count, rows_in, shift_of
+from .mask_family import Edges, broadcast_count, call_text, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
 #: Begin and end of a run that is unbounded on that side.
@@ -26,7 +26,7 @@ FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
 _RUN_BYTES, _EXTREMES_BYTES = 8, 16  # of a key, and of a key block: cuda_src/shared/irregular_mask.cuh
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Columns(Mask):
     """``band`` with hidden runs of rows: key j is hidden from rows with ``lo[j] <= i + δ < hi[j]``; from no row if
     ``lo >= hi``."""
@@ -171,7 +171,7 @@ def extremes(lo: Ints, hi: Ints, first: Ints, end: int) -> tuple[Ints, Ints, Int
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Chunks(Mask):
     """Causal within chunks of ``size`` keys (Llama 4), for any length: :meth:`for_kernels` computes the runs."""
 
@@ -203,6 +203,10 @@ class Chunks(Mask):
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
         return self.for_kernels(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+
+    def _as_typed(self) -> str:
+        at = {} if self.diagonal == "bottom-right" else {"diagonal": self.diagonal}
+        return call_text("chunks", self.size, **at)
 
     def __str__(self) -> str:
         where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"

@@ -18,14 +18,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .integers import Integers
 from .tile_classes import Bools, Classes, Ints, TileClass, TileLists, Tiles
+
+P = ParamSpec("P")
+MaskT = TypeVar("MaskT", bound="Mask")
 
 Edges = tuple[int | None, int | None]
 
@@ -205,6 +208,15 @@ class Mask:
 
         return html(self)
 
+    def __repr__(self) -> str:
+        """What one typed, such as ``masks.window(3, 0)``; the short text in angle brackets where no builder made it."""
+        typed = self.__dict__.get("_typed") or self._as_typed()
+        return f"masks.{typed}" if typed else f"<mask {self}>"
+
+    def _as_typed(self) -> str:
+        """The builder's call as read from the fields, or ""."""
+        return ""
+
     def __str__(self) -> str:
         """The name and the fields that differ from their defaults, as pages and tables print them."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
@@ -231,6 +243,37 @@ class Mask:
 def broadcast_count(*counts: int) -> int:
     """Sequences (or heads) after broadcasting (1 broadcasts); 0 if any count is 0."""
     return max(counts) if min(counts) else 0
+
+
+def call_text(name: str, *values: Any, **keywords: Any) -> str:
+    """A builder's call as text."""
+    return f"{name}({', '.join([*map(brief, values), *(f'{k}={brief(x)}' for k, x in keywords.items())])})"
+
+
+def brief(x: Any) -> str:
+    """The text of an argument; of an array with more than eight numbers, or on a GPU, its dtype and shape."""
+    if isinstance(x, Integers):
+        x = x.values if x.known else x.array if x.on_gpu else x
+    if not hasattr(x, "shape"):
+        return repr(x) if not isinstance(x, (list, tuple)) or len(x) <= 8 else f"<{len(x):,} values>"
+    if isinstance(x, np.ndarray) and x.size <= 8:
+        return repr(x.tolist())
+    shape = "×".join(f"{n:,}" for n in x.shape)
+    return f"<{x.dtype} {shape}{'' if isinstance(x, np.ndarray) else ' on a GPU'}>"
+
+
+def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
+    """The builder, whose masks print as the call that made them. The text is made at once, so that no array is kept.
+    Masks with numbers on a GPU have no such text: a training step makes one per batch."""
+
+    @functools.wraps(builder)
+    def build(*values: P.args, **keywords: P.kwargs) -> MaskT:
+        mask = builder(*values, **keywords)
+        if mask.known:
+            object.__setattr__(mask, "_typed", call_text(builder.__name__, *values, **keywords))
+        return mask
+
+    return build
 
 
 def shift_of(diagonal: str | int, seqlen_q: int, seqlen_k: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -300,3 +302,14 @@ def test_threads_of_the_executor_are_a_number(threads):
 def test_bfloat16_is_ml_dtypes():
     q, k, v = make_inputs(1, 1, 1, 8, 8, 8, "bfloat16")
     assert cufa.flash_attention(q, k, v).dtype == ml_dtypes.bfloat16
+
+
+def test_tokens_before_heads_in_the_default_layout_are_warned_of():
+    q = np.zeros((1, 300, 8, 16), np.float32)
+    with pytest.warns(UserWarning, match=r"300 heads of 8 tokens.*pass layout='bshd'"):
+        cufa.flash_attention(q, q, q)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cufa.flash_attention(q, q, q, layout="bshd")
+        cufa.plan((1, 300, 256, 16))
+        cufa.plan((1, 300, 8, 16), (1, 100, 8, 16))  # grouped heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,15 @@ def test_stamps_change_what_a_translation_unit_is_known_by(sources):
     assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before
     assert "TRACE_INSIDE" in before
     assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines"), [(30, []), (0, ["compiling fa3_forward for sm_90 (once, about 2 s)"])]
+)
+def test_a_compile_is_logged_and_a_load_from_the_cache_is_not(caplog, monkeypatch, seconds, lines):
+    monkeypatch.setattr(compiler, "_LOAD_SECONDS", seconds)
+    with caplog.at_level("INFO", "cufa"), compiler.announced("fa3_forward", "sm_90"):
+        deadline = time.monotonic() + 5
+        while lines and not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert caplog.messages == lines

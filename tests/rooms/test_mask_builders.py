@@ -345,3 +345,19 @@ def test_a_mask_of_no_sequence_goes_with_a_batch_of_none_alone(make):
     assert "of no sequences" in make()._repr_html_()
     with pytest.raises(ValueError, match="is of no sequences: there is nothing to draw"):
         make().figure()
+
+
+MASKS = "full() causal() causal(diagonal=5) window(3, 0) prefix([1, 2]) streaming(4, 8) chunks(4) documents([2, 1])"
+
+
+@pytest.mark.parametrize("typed", [*MASKS.replace(") ", ")|").split("|"), "global_window(3, 4, None)"])
+def test_a_mask_prints_as_the_call_that_made_it(typed):
+    mask = eval(f"masks.{typed}")
+    assert repr(mask) == f"masks.{typed}" and eval(repr(mask)) == mask
+    assert str(mask) != repr(mask), "messages and tables keep the short text"
+
+
+def test_a_printed_mask_leaves_long_arrays_out():
+    assert repr(masks.evict(np.arange(4096))) == "masks.evict(<int64 4,096>)"
+    assert repr(masks.from_dense(np.eye(9, dtype=bool))) == "masks.from_dense(<bool 9×9>)"
+    assert repr(masks.documents([[2, 1], [1, 2]]).at(1, 0)).startswith("<mask causal documents (2) #")

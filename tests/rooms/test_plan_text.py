@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import html as markup
+import re
 
 import pytest
 from test_planner import H200, problem
@@ -36,6 +38,15 @@ def test_text_says_what_runs_and_why():
         "because    tiles",
     ):
         assert part in text, text
+
+
+@pytest.mark.parametrize("device", [H200, None])
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_a_shell_shows_five_lines_and_a_notebook_the_text(device, operation):
+    plan = make_plan(dataclasses.replace(problem(), operation=operation), device)
+    assert len(repr(plan).splitlines()) <= 5 and plan.spec.name in repr(plan) and "tiles" in repr(plan)
+    rows = re.findall(r"<tr><th[^>]*>(.*?)</th><td[^>]*>(.*?)</td></tr>", plan._repr_html_())
+    assert [f"{name:11}{markup.unescape(text)}" for name, text in rows] == str(plan).splitlines()
 
 
 def test_text_of_a_cpu_plan():

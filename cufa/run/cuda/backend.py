@@ -17,7 +17,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...build.compiler import cupy_options, trace_constants, translation_unit
+from ...build.compiler import announced, cupy_options, trace_constants, translation_unit
 from ...build.phases import Logs, Room
 from ...gpu.architectures import Device, find_architecture
 from ...kernels import Box
@@ -60,8 +60,8 @@ def current_device() -> Device:
 class _Module:
     """One compiled translation unit on one device."""
 
-    def __init__(self, source: str, device_id: int, options: tuple[str, ...]) -> None:
-        with cupy.cuda.Device(device_id):
+    def __init__(self, name: str, source: str, device_id: int, options: tuple[str, ...]) -> None:
+        with cupy.cuda.Device(device_id), announced(name, device(device_id).arch.name):
             self._module = cupy.RawModule(code=source, options=options)
             self._module.compile()
 
@@ -78,7 +78,7 @@ _module_locks: dict[tuple[str, int], threading.Lock] = {}
 _registry_lock = threading.Lock()
 
 
-def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
+def _compile(name: str, source: str, device_id: int, options: tuple[str, ...]) -> _Module:
     """Compile once per device: threads that want the same unit wait for one compile, threads that want
     different ones compile side by side."""
     key = (source, device_id)
@@ -86,13 +86,13 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
         lock = _module_locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _modules:
-            _modules[key] = _Module(source, device_id, options)
+            _modules[key] = _Module(name, source, device_id, options)
         return _modules[key]
 
 
 def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
     """CuPy's function of a kernel that belongs to no plan, for the current device."""
-    return _compile(source, device_id, options).function(entry, 0).kernel
+    return _compile(entry, source, device_id, options).function(entry, 0).kernel
 
 
 class Prepared:
@@ -103,7 +103,7 @@ class Prepared:
         self.device_id = device_id
         constants = {**plan.constants, **trace_constants(trace, inside)}
         source = translation_unit(plan.spec.source_of(plan.config), constants)
-        module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
+        module = _compile(plan.spec.name, source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
 
