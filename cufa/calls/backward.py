@@ -99,6 +99,10 @@ def flash_attention_backward(
 
     On a GPU all inputs must be finite, also where the mask hides them.
 
+    A GPU rounds dS = P ∘ (dout vᵀ - rowsum(dout ∘ out) + dlse) to q's dtype. With float16, elements beyond ±65,504 give
+    inf or NaN in dq and dk, even if the gradients are small: divide dout and dlse by a power of two, and multiply the
+    gradients. The CPU rounds results only. Sums must stay below 3.4e38 everywhere, except with float64.
+
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
     - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; all masks; with band masks also

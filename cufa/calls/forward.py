@@ -72,10 +72,12 @@ def flash_attention(
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     alibi_slopes : array, (heads,) or (batch, heads), optional
         ``slope · |i + δ - j|`` is subtracted from the score of query i and key j, after the soft cap (ALiBi, Press et
-        al., 2022, section 3). δ is the mask's: seqlen_k - seqlen_q unless its diagonal differs. Slopes of any sign.
+        al., 2022, section 3). δ is the mask's: seqlen_k - seqlen_q unless its diagonal differs. Slopes of any sign;
+        beyond ±1e30 they behave as ±1e30, and an array on a GPU must be within it.
     sink : array, (heads,), optional
         A logit of each query head that joins the softmax denominator of every row, after the mask; lse includes it
-        (gpt-oss). It has no value vector. A row that sees no key gives zeros and lse = sink. -inf: no sink.
+        (gpt-oss). It has no value vector. A row that sees no key gives zeros and lse = sink. -inf: no sink. Finite
+        sinks beyond ±1e30 behave as ±1e30, and an array on a GPU must be within it.
     seqlens_q, seqlens_k : int32 array, (batch,), optional
         Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
         padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to
@@ -134,6 +136,9 @@ def flash_attention(
     Scores are float32. On a GPU, scale * q kᵀ must stay within ±2e7: exponentials of larger scores overflow, and their
     rows are NaN. (Beyond ±2e7 the spacing of float32 exceeds 1, so that softmax has no accuracy left.)
     ``algorithm="naive"`` and the CPU take the range of float32.
+
+    Values are multiplied by weights up to 1 and divided by their sum last: |v| * seqlen_k must stay below 3.4e38. A GPU
+    rounds weights to 16 bits, their sum not: float16 values up to ±65,472 give finite results.
 
     On a GPU, denormal float32 and bfloat16 values (below 1.2e-38 in magnitude) are read and written as 0. Denormal
     float16 values are kept.

@@ -14,6 +14,7 @@ from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import Problem
+from ..problem.scores import bounded
 from . import arrays
 
 _NUMBERS = tuple(x.name for x in PER_HEAD)
@@ -67,7 +68,7 @@ def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
 
 
 def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
-    """The array in the dtype of the log-sum-exp."""
+    """The array in the dtype of the log-sum-exp, :func:`cufa.problem.scores.bounded` unless it is on a GPU."""
     words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
     check_small(name, x, "float32", "fiu", shapes, words)
     if is_device_array(x):
@@ -76,14 +77,14 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
                 f"{name} has strides {x.strides}: it must be contiguous; use cupy.ascontiguousarray({name})"
             )
         return x
-    with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+    with np.errstate(all="ignore"):  # what is too large is infinite, and named below
         values = np.ascontiguousarray(x, problem.lse_dtype)
     wrong = np.isnan(values) | (np.isposinf(values) if name == "sink" else np.isinf(values))
     if wrong.any():
         place = np.argwhere(wrong)[0].tolist()
         may = "finite, or -inf for no sink" if name == "sink" else "finite"
         raise ValueError(f"{name}{place} is {values[tuple(place)]}: it must be {may}")
-    return values
+    return np.ascontiguousarray(bounded(values), problem.lse_dtype)
 
 
 def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:

@@ -20,6 +20,14 @@ from typing import Any
 
 import numpy as np
 
+#: Finite slopes and sinks beyond ±this behave as ±this: in units of log2, and times a distance, float32 holds them.
+MAX_NUMBER = 1e30
+
+
+def bounded(x: Any) -> Any:
+    """Slopes or sinks with finite values within ±:data:`MAX_NUMBER`."""
+    return np.where(np.isfinite(x), np.clip(x, -MAX_NUMBER, MAX_NUMBER), x)
+
 
 def softcapped(s: Any, cap: float) -> Any:
     """``cap · tanh(s / cap)``, in s's own precision."""

@@ -13,7 +13,7 @@ from ..calls.shapes import check_mask, check_rows
 from ..problem.checks import check_not_masked
 from ..problem.mask import Mask
 from ..problem.options import check_scale, check_softcap, resolve_mask
-from ..problem.scores import distances, softcap_derivative, softcapped
+from ..problem.scores import bounded, distances, softcap_derivative, softcapped
 
 Array = npt.NDArray[np.float64]
 
@@ -167,7 +167,7 @@ def _of_heads(name: str, given: npt.ArrayLike | None, default: float, shape: tup
         raise ValueError(
             f"{name} has shape {found.shape}: it takes {shape[-1:]}{f' or {shape}' * (len(shape) > 1)}"
         )
-    return np.broadcast_to(found, shape)
+    return np.broadcast_to(bounded(found), shape)
 
 
 def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> npt.NDArray[Any]:

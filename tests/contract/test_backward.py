@@ -14,17 +14,14 @@ import itertools
 import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, backends, contract
-from backward_support import NAMES, assert_gradients, make_case, near, seen, serves
+from backward_support import NAMES, assert_gradients, expected, make_case, near, seen, serves
 from cpu_support import SMALL
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from mask_support import BANDS, assert_visited
+from mask_support import assert_visited
 from support import assert_tiles, make_inputs
 
 import cufa
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.kernels.backward.fa2 import BackwardConfig
 from cufa.kernels.support import refusal
 from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import fitting_configs
@@ -199,121 +196,29 @@ def test_every_tiling_on_a_gpu(backend, spec, dtype, precision, head_dim, determ
             check(backend, spec, precision, case, config=config, deterministic=deterministic)
 
 
-@gradients(cpu=True)
-def test_default_tiles(backend, spec, dtype, precision):
-    case = make_case(1, 2, 1, 600, 700, 64, dtype, causal=True)
-    check(backend, spec, precision, case, config=BACKWARD.cpu_config)
-
-
-# --- Masks and soft caps ----------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(on="gpu", dated=8, pairs=[("mask", "softcap"), ("spec", "mask")])
 @gradients(
-    "mask, softcap",
-    cpu=itertools.product(
-        [FULL, CAUSAL, Band(20, 3), Band(5, None, 30), Band(None, 0, -20)], [None, 1.0, 30.0]
-    ),
-    emulate=itertools.product([FULL, CAUSAL, Band(40, 25)], [None, 2.0]),
-    gpu=itertools.product(
-        [FULL, CAUSAL, Band(64, 0), Band(100, 40), Band(5, None, 30), Band(None, 0, -50), Band(0, 0)],
-        [None, 15.0, 1.0],
-    ),
+    "largest", lambda *x: numpy_once(*x) and x[2] == "float16", cpu=[6e4, 1.2e5], emulate=[6e4], gpu=[6e4]
 )
-def test_masks_and_caps(backend, spec, dtype, precision, mask, softcap):
-    head_dim = 32 if backend is CPU else near(spec, 64)
-    lengths = {"cpu": [(70, 60)], "emulate": [(140, 300)], "gpu": [(150, 150), (70, 300), (300, 70)]}
-    for x in lengths[backend.name]:
-        case = make_case(1, 4, 2, *x, head_dim, dtype, mask=mask, softcap=softcap, dlse=True)
-        check(backend, spec, precision, case)
-
-
-#: The smallest tiles that the 16-bit kernel can be built for: the most tiles for the length.
-SMALLEST = BackwardConfig(32, 32, num_warps=2, num_stages=2, warp_keys=16)
-
-
-@backends("emulate")
-def test_query_tiles_of_any_band(backend):
-    """``query_tiles`` of mask_by_keys.cuh against every score, on the smallest tiles."""
-    lengths = st.tuples(st.integers(1, 200), st.integers(1, 200))
-
-    @given(mask=BANDS, lengths=lengths, seed=st.integers(0, 9), deterministic=st.booleans())
-    @settings(max_examples=100)
-    def run(mask, lengths, seed, deterministic):
-        case = make_case(1, 2, 1, *lengths, 8, "float16", mask=mask, seed=seed)
-        how = {"config": SMALLEST, "execution": Execution("plain", seed), "deterministic": deterministic}
-        check(backend, KERNELS["fa2_backward"], None, case, **how)
-
-    run()
-
-
-@DTYPES
-@backends("gpu")
-def test_any_problem(backend, dtype):
-    """Shapes that no list has; compiled builds are few: one head dim, kinds of masks, cap or none."""
-
-    @given(data=st.data())
-    @settings(max_examples=60)
-    def drawn(data):
-        draw, length = data.draw, st.integers(1, 400)
-        heads = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]))
-        case = make_case(
-            draw(st.integers(1, 3)), *heads, draw(length), draw(length), 64, dtype, mask=draw(BANDS),
-            softcap=draw(st.sampled_from([None, 20.0])), dlse=draw(st.booleans()), seed=draw(st.integers(0, 99)),
-        )  # fmt: skip
-        auto(backend, case, deterministic=draw(st.booleans()))
-
-    drawn()
-
-
-# --- Values -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1.7])
-@backends("cpu", "gpu")
-def test_scales(backend, scale):
-    case = make_case(1, 2, 1, 100, 140, 64, "float32" if backend is CPU else "bfloat16", scale=scale)
-    dq, dk, dv = auto(backend, case).gradients
-    assert (dv != 0).any()
-    if not scale:
-        assert (dq == 0).all() and (dk == 0).all()
-
-
-@backends("gpu")
-def test_after_our_own_forward(backend):
-    """With out and lse as our kernel gives them."""
-    case = make_case(2, 4, 2, 333, 222, 128, "bfloat16", causal=True, dlse=True)
-    own = backend.forward(case.q, case.k, case.v, causal=True)
-    done = backend.backward(*case.arrays[:4], own.out, own.lse, **case.options)
-    assert_gradients(done.gradients, case)
-
-
-@backends("gpu")
-def test_identities(backend):
-    """Σ dk ∘ k = Σ dq ∘ q; a loss of lse alone leaves the values alone."""
-    case = make_case(2, 4, 2, 300, 300, 64, "bfloat16", causal=True)
-    dq, dk, _ = (x.astype(np.float64) for x in auto(backend, case).gradients)
-    of_queries, of_keys = dq * case.q.astype(np.float64), dk * case.k.astype(np.float64)
-    left, right = of_queries.reshape(2, 2, -1).sum(-1), of_keys.reshape(2, 2, -1).sum(-1)
-    largest = np.abs(of_queries).reshape(2, 2, -1).sum(-1)
-    assert (np.abs(left - right) < 2.0**-8 * largest).all()
-    case = make_case(1, 2, 1, 100, 100, 64, "float16", dlse=True)
-    case.dout[...] = 0
-    dq, dk, dv = backend.backward(*case.arrays, **case.options).gradients
-    assert (dv == 0).all() and (dq != 0).any() and (dk != 0).any()
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-26])
-@backends("gpu")
-def test_tiny_gradients(backend, size):
-    """float32 kernels compute in pairs of float16 with a unit, which must neither vanish nor overflow."""
-    rng = np.random.default_rng(3)
-    q, k, v, dout = ((rng.standard_normal((1, 2, 150, 64)) * x).astype(np.float32) for x in (1, 1, 1, size))
-    forward = backend.forward(q, k, v, causal=True)
-    found = backend.backward(dout, q, k, v, forward.out, forward.lse, causal=True).gradients
-    exact = cufa.attention_reference_backward(dout, q, k, v, causal=True)
-    for x, x_exact in zip(found, exact, strict=True):
-        assert np.abs(x - x_exact).max() <= 1e-5 * np.abs(x_exact).max()
+def test_dS_as_large_as_promised(backend, spec, dtype, precision, largest):
+    """Within ±65,504 in kernels (see flash_attention_backward); NumPy keeps it in float32. Gradients are small."""
+    case = make_case(1, 2, 1, 64, 64, near(spec, 64), dtype)
+    q, k, v = (
+        case.q * np.float16(2**-6),
+        case.k * np.float16(2**-6),
+        4 * np.sign(case.v[..., :1]) + 0 * case.v,
+    )
+    out, lse = cufa.attention_reference(q, k, v, return_lse=True)
+    P = np.exp(q.astype(float) @ k.astype(float).mT * q.shape[-1] ** -0.5 - lse[..., None])
+    dS = P * (v[..., 0].astype(float)[:, :, None] * q.shape[-1] - out.sum(axis=-1, keepdims=True))
+    dout = np.full_like(q, largest / np.abs(dS).max())
+    case = dataclasses.replace(
+        case, dout=dout, q=q, k=k, v=v, out=out.astype(dtype), lse=lse.astype(np.float32)
+    )
+    exacts = expected(case)
+    assert max(np.abs(x).max() for x in exacts) < 65504
+    found = backend.backward(*case.arrays, algorithm=spec.algorithm, precision=precision).gradients
+    for x, exact in zip(found, exacts, strict=True):
+        assert np.abs(x - exact).max() <= 2e-3 * np.abs(exact).max()
 
 
 @backends("cpu", "emulate")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mask_support import BANDS, assert_visited
 from support import (
     DTYPES,
+    EPSILON,
     assert_attention,
     assert_every_row,
     assert_tiles,
@@ -386,6 +387,25 @@ def test_scores_as_large_as_promised(backend, spec, dtype, precision, below):
     assert np.isfinite(done.out.astype(float)).all() and np.isfinite(done.lse).all()
     best = v[0, 0].astype(float)[scores.argmax(1)]
     np.testing.assert_allclose(done.out[0, 0].astype(float)[clear], best[clear], rtol=1e-2, atol=1e-3)
+
+
+@contract("", cpu=True, emulate=True, gpu=True, serves=lambda backend, spec, dtype, *_: dtype != "float64")
+def test_values_as_large_as_promised(backend, spec, dtype, precision):
+    """|v| * seqlen_k below 3.4e38, and float16 up to 65,472 (see flash_attention), where rounding raises the weights of
+    all keys but one by almost 2**-11."""
+    keys = 128
+    weight = 8 * np.log(0.5 + 1.1 * 2**-12) if dtype == "float16" else 0.0
+    q, k, v = (np.zeros((1, 1, n, 64), DTYPES[dtype]) for n in (4, keys, keys))
+    q[..., :2] = 1
+    k[..., 1:, 0] = weight
+    k[..., 1:, 1] = weight - k[..., 1:, 0].astype(float)
+    v[...] = 65472 if dtype == "float16" else 3.3e38 / keys
+    out = backend.forward(q, k, v, algorithm=spec.algorithm, precision=precision).out
+    np.testing.assert_allclose(
+        out.astype(float),
+        cufa.attention_reference(q, k, v),
+        rtol=32 * EPSILON[dtype] + (precision == "tf32") * 2**-10,
+    )
 
 
 # --- Memory -----------------------------------------------------------------------------------------------

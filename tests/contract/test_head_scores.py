@@ -156,6 +156,33 @@ def test_a_sink_of_minus_infinity_is_none():
         np.testing.assert_array_equal(gradients[3], np.zeros(4))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [1e30, 2e38, 3.4e38])
+@pytest.mark.parametrize("name", ["sink", "alibi_slopes"])
+def test_numbers_at_the_end_of_float32_behave_as_1e30(name, value, causal):
+    """In units of log2, and times a distance, they would be infinite, and rows NaN."""
+    q, k, v = make_inputs(1, 2, 2, 9, 9, 8, "float32")
+    dout = v[..., ::-1].copy()
+    few = {name: np.array([value, -value], np.float32), "causal": causal}
+    as_limit = {**few, name: np.array([1e30, -1e30], np.float32)}
+    found = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **few)
+    for results, expected in (
+        (found, cufa.attention_reference(q, k, v, return_lse=True, **few)),
+        (found, cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **as_limit)),
+        (
+            cufa.flash_attention_backward(dout, q, k, v, *found, device="cpu", **few),
+            cufa.attention_reference_backward(dout, q, k, v, **few),
+        ),
+    ):
+        for x, exact in zip(results, expected, strict=True):
+            assert np.isfinite(x).all()
+            np.testing.assert_allclose(x, exact, rtol=2e-5, atol=2e-5)
+    decoded = cufa.flash_decode(q[:, :, -1:], k, v, device="cpu", **{name: few[name]})
+    np.testing.assert_allclose(
+        decoded, cufa.decode_reference(q[:, :, -1:], k, v, **{name: few[name]}), atol=1e-5
+    )
+
+
 def test_merging_parts_of_which_one_has_the_sink():
     """As the merging call says: the sink belongs to one part."""
     q, k, v = make_inputs(1, 4, 2, 6, 30, 8, "float64")
