@@ -195,7 +195,9 @@ def _devices() -> Iterator[Check]:
 
 def _caches() -> Iterator[Check]:
     named = os.environ.get("CUPY_CACHE_DIR")
-    cupy_cache = Path(named) if named else Path.home() / ".cupy" / "kernel_cache"
+    cupy_cache = Path(
+        named or os.path.expanduser("~/.cupy/kernel_cache")
+    )  # as CuPy, also without a home folder
     for name, folder, variable in (
         ("kernel cache", cupy_cache, "CUPY_CACHE_DIR"),
         ("tuning cache", cache_dir(), "CUFA_CACHE_DIR"),

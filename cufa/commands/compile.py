@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from ..gpu.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..gpu.occupancy import Occupancy, Resource
 from ..kernels import KERNELS, Kernel, TileConfig
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
+from ..run.cpu.blas import usable_cores
 from . import common
 from .listing_tables import listing_record, print_listing
 
@@ -103,7 +103,7 @@ def compile_command(
         version = nvrtc_version()
     except MissingCompilerError as error:
         common.fail(common.Exit.MISSING, str(error))
-    builds = _with_progress(wanted, jobs or os.cpu_count() or 1)
+    builds = _with_progress(wanted, jobs or usable_cores())
     seconds = time.perf_counter() - start
     bad = [build for build in builds if build.findings]
     if as_json:

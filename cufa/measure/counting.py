@@ -7,7 +7,6 @@ Counters are linear in these units; :func:`count` raises ValueError where they a
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from ..kernels.forward.fa3 import Fa3Config
 from ..kernels.support import refusal
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
+from ..run.cpu.blas import usable_cores
 from ..run.emulate.launch import Execution
 from ..run.emulate.run import Emulation, run_plan
 from . import costs
@@ -154,7 +154,7 @@ def _of_ladder(kernel: Kernel, config: TileConfig) -> Iterator[TileConfig]:
 def record() -> None:
     """Count every build anew and write :data:`cufa.measure.costs.PATH`: takes some minutes."""
     builds = [(kernel, config) for kernel in KERNELS.values() for config in configs_of(kernel)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compilers are processes of their own
+    with ThreadPoolExecutor(usable_cores()) as pool:  # compilers are processes of their own
         tables = list(pool.map(lambda build: _by_head_dim(*build), builds))
     kernels: dict[str, Any] = {kernel.name: {"configs": []} for kernel in KERNELS.values()}
     for (kernel, config), table in zip(builds, tables, strict=True):

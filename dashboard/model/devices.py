@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
-import os
 import re
 
 from cufa.dashboard.worker.jobs import CPU
 from cufa.gpu.architectures import Device, find_architecture
 from cufa.measure import machine, peers
+from cufa.run.cpu.blas import usable_cores
 
 _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 
@@ -38,7 +38,7 @@ def run_devices() -> dict[str, str]:
     for number in range(gpu_count()):
         with contextlib.suppress(ValueError):  # older than sm_80: the page Doctor says so
             found[f"cuda:{number}"] = f"GPU {number}: {gpu(number).name}"
-    return found | {CPU: f"CPU: {cpu_name()}, {len(os.sched_getaffinity(0))} threads"}
+    return found | {CPU: f"CPU: {cpu_name()}, {usable_cores()} threads"}
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from cufa.dashboard.model.listed import Listed, Lister, slots_per_tile, source_l
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.occupancy_choice import Choice, begin
+from cufa.run.cpu.blas import usable_cores
 
 _WORDS = {"sass": "SASS", "ptx": "PTX"}
 _TABLE = "code.table"
@@ -34,7 +34,7 @@ _MOST_SHOWN = 400
 @st.cache_resource(show_spinner=False)
 def lister() -> Lister:
     """One for the whole server."""
-    return Lister(jobs=max(1, min(2, (os.cpu_count() or 2) - 1)))
+    return Lister(jobs=max(1, min(2, usable_cores() - 1)))
 
 
 def list_first() -> None:

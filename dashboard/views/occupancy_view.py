@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import streamlit as st
@@ -22,6 +21,7 @@ from cufa.dashboard.views.occupancy_choice import Choice, begin
 from cufa.gpu.architectures import Device
 from cufa.gpu.occupancy import UNLIMITED, Occupancy, Resource
 from cufa.problem.problem import Problem
+from cufa.run.cpu.blas import usable_cores
 from cufa.schedule.order import WHOLE_HEAD
 from cufa.schedule.schedule import Schedule
 
@@ -33,7 +33,7 @@ _GROUP = 128
 @st.cache_resource(show_spinner=False)
 def compiler() -> Compiler:
     """One for the whole server."""
-    return Compiler(jobs=max(1, min(4, (os.cpu_count() or 2) - 1)))
+    return Compiler(jobs=max(1, min(4, usable_cores() - 1)))
 
 
 def compile_first() -> None:

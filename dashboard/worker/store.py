@@ -11,6 +11,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from cufa.cache import cache_dir
 from cufa.calls.tuning import write_json
 from cufa.dashboard.worker import reading
 from cufa.dashboard.worker.jobs import Job, gpu_index
@@ -22,11 +23,16 @@ _OUTCOME_BYTES = 4096
 
 
 def runs_dir() -> Path:
-    """``$CUFA_RUNS_DIR``, or ``cufa/runs`` in the user's data folder. Not created here."""
+    """``$CUFA_RUNS_DIR``, or ``cufa/runs`` in the user's data folder, or ``runs`` in the cache if there is no home
+    folder. Not created here."""
     named = os.environ.get("CUFA_RUNS_DIR")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "cufa" / "runs"
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:
+        return cache_dir() / "runs"
+    return data / "cufa" / "runs"
 
 
 class Store:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cufa.kernels import KERNELS
+from cufa.run.cpu.blas import usable_cores
 
 TESTS_DIR = Path(__file__).parents[1]
 
@@ -75,4 +76,4 @@ def _importable(module: str) -> bool:
 
 
 def default_jobs() -> int:
-    return min(16, len(os.sched_getaffinity(0)))
+    return min(16, usable_cores())

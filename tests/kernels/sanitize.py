@@ -34,6 +34,7 @@ from cufa.kernels import KERNELS, Kernel
 from cufa.plan.planner import Plan, fitting_configs, make_plan
 from cufa.problem.mask import CAUSAL, FULL
 from cufa.problem.problem import Problem, default_scale
+from cufa.run.cpu.blas import usable_cores
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS = 80
@@ -78,7 +79,7 @@ def _forward(spec: Kernel) -> Iterator[str]:
     from cufa.run.cuda import backend as cuda
 
     plans = list(_plans(spec))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         prepared = list(pool.map(cuda.prepare, plans))
     rng = np.random.default_rng(0)
     for plan, ready in zip(plans, prepared, strict=True):
@@ -153,7 +154,7 @@ def _backward(spec: Kernel) -> Iterator[str]:
         make_plan(dataclasses.replace(plan.problem, deterministic=x), device, spec.algorithm, plan.config)
         for plan, x in both
     ]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         prepared = list(pool.map(cuda.prepare, plans))
     for plan, ready in zip(plans, prepared, strict=True):
         p = plan.problem
@@ -244,7 +245,7 @@ def main() -> int:
     start = time.perf_counter()
     failed = total = 0
     # A process takes its time mostly on a CPU: to start, to compile, to patch the kernels.
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) * 2 // 3)) as pool:
+    with ThreadPoolExecutor(max(1, usable_cores() * 2 // 3)) as pool:
         # The plain runs come first, all of them: they leave the compiled kernels on disk for the others.
         for jobs in (
             [(spec.name, "plain") for spec in specs],

@@ -32,6 +32,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from cufa.calls.tuning import write_json
 from cufa.measure import cards, machine
+from cufa.run.cpu.blas import usable_cores
 
 GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
 """Goals in seconds and megabytes, on two idle cores."""
@@ -149,7 +150,7 @@ def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
     return {
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.environment(None)["device"],
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
         "goals": GOALS,

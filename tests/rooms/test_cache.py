@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cufa.cache import locked, own_folder
+import cufa
+from cufa import cache as module
+from cufa.cache import cache_dir, locked, own_folder
+from cufa.calls import tuning
 from cufa.problem.integers import Integers
 
 
@@ -48,6 +54,50 @@ def test_a_lock_follows_no_link_and_cuts_nothing(cache: Path) -> None:
     file.write_text("kept")
     with locked(file):
         assert target.read_text() == file.read_text() == "kept"
+
+
+def test_a_user_without_a_home_has_a_folder_in_the_temporary_one(tmp_path, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CUFA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    module._without_home.cache_clear()
+    tuning.load.cache_clear()
+    with pytest.warns(RuntimeWarning, match="no home folder: cufa keeps its files in .*CUFA_CACHE_DIR"):
+        folder = cache_dir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one line is enough
+        assert "fa3" in str(cufa.plan((1, 8, 1024, 64), device="sm_90"))
+    assert own_folder("host").parent == folder == tmp_path / f"cufa-{os.geteuid() or 'cache'}"
+    cache_dir().chmod(0o777)
+    with pytest.raises(PermissionError, match="can be written by other users"):
+        own_folder("host")
+    module._without_home.cache_clear()
+
+
+def test_cufa_where_posix_is_not():
+    """What Windows and macOS lack; a call on the CPU."""
+    code = """
+import os, sys
+sys.modules["fcntl"] = None
+for name in ("sched_getaffinity", "geteuid", "O_NOFOLLOW", "O_CLOEXEC"):
+    if hasattr(os, name):
+        delattr(os, name)
+import numpy as np, cufa
+from cufa.cache import locked, own_folder
+from cufa.run.cpu.blas import usable_cores
+x = np.ones((1, 8, 300, 64), np.float32)
+out, lse = cufa.flash_attention(x, x, x, causal=True, return_lse=True)
+cufa.flash_attention_backward(x, x, x, x, out, lse, causal=True)
+print(cufa.plan(x, causal=True))
+with locked(own_folder("host") / "a.lock"):
+    assert usable_cores() >= 1
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_numbers_of_a_mask_unpack_to_their_shape_and_no_further() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kernels import Launch
+from ..cpu.blas import usable_cores
 from . import build as host_build
 from .memory import GlobalArray, Touched, as_ctypes, untouched
 
@@ -148,7 +148,7 @@ def execute(
         num_threads=launch.num_threads,
         shared_bytes=launch.shared_memory,
         cluster=launch.cluster,
-        workers=min(execution.threads or os.cpu_count() or 1, len(counters) or 1),
+        workers=min(execution.threads or usable_cores(), len(counters) or 1),
         mode=MODES.index(execution.mode),
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
         seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
