@@ -1,5 +1,6 @@
 """FlashAttention for NumPy and CuPy: hand-written CUDA C kernels, compiled by NVRTC on first use."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import masks
@@ -13,6 +14,7 @@ from .reference.dense import attention_reference, attention_reference_backward
 from .reference.varlen import attention_varlen_reference, attention_varlen_reference_backward
 
 if TYPE_CHECKING:
+    from .build.ahead import compile
     from .run.emulate.calls import emulate, emulate_backward
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "attention_reference_backward",
     "attention_varlen_reference",
     "attention_varlen_reference_backward",
+    "compile",
     "decode_reference",
     "emulate",
     "emulate_backward",
@@ -39,11 +42,14 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The executor is imported when asked for: a call to attention does not need it."""
-    if name in ("emulate", "emulate_backward"):
-        from .run.emulate import calls
-
-        found = globals()[name] = getattr(calls, name)
+    """The executor and the compiler are imported when asked for: a call to attention does not need them."""
+    module = {
+        "emulate": "run.emulate.calls",
+        "emulate_backward": "run.emulate.calls",
+        "compile": "build.ahead",
+    }
+    if name in module:
+        found = globals()[name] = getattr(importlib.import_module(f".{module[name]}", __name__), name)
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -20,8 +20,17 @@ _COMMANDS = {
     "compile": "Build every kernel without a GPU: registers, spills, occupancy.",
     "emulate": "Execute a kernel's CUDA source on the CPU, and check it.",
     "inside": "See each warp of a kernel wait, multiply and store.",
+    "cache": "Show the folders that cufa writes to, or clear them.",
     "dashboard": "See the time, tile by tile and block by block, in a browser on this machine.",
 }
+
+_VARIABLES = [
+    ("CUFA_CACHE_DIR", "Tuned tiles, kernels compiled ahead of time and for the executor.  [~/.cache/cufa]"),
+    ("CUFA_RUNS_DIR", "The dashboard's runs.  [~/.local/share/cufa/runs]"),
+    ("CUPY_CACHE_DIR", "Kernels that were compiled on first use.  [~/.cupy/kernel_cache]"),
+    ("CUPY_TF32", "1: float32 on a GPU may be computed in TF32."),
+    ("CXX", "C++ compiler of the executor (emulate).  [g++, clang++ or c++]"),
+]
 
 
 class _LazyGroup(click.Group):
@@ -44,6 +53,8 @@ class _LazyGroup(click.Group):
         """List commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+        with formatter.section("Environment variables"):
+            formatter.write_dl(_VARIABLES)
 
 
 @click.command(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
 from collections.abc import Sequence
 
 import click
+from click.core import ParameterSource
 
+from ..build import ahead
 from ..build.sass import listing as take_apart
 from ..build.static_compile import MissingCompilerError, nvrtc_version
 from ..build.sweep import Build, BuiltEntry, build_all
 from ..build.variants import Variant, variants
+from ..calls.backward import plan_backward
+from ..calls.forward import plan
 from ..gpu.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..gpu.occupancy import Occupancy, Resource
 from ..kernels import KERNELS, Kernel, TileConfig
@@ -18,6 +24,8 @@ from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..run.cpu.blas import usable_cores
 from . import common
 from .listing_tables import listing_record, print_listing
+
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _architecture(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[int]:
@@ -35,6 +43,20 @@ def _head_dims(
         if value % HEAD_DIM_STEP:
             raise click.BadParameter(f"{value} is not a multiple of {HEAD_DIM_STEP}")
     return list(values) or None
+
+
+def _shapes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[tuple[int, ...]]:
+    """(batch, heads, kv_heads, seqlen, head_dim) of "1,32/8,4096,128"."""
+    for value in values:
+        if not re.fullmatch(r"\d+,\d+(/\d+)?,\d+,\d+", value):
+            raise click.BadParameter(f"{value!r} is not batch,heads,seqlen,head_dim, such as 1,32/8,4096,128")
+    parts = [value.split(",") for value in values]
+    return [
+        (int(b), int(h.split("/")[0]), int(h.split("/")[-1]), int(seqlen), int(d))
+        for b, h, seqlen, d in parts
+    ]
 
 
 def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> slice:
@@ -64,6 +86,19 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
     callback=_head_dims,
     help="Default: 64, 128, 256, and a few odd ones for one architecture.",
 )
+@click.option(
+    "--for",
+    "shapes",
+    multiple=True,
+    metavar="B,H,S,D",
+    callback=_shapes,
+    help="Only the kernels that a forward and a backward of this shape run, kept for programs. H/KV: grouped heads.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0], show_default=True, help="With --for.")
+@click.option("--causal", is_flag=True, help="With --for.")
+@click.option(
+    "--into", type=click.Path(file_okay=False), help="With --for: folder.  [default: the cache folder]"
+)
 @click.option("--all", "everything", is_flag=True, help="Every combination; takes hours, not minutes.")
 @click.option("--part", metavar="K/N", callback=_part, help="Only each N-th build, from the K-th on.")
 @click.option(
@@ -75,6 +110,10 @@ def compile_command(
     archs: list[int],
     kernels: tuple[str, ...],
     head_dims: list[int] | None,
+    shapes: list[tuple[int, ...]],
+    dtype: str,
+    causal: bool,
+    into: str | None,
     everything: bool,
     part: slice,
     listing: bool,
@@ -88,9 +127,17 @@ def compile_command(
     --head-dim narrow it, and may be repeated. --listing takes the first build apart instead: instructions, live
     registers and issue slots of its loops and source lines.
 
+    --for compiles ahead of time what calls of one shape need, as cufa.compile(plan) does. Name the GPU with --arch
+    (default: this machine's). The files serve other machines of the same kind: copy them to the folder kernels of the
+    cache there (`cufa cache`).
+
     Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
     something.
     """
+    if shapes:
+        given = click.get_current_context().get_parameter_source("archs") == ParameterSource.COMMANDLINE
+        _compile_ahead(shapes, [f"sm_{x}" for x in archs] if given else [None], dtype, causal, into, as_json)
+        return
     wanted = list(variants(archs, kernels or None, head_dims, everything=everything))[part]
     if not wanted:
         raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
@@ -124,6 +171,36 @@ def compile_command(
     common.stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
     if bad:
         raise SystemExit(int(common.Exit.FAILED))
+
+
+def _compile_ahead(
+    shapes: Sequence[tuple[int, ...]],
+    devices: Sequence[str | None],
+    dtype: str,
+    causal: bool,
+    into: str | None,
+    as_json: bool,
+) -> None:
+    files: dict[str, int] = {}
+    for (batch, heads, kv_heads, seqlen, head_dim), device in itertools.product(shapes, devices):
+        q, k = (batch, heads, seqlen, head_dim), (batch, kv_heads, seqlen, head_dim)
+        for make in (plan, plan_backward):
+            try:
+                found = make(q, k, dtype=dtype, causal=causal, device=device)
+                if found.device is None:
+                    raise ValueError("there is no GPU here: name one, such as --arch sm_90")
+                common.stderr().print(f"{found.spec.name} for {found.device.arch.name}", markup=False)
+                file = ahead.compile(found, into)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from None
+            except (MissingCompilerError, OSError) as error:
+                common.fail(common.Exit.MISSING, str(error))
+            files[str(file)] = file.stat().st_size
+    if as_json:
+        common.print_json({"files": [{"path": path, "bytes": size} for path, size in files.items()]})
+    else:
+        for path, size in files.items():
+            common.stdout().print(f"{path}  {common.bytes_text(size)}", markup=False, soft_wrap=True)
 
 
 def _verdict(builds: list[Build]) -> str:

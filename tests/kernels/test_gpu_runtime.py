@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -306,3 +310,29 @@ def test_a_tensor_map_pointed_elsewhere_is_as_if_encoded_there(cp):
         # Not through the shortcut at all:
         fresh._encode(array.data.ptr + offset)
         assert ctypes.string_at(moving.address, 128) == ctypes.string_at(fresh.address, 128)
+
+
+def test_a_kernel_compiled_ahead_is_loaded_and_nothing_is_compiled(cp, small, tmp_path):
+    """In a process of its own, whose folders are empty: CuPy's folder gets no file of the kernel."""
+    host, device = small
+    pytest.importorskip("cuda.bindings.nvrtc", reason="compiles ahead of time")
+    np.savez(tmp_path / "inputs.npz", *host)
+    program = (
+        "import cufa, cupy, numpy as np, sys\n"
+        "q, k, v = map(cupy.asarray, np.load('inputs.npz').values())\n"
+        "cufa.compile(cufa.plan(q, k, v, causal=True))\n"
+        "np.save('out.npy', cufa.flash_attention(q, k, v, causal=True).get())\n"
+    )
+    folders = {"CUFA_CACHE_DIR": str(tmp_path / "cufa"), "CUPY_CACHE_DIR": str(tmp_path / "cupy")}
+    path = os.pathsep.join([str(Path(cufa.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env={**os.environ, **folders, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cufa" / "kernels").exists()
+    compiled = b"".join(x.read_bytes() for x in (tmp_path / "cupy").rglob("*.cubin"))
+    assert b"fa2_forward" not in compiled and b"fa3_forward" not in compiled
+    assert "is not used" not in done.stderr
+    expected = cufa.flash_attention(*device, causal=True).get()
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)

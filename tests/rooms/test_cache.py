@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import cufa
 from cufa import cache as module
 from cufa.cache import cache_dir, locked, own_folder
 from cufa.calls import tuning
+from cufa.cli import main
+from cufa.commands.cache import places
+from cufa.commands.dashboard import make_importable
 from cufa.problem.integers import Integers
 
 
@@ -107,3 +112,32 @@ def test_numbers_of_a_mask_unpack_to_their_shape_and_no_further() -> None:
         Integers.from_json({**record, "shape": [10]})
     with pytest.raises(ValueError, match="at most 32,768"):
         Integers.from_json({"shape": [2**30], "packed": "A" * 1_400_000})
+
+
+def test_clearing_removes_only_what_can_be_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(cache / "runs"))
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(cache.parent / "cupy"))
+    kept = ["tuned-card.json", "runs/one/result.json", "../cupy/a.cubin", "kernels/notes.txt", "traces/a.npz"]
+    made = ["kernels/a.cubin", "host/a.so", "host/a.so.lock", "static/a.json", "listings/a.json"]
+    for name in (*kept, *made):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(b"123")
+    shown = json.loads(CliRunner().invoke(main, ["cache", "--json"]).stdout)
+    assert [x["bytes"] for x in shown] == [3, 6, 3, 3, 3, 3, 3]
+    cleared = json.loads(CliRunner().invoke(main, ["cache", "clear", "--json"]).stdout)
+    assert [x["bytes"] for x in cleared] == [0, 0, 0, 0, 3, 3, 3]
+    assert all((cache / name).exists() for name in kept) and not any((cache / name).exists() for name in made)
+
+
+@pytest.mark.parametrize("variables", [{}, {"XDG_DATA_HOME": "/data"}, {"CUFA_RUNS_DIR": "/runs"}])
+def test_runs_are_shown_where_the_dashboard_keeps_them(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_importable()
+    from cufa.dashboard.worker.store import runs_dir
+
+    for name in ("XDG_DATA_HOME", "CUFA_RUNS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert runs_dir() in [place for _, place, _ in places()]

@@ -38,6 +38,8 @@ def test_help_lists_every_command(run):
     for name in _COMMANDS:
         assert f"\n  {name} " in result.stdout
     assert "Exit codes" in result.stdout
+    for name in ("CUFA_CACHE_DIR", "CUFA_RUNS_DIR", "CUPY_CACHE_DIR", "CUPY_TF32", "CXX"):
+        assert f"\n  {name} " in result.stdout
 
 
 @pytest.mark.parametrize("name", _COMMANDS)

@@ -241,3 +241,22 @@ def test_without_nvrtc_the_exit_status_and_words_say_so(monkeypatch):
     assert result.exit_code == 3
     assert "pip install 'cufa[cuda13]'" in result.stderr.replace("\n", " ")
     assert result.stdout == ""
+
+
+def test_what_a_shape_needs_is_compiled_into_a_folder(tmp_path: Path) -> None:
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    arguments = ["--for", "1,8/2,512,64", "--causal", "--arch", "sm_80", "--into", str(tmp_path), "--json"]
+    result = CliRunner().invoke(compile_command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    files = json.loads(result.stdout)["files"]
+    assert [Path(x["path"]).name.split("-")[0] for x in files] == ["fa2_forward", "fa2_backward"]
+    assert {x["path"]: x["bytes"] for x in files} == {str(x): x.stat().st_size for x in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("shape", ["1,8,512", "1,8/3,512,64", "1,8,512,7"])
+def test_a_shape_that_cannot_be_is_wrong_usage(shape: str) -> None:
+    result = CliRunner().invoke(compile_command, ["--for", shape, "--arch", "sm_80"])
+    assert result.exit_code == 2 and "Error" in result.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import operator
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from ...build.ahead import find_compiled
 from ...build.compiler import announced, cupy_options, trace_constants, translation_unit
 from ...build.phases import Logs, Room
 from ...gpu.architectures import Device, find_architecture
@@ -61,9 +63,20 @@ class _Module:
     """One compiled translation unit on one device."""
 
     def __init__(self, name: str, source: str, device_id: int, options: tuple[str, ...]) -> None:
-        with cupy.cuda.Device(device_id), announced(name, device(device_id).arch.name):
-            self._module = cupy.RawModule(code=source, options=options)
-            self._module.compile()
+        arch = device(device_id).arch
+        with cupy.cuda.Device(device_id):
+            if file := find_compiled(name, source, arch.nvrtc_name):
+                try:
+                    self._module = cupy.RawModule(path=str(file))
+                    self._module.compile()
+                    return
+                except (
+                    cupy.cuda.driver.CUDADriverError
+                ) as error:  # of a compiler that is newer than the driver
+                    logging.getLogger("cufa").warning("%s is not used: %s", file, error)
+            with announced(name, arch.name):
+                self._module = cupy.RawModule(code=source, options=options)
+                self._module.compile()
 
     def function(self, entry: str, shared_memory: int) -> Any:
         """The kernel, allowed to use that much dynamic shared memory."""

@@ -1,0 +1,74 @@
+"""`cufa cache`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from ..cache import cache_dir
+from .common import Exit, bytes_text, fail, json_option, print_json, stdout
+
+#: Folders below the cache folder whose files can be made again: what they hold, and the endings of the files.
+_MADE = {
+    "kernels": ("kernels compiled ahead of time", (".cubin",)),
+    "host": ("kernels compiled for the executor", (".so", ".lock")),
+    "static": ("builds on the dashboard's pages", (".json",)),
+    "listings": ("machine code on the dashboard's pages", (".json",)),
+}
+
+
+@click.command("cache")
+@click.argument("action", type=click.Choice(["show", "clear"]), default="show")
+@json_option
+def cache_command(action: str, as_json: bool) -> None:
+    """Show the folders that cufa writes to, with their sizes, or clear what can be made again.
+
+    clear removes compiled kernels and listings from cufa's cache folder. It keeps tuned tiles, which took measuring,
+    the dashboard's runs, and CuPy's folder, which other programs use too.
+
+    Exit codes: 0 done; 2 wrong usage; 3 a file cannot be removed.
+    """
+    if action == "clear":
+        try:
+            _clear()
+        except OSError as error:
+            fail(Exit.MISSING, str(error))
+    rows = [(what, place, _size(place, endings)) for what, place, endings in places()]
+    if as_json:
+        print_json([{"holds": what, "path": str(place), "bytes": size} for what, place, size in rows])
+        return
+    for what, place, size in rows:
+        stdout().print(Text(f"{bytes_text(size):>9}  {place}  ({what})"), soft_wrap=True)
+
+
+def places() -> list[tuple[str, Path, tuple[str, ...]]]:
+    """What is kept, the folder, and the endings of the files that count; none: all files, also in folders below."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path(os.path.expanduser("~"), ".local", "share"))
+    return [
+        *((what, cache_dir() / name, endings) for name, (what, endings) in _MADE.items()),
+        ("tuned tiles, CUFA_CACHE_DIR", cache_dir(), (".json",)),
+        ("the dashboard's runs, CUFA_RUNS_DIR", Path(os.environ.get("CUFA_RUNS_DIR") or data / "cufa" / "runs"), ()),
+        (
+            "kernels that CuPy compiled, of all programs, CUPY_CACHE_DIR",
+            Path(os.environ.get("CUPY_CACHE_DIR") or Path(os.path.expanduser("~"), ".cupy", "kernel_cache")),
+            (),
+        ),
+    ]  # fmt: skip
+
+
+def _files(place: Path, endings: tuple[str, ...]) -> list[Path]:
+    found = place.glob("*") if endings else place.rglob("*")
+    return [x for x in found if x.is_file() and not x.is_symlink() and (not endings or x.suffix in endings)]
+
+
+def _size(place: Path, endings: tuple[str, ...]) -> int:
+    return sum(file.stat().st_size for file in _files(place, endings))
+
+
+def _clear() -> None:
+    for name, (_, endings) in _MADE.items():
+        for file in _files(cache_dir() / name, endings):
+            file.unlink()
