@@ -35,7 +35,7 @@ COUNTERS = (*ON_CHIP, "read", "written", "passes")
 #: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
 GROUP_ROWS = 64
 
-_NO_COST = frozenset({"min_head_dim", "max_head_dim", "early_launches"})
+_NO_COST = frozenset({"min_head_dim", "max_head_dim"})
 """Fields of configs that change no counter."""
 
 Units = dict[str, float]

@@ -60,7 +60,6 @@ _STORIES: dict[type[TileConfig], Story] = {
             Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
             # Persistent blocks of the wide kernel would spill.
             Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
-            Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
         ),
         older="fa2",
         older_words="FlashAttention-2",

@@ -70,7 +70,6 @@ def test_variations_differ_from_what_ships_in_one_thing(head_dim, causal):
     assert dataclasses.replace(ordered.problem, deterministic=False) == plan.problem
     changed = [fields_that_differ(plan.config, x.config) for x in others]
     assert all(len(x) == 1 for x in changed)
-    assert {"early_launches"} in changed
     assert not {x.label for x in others} & {x.label for x in ladder("fa3", plan.config)}
 
 

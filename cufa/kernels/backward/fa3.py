@@ -107,17 +107,10 @@ class Fa3Backward(Kernel):
                 (_items(problem, config) * config.cluster, 1, 1),
                 config.num_warps * 32,
                 shared_memory,
-                dependent=config.early_launches,
                 persistent=config.runs_on,
                 cluster=config.cluster,
             ),
-            Launch(
-                f"{name}_convert",
-                (ceil_div(after, PASS_WARPS), 1, 1),
-                PASS_WARPS * 32,
-                0,
-                dependent=config.early_launches,
-            ),
+            Launch(f"{name}_convert", (ceil_div(after, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
         )
 
     def workspace(self, problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:

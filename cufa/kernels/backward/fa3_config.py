@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from ..config import Buffer, TileConfig, ceil_div
 
@@ -38,10 +39,13 @@ class Fa3BackwardConfig(TileConfig):
     """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
     tiles; else each is launched for one. Where the problem lets them (``_config_refusal`` of
     fa3_backward.py)."""
-    early_launches: bool = False
-    """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
     in_text = ("cluster",)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Measurements may name ``early_launches``, a mode of the launches alone: the tiles are the same."""
+        return super().from_json({name: x for name, x in content.items() if name != "early_launches"})
 
     @property
     def paired(self) -> bool:
