@@ -5,9 +5,9 @@
 // Query heads of one key/value head may share a tile (PACKED_HEADS): rows HEAD_ROWS * h ... belong to head h, and a warp's rows
 // belong to one head. Packing exists only with split keys: queries that fill a tile gain nothing from it.
 #pragma once
+#include "forward/query_block.cuh"
 #include "shared/fragment_view.cuh"
 #include "shared/parts.cuh"
-#include "shared/schedule.cuh"
 
 constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // queries of one head in a tile
 constexpr int COMBINE_THREADS = 256;

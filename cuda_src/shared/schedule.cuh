@@ -1,4 +1,4 @@
-// The key tiles that a query block visits, where its results go, and its trace record.
+// The mask of a sequence, and the trace record of a work item.
 #pragma once
 #include "shared/params.cuh"
 #include "shared/lengths.cuh"
@@ -28,21 +28,6 @@ DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
   return {sequence.rows(), sequence.keys(), edge(p.band_first), edge(p.band_last)};
 }
 
-template <int BR, int BC>
-DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
-  if (LENGTHS_KIND != DENSE && (mask.keys == 0 || q_block * BR >= mask.rows)) return {};
-  return mask.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
-}
-
-template <int BR, int BC>
-DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
-  if constexpr (is_looked_up(MASK_KIND)) {  // any tile may be visited
-    [[maybe_unused]] const int total = (p.seqlen_k - 1) / BC + 1;
-    return {total, 0, total, 0, 0};
-  }
-  return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
-}
-
 // TRACE, irregular masks: how many tiles were visited, how many of them were clear, and the first of each kind.
 struct TileTally {
   TileRange seen{0, 0, 0, 0, 0};
@@ -58,15 +43,6 @@ struct TileTally {
     return {total, seen.first, seen.first + seen.end, seen.clear_first, seen.clear_first + seen.clear_end};
   }
 };
-
-// Where a row of 16-bit results goes, and its LSE.
-DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return static_cast<char*>(p.o) +
-         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
-}
-DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
-}
 
 // One record per work item, written by one thread. Compiled only when TRACE is on.
 template <typename Params>

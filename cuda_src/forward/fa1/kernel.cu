@@ -29,8 +29,8 @@
 // its error would grow with the number of key blocks. Limits and experiments: NOTES.md.
 #include "forward/fa1/config.cuh"
 #include "shared/params.cuh"
+#include "forward/query_block.cuh"
 #include "mma/copy.cuh"
-#include "shared/schedule.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 #include "forward/fa1/strip_state.cuh"

@@ -22,9 +22,9 @@
 // - Each group of eight keys has its own unit. P~ includes the ratio of Vj's unit to the largest unit of the key block.
 #include "forward/fa1_f32/config.cuh"
 #include "shared/params.cuh"
+#include "forward/query_block.cuh"
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
-#include "shared/schedule.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 #include "forward/fa1/strip_state.cuh"

@@ -24,6 +24,7 @@
 #include "mma/half_pair.cuh"
 #include "shared/block_order.cuh"
 #include "forward/irregular_scores.cuh"
+#include "forward/query_block.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 

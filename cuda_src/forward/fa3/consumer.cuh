@@ -4,6 +4,7 @@
 #include "forward/fa3/fast_softcap.cuh"
 #include "forward/fa3/integer_maxima.cuh"
 #include "forward/fa3/memory.cuh"
+#include "forward/query_block.cuh"
 #include "primitives/register_budget.cuh"
 #include "shared/alibi_sink.cuh"
 #include "wgmma/accumulator.cuh"

@@ -4,6 +4,7 @@
 // by lister.cuh.
 #pragma once
 #include "forward/fa3/memory.cuh"
+#include "forward/query_block.cuh"
 
 static_assert(CONSUMERS <= 4, "ALL_CLEAR: the marks of all consumers are one byte");
 
