@@ -33,8 +33,8 @@ struct BackwardParams {
   i32 shift;  // ALIBI, LENGTHS: the diagonal, row i is at key i + shift. With LENGTHS band_first and band_last count from it
   i32 shift_by_length;  // LENGTHS: shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
-  // GROUPED: backward/common/workspace.cuh.
-  i32 heads_per_group, whole_groups, groups_before, groups_converted;
+  // BY_HEAD_BATCHES: backward/common/workspace.cuh.
+  i32 heads_per_head_batch, whole_head_batches, head_batches_before, head_batches_converted;
   i32 strips_per_head;  // of a key/value head: row strips of its query heads, each head's rounded up to whole tiles
   MaskParams mask;
 };

@@ -18,11 +18,11 @@ DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 hea
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
       const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
-      const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
-      const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
-      const u32 members = min(group_heads, all_heads - group * group_heads);
+      const u32 num_batches = (all_heads - 1) / fitting + 1, batch_heads = (all_heads - 1) / num_batches + 1;
+      const u32 head_batch = index / (batch_heads * long_blocks), rest = index - head_batch * batch_heads * long_blocks;
+      const u32 members = min(batch_heads, all_heads - head_batch * batch_heads);
       block = num_blocks - 1 - rest / members;
-      head = group * group_heads + rest % members;
+      head = head_batch * batch_heads + rest % members;
     } else {
       const u32 rest = index - long_blocks * all_heads;
       block = short_blocks - 1 - rest / all_heads;

@@ -43,7 +43,7 @@ struct AttentionParams {
   Strides q_stride, k_stride, v_stride, o_stride;
   i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale_log2;     // softmax scale * log2(e), positive
-  i32 heads_per_group;  // heads of a head batch; persistent kernels: see PersistentItems
+  i32 heads_per_head_batch;  // heads of a head batch; persistent kernels: see PersistentItems
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read if MASK has that edge
   float softcap;  // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e) (shared/softcap.cuh)
   i32 num_splits;  // SPLIT_KEYS: thread blocks that share the keys of a query block

@@ -145,7 +145,7 @@ class Forward(DenseOperation):
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        of_splits = {"heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
+        of_splits = {"heads_per_head_batch": plan.heads_per_group, "num_splits": plan.num_splits}
         return {**super().scalars(plan, arrays), **of_splits}
 
     def num_records(self, plan: Plan) -> int:

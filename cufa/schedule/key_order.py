@@ -45,7 +45,7 @@ def _bytes_of_queries(problem: Problem) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HeadGroups:
-    """Head batches of the backward on Hopper: ``HeadGroups`` of backward_workspace.cuh."""
+    """Head batches of the backward on Hopper: ``HeadBatches`` of backward/common/workspace.cuh."""
 
     size: int
     """Key/value heads of each batch but the last."""
@@ -60,10 +60,10 @@ class HeadGroups:
     def scalars(self) -> dict[str, int]:
         """Fields of the kernels' parameters."""
         return {
-            "heads_per_group": self.size,
-            "whole_groups": self.whole,
-            "groups_before": self.before,
-            "groups_converted": self.converted,
+            "heads_per_head_batch": self.size,
+            "whole_head_batches": self.whole,
+            "head_batches_before": self.before,
+            "head_batches_converted": self.converted,
         }
 
 
@@ -83,7 +83,7 @@ _BUSY_KEYS, _NARROW_BUSY_KEYS = 1200, 800
 
 
 def in_groups(problem: Problem) -> bool:
-    """Whether the backward on Hopper has head batches: ``GROUPED`` of backward_workspace.cuh."""
+    """Whether the backward on Hopper has head batches: ``BY_HEAD_BATCHES`` of backward/common/workspace.cuh."""
     return not (problem.deterministic or problem.mask.irregular_kind or problem.lengths.ragged)
 
 

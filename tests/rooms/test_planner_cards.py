@@ -135,7 +135,7 @@ def test_heads_of_their_own_keys_come_in_twos_where_memory_is_slow(shape, usual,
     asked = backward_of(*shape)
     for device, group, persistent in ((H200, usual, runs_on), (H100, slow, False)):
         plan = make_plan(asked, device, "fa3")
-        assert told(plan)["heads_per_group"] == group
+        assert told(plan)["heads_per_head_batch"] == group
         assert plan.config.persistent == plan.launches[1].persistent == persistent
         assert_consistent(plan)
 
@@ -177,11 +177,11 @@ def test_blocks_that_run_on_have_the_usual_groups_on_any_card():
     asked = backward_of(16, 16, 1024, 128)
     found, usual = (make_plan(asked, device, "fa3", config) for device in (H100, H200))
     assert found.launches[1].persistent and found.launches == usual.launches
-    assert told(found) == told(usual) and told(found)["heads_per_group"] > 2
+    assert told(found) == told(usual) and told(found)["heads_per_head_batch"] > 2
     assert (found.order.head == usual.order.head).all()
     assert_consistent(found)
     capped = make_plan(dataclasses.replace(asked, softcap=30.0), H100, "fa3")  # then blocks do not
-    assert not capped.launches[1].persistent and told(capped)["heads_per_group"] == 2
+    assert not capped.launches[1].persistent and told(capped)["heads_per_head_batch"] == 2
     assert_consistent(capped)
 
 

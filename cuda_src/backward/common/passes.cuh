@@ -16,7 +16,7 @@ struct StripItem {
   i64 head;  // over the batch; packed: over all sequences
   int strip;
   bool valid;
-  int number = 0, block = 0;  // its sequence, and the strip among the strips of a packed sequence
+  int sequence = 0, strip_of_sequence = 0;  // LENGTHS: its sequence; PACKED: the strip among the strips of that sequence
 
   // A strip that exists, of dense arrays: 32-bit numbers take fewer registers.
   DEVICE StripItem(u32 index_, u32 of_head)
@@ -29,16 +29,16 @@ struct StripItem {
       constexpr int BLOCK_STRIPS = WHOLE_TILES ? TILE_STRIPS : 1;
       const PackedBlock found =
           packed_block<BLOCK_STRIPS * STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip) / BLOCK_STRIPS);
-      number = found.sequence;
-      block = found.block * BLOCK_STRIPS + strip % BLOCK_STRIPS;
-      valid = valid && i64(found.block) * (BLOCK_STRIPS * STRIP) < sequence_of(p, number).stored_rows();
+      sequence = found.sequence;
+      strip_of_sequence = found.block * BLOCK_STRIPS + strip % BLOCK_STRIPS;
+      valid = valid && i64(found.block) * (BLOCK_STRIPS * STRIP) < sequence_of(p, sequence).stored_rows();
     } else if constexpr (LENGTHS_KIND == PADDED) {
-      if (valid) number = int(head / p.heads);
+      if (valid) sequence = int(head / p.heads);
     }
   }
 
   // Its first row in its sequence.
-  DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? block : strip) * STRIP; }
+  DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? strip_of_sequence : strip) * STRIP; }
 };
 
 // The first byte of a head of a tensor.
@@ -117,12 +117,12 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
   constexpr float LOG2_E = 1.44269504088896341f;
   constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
   const int unit = lane % LANES;
-  const auto sequence = sequence_of(p, item.number);
+  const auto sequence = sequence_of(p, item.sequence);
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.index)) + lane;
 #pragma unroll 8
     for (int n = 0; n < STRIP_FLOATS / ACCUMULATOR; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
-    const int strip = LENGTHS_KIND == PACKED ? item.block : item.strip;
+    const int strip = LENGTHS_KIND == PACKED ? item.strip_of_sequence : item.strip;
     if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
       i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
       if constexpr (LENGTHS_KIND == PACKED) {
@@ -130,9 +130,9 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
                first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
       }
       if constexpr (WHOLE_TILES) {
-        st_global(workspace.turn(p, u32(tile)), vec2{0, 0});
+        st_global(workspace.ticket(p, u32(tile)), vec2{0, 0});
       } else {
-        st_global(workspace.turns + tile, u32(0));
+        st_global(workspace.tickets + tile, u32(0));
       }
     }
   }
@@ -186,7 +186,7 @@ struct StripInMemory {
 
   DEVICE StripInMemory(const BackwardParams& p_, const StripItem& item) : p(p_) {
     const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
-    const i64 row = sequence_of(p, item.number).first_row();
+    const i64 row = sequence_of(p, item.sequence).first_row();
     dO = head_address(p.dout, p.dout_stride, batch, head) + row * (p.dout_stride.seq * ELEMENT_BYTES);
     O = head_address(p.o, p.o_stride, batch, head) + row * (p.o_stride.seq * ELEMENT_BYTES);
   }
@@ -240,7 +240,7 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   if constexpr (SINK) sum_sinks(p, workspace);
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  const auto sequence = sequence_of(p, item.number);
+  const auto sequence = sequence_of(p, item.sequence);
   char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
   const float* source = workspace.strip(item.index);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)

@@ -12,16 +12,16 @@ struct KeyItem {
 // DETERMINISTIC: a block waits for the blocks at its right (tickets.cuh), so these come before it. A head's blocks follow one
 // another through its query tiles, each a tile or two after the previous block. Between two of them come blocks of the other
 // heads of a head batch, as many heads as the L2 cache holds: a block is not launched only to wait.
-DEVICE u32 heads_of_batch(u32 all_heads, i64 head_bytes) {
+DEVICE u32 heads_of_head_batch(u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()
   const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
-  const u32 num_groups = (all_heads - 1) / fitting + 1;
-  return (all_heads - 1) / num_groups + 1;
+  const u32 num_batches = (all_heads - 1) / fitting + 1;
+  return (all_heads - 1) / num_batches + 1;
 }
-DEVICE HeadBlock batched_block(u32 index, u32 num_blocks, u32 all_heads, u32 group_heads) {
-  const u32 group = index / (group_heads * num_blocks), rest = index - group * group_heads * num_blocks;
-  const u32 members = min(group_heads, all_heads - group * group_heads);
-  return {num_blocks - 1 - rest / members, group * group_heads + rest % members};
+DEVICE HeadBlock batched_block(u32 index, u32 num_blocks, u32 all_heads, u32 batch_heads) {
+  const u32 head_batch = index / (batch_heads * num_blocks), rest = index - head_batch * batch_heads * num_blocks;
+  const u32 members = min(batch_heads, all_heads - head_batch * batch_heads);
+  return {num_blocks - 1 - rest / members, head_batch * batch_heads + rest % members};
 }
 
 // Under a causal mask more rows see early key blocks: the order is that of the forward's query blocks, reversed. The query heads
@@ -32,17 +32,17 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
-  if constexpr (GROUPED) {
-    const HeadBatches groups{p};
-    const u32 group = min(index / (u32(p.heads_per_group) * Tc), groups.whole()), first = groups.first(group);
-    const u32 rest = index - first * Tc, members = groups.end(group) - first;
+  if constexpr (BY_HEAD_BATCHES) {
+    const HeadBatches batches{p};
+    const u32 head_batch = min(index / (u32(p.heads_per_head_batch) * Tc), batches.whole()), first = batches.first(head_batch);
+    const u32 rest = index - first * Tc, members = batches.end(head_batch) - first;
     if constexpr (LATER_ROWS_SEE_MORE) {
       found = {rest / members, first + rest % members};
     } else {
       found = {rest % Tc, first + rest / Tc};
     }
   } else if constexpr (DETERMINISTIC) {
-    found = batched_block(index, Tc, all_heads, heads_of_batch(all_heads, head_bytes));
+    found = batched_block(index, Tc, all_heads, heads_of_head_batch(all_heads, head_bytes));
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);
     if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;

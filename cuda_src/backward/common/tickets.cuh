@@ -34,8 +34,8 @@ struct DqTickets {
  private:
   DEVICE u32* counter(QueryTile tile) const {
     if constexpr (LENGTHS_KIND == PACKED) {
-      return workspace.turns + i64(tile.head) * workspace.tiles(p) + first_tile + tile.q_tile;
+      return workspace.tickets + i64(tile.head) * workspace.tiles(p) + first_tile + tile.q_tile;
     }
-    return workspace.turns + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
+    return workspace.tickets + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
   }
 };

@@ -1,5 +1,5 @@
 // The workspace in device memory that the three passes of a backward kernel share: dQ in float32, to which every key block adds;
-// lse and delta of each query row; and, DETERMINISTIC, the number of key blocks that have added to each tile of dQ.
+// lse and delta of each query row; and, DETERMINISTIC, a ticket counter of each tile of dQ: the key blocks that have added to it.
 //
 // dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 neighbouring bytes at a time; the
 // last pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per head
@@ -35,32 +35,33 @@ constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 
 constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
 constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
-// WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's ticket counters.
+// WHOLE_TILES, of a tile: dQ, then lse, then -delta of each row, then its ticket counters.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
 
 // Whether key blocks are ordered by head batches.
-constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
+constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
 // Whether persistent blocks take one key block after another, and do most of the passes before and after beside their tiles
 // (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or
 // lengths: an item then has more than its descriptor. A soft cap leaves consumers, and a sink leaves the passes, no registers.
-constexpr bool IS_PERSISTENT = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
+constexpr bool IS_PERSISTENT = PERSISTENT && BY_HEAD_BATCHES && !SOFTCAP && !SINK;
 
-// GROUPED: head batches of key/value heads, so that dQ of a few batches lies in the L2 cache at a time. IS_PERSISTENT: while key
-// blocks add to one head batch, other warps prepare the next batches and convert the previous ones (backward/fa3_common/
-// background.cuh). The passes before and after do the first and the last batches. The planner chooses their number and size
-// (cufa/schedule/key_order.py).
+// BY_HEAD_BATCHES: head batches of key/value heads, so that dQ of a few head batches lies in the L2 cache at a time.
+// IS_PERSISTENT: while key blocks add to one head batch, other warps prepare the next ones and convert the previous ones
+// (backward/fa3_common/background.cuh). The passes before and after do the first and the last head batches. The planner chooses
+// their number and size (cufa/schedule/key_order.py).
 struct HeadBatches {
   const BackwardParams& p;
   DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
-  DEVICE u32 whole() const { return u32(p.whole_groups); }  // head batches before the last one, which has the remaining heads
-  DEVICE u32 first(u32 group) const { return group * u32(p.heads_per_group); }
-  DEVICE u32 end(u32 group) const { return group < whole() ? first(group + 1) : heads(); }
-  DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_group), whole()); }
+  // Head batches before the last one, which has the remaining heads.
+  DEVICE u32 whole() const { return u32(p.whole_head_batches); }
+  DEVICE u32 first(u32 head_batch) const { return head_batch * u32(p.heads_per_head_batch); }
+  DEVICE u32 end(u32 head_batch) const { return head_batch < whole() ? first(head_batch + 1) : heads(); }
+  DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_head_batch), whole()); }
   DEVICE u32 strips() const { return u32(p.strips_per_head); }
   // The first row strip that the pass after converts.
-  DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
+  DEVICE u32 left() const { return first(u32(p.head_batches_converted)) * strips(); }
 };
 
 // IS_PERSISTENT. PREPARED: prepared strips of each key/value head. Of each head batch: ADDED counts the warps that have added all
@@ -72,7 +73,7 @@ struct BackwardWorkspace {
   char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: index of the next item
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
-  u32* turns;  // DETERMINISTIC: ticket counters (batch * heads, query tiles); WHOLE_TILES: none, they lie in the tiles
+  u32* tickets;  // DETERMINISTIC: ticket counters (batch * heads, query tiles); WHOLE_TILES: none, they lie in the tiles
   u32* counters;  // IS_PERSISTENT: (4, batch * kv_heads), of each Counter
   float* sinks;  // SINK: (batch * heads, strips), the addend of each strip to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
@@ -85,8 +86,8 @@ struct BackwardWorkspace {
              : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * STRIP_FLOATS);
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
-    turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
-    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    tickets = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
+    sinks = reinterpret_cast<float*>(tickets + (DETERMINISTIC ? heads * tiles(p) : 0));
     if constexpr (WHOLE_TILES && SINK) {
       sinks = reinterpret_cast<float*>(items);
       items = reinterpret_cast<vec4*>(sinks + heads * strips);
@@ -104,7 +105,7 @@ struct BackwardWorkspace {
   }
 
   // WHOLE_TILES: the ticket counter of tile `index` over all heads; of a pair of blocks, the first of two counters.
-  DEVICE static u32* turn(const BackwardParams& p, u32 index) {
+  DEVICE static u32* ticket(const BackwardParams& p, u32 index) {
     return reinterpret_cast<u32*>(tile(p, index) + TILE_DQ_FLOATS + BLOCK_Q * 2);
   }
   DEVICE static u32 num_items(const BackwardParams& p) {

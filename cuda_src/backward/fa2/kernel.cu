@@ -132,12 +132,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     for (int x = 0; x < K_STEPS; ++x) copy_part(copy, x);
   };
 
-  // Irregular masks: the current tile, the next tile, and the number of visited tiles.
+  // Irregular masks: the current tile, the next tile and the previous tile, and the number of visited tiles.
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
   int walked_head = first_head;
   QueryTile before{first_head, 0};
-  u32 turn = 0;
+  u32 visited = 0;
   TileTally tally;
   auto find_next = [&](const KeyItem& item) {
     walked_next = query_walk.next(p, item.k_block, item.batch, item.kv_head);
@@ -170,7 +170,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   int remaining = IRREGULAR ? int(walked_next.exists()) : group_size * (tiles.end - tiles.first);  // IRREGULAR: is there one?
   QueryTile current{first_head, tiles.first};
   bool pending = false;  // `current` is not in dQ yet
-  auto stage = [&] { return IRREGULAR ? turn % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
+  auto stage = [&] { return IRREGULAR ? visited % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the previous tile is in dQ, but its ticket is not yet passed on. Passing on waits until all additions have
   // arrived: it follows the S of the tile after next, and is done by another warp than the one that waits for tickets, the first
   // of the warps that add late.
@@ -228,7 +228,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if constexpr (IRREGULAR) {
       before = current, walked_head = upcoming().head, walked = walked_next;
       if (TRACE && walked_head == first_head) tally.count(walked.tile(), walked.masked());
-      ++turn;
+      ++visited;
       find_next(parked_item());
       current = {walked_head, walked.tile()};
       remaining = walked_next.exists();

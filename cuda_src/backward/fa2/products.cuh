@@ -19,7 +19,7 @@ struct FromMemory {
 // Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for dQ. The addresses of operands (Q and dO: of this
 // tile; P_keys and dS_keys: of this warp's keys) and the warp's share of them are parameters, not members of a struct: as
 // members, ptxas allocates more registers than there are at head dim 128. copy_next(k) issues part k of the copies of the next
-// tile.
+// tile. `number`: of the tile, in stamps of an inside trace.
 template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename CopyNext>
 DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
                              bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,

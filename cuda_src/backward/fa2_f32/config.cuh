@@ -22,7 +22,7 @@ constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are n
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // fixed, not taken: a score loses slope * distance
-constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
+constexpr bool SINK = false;         // fixed, not taken: a logit of each head joins the softmax's denominator
 constexpr bool DETERMINISTIC = false;// key blocks add to dQ in a fixed order
 
 constexpr bool WHOLE_TILES = false;  // fixed: the layout of the workspace that FA3 uses (backward/common/workspace.cuh)

@@ -47,7 +47,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 5
   TileRange tiles;
   QueryTile tile;
-  // Parked in gaps of V: what each tile, or the end, reads once, and the rest of `tiles`.
+  // Parked in gaps of V, because each tile, or the end, reads them once: the work item, and the clear tiles.
   const u32 saved_smem = gap_address<PITCH>(V_smem, 1);
   {
     const KeyItem item = key_item<Bc>(p, blockIdx.x, 4 * ROW_BYTES);
@@ -196,7 +196,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 #pragma unroll
       for (int k = 0; k < Br / 16; ++k) {
         multiply_pair_tiles<true, OCTET_BYTES, decltype(count)::value>(sum, A_hi[k], A_lo[k],
-                                                                              B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
+                                                                       B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
       }
       mma_fence();
 #pragma unroll
@@ -291,7 +291,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
         u32 A_hi[Q_TILES][4], A_lo[Q_TILES][4];
         load_pair_operand<true, 2 * OCTET_BYTES>(A_hi, A_lo, A_lane + k * 16 * S_PITCH);
         multiply_pair_tiles<true, OCTET_BYTES, decltype(count)::value>(sum, A_hi, A_lo,
-                                                                              B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
+                                                                       B_lane + k * 16 * PITCH + n0 * OCTET_BYTES);
       }
       mma_fence();
 #pragma unroll

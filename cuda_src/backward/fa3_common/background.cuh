@@ -4,8 +4,8 @@
 //
 // While head batch g is added to, the next one that the pass before has left is prepared; then, once all key blocks of g - 1 have
 // been added, g - 1 is converted. There is no cycle of waits: key blocks of g wait for the strips of g; the warps that prepare
-// these strips have converted up to g - groups_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A thread
-// block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
+// these strips have converted up to g - head_batches_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
+// thread block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, with which the
 // loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
@@ -27,7 +27,7 @@ DEVICE void prepare_counters(const BackwardParams& p) {
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     st_global(where_counters_begin(p), u32(workspace.counters - static_cast<const u32*>(p.workspace)));
   }
-  const u32 prepared = batches.end(u32(p.groups_before) - 1);
+  const u32 prepared = batches.end(u32(p.head_batches_before) - 1);
   for (u32 head = blockIdx.x * PASS_THREADS + threadIdx.x; head < batches.heads(); head += gridDim.x * PASS_THREADS) {
     st_global(workspace.counter(p, PREPARED, head), head < prepared ? batches.strips() : 0u);
     st_global(workspace.counter(p, ADDED, head), 0u);
@@ -49,9 +49,9 @@ struct Background {
   DEVICE void run() {
     grid_await_previous();
 #pragma unroll 1
-    for (u32 g = 0; g <= u32(p.whole_groups); ++g) {
-      if (g + u32(p.groups_before) <= u32(p.whole_groups)) visit<false>(g + u32(p.groups_before));
-      if (g > 0 && g <= u32(p.groups_converted)) visit<true>(g - 1);
+    for (u32 g = 0; g <= u32(p.whole_head_batches); ++g) {
+      if (g + u32(p.head_batches_before) <= u32(p.whole_head_batches)) visit<false>(g + u32(p.head_batches_before));
+      if (g > 0 && g <= u32(p.head_batches_converted)) visit<true>(g - 1);
     }
   }
 

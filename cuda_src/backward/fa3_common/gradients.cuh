@@ -136,6 +136,7 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
     }
   }
 }
+
 // 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
                        int first_key, int lane) {

@@ -44,7 +44,7 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
 
 // How many key blocks have added to a tile. PAIRED: the two blocks of a pair add different columns and count apart, by rank.
 DEVICE u32* ticket_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
-  return BackwardWorkspace::turn(block.p, block.workspace_tile(tile)) + rank;
+  return BackwardWorkspace::ticket(block.p, block.workspace_tile(tile)) + rank;
 }
 DEVICE u32 ticket_of(const KeyBlock& block, QueryTile tile) {
   return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
@@ -91,16 +91,16 @@ struct TicketKeeper {
   const u32 rank;   // of the block in its pair
 
   DEVICE void run() const {
-    bool told = false;
+    bool signalled = false;
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover handover = dq_handover(opaque(start));
-      if (!told) {
+      if (!signalled) {
         await_ticket(at.block, at.tile, rank);
         mbarrier_arrive(handover.full_barrier(at.n));
       }
-      told = !at.last && has_ticket(at.block, at.block.next(at.tile));
+      signalled = !at.last && has_ticket(at.block, at.block.next(at.tile));
       handover.wait_empty(at.n + 1);
-      if (told) mbarrier_arrive(handover.full_barrier(at.n + 1));
+      if (signalled) mbarrier_arrive(handover.full_barrier(at.n + 1));
       pass_ticket(at.block, at.tile, rank);
     });
   }

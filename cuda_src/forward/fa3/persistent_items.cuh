@@ -48,14 +48,14 @@ struct PersistentItems {
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (LATER_ROWS_SEE_MORE) {
-      const u32 group_heads = u32(p.heads_per_group), all_heads = batch(p) * heads(p);
-      const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
-      const u32 members = min(group_heads, all_heads - group * group_heads);
+      const u32 batch_heads = u32(p.heads_per_head_batch), all_heads = batch(p) * heads(p);
+      const u32 head_batch = index / (batch_heads * Tr), rest = index - head_batch * batch_heads * Tr;
+      const u32 members = min(batch_heads, all_heads - head_batch * batch_heads);
       q_block = Tr - 1 - rest / members;
       if constexpr (is_looked_up(MASK_KIND)) {
         if (p.block_order != nullptr) q_block = u32(ld_global<i32>(p.block_order + rest / members));
       }
-      head = group * group_heads + rest % members;
+      head = head_batch * batch_heads + rest % members;
     } else {
       q_block = index % Tr;
       head = index / Tr;
