@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import __version__
-from .streams import clear_failures, use_letters_that_exist
+from .streams import clear_failures, use_streams_that_exist
 
 #: Help by command. The command NAME is ``NAME_command`` of cufa.commands.NAME.
 _COMMANDS = {
@@ -35,7 +35,7 @@ _VARIABLES = [
 
 class _LazyGroup(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
-        use_letters_that_exist()
+        use_streams_that_exist()
         with clear_failures():
             return super().main(*arguments, **options)
 

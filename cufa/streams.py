@@ -27,10 +27,14 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("cufa.plain", _plain)
 
 
-def use_letters_that_exist() -> None:
-    """Write plain letters where stdout or stderr cannot take others (ASCII, Latin-1)."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure") and not (stream.encoding or "").lower().startswith("utf"):
+def use_streams_that_exist() -> None:
+    """Write nowhere if stdout or stderr is None or closed, as of ``cufa … >&-`` and of programs without a console, and
+    plain letters where it cannot take others (ASCII, Latin-1)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+        elif hasattr(stream, "reconfigure") and not (stream.encoding or "").lower().startswith("utf"):
             stream.reconfigure(errors="cufa.plain")
 
 

@@ -197,7 +197,7 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
     words = "(kv_heads,), or one number on the host"
     optional_operands.check_small(name, x, "float32", "fiu", (shape,), words)
     if not on_device:
-        with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+        with np.errstate(all="ignore"):  # what is too large is infinite, and named below
             x = np.ascontiguousarray(x, np.float32)
     if not on_device and not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")

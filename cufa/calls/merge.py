@@ -71,13 +71,13 @@ def merge_attention_states(
     return out, lse.swapaxes(1, 2) if layout == "bshd" else lse
 
 
+@np.errstate(all="ignore")
 def _merge_on_cpu(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     wide = _compute_dtype(out_a, lse_a)
     out, lse = combine(
         np.stack([out_a.astype(wide), out_b.astype(wide)]), np.stack([lse_a.astype(wide), lse_b.astype(wide)])
     )
-    with np.errstate(over="ignore"):
-        return out.astype(out_a.dtype), lse.astype(lse_a.dtype)
+    return out.astype(out_a.dtype), lse.astype(lse_a.dtype)
 
 
 def _compute_dtype(out: Any, lse: Any) -> Any:

@@ -42,9 +42,9 @@ _TOLERANCE = 0.05
 def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
     if value in ("ascending", "descending"):
         return value
-    if value.isascii() and value.isdigit():
+    if value.isascii() and value.isdigit() and len(value) <= 10 and int(value) < 1 << 32:
         return int(value)
-    raise click.BadParameter(f"{value!r}: 'ascending', 'descending' or a number (a seed)")
+    raise click.BadParameter(f"{value!r}: 'ascending', 'descending' or a number (a seed) below 2**32")
 
 
 @click.command("emulate")

@@ -52,7 +52,9 @@ def inside_command(
             click.echo(name)
         return
     try:
-        trace = _recorded(recorded) if recorded else _made(operation, algorithm, executed, arch, shape)
+        trace = (
+            _made(operation, algorithm, executed, arch, shape) if recorded is None else _recorded(recorded)
+        )
     except CompilerError as error:
         common.fail(common.Exit.MISSING, str(error))
     except (TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ from ..problem.options import decode_mask
 from .dense import Array, as_bhsd, attention_reference
 
 
+@np.errstate(all="ignore")
 def decode_reference(
     q: Any,
     k_cache: Any,

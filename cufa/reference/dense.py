@@ -21,6 +21,7 @@ Array = npt.NDArray[np.float64]
 _ROWS = 512
 
 
+@np.errstate(all="ignore")
 def attention_reference(
     q: npt.ArrayLike,
     k: npt.ArrayLike,
@@ -67,6 +68,7 @@ def attention_reference(
     return (o, lse) if return_lse else o
 
 
+@np.errstate(all="ignore")
 def attention_reference_backward(
     dout: npt.ArrayLike,
     q: npt.ArrayLike,
@@ -190,15 +192,14 @@ def _attend(
     scale: float,
     cap: float | None,
 ) -> tuple[Array, Array]:
-    with np.errstate(all="ignore"):
-        s = scale * (q @ k.T)
-        s = np.where(seen, (s if cap is None else softcapped(s, cap)) - penalty, -np.inf)
-        m = s.max(axis=1, keepdims=True, initial=sink)
-        shift = np.where(m == -np.inf, 0, m)
-        p = np.exp(s - shift)
-        l = p.sum(axis=1, keepdims=True) + np.exp(sink - shift)
-        o = np.where(l == 0, 0, _product(p, v, seen) / l)
-        return o, (m + np.log(l))[:, 0]
+    s = scale * (q @ k.T)
+    s = np.where(seen, (s if cap is None else softcapped(s, cap)) - penalty, -np.inf)
+    m = s.max(axis=1, keepdims=True, initial=sink)
+    shift = np.where(m == -np.inf, 0, m)
+    p = np.exp(s - shift)
+    l = p.sum(axis=1, keepdims=True) + np.exp(sink - shift)
+    o = np.where(l == 0, 0, _product(p, v, seen) / l)
+    return o, (m + np.log(l))[:, 0]
 
 
 def _gradients(
@@ -216,18 +217,17 @@ def _gradients(
     """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
     of 0."""
     o, lse = _attend(q, k, v, seen, penalty, sink, scale, cap)
-    with np.errstate(all="ignore"):
-        s = scale * (q @ k.T)
-        capped = s if cap is None else softcapped(s, cap)
-        slope = 1 if cap is None else softcap_derivative(capped, cap)
-        some = lse != -np.inf
-        weighs = seen & some[:, None]
-        p = np.where(weighs, np.exp(capped - penalty - lse[:, None]), 0)
-        delta = (do * o).sum(axis=1) - dlse
-        ds = np.where(weighs, p * (do @ v.T - delta[:, None]) * slope, 0)
-        dsink = -np.where(some, np.exp(sink - lse) * delta, 0).sum()
-        dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
-        return dq, dk, _product(p.T, do, seen.T), dsink
+    s = scale * (q @ k.T)
+    capped = s if cap is None else softcapped(s, cap)
+    slope = 1 if cap is None else softcap_derivative(capped, cap)
+    some = lse != -np.inf
+    weighs = seen & some[:, None]
+    p = np.where(weighs, np.exp(capped - penalty - lse[:, None]), 0)
+    delta = (do * o).sum(axis=1) - dlse
+    ds = np.where(weighs, p * (do @ v.T - delta[:, None]) * slope, 0)
+    dsink = -np.where(some, np.exp(sink - lse) * delta, 0).sum()
+    dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
+    return dq, dk, _product(p.T, do, seen.T), dsink
 
 
 def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:

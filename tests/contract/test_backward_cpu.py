@@ -16,10 +16,11 @@ from evidence.promises import naive_numpy_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
-from support import DTYPES, EPSILON, make_problem
+from support import DTYPES, EPSILON, make_inputs, make_problem
 from test_forward_cpu import LAYOUTS
 
-from cufa import attention_reference
+import cufa
+from cufa import attention_reference, masks
 from cufa.kernels import TileConfig
 from cufa.plan.dense import BACKWARD
 from cufa.plan.planner import Plan, make_plan
@@ -153,6 +154,36 @@ def test_the_callers_error_state_is_untouched():
     with np.errstate(all="raise"):
         gradients(case)
         assert set(np.geterr().values()) == {"raise"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "few",
+    [
+        {"sink": [-1e9, 0.5]}, {"sink": [3e38, -3e38]}, {"alibi_slopes": [1e-42, 3e38]}, {"softcap": 1e-30},
+        {"alibi_slopes": [1e-30, 1e3], "causal": True}, {"mask": masks.documents([3, 0, 30])}, {"scale": 1e-38},
+        {"seqlens_k": [0], "sink": [0.5, -np.inf]},
+    ],
+)  # fmt: skip
+def test_no_call_depends_on_the_callers_error_state(few, dtype):
+    q, k, v = make_inputs(1, 2, 1, 33, 33, 8, dtype)
+    dout, tiny, e4m3 = q[:, :, ::-1], (v.astype(float) * 1e-42).astype(dtype), np.ones(k.shape, np.uint8)
+    packed = {name: x for name, x in few.items() if name not in ("mask", "seqlens_k")}
+    cached = {name: x for name, x in packed.items() if name != "causal"}
+    with np.errstate(all="raise"):
+        out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **few)
+    subnormal, dlse = (out.astype(float) * 2**-14).astype(dtype), (lse * 1e-30).astype(np.float32)
+    one, lower = q[:, :, :1].astype(np.float16), lse - 9
+    with np.errstate(all="raise"):
+        cufa.flash_attention_backward(dout, q, k, v, out, lse, dlse=dlse, device="cpu", **few)
+        cufa.attention_reference(q, k, tiny, **few)
+        cufa.attention_reference_backward(dout, q, k, tiny, **few)
+        cufa.merge_attention_states(subnormal, lse, subnormal, lower)
+        of_one = (x[0].swapaxes(0, 1) for x in (q, k, tiny))
+        cufa.flash_attention_varlen(*of_one, [0, 33], [0, 33], device="cpu", **packed)
+        cufa.flash_decode(q[:, :, :1], k, tiny, device="cpu", cache_seqlens=[33], **cached)
+        cufa.decode_reference(q[:, :, :1], k, tiny, cache_seqlens=[33], **cached)
+        cufa.flash_decode(one, e4m3, e4m3, k_scale=1e-42, v_scale=1e-42, device="cpu")
 
 
 # --- Memory layout ----------------------------------------------------------------------------------------

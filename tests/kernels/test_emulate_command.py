@@ -130,7 +130,12 @@ def test_rows_that_see_nothing_agree_and_nan_does_not():
         (["--algorithm", "auto"], "auto"),
         (["--dtype", "float64"], "'float64' is not one of 'float16', 'bfloat16', 'float32'"),
         (["--schedule", "²"], "'²': 'ascending', 'descending' or a number (a seed)"),
-        (["--schedule", "-1"], "'-1': 'ascending', 'descending' or a number (a seed)"),
+        (["--schedule", "-1"], "'-1': 'ascending', 'descending' or a number (a seed) below 2**32"),
+        (
+            ["--schedule", str(2**32)],
+            "'4294967296': 'ascending', 'descending' or a number (a seed) below 2**32",
+        ),
+        (["--schedule", "9" * 5000], "or a number (a seed) below 2**32"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_in_the_calls_words(run, options, words):

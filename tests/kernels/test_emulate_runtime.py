@@ -148,7 +148,8 @@ def test_a_kernel_that_does_not_compile_says_where(tmp_path, monkeypatch):
     [
         ({"mode": "fast"}, "mode='fast' is not known; use one of plain, checked, counted"),
         ({"schedule": "sideways"}, "schedule='sideways' is not known"),
-        ({"schedule": -1}, "schedule=-1 is not known; use 'ascending', 'descending' or a seed (an int from 0 up)"),
+        ({"schedule": -1}, "schedule=-1 is not known; use 'ascending', 'descending' or a seed (an int below 2**32)"),
+        ({"schedule": 2**32}, "schedule=4294967296 is not known; use 'ascending', 'descending' or a seed"),
         ({"schedule": True}, "schedule=True is not known"),
         ({"copies": "never"}, "copies='never' is not known"),
         ({"algorithm": "fa9"}, "algorithm='fa9' is not known"),

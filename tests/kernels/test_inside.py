@@ -227,6 +227,7 @@ def test_command_says_what_it_cannot():
     done = CliRunner().invoke(main, ["inside", "--executed", "--algorithm", "naive"])
     assert done.exit_code == 2
     assert "keeps no logs of its phases; kernels that do: " in done.output
+    assert CliRunner().invoke(main, ["inside", "--recorded", ""]).exit_code == 2
     done = CliRunner().invoke(main, ["inside", "--recorded", "something"])
     assert done.exit_code == 2
     assert "no inside trace of this name" in done.output

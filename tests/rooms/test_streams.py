@@ -49,6 +49,32 @@ def test_an_encoding_without_the_letters(encoding):
     assert "::++" in text and "++ masked" in text and "?" not in text
 
 
+@pytest.mark.parametrize("stream", ["None", "open(os.devnull, 'w')"])
+@pytest.mark.slow
+def test_no_stdout(stream):
+    """As in a program without a console, or closed by whoever called: a command runs and writes nothing."""
+    code = f"""
+import os, sys
+from cufa.cli import main
+for arguments, exit_code in (
+    ("--help", 0), ("doctor", None), ("emulate --recorded", 0), ("emulate --recorded --json", 0),
+    ("inside --recorded list", 0), ("demo --device cpu --seqlen 64 --seconds 0.01", 0),
+    ("bench --device cpu --seqlen 64 --seconds 0.01", 0),
+    ("compare fa2 fa1 --device cpu --seqlen 64 --seconds 0.01", 0), ("compile --help", 0), ("dashboard --help", 0),
+    ("tune --device cpu --seqlen 64 --seconds 0.01", None),
+):
+    sys.stdout = {stream}
+    if sys.stdout is not None:
+        sys.stdout.close()
+    try:
+        main(arguments.split())
+    except SystemExit as ended:
+        assert exit_code in (None, ended.code or 0), (arguments, ended.code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
 def test_wrong_usage_is_said_in_letters_that_exist():
     done = cufa_command("emulate", "--schedule", "²", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 2

@@ -11,8 +11,10 @@ from ...plan.planner import Plan
 from . import backward, decode, forward, parts
 
 
+@np.errstate(all="ignore")
 def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
-    """Execute a plan made for the CPU; results are written in place."""
+    """Execute a plan made for the CPU; results are written in place. Inf, NaN and underflow follow IEEE, whatever error
+    state the caller has set."""
     RUNS[plan.problem.operation](plan, arrays)
 
 

@@ -78,7 +78,7 @@ def emulate(
         divergent collectives. :mod:`cufa.run.emulate.blind_spots` lists what it cannot find. Every mode finds a
         deadlock. "counted" counts bytes, wavefronts and bank conflicts.
     schedule : "ascending", "descending" or int
-        The warp and the lane that run next, if several can; an integer from 0 up seeds a random choice.
+        The warp and the lane that run next, if several can; an integer from 0 to 2**32 - 1 seeds a random choice.
     copies : None, "early" or "late"
         ``cp.async`` writes shared memory, and a store by the copy engine reads it, when issued ("early") or when
         waited for ("late"). None: late in checked mode, else early.

@@ -96,10 +96,14 @@ class Execution:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is not known; use one of {', '.join(MODES)}")
-        seed = isinstance(self.schedule, int) and not isinstance(self.schedule, bool) and self.schedule >= 0
+        seed = (
+            isinstance(self.schedule, int)
+            and not isinstance(self.schedule, bool)
+            and 0 <= self.schedule < 1 << 32
+        )
         if self.schedule not in SCHEDULES and not seed:
             raise ValueError(
-                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (an int from 0 up)"
+                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (an int below 2**32)"
             )
         threads = self.threads
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -151,7 +155,7 @@ def execute(
         workers=min(execution.threads or usable_cores(), len(counters) or 1),
         mode=MODES.index(execution.mode),
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
-        seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
+        seed=int(execution.schedule) if random else 0,
         late_copies=execution.late_copies,
         ordered_sums=ordered_sums,
         arrays=ctypes.addressof(table),
