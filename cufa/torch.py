@@ -9,7 +9,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import torch
@@ -19,6 +19,7 @@ from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
 from .problem.mask import Mask
+from .problem.typing import Algorithm, Layout, Precision
 
 Window = tuple[int | None, int | None]
 
@@ -28,7 +29,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     causal: bool = False,
     window: Window | None = None,
     mask: Mask | None = None,
@@ -38,9 +39,9 @@ def attention(
     sink: Tensor | None = None,
     seqlens_q: Tensor | None = None,
     seqlens_k: Tensor | None = None,
-    algorithm: str = "auto",
+    algorithm: Algorithm = "auto",
     num_splits: int | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
 ) -> Any:
@@ -91,8 +92,8 @@ def attention_varlen(
     scale: float | None = None,
     alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None,
-    algorithm: str = "auto",
-    precision: str | None = None,
+    algorithm: Algorithm = "auto",
+    precision: Precision | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
 ) -> Any:

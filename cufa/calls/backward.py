@@ -12,6 +12,7 @@ from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
+from ..problem.typing import BackwardAlgorithm, Layout, Place, Precision
 from .call import BackwardCall
 from .calls import plan_shapes, run
 from .warm import find, typed
@@ -34,15 +35,15 @@ def flash_attention_backward(
     sink: Any = None,
     seqlens_q: Any = None,
     seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "auto",
-    precision: str | None = None,
+    layout: Layout = "bhsd",
+    algorithm: BackwardAlgorithm = "auto",
+    precision: Precision | None = None,
     dlse: Any = None,
     deterministic: bool = False,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
-    device: str | None = None,
+    device: Place | None = None,
 ) -> Any:
     """Gradients of :func:`flash_attention` with respect to q, k and v, in memory linear in the sequence length:
     FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy; with the copies, products and warp
@@ -148,9 +149,9 @@ def plan_backward(
     sink: Any = None,
     seqlens_q: Any = None,
     seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "auto",
-    precision: str | None = None,
+    layout: Layout = "bhsd",
+    algorithm: BackwardAlgorithm = "auto",
+    precision: Precision | None = None,
     deterministic: bool = False,
     device: str | None = None,
 ) -> Plan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..gpu.architectures import Device
 from ..plan.decode import DECODE
@@ -12,6 +13,7 @@ from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits, decode_mask
+from ..problem.typing import DecodeOptions, DecodeSchedule, Element, Layout, Lse, Off, On, Place
 from . import optional_operands
 from .calls import plan_for, planning_device, run
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
@@ -19,6 +21,23 @@ from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 
 
+@overload
+def flash_decode(
+    q: NDArray[Element],
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    return_lse: Off = ...,
+    **options: Unpack[DecodeOptions],
+) -> NDArray[Element]: ...
+@overload
+def flash_decode(
+    q: NDArray[Element], k_cache: Any, v_cache: Any, *, return_lse: On, **options: Unpack[DecodeOptions]
+) -> tuple[NDArray[Element], Lse]: ...
+@overload
+def flash_decode(
+    q: Any, k_cache: Any, v_cache: Any, *, return_lse: bool = ..., **options: Unpack[DecodeOptions]
+) -> Any: ...
 def flash_decode(
     q: Any,
     k_cache: Any,
@@ -36,12 +55,12 @@ def flash_decode(
     scale: float | None = None,
     alibi_slopes: Any = None,
     sink: Any = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     num_splits: int | None = None,
-    schedule: str = "auto",
+    schedule: DecodeSchedule = "auto",
     return_lse: bool = False,
     out: Any = None,
-    device: str | None = None,
+    device: Place | None = None,
 ) -> Any:
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
 
@@ -186,9 +205,9 @@ def plan_decode(
     scale: float | None = None,
     alibi_slopes: Any = None,
     sink: Any = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     num_splits: int | None = None,
-    schedule: str = "auto",
+    schedule: DecodeSchedule = "auto",
     device: str | None = None,
 ) -> Plan:
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.

@@ -3,20 +3,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
+from ..problem.typing import Algorithm, Element, ForwardOptions, Layout, Lse, Off, On, Place, Precision
 from .call import ForwardCall
 from .calls import plan_shapes, run
 from .warm import find, typed
 
 
+@overload
+def flash_attention(
+    q: NDArray[Element], k: Any, v: Any, *, return_lse: Off = ..., **options: Unpack[ForwardOptions]
+) -> NDArray[Element]: ...
+@overload
+def flash_attention(
+    q: NDArray[Element], k: Any, v: Any, *, return_lse: On, **options: Unpack[ForwardOptions]
+) -> tuple[NDArray[Element], Lse]: ...
+@overload
+def flash_attention(
+    q: Any, k: Any, v: Any, *, return_lse: bool = ..., **options: Unpack[ForwardOptions]
+) -> Any: ...
 def flash_attention(
     q: Any,
     k: Any,
@@ -31,13 +45,13 @@ def flash_attention(
     sink: Any = None,
     seqlens_q: Any = None,
     seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "auto",
+    layout: Layout = "bhsd",
+    algorithm: Algorithm = "auto",
     num_splits: int | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
     return_lse: bool = False,
     out: Any = None,
-    device: str | None = None,
+    device: Place | None = None,
 ) -> Any:
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
     :func:`flash_attention_backward`'s.
@@ -190,10 +204,10 @@ def plan(
     sink: Any = None,
     seqlens_q: Any = None,
     seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "auto",
+    layout: Layout = "bhsd",
+    algorithm: Algorithm = "auto",
     num_splits: int | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
     device: str | None = None,
 ) -> Plan:
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..problem.checks import as_array, is_device_array
+from ..problem.typing import Layout
 from ..run.cpu.combine import combine
 from . import arrays, shapes
 
@@ -23,7 +24,7 @@ _LSE = ("float32", "float64")
 
 
 def merge_attention_states(
-    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, layout: str = "bhsd"
+    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, layout: Layout = "bhsd"
 ) -> tuple[Any, Any]:
     """Attention over two sets of keys, from attention over each: for prefixes that sequences share, caches
     spread over several devices, or contexts in more than one buffer.

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
+
+from numpy.typing import NDArray
 
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
+from ..problem.typing import (
+    Algorithm,
+    BackwardAlgorithm,
+    Element,
+    Lse,
+    Off,
+    On,
+    PackedOptions,
+    Place,
+    Precision,
+)
 from .call import PackedBackward, PackedForward
 from .calls import run
 from .warm import find, typed
 
 
+# fmt: off
+@overload
+def flash_attention_varlen(
+    q: NDArray[Element], k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: Off = ...,
+    **options: Unpack[PackedOptions],
+) -> NDArray[Element]: ...
+@overload
+def flash_attention_varlen(
+    q: NDArray[Element], k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: On,
+    **options: Unpack[PackedOptions],
+) -> tuple[NDArray[Element], Lse]: ...
+@overload
+def flash_attention_varlen(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: bool = ...,
+    **options: Unpack[PackedOptions],
+) -> Any: ...
+# fmt: on
 def flash_attention_varlen(
     q: Any,
     k: Any,
@@ -27,11 +57,11 @@ def flash_attention_varlen(
     scale: float | None = None,
     alibi_slopes: Any = None,
     sink: Any = None,
-    algorithm: str = "auto",
-    precision: str | None = None,
+    algorithm: Algorithm = "auto",
+    precision: Precision | None = None,
     return_lse: bool = False,
     out: Any = None,
-    device: str | None = None,
+    device: Place | None = None,
 ) -> Any:
     """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
     of its own sequence only.
@@ -99,14 +129,14 @@ def flash_attention_varlen_backward(
     scale: float | None = None,
     alibi_slopes: Any = None,
     sink: Any = None,
-    algorithm: str = "auto",
-    precision: str | None = None,
+    algorithm: BackwardAlgorithm = "auto",
+    precision: Precision | None = None,
     dlse: Any = None,
     deterministic: bool = False,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
-    device: str | None = None,
+    device: Place | None = None,
 ) -> Any:
     """Gradients of :func:`flash_attention_varlen`.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax import Array
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention, plan
 from ..problem.mask import Mask
+from ..problem.typing import Algorithm, Layout, Place, Precision
 from . import ffi
 
 __all__ = ["attention"]
@@ -29,7 +30,7 @@ def attention(
     k: Array,
     v: Array,
     *,
-    layout: Literal["bhsd", "bshd"] = "bshd",
+    layout: Layout = "bshd",
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None,
@@ -39,9 +40,9 @@ def attention(
     sink: Array | None = None,
     seqlens_q: Array | None = None,
     seqlens_k: Array | None = None,
-    algorithm: str = "auto",
+    algorithm: Algorithm = "auto",
     num_splits: int | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
 ) -> Any:
@@ -133,7 +134,7 @@ def _keywords(text: str, leave_out: tuple[str, ...], optional: list[Any]) -> dic
     return kept | dict(zip(given, optional, strict=True))
 
 
-def _place(q: Any) -> str | None:
+def _place(q: Any) -> Place | None:
     """Host arrays of XLA are those of its CPU backend: they are computed there."""
     return "cpu" if isinstance(q, np.ndarray) else None
 

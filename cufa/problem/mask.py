@@ -38,9 +38,9 @@ class Band(Mask):
     def misfit(
         self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
     ) -> str | None:
-        if self.matrix not in (None, (seqlen_q, seqlen_k)):
+        if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
             of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
-            rows, keys = self.matrix or ()
+            rows, keys = self.matrix
             return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
         return super().misfit(batch, kv_heads, seqlen_q, seqlen_k)
 

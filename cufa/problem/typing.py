@@ -1,0 +1,67 @@
+"""Types of the public calls, for type checkers. Signatures write every keyword out. Overloads, which say what a call
+returns, take the keywords from here; tests/rooms/test_typing.py compares the two."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .mask import Mask
+
+Layout = Literal["bhsd", "bshd"]
+Algorithm = Literal["auto", "fa3", "fa2", "fa2_noskip", "fa1", "naive"]
+BackwardAlgorithm = Literal["auto", "fa3", "fa2"]
+DecodeSchedule = Literal["auto", "fixed", "balanced"]
+Precision = Literal["float32", "tf32"]
+Place = Literal["cpu", "cuda"]
+Off = Literal[False]
+On = Literal[True]
+
+Element = TypeVar("Element", bound=np.generic)
+Lse: TypeAlias = npt.NDArray[np.floating[Any]]
+
+
+class _Scores(TypedDict, total=False):
+    """How scores are made and masked."""
+
+    window: tuple[int | None, int | None] | None
+    mask: Mask | None
+    softcap: float | None
+    scale: float | None
+    alibi_slopes: Any
+    sink: Any
+    device: Place | None
+    out: Any
+
+
+class PackedOptions(_Scores, total=False):
+    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse."""
+
+    causal: bool
+    algorithm: Algorithm
+    precision: Precision | None
+
+
+class ForwardOptions(PackedOptions, total=False):
+    """Keywords of :func:`cufa.flash_attention` except return_lse."""
+
+    seqlens_q: Any
+    seqlens_k: Any
+    layout: Layout
+    num_splits: int | None
+
+
+class DecodeOptions(_Scores, total=False):
+    """Keywords of :func:`cufa.flash_decode` except return_lse."""
+
+    cache_seqlens: Any
+    block_table: Any
+    k_new: Any
+    v_new: Any
+    k_scale: Any
+    v_scale: Any
+    layout: Layout
+    num_splits: int | None
+    schedule: DecodeSchedule
