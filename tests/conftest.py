@@ -191,7 +191,7 @@ def _file_of(nodeid: str) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """With --dist loadscope: the cases of a test on a backend run in one process, one after the other, since most share
-    a build; so do the tests of some files."""
+    a build; so do the tests of some files. Cases on a GPU go to any process: their builds are shared on disk."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -200,7 +200,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             if _is_in_browser(nodeid):
                 return "in a browser"
-            return _file_of(nodeid) if _is_of_one_process(nodeid) else _scope_of(nodeid)
+            scope = _file_of(nodeid) if _is_of_one_process(nodeid) else _scope_of(nodeid)
+            return nodeid if _backend_of(scope) == "gpu" else scope
 
     return ByTest(config, log)
 
