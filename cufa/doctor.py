@@ -11,7 +11,7 @@ import enum
 import importlib.metadata
 import importlib.util
 import os
-import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +28,9 @@ from .calls.forward import flash_attention
 from .kernels import KERNELS
 from .problem.mask import CAUSAL
 from .reference.dense import attention_reference, attention_reference_backward
+from .run.emulate.build import CompilerError, cxx
 
+_COMPILER = "apt-get install g++; CXX, if it is set, names g++ or clang++"
 _INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
 #: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.
 _NVRTC_FOR_HOPPER = (12, 9)
@@ -231,11 +233,23 @@ def _compilers() -> Iterator[Check]:
             "`cufa compile` needs it",
             "pip install 'cufa[cuda13]' (no GPU needed)",
         )
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler:
-        yield Check("g++", Status.OK, f"{compiler}: `cufa emulate` works")
+    named = os.environ.get("CXX")
+    try:
+        compiler = cxx.__wrapped__()
+    except CompilerError:
+        what, status = (
+            (f"CXX={named} is not on the PATH", Status.PROBLEM) if named else ("none", Status.ABSENT)
+        )
+        yield Check("c++ compiler", status, f"{what}: `cufa emulate` needs one", _COMPILER)
+        return
+    asked = [compiler, "-std=c++17", "-E", "-x", "c++", "-"]
+    trial = subprocess.run(
+        asked, input="__cplusplus", capture_output=True, text=True, timeout=60, check=False
+    )
+    if "201703" in trial.stdout:
+        yield Check("c++ compiler", Status.OK, f"{compiler}: `cufa emulate` works")
     else:
-        yield Check("g++", Status.ABSENT, "`cufa emulate` needs it", "apt-get install g++")
+        yield Check("c++ compiler", Status.PROBLEM, f"{compiler} does not compile C++17", _COMPILER)
 
 
 def _call() -> Iterator[Check]:

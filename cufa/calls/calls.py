@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..problem.problem import Problem
 from . import arrays, optional_operands, tuning
 from .call import Call
 from .shapes import FORWARD_DTYPES, asked_dtype, dtype_name, make_problem
-from .warm import SeenCall, find, remember
+from .warm import SeenCall, find, forget, remember
 
 
 def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
@@ -93,7 +94,9 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
             check_not_capturing(name)
     import cupy
 
+    global _gpu_process
     cuda, device_id = cuda_module(), call.first[1].data.device_id
+    _gpu_process = os.getpid()
     with cupy.cuda.Device(device_id):
         results = call.allocate(problem, cupy.ndarray)
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))
@@ -166,10 +169,23 @@ def cpu_module() -> Any:
     return cpu
 
 
+_gpu_process: int | None = None
+"""The process that used a GPU first: CUDA does not work in its forks."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget)
+
+
 def cuda_module() -> Any:
-    """The CUDA backend, imported on first use: it needs CuPy."""
+    """The CUDA backend, imported on first use: it needs CuPy. Raises RuntimeError in a fork of a process that has used
+    a GPU."""
     from ..run.cuda import backend as cuda
 
+    if _gpu_process not in (None, os.getpid()):
+        raise RuntimeError(
+            f"this process is a fork of process {_gpu_process}, which has used the GPU: CUDA does not work in forks. "
+            "Start processes by multiprocessing.get_context('spawn'), or pass device='cpu'"
+        )
     return cuda
 
 
@@ -186,6 +202,8 @@ def gpu_available() -> bool:
         cuda.current_device()
     except ValueError:  # older than sm_80
         return False
+    global _gpu_process
+    _gpu_process = os.getpid()
     return True
 
 

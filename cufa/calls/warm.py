@@ -32,6 +32,15 @@ def remember(key: tuple[Any, ...], call: SeenCall) -> None:
     _seen[key] = call
 
 
+_of_parent: list[dict[tuple[Any, ...], SeenCall]] = []
+
+
+def forget() -> None:
+    """In a fork no earlier call can be launched. Their objects stay: CUDA cannot free their memory there either."""
+    _of_parent.append(dict(_seen))
+    _seen.clear()
+
+
 def find(
     operation: Operation, given: Sequence[Any], options: tuple[Any, ...]
 ) -> tuple[SeenCall | None, tuple[Any, ...] | None, list[int]]:

@@ -77,6 +77,10 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, as of a pickled plan, is the registry's own."""
+        return _registered, (self.name,)
+
     def source_of(self, config: Config) -> str:
         """File under ``cuda_src`` that a config is compiled from."""
         return self.source
@@ -182,6 +186,12 @@ class Kernel:
             "TF32": problem.precision == "tf32",
             **self.own_constants(problem),
         }
+
+
+def _registered(name: str) -> Kernel:
+    from . import KERNELS
+
+    return KERNELS[name]
 
 
 class ForwardKernel(Kernel):

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import sys
 import threading
 import types
 
@@ -15,6 +16,9 @@ import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
+import cufa.run.cuda
+from cufa.calls import calls, warm
+from cufa.gpu.architectures import Device
 from cufa.plan.dense import FORWARD
 from cufa.run.cpu import blas
 from cufa.run.cpu import forward as cpu
@@ -95,6 +99,32 @@ def test_blas_threads_are_restored_after_an_error(blas_threads):
     with pytest.raises(KeyError), blas.single_threaded_blas():
         raise KeyError
     assert blas_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_of_a_process_that_used_a_gpu_says_so(monkeypatch):
+    """In place of CUDA's "initialization error"; earlier calls are not repeated there."""
+    backend = types.SimpleNamespace(current_device=lambda: Device.typical("sm_90"))
+    monkeypatch.setitem(sys.modules, "cufa.run.cuda.backend", backend)
+    monkeypatch.setattr(cufa.run.cuda, "backend", backend, raising=False)
+    monkeypatch.setattr(calls, "gpu_available", lambda: True)
+    monkeypatch.setattr(calls, "_gpu_process", os.getpid())
+    monkeypatch.setattr(warm, "_seen", {(): None})
+    assert calls.cuda_module() is backend
+    x = np.ones((1, 1, 8, 8), np.float16)
+    end, result = os.pipe()
+    if os.fork() == 0:
+        try:
+            cufa.flash_attention(x, x, x)
+        except RuntimeError as error:
+            os.write(result, f"{len(warm._seen)} {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(result)
+    os.wait()
+    with open(end) as stream:
+        told = stream.read()
+    assert told.startswith(f"0 this process is a fork of process {os.getpid()}, which has used the GPU"), told
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

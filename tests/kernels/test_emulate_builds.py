@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -117,6 +120,47 @@ def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
     result = CliRunner().invoke(main, ARGUMENTS, catch_exceptions=False)
     assert result.exit_code == 3
     assert "compiled kernels cannot be kept in" in result.stderr
+
+
+def compiler_that(folder: Path, does: str) -> str:
+    script = folder / "compiler"
+    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\n{does}\n')
+    script.chmod(0o700)
+    return str(script)
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """Not by what a compiler prints of it."""
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    does = 'echo "/tmp/ccX.s: fatal error: error writing to -: No space left on device" >&2; exit 1'
+    monkeypatch.setattr(host_build, "cxx", lambda: compiler_that(tmp_path, does))
+    with pytest.raises(
+        CompilerError, match=r"cannot be kept in .*No space left on device\. Fix: make room there"
+    ):
+        host_build.runtime()
+
+
+def test_sigterm_leaves_no_compiler_and_no_folder(tmp_path):
+    compiler = compiler_that(tmp_path, f"sleep 300 & echo $! > {tmp_path}/pid; wait")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from cufa.run.emulate import build; build.runtime()"],
+        env={
+            **os.environ,
+            "CXX": compiler,
+            "CUFA_CACHE_DIR": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    stat = Path(
+        "/proc", (tmp_path / "pid").read_text().strip(), "stat"
+    )  # a killed orphan may await its parent
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+    assert not list(tmp_path.glob("host/build-*"))
 
 
 def test_a_library_that_does_not_load_is_named(cache, monkeypatch):

@@ -109,7 +109,7 @@ def test_processes_may_build_at_once_and_fibers_may_be_portable(tmp_path):
 def test_builds_not_used_for_longest_make_way(tmp_path, monkeypatch):
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(host_build, "_KEPT", {"kernel-": 4})
-    monkeypatch.setattr(host_build, "_run", lambda command: Path(command[-1]).touch())
+    monkeypatch.setattr(host_build, "_run", lambda command, scratch: Path(command[-1]).touch())
     for i in range(8):
         built = host_build._build(f"kernel-{i}.so", "", ())
         os.utime(built, (i, i))

@@ -337,6 +337,28 @@ class TestDoctorFinds:
         assert missing in found.detail
         assert "reinstall" in found.fix
 
+    @pytest.mark.parametrize(
+        ("named", "there", "status", "detail"),
+        [
+            ("/bin/false", ["g++"], "problem", "/bin/false does not compile C++17"),
+            ("/bin/true", ["g++"], "problem", "/bin/true does not compile C++17"),
+            ("g++-99", ["g++"], "problem", "CXX=g++-99 is not on the PATH"),
+            ("", ["g++"], "ok", "/g++: `cufa emulate` works"),
+            (None, ["clang++"], "ok", "/clang++: `cufa emulate` works"),
+            (None, [], "absent", "none: `cufa emulate` needs one"),
+        ],
+    )
+    def test_which_compilers_there_are(self, monkeypatch, tmp_path, named, there, status, detail):
+        for name in there:
+            (tmp_path / name).symlink_to(shutil.which("g++"))
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        if named is not None:
+            monkeypatch.setenv("CXX", named)
+        *_, check = doctor._compilers()
+        assert check.status == status and detail in check.detail
+        assert (check.fix != "") == (status != "ok")
+
     def test_a_check_that_breaks_is_a_finding_itself(self, problems, monkeypatch):
         def _python():
             raise RuntimeError("unexpected")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import math
+import pickle
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 from sampling import of_today
 
 import cufa
+from cufa import masks
 from cufa.build.compiler import SOURCE_DIR
 from cufa.gpu.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.kernels import KERNELS, Kernel, kernels_of
@@ -232,6 +235,20 @@ def test_a_scale_of_0_is_no_0_in_a_kernel():
     """0 times a masked score of -inf would be NaN."""
     value = ctypes.c_float(softmax_scalars(0.0, None)["scale_log2"]).value
     assert 0 < value < 1e-37
+
+
+@pytest.mark.parametrize("device", ["sm_90", "sm_80", "cpu"])
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.documents([5, 7]), masks.prefix([3]), masks.chunks(4)], ids=str
+)
+def test_a_plan_equals_its_copy(mask, device):
+    for plan in (
+        cufa.plan((1, 2, 12, 64), mask=mask, device=device),
+        cufa.plan_backward((1, 2, 12, 64), mask=mask, device=device),
+        cufa.plan_decode((1, 2, 1, 64), (1, 2, 12, 64), device=device),
+    ):
+        for copied in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+            assert copied == plan and str(copied) == str(plan) and copied.spec is plan.spec
 
 
 def test_a_persistent_launch_has_no_more_blocks_than_items():

@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "run.emulate": CALLING,
     "measure": MEASURING,
     "train": CALLING,
-    "doctor": CALLING,
+    "doctor": CALLING | {"run.emulate"},
     "torch": CALLING,
     "jax": CALLING,
     "examples": CALLING | {"torch", "jax", "train", "__init__"},

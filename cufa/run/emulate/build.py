@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...build import compiler
 from ...cache import cache_dir, locked, own_folder
@@ -191,16 +195,16 @@ def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ())
 
 
 def _build_anew(target: Path, text: str, flags: Sequence[str], link: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         unit, built = Path(scratch, "unit.cpp"), Path(scratch, target.name)
         unit.write_text(text, encoding="utf-8")
         include = f"-I{compiler.SOURCE_DIR}"
         if link:
             unit_object = str(Path(scratch, "unit.o"))
-            _run([cxx(), *flags, include, "-c", str(unit), "-o", unit_object])
-            _run([cxx(), unit_object, *link, "-o", str(built)])
+            _run([cxx(), *flags, include, "-c", str(unit), "-o", unit_object], scratch)
+            _run([cxx(), unit_object, *link, "-o", str(built)], scratch)
         else:
-            _run([cxx(), *flags, include, str(unit), "-o", str(built)])
+            _run([cxx(), *flags, include, str(unit), "-o", str(built)], scratch)
         with built.open("ab") as library:  # the loader ignores what follows the library itself
             library.write(hashlib.sha256(built.read_bytes()).digest())
         os.replace(built, target)
@@ -230,7 +234,37 @@ def _prune(folder: Path) -> None:
                     os.unlink(entry)
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompilerError(f"{' '.join(command)}\n{done.stderr.strip()}")
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a build as Ctrl-C does: no compiler and no folder is left."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(command: Sequence[str], scratch: str) -> None:
+    """Raises CompilerError; OSError for a full disk."""
+    environment = {**os.environ, "TMPDIR": scratch, "LC_ALL": "C"}  # assembly goes where the build goes
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            _, errors = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a process of its own
+            raise
+    if process.returncode and "No space left on device" in errors:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if process.returncode:
+        raise CompilerError(f"{' '.join(command)}\n{errors.strip()}")
