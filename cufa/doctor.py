@@ -25,13 +25,15 @@ from .build.compiler import SOURCE_DIR, included_files
 from .cache import cache_dir
 from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
+from .gpu.driver import driver
 from .kernels import KERNELS
+from .problem.install import install
 from .problem.mask import CAUSAL
 from .reference.dense import attention_reference, attention_reference_backward
 from .run.emulate.build import CompilerError, cxx
 
 _COMPILER = "apt-get install g++; CXX, if it is set, names g++ or clang++"
-_INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
+_INSTALL = f"{install('cuda13')} (driver 580 or newer), or the extra cuda12 (older drivers)"
 #: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.
 _NVRTC_FOR_HOPPER = (12, 9)
 _HOPPER = 90
@@ -77,7 +79,12 @@ def _sources() -> Iterator[Check]:
     try:
         files = {x for spec in KERNELS.values() for source in spec.sources for x in included_files(source)}
     except OSError as error:
-        yield Check("kernel sources", Status.PROBLEM, str(error), "pip install --force-reinstall cufa")
+        yield Check(
+            "kernel sources",
+            Status.PROBLEM,
+            str(error),
+            "reinstall cufa: files are missing",
+        )
         return
     yield Check("kernel sources", Status.OK, f"{len(KERNELS)} kernels, {len(files)} files in {SOURCE_DIR}")
 
@@ -102,7 +109,7 @@ def _driver() -> Iterator[Check]:
 def driver_cuda_version() -> tuple[int, int] | None:
     """(major, minor) of the newest CUDA that the driver runs; None without a driver. Needs no package."""
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library = driver()
     except OSError:
         return None
     number = ctypes.c_int()
@@ -132,9 +139,7 @@ def _cupy() -> Iterator[Check]:
     built, driver = cupy.cuda.runtime.runtimeGetVersion() // 1000, driver_cuda_version()
     if driver is not None and built > driver[0]:
         detail = f"{names} is for CUDA {built}, the driver runs CUDA {_dotted(driver)}"
-        yield Check(
-            "cupy", Status.PROBLEM, detail, f"update the driver, or install 'cufa[cuda{driver[0]}]' instead"
-        )
+        yield Check("cupy", Status.PROBLEM, detail, f"update the driver, or {install(f'cuda{driver[0]}')}")
         return
     yield Check("cupy", Status.OK, names)
 
@@ -231,7 +236,7 @@ def _compilers() -> Iterator[Check]:
             "cuda-bindings",
             Status.ABSENT,
             "`cufa compile` needs it",
-            "pip install 'cufa[cuda13]' (no GPU needed)",
+            f"{install('cuda13')} (no GPU needed)",
         )
     named = os.environ.get("CXX")
     try:

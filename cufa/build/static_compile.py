@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..gpu.architectures import Architecture
+from ..problem.install import install
 from .compiler import nvrtc_options, translation_unit
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for")
@@ -221,7 +222,7 @@ def nvrtc_version() -> str:
 
 
 def _load_nvrtc() -> Any:
-    advice = "install it with: pip install 'cufa[cuda13]' (no GPU or driver is needed to compile)"
+    advice = f"install it with: {install('cuda13')} (no GPU or driver is needed to compile)"
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:

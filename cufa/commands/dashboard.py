@@ -12,6 +12,7 @@ import click
 
 import cufa
 
+from ..problem.install import install
 from .common import Exit, fail
 
 _PACKAGE = Path(cufa.__file__).resolve().parent
@@ -63,11 +64,11 @@ def _check_free(port: int) -> None:
 def dashboard_command(port: int | None, browser: bool) -> None:
     """See where the time goes: tiles, timelines, occupancy, rooflines. Local address only.
 
-    Needs the extra: pip install 'cufa[dashboard]'.
+    Needs the extra dashboard.
     """
     missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'")
+        fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: {install('dashboard')}")
     if port:
         _check_free(port)
     command = launch_command(port)

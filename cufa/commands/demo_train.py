@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from ..gpu.architectures import Device
+from ..problem.install import install
 from . import common
 
 _STEPS = {"cpu": 600, "cuda": 1000}
@@ -38,7 +39,7 @@ def train_command(steps: int | None, seed: int, device: str, as_json: bool) -> N
     heads, the first in a window, by thinc's layers and optimiser around flash_attention and flash_attention_backward.
     Prints the falling loss and a text that the model makes up.
 
-    Needs the extra: pip install 'cufa[train]'; on a GPU 'cufa[train-cuda13]', for thinc multiplies with cuBLAS.
+    Needs the extra train; on a GPU train-cuda13, for thinc multiplies with cuBLAS.
 
     Exit codes: 0 the loss is finite; 1 it is not; 2 wrong usage; 3 no thinc, or no GPU where one was asked for.
     """
@@ -64,7 +65,9 @@ def _device(choice: str) -> Device | None:
     found = common.find_device(choice)
     if found is None or has_cupy_gpu:
         return found
-    reason = "thinc needs cuBLAS to compute on the GPU. Fix: pip install 'cufa[train-cuda13]', or nvidia-cublas-cu12"
+    reason = (
+        f"thinc needs cuBLAS to compute on the GPU. Fix: {install('train-cuda13')}, or nvidia-cublas-cu12"
+    )
     if choice == "cuda":
         common.fail(common.Exit.MISSING, reason)
     common.stderr().print(f"{reason}. Training on the CPU.", markup=False)

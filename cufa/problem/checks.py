@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .install import install
 from .integers import INT32, Integers
 from .mask import DIAGONALS
 from .problem import MAX_DIAGONAL, MAX_SIZE
@@ -76,7 +77,7 @@ def _import_cupy(name: str, x: Any) -> Any:
         import cupy
     except ImportError as error:
         raise TypeError(
-            f"{name}: {array_kind(x)} lives on a GPU, which needs CuPy: pip install 'cufa[cuda13]'"
+            f"{name}: {array_kind(x)} lives on a GPU, which needs CuPy: {install('cuda13')}"
         ) from error
     return cupy
 

@@ -10,6 +10,7 @@ import re
 
 from cufa.dashboard.worker.jobs import CPU
 from cufa.gpu.architectures import Device, find_architecture
+from cufa.gpu.driver import driver
 from cufa.measure import machine, peers
 from cufa.run.cpu.blas import usable_cores
 
@@ -25,11 +26,11 @@ def cpu_name() -> str:
 def gpu_count() -> int:
     """GPUs that the driver shows; 0 without a driver."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        library = driver()
     except OSError:
         return 0
     count = ctypes.c_int(0)
-    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+    return 0 if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
 def run_devices() -> dict[str, str]:
@@ -44,14 +45,14 @@ def run_devices() -> dict[str, str]:
 @functools.cache
 def gpu(number: int) -> Device:
     """Name, architecture and SMs as the driver gives them. Raises ValueError for a GPU older than sm_80."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuInit(0)
+    library = driver()
+    library.cuInit(0)
     name = ctypes.create_string_buffer(256)
-    driver.cuDeviceGetName(name, len(name), number)
+    library.cuDeviceGetName(name, len(name), number)
 
     def attribute(which: int) -> int:
         value = ctypes.c_int()
-        driver.cuDeviceGetAttribute(ctypes.byref(value), which, number)
+        library.cuDeviceGetAttribute(ctypes.byref(value), which, number)
         return value.value
 
     arch = find_architecture(10 * attribute(_MAJOR) + attribute(_MINOR))

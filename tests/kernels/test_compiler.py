@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 import sys
 import time
@@ -33,6 +34,7 @@ from cufa.build.static_compile import (
 )
 from cufa.gpu.architectures import ARCHITECTURES
 from cufa.kernels import KERNELS
+from cufa.problem.install import install
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 
@@ -265,7 +267,7 @@ def test_products_that_are_serialised_are_found_where_nothing_is_said(monkeypatc
 
 def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(MissingCompilerError, match=r"pip install 'cufa\[cuda13\]'"):
+    with pytest.raises(MissingCompilerError, match=re.escape(install("cuda13"))):
         compile_text("", AMPERE)
 
 

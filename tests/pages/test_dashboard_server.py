@@ -29,6 +29,7 @@ from dashboard_page_support import open_page
 from dashboard_support import APP
 
 from cufa.dashboard import document, pace, server
+from cufa.problem.install import install
 
 DOCUMENT = b"<html><head><title>page</title></head><body></body></html>"
 
@@ -261,7 +262,7 @@ def test_the_command_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else real(name))
     result = CliRunner().invoke(main, ["dashboard"])
     assert result.exit_code == 3
-    assert "pip install 'cufa[dashboard]'" in result.output
+    assert install("dashboard") in result.output
 
 
 def test_importing_cufa_loads_nothing_of_the_dashboard() -> None:

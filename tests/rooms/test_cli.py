@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from cufa.commands.common import bytes_text, seconds_text
 from cufa.measure import measuring
 from cufa.plan.candidates import algorithms
 
+ROOT = Path(cufa.__file__).parents[1]
 NO_GPU = why_no_gpu() is not None
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without a GPU")
 
@@ -286,7 +288,7 @@ class TestDoctorFinds:
     def test_a_driver_without_cupy(self, problems, monkeypatch, run):
         monkeypatch.setattr(doctor, "driver_cuda_version", lambda: (13, 0))
         monkeypatch.setattr(doctor.importlib.metadata, "distributions", list)
-        assert "cufa[cuda13]" in problems()["cupy"].fix
+        assert f"{ROOT}[cuda13]" in problems()["cupy"].fix
         assert run("doctor").exit_code == 1
 
     def test_two_cupys(self, problems, monkeypatch):

@@ -19,6 +19,7 @@ pytest.importorskip("thinc", reason="needs thinc (extra train)")
 from thinc.api import use_ops
 
 import cufa.train.attention as layer_module
+from cufa.problem.install import install
 from cufa.train.characters import CharacterModel, num_parameters
 
 # --- cufa demo train ----------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def test_demo_train_without_thinc(monkeypatch):
     monkeypatch.setitem(sys.modules, "thinc.api", None)
     result = run()
     assert result.exit_code == 3 and result.stdout == ""
-    assert "pip install 'cufa[train]'" in " ".join(result.stderr.split())
+    assert install("train") in " ".join(result.stderr.split())
 
 
 def test_options_before_the_name_are_refused():

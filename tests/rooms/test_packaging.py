@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
 import subprocess
 import sys
 import tomllib
@@ -85,6 +87,53 @@ def test_every_dependency_has_both_ends_of_its_range():
             continue
         assert ">=" in dependency, dependency
         assert "<" in dependency, dependency
+
+
+#: Distributions by the module that they are imported as, where the names differ.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cuda": "cuda-bindings",
+    "elftools": "pyelftools",
+    "pynvml": "nvidia-ml-py",
+    "xdist": "pytest-xdist",
+}
+#: Peers and frameworks that cufa measures or serves and never asks for, and what they bring.
+_GUESTS = {"torch", "jax", "flash_attn", "triton", "cutlass"}
+
+
+@pytest.mark.parametrize(
+    ("folders", "extras"),
+    [
+        (["cufa"], ["cuda13", "train", "dashboard", "dev"]),
+        (["dashboard"], ["dashboard", "cuda13"]),
+        (["tests", "Makefile"], [*PROJECT["optional-dependencies"]]),
+    ],
+)
+def test_what_is_imported_is_declared(folders, extras):
+    declared = [
+        *PROJECT["dependencies"],
+        *(x for name in extras for x in PROJECT["optional-dependencies"][name]),
+    ]
+    names = {re.split(r"[\[<>=]", x)[0] for x in declared}
+    names |= {"cupy"} if "cupy-cuda13x" in names else set()
+    own = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"cufa", "dashboard", "evidence", "tests"}
+    missing = {}
+    for file in (x for folder in folders for x in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [x.name for x in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            for module in (x.split(".")[0] for x in modules):
+                if _DISTRIBUTIONS.get(module, module) not in names | own | _GUESTS | set(
+                    sys.stdlib_module_names
+                ):
+                    missing[module] = str(file.relative_to(ROOT))
+    assert not missing, "imported and not declared in pyproject.toml"
+
+
+def test_classifiers_are_the_versions_that_are_served():
+    wanted = {f"Programming Language :: Python :: 3.{n}" for n in range(11, 15)}
+    assert wanted <= set(PROJECT["classifiers"]) and PROJECT["requires-python"] == ">=3.11"
 
 
 def test_import_loads_no_gpu_library_and_no_command_line():

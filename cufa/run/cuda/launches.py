@@ -7,7 +7,6 @@ their arguments are new (H200, driver 580).
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,17 +14,13 @@ from typing import Any
 
 import cupy
 
+from ...gpu.driver import driver as _driver
 from ...kernels import Launch
 from ...plan.planner import Plan
 
 INVALID_CONTEXT = 201
 _MAX_NODES = 4
 _MAX_STREAMS = 16
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 class _LaunchAttribute(ctypes.Structure):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import cupy
 
+from ...gpu.driver import driver
 from ...kernels import Box
 from ...problem.element import Element
 
@@ -25,11 +26,10 @@ _BOX_BYTES = 128
 
 
 @functools.cache
-def _driver() -> ctypes.PyDLL:
-    """Its functions for maps neither wait nor call back: giving up the GIL for them would only cost time."""
-    driver = ctypes.PyDLL("libcuda.so.1")
-    driver.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    return driver
+def _driver() -> ctypes.CDLL:
+    library = driver(keep_gil=True)
+    library.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return library
 
 
 class TensorMap:

@@ -15,6 +15,8 @@ from typing import Any
 
 import cupy
 
+from ...gpu.driver import driver as _driver
+
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in every thread
 _CAPTURE_ACTIVE = 1  # CUstreamCaptureStatus
 _NO_DESTRUCTOR_SYNC = 1  # CUuserObject_flags
@@ -136,11 +138,6 @@ def _end_of(graph: int) -> int | None:
         return None
     # Moved: the graph's is the only reference.
     return None if retain(ctypes.c_void_p(graph), holder, 1, _MOVE_REFERENCE) else semaphore
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 @functools.cache
