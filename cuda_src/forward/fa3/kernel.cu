@@ -81,7 +81,7 @@ struct Consumer : ConsumerItems {
         end_last_values<0>();
         pass_over(tiles.below);
       }
-      more = !SPLIT_KEYS && begin_item();  // SPLIT_KEYS: one item for each block
+      more = SPLIT_KEYS ? false : begin_item();  // SPLIT_KEYS: one item for each block
       const bool apart = !more || (!PASSES_OVER && tiles.skips(*this));
       fresh = apart && !PASSES_OVER;
       if (apart) {
