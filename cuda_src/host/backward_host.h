@@ -4,13 +4,11 @@
 
 // ---- reduction.cuh: reductions.cpp
 void red_add_f32(float* p, float v, SITE);
-void red_add_f32x2(float* p, float v0, float v1, SITE);
 void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, SITE);
 
 // ---- semaphore.cuh: reductions.cpp
 void red_release_gpu_add(u32* counter, u32 v, SITE);
 u32 ld_acquire_gpu(const u32* counter, SITE);
-u32 ld_relaxed_gpu(const u32* counter, SITE);
 
 // ---- stmatrix.cuh: collectives.cpp
 void stmatrix_x4(u32 smem, const u32 (&r)[4], SITE);

@@ -33,17 +33,16 @@ bool Owners::knows(const Thread& thread, const Lesson& lesson) {
          thread.block->cluster.clocks.of[thread.number][lesson.thread] >= lesson.time;
 }
 
-bool Owners::ordered(const Thread& thread, u64 mark, bool adds) const {
+bool Owners::ordered(const Thread& thread, u64 mark) const {
   const ClusterClocks& clocks = thread.block->cluster.clocks;
   const u32 cluster = cluster_of(mark), time = u32(mark & kLastTime);
   const int number = number_of(mark);
   if (cluster == cluster_of(thread)) return number == thread.number || clocks.of[thread.number][number] >= time;
   const std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
   return std::any_of(lessons.rbegin(), lessons.rend(), [&](const Lesson& lesson) {
-    if (!(lesson.acquired || adds) || !knows(thread, lesson)) return false;
-    const Knowledge& known = adds ? lesson.told->summed : lesson.told->acquired;
-    const auto theirs = known.find(cluster);
-    return theirs != known.end() && (*theirs->second)[number] >= time;
+    if (!knows(thread, lesson)) return false;
+    const auto theirs = lesson.learned->find(cluster);
+    return theirs != lesson.learned->end() && (*theirs->second)[number] >= time;
   });
 }
 
@@ -67,7 +66,7 @@ u64 Owners::with_addition(u64 owner, u64 mark) {
   return result;
 }
 
-u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
+u32 Owners::unordered_writer(const Thread& thread, u64 owner) {
   if (owner & kSums) {
     const std::lock_guard<std::mutex> lock(adding_);
     std::vector<u64> awaited;  // threads whose latest addition is done, and therefore also their earlier asynchronous ones
@@ -78,11 +77,11 @@ u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
       } else if (std::find(awaited.begin(), awaited.end(), adder) != awaited.end()) {
         continue;
       }
-      if (!same_block(thread, mark) && !ordered(thread, mark, adds)) return block_of(mark);
+      if (!same_block(thread, mark) && !ordered(thread, mark)) return block_of(mark);
     }
     return ~0u;
   }
-  return owner && !same_block(thread, owner) && !ordered(thread, owner, adds) ? block_of(owner) : ~0u;
+  return owner && !same_block(thread, owner) && !ordered(thread, owner) ? block_of(owner) : ~0u;
 }
 
 bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
@@ -109,7 +108,7 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
     }
     if ((!owner || own(owner)) && (!reader || own(reader))) continue;
     const bool summed = adds && owner & kSums, any_order = !launch_.ordered_sums || kind == Access::atomic;
-    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner, summed);
+    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner);
     if (other == ~0u) other = unordered_writer(thread, reader);
     if (other == ~0u) continue;
     if (kind == Access::proxy_read) return false;
@@ -142,41 +141,36 @@ void learn(Knowledge& all, const Knowledge& more) {
 void Owners::hand(Thread& thread, const u32* counter) {
   Cluster& cluster = thread.block->cluster;
   const u32 me = cluster_of(thread);
-  Told all;
+  Knowledge all;
   if (const auto& earlier = handed_[counter]) all = *earlier;
   for (const Lesson& lesson : lessons_[me]) {
-    if (!knows(thread, lesson)) continue;
-    if (lesson.acquired) learn(all.acquired, lesson.told->acquired);
-    learn(all.summed, lesson.told->summed);
+    if (knows(thread, lesson)) learn(all, *lesson.learned);
   }
   VectorClock& own = cluster.counters.try_emplace(counter, cluster.clocks.size).first->second;
   thread.block->races.release(thread, own);
-  const auto mine = std::make_shared<const VectorClock>(own);
-  learn(all.acquired, me, mine);
-  learn(all.summed, me, mine);
-  handed_[counter] = std::make_shared<const Told>(std::move(all));
+  learn(all, me, std::make_shared<const VectorClock>(own));
+  handed_[counter] = std::make_shared<const Knowledge>(std::move(all));
 }
 
-void Owners::take(Thread& thread, const u32* counter, bool acquire) {
+void Owners::take(Thread& thread, const u32* counter) {
   Cluster& cluster = thread.block->cluster;
   const auto own = cluster.counters.find(counter);
-  if (acquire && own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
+  if (own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
   const auto handed = handed_.find(counter);
   if (handed == handed_.end()) return;
-  if (acquire) {  // another cluster also passes on what it has learned of this cluster's threads
-    const auto mine = handed->second->acquired.find(cluster_of(thread));
-    if (mine != handed->second->acquired.end()) thread.block->races.acquire(thread, *mine->second);
-  }
+  // Another cluster also passes on what it has learned of this cluster's threads.
+  const auto mine = handed->second->find(cluster_of(thread));
+  if (mine != handed->second->end()) thread.block->races.acquire(thread, *mine->second);
   std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
   for (auto lesson = lessons.rbegin(); lesson != lessons.rend(); ++lesson) {
-    if (lesson->thread == thread.number && lesson->told == handed->second && lesson->acquired >= acquire) return;
+    if (lesson->thread == thread.number && lesson->learned == handed->second) return;
   }
-  lessons.push_back({thread.number, cluster.clocks.time[thread.number / 32], acquire, handed->second});
+  lessons.push_back({thread.number, cluster.clocks.time[thread.number / 32], handed->second});
 }
 
 u32 Owners::count_in(Thread& thread, u32* counter, u32 last) {
   const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter, true);
+  take(thread, counter);
   hand(thread, counter);
   const u32 old = *counter;
   *counter = old >= last ? 0 : old + 1;
@@ -189,9 +183,9 @@ void Owners::release(Thread& thread, u32* counter, u32 value) {
   *counter += value;
 }
 
-u32 Owners::load(Thread& thread, const u32* counter, bool acquires) {
+u32 Owners::load(Thread& thread, const u32* counter) {
   const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter, acquires);
+  take(thread, counter);
   return *counter;
 }
 

@@ -23,7 +23,7 @@ using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
 // ld.acquire). Blocks of one cluster are also ordered by its barrier, through their common clocks.
 //
 // Additions to an element (red, atom) race with loads and stores only. If the addition order is fixed (CufaLaunch::ordered_sums),
-// a thread may also add after an ld.relaxed: an addition does not overtake the load that it depends on.
+// also with one another.
 //
 // One reader of an element is kept: a reader that no later reader is ordered after is kept rather than the later ones.
 class Owners {
@@ -33,10 +33,10 @@ class Owners {
   // the copy is read.
   bool access(Thread& thread, int array, const void* global, u32 bytes, Access kind, Site site);
 
-  // atom.inc, red.release, and ld.acquire or ld.relaxed.
+  // atom.inc, red.release and ld.acquire.
   u32 count_in(Thread& thread, u32* counter, u32 last);
   void release(Thread& thread, u32* counter, u32 value);
-  u32 load(Thread& thread, const u32* counter, bool acquires);
+  u32 load(Thread& thread, const u32* counter);
 
  private:
   // A mark: a thread's access as 64 bits (cluster + 1, number in the cluster, time), or kSums and an index of `additions_`.
@@ -45,15 +45,10 @@ class Owners {
   static u32 cluster_of(u64 mark) { return u32(mark >> (kThreadBits + kTimeBits)) - 1; }
   static int number_of(u64 mark) { return int(mark >> kTimeBits & ((1 << kThreadBits) - 1)); }
 
-  struct Told {  // by a counter
-    Knowledge acquired;  // comes before everything that follows an acquiring read
-    Knowledge summed;    // comes before the additions that follow any read
-  };
   struct Lesson {  // what a thread learned from a counter, and when
     int thread;
     u32 time;
-    bool acquired;
-    std::shared_ptr<const Told> told;
+    std::shared_ptr<const Knowledge> learned;
   };
   struct Addition {
     u64 mark, before;  // `before`: kSums | another, or 0
@@ -65,23 +60,23 @@ class Owners {
   u32 cluster_of(const Thread& thread) const;
   u32 block_of(u64 mark) const { return cluster_of(mark) * launch_.cluster + number_of(mark) / launch_.num_threads; }
   bool same_block(const Thread& thread, u64 mark) const;
-  // Whether the access comes before the thread's present access; `adds`: before its present addition.
-  bool ordered(const Thread& thread, u64 mark, bool adds = false) const;
+  // Whether the access comes before the thread's present access.
+  bool ordered(const Thread& thread, u64 mark) const;
   static bool knows(const Thread& thread, const Lesson& lesson);
   // With the lock held.
   void hand(Thread& thread, const u32* counter);
-  void take(Thread& thread, const u32* counter, bool acquire);
+  void take(Thread& thread, const u32* counter);
   // The new owner of an element after an addition by the thread that `mark` names.
   u64 with_addition(u64 owner, u64 mark);
-  // A block whose write or addition does not come before the thread's present access (or addition); ~0 when there is none.
-  u32 unordered_writer(const Thread& thread, u64 owner, bool adds = false);
+  // A block whose write or addition does not come before the thread's present access; ~0 when there is none.
+  u32 unordered_writer(const Thread& thread, u64 owner);
 
   const CufaLaunch& launch_;
   const u64 launch_number_;
   std::vector<std::unique_ptr<Element[]>> elements_;  // of each array
   std::mutex counting_;
   std::vector<std::vector<Lesson>> lessons_;  // of each cluster, oldest first
-  std::unordered_map<const u32*, std::shared_ptr<const Told>> handed_;
+  std::unordered_map<const u32*, std::shared_ptr<const Knowledge>> handed_;
   std::mutex adding_;
   std::deque<Addition> additions_;
   std::map<std::pair<u64, u64>, u64> known_additions_;  // by `before` and mark

@@ -25,36 +25,9 @@ static void add_to_global(float* global, const float (&values)[COUNT], Site site
   if (block.counted) count_global(thread, AccessLog::global_write, global, sizeof(values), site);
 }
 
-static u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
-  Thread& thread = current();
-  Block& block = *thread.block;
-  Owners& owners = block.cluster.owners;
-  // A thread that loads the same count again in the same way waits until the count changes: if it has made no other access
-  // since, or has come back so often that it makes no progress.
-  constexpr u32 kPatience = 10000;
-  const bool same = thread.polled == counter && thread.polled_acquires == acquires;
-  thread.polls = same ? thread.polls + 1 : 0;
-  const bool again = same && (thread.polled_at == thread.accesses || thread.polls > kPatience);
-  for (bool waited = !again;; waited = true) {
-    if (!check_global(thread, counter, 4, Access::atomic, what, site)) return 0;
-    const u32 count = block.checked ? owners.load(thread, counter, acquires) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
-    if (count != thread.polled_count) thread.polls = 0;
-    if (waited || count != thread.polled_count) {
-      thread.polled = counter;
-      thread.polled_acquires = acquires;
-      thread.polled_count = count;
-      thread.polled_at = thread.accesses;
-      return count;
-    }
-    block.polling.push_back(&thread);
-    park(thread, "a counter in global memory", site);
-  }
-}
-
 }  // namespace cufa_host
 
 void red_add_f32(float* p, float v, Site site) { add_to_global(p, {v}, site); }
-void red_add_f32x2(float* p, float v0, float v1, Site site) { add_to_global(p, {v0, v1}, site); }
 void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, Site site) { add_to_global(p, {v0, v1, v2, v3}, site); }
 
 void red_release_gpu_add(u32* counter, u32 v, Site site) {
@@ -63,5 +36,26 @@ void red_release_gpu_add(u32* counter, u32 v, Site site) {
   if (thread.block->checked) return thread.block->cluster.owners.release(thread, counter, v);
   __atomic_fetch_add(counter, v, __ATOMIC_SEQ_CST);
 }
-u32 ld_acquire_gpu(const u32* counter, Site site) { return load_count(counter, true, "ld.acquire", site); }
-u32 ld_relaxed_gpu(const u32* counter, Site site) { return load_count(counter, false, "ld.relaxed", site); }
+u32 ld_acquire_gpu(const u32* counter, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  Owners& owners = block.cluster.owners;
+  // A thread that loads the same count again waits until the count changes: if it has made no other access since, or has come
+  // back so often that it makes no progress.
+  constexpr u32 kPatience = 10000;
+  thread.polls = thread.polled == counter ? thread.polls + 1 : 0;
+  const bool again = thread.polled == counter && (thread.polled_at == thread.accesses || thread.polls > kPatience);
+  for (bool waited = !again;; waited = true) {
+    if (!check_global(thread, counter, 4, Access::atomic, "ld.acquire", site)) return 0;
+    const u32 count = block.checked ? owners.load(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+    if (count != thread.polled_count) thread.polls = 0;
+    if (waited || count != thread.polled_count) {
+      thread.polled = counter;
+      thread.polled_count = count;
+      thread.polled_at = thread.accesses;
+      return count;
+    }
+    block.polling.push_back(&thread);
+    park(thread, "a counter in global memory", site);
+  }
+}

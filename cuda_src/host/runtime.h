@@ -110,8 +110,7 @@ struct Thread : ThreadContext {
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
-  const u32* polled = nullptr;  // the counter last loaded; how, its value, loads in a row, and `accesses` at that time
-  bool polled_acquires = false;
+  const u32* polled = nullptr;  // the counter last loaded; its value, loads in a row, and `accesses` at that time
   u32 polled_count = 0, polls = 0;
   u64 polled_at = 0;
 

@@ -11,11 +11,8 @@ DEVICE void red_add_f32(float* p, float v) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
 
-// red.relaxed.gpu.global.add.v2.f32 and .v4.f32 (sm_90): two or four consecutive elements, aligned to 8 or 16 bytes. Each element
-// is atomic, the vector is not.
-DEVICE void red_add_f32x2(float* p, float v0, float v1) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(v0), "f"(v1) : "memory");
-}
+// red.relaxed.gpu.global.add.v4.f32 (sm_90): four consecutive elements, aligned to 16 bytes. Each element is atomic, the vector
+// is not.
 DEVICE void red_add_f32x4(float* p, float v0, float v1, float v2, float v3) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(v0), "f"(v1), "f"(v2), "f"(v3)
                : "memory");

@@ -19,11 +19,4 @@ DEVICE u32 ld_acquire_gpu(const u32* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
-
-// ld.relaxed.gpu.global.u32: for a thread that afterwards reads no data of other blocks.
-DEVICE u32 ld_relaxed_gpu(const u32* counter) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
-  return v;
-}
 #endif  // __CUDACC__

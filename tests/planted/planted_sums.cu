@@ -38,8 +38,9 @@ DEVICE void add(const PlantedParams& p, float* sum, const float (&v)[4]) {
     for (int i = 0; i < 4; ++i) st_global(sum + i, ld_global<float>(sum + i) + v[i]);
   } else {
     red_add_f32x4(sum, v[0], v[1], v[2], v[3]);
-    red_add_f32x2(sum, v[0], v[1]);
-    red_add_f32(sum + 3, v[3]);
+    for (int i = 0; i < 4; ++i) {
+      if (i != 2) red_add_f32(sum + i, v[i]);
+    }
   }
 }
 

@@ -12,8 +12,6 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
   NO_RELEASE,  // deadlock: the counter at byte 0 of counters stays at 0
   EARLY_RELEASE,  // race: blocks . and . of one launch both touch byte .* of words
   PLAIN_WAIT,  // race: blocks . and . of one launch both touch byte 0 of counters
-  // Orders additions, but no loads.
-  RELAXED_WAIT,  // race: blocks . and . of one launch both touch byte .* of words
   OTHER_COUNTER,  // race: blocks . and . of one launch both touch byte .* of words
   ADDITION_BEFORE_TURN,  // unordered-sum: of one launch add in any order to byte .* of sums
   ADDITION_IN_BLOCK,  // unordered-sum: two threads add in any order: byte .* of sums
@@ -33,9 +31,6 @@ KERNEL planted_turns(const __grid_constant__ PlantedParams p) {
     if (BUG == PLAIN_WAIT) {
       while (ld_global<u32>(counter) != block) {
         if (ld_acquire_gpu(counter) == block) break;  // or this executor would wait for ever
-      }
-    } else if (BUG == RELAXED_WAIT) {
-      while (ld_relaxed_gpu(counter) != block) {
       }
     } else if (BUG != OTHER_COUNTER || block < 2) {
       while (ld_acquire_gpu(counter) != block) {

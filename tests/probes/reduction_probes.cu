@@ -9,16 +9,15 @@ struct ProbeParams {
   u32* out;
 };
 
-// Every thread adds the seven numbers of its lane to the same seven sums, which begin on a multiple of 16 bytes: four, two
-// and one at a time.
+// Every thread adds the seven numbers of its lane to the same seven sums, which begin on a multiple of 16 bytes: four at a
+// time, and one.
 KERNEL probe_red_add(const __grid_constant__ ProbeParams p) {
   const u32* in = p.in + (blockIdx.x * blockDim.x + threadIdx.x) * 7;
   float* sum = reinterpret_cast<float*>(p.out) + threadIdx.x % 4 * 8;
   float v[7];
   for (int i = 0; i < 7; ++i) v[i] = u32_as_float(ld_global<u32>(in + i));
   red_add_f32x4(sum, v[0], v[1], v[2], v[3]);
-  red_add_f32x2(sum + 4, v[4], v[5]);
-  red_add_f32(sum + 6, v[6]);
+  for (int i = 4; i < 7; ++i) red_add_f32(sum + i, v[i]);
 }
 
 // Blocks of two warps take turns: each reads what the block before has written, and writes what that becomes. Out: the
@@ -26,7 +25,7 @@ KERNEL probe_red_add(const __grid_constant__ ProbeParams p) {
 KERNEL probe_semaphore(const __grid_constant__ ProbeParams p) {
   const u32 thread = thread_id(), block = blockIdx.x, before = block * 64 + thread;
   if (thread == 0) {
-    while (ld_relaxed_gpu(p.out) < block * 3 || ld_acquire_gpu(p.out) < block * 3) {
+    while (ld_acquire_gpu(p.out) < block * 3) {
     }
   }
   block_sync();
