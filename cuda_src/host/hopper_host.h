@@ -18,7 +18,7 @@ struct TensorMap {
 
 namespace cufa_host {
 
-// register_budget.cpp. Called by all lanes of a warp: waits until `count` registers for each lane are free.
+// deadlock.cpp. Called by all lanes of a warp: waits until `count` registers for each lane are free.
 void set_registers(int count, Site site);
 
 // warpgroup.cpp

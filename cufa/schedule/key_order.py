@@ -1,7 +1,7 @@
 """The order in which thread blocks of the backward take key blocks of key/value heads, and the head batches.
 
-Device side: ``key_item`` of ``cuda_src/backward/common/schedule.cuh``, and ``HeadGroups`` of
-``backward_workspace.cuh``; a test executes the kernels and compares. Measurements: cuda_src/backward/common/NOTES.md.
+Device side: ``key_item`` of ``cuda_src/backward/common/schedule.cuh``, and ``HeadBatches`` of
+``workspace.cuh`` beside it; a test executes the kernels and compares. Measurements: cuda_src/backward/common/NOTES.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .schedule import Schedule
 
 
 def key_blocks(problem: Problem, schedule: Schedule) -> Order:
-    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh."""
+    """A thread block per key block and key/value head (backward): ``key_item`` of backward/common/schedule.cuh."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
     if problem.deterministic:  # from right to left: a block waits for the blocks at its right
         in_turn = items_in_groups(columns, heads, 1, heads_in_turn(problem))

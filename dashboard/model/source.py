@@ -49,7 +49,7 @@ _BACKWARD, _PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
 _TILES = (
     Excerpt(
         "Tiles that a query block visits",
-        "shared/schedule.cuh",
+        "forward/query_block.cuh",
         "DEVICE TileRange visited_tiles(const HeadMask",
     ),
     Excerpt(

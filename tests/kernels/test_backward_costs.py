@@ -46,7 +46,7 @@ def test_a_tile_counted_by_hand():
 
 
 def test_wide_heads_move_least_per_product():
-    """What 64 keys that are not shared out save (the header of fa3_backward_wide.cu)."""
+    """What 64 keys that are not shared out save (the header of backward/fa3_pair/kernel.cu)."""
     each = {d: 2 * cost_of(plan_of(d)).shared / cost_of(plan_of(d)).flops for d in (64, 128, 256)}
     assert each[256] < each[128] < each[64]
 

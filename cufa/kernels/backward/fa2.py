@@ -108,8 +108,8 @@ class Fa2Backward(Kernel):
         )
 
     def workspace(self, problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
-        """``BackwardWorkspace`` of backward_workspace.cuh: dQ in float32, in whole strips; LSE and delta of each query;
-        where the order is fixed, a counter for each query tile; with a sink, a number for each strip."""
+        """``BackwardWorkspace`` of backward/common/workspace.cuh: dQ in float32, in whole strips; LSE and delta of each
+        query; where the order is fixed, a counter for each query tile; with a sink, a number for each strip."""
         batch, _, rows, _ = problem.shapes[0]
         counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
         numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4

@@ -1,4 +1,4 @@
-"""fa3_backward: gradients on Hopper. Wide heads have a kernel of their own (fa3_backward_wide.py)."""
+"""fa3_backward: gradients on Hopper. Wide heads have a kernel of their own (fa3_pair.py)."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Fa3Backward(Kernel):
         )
 
     def workspace(self, problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-        """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; with a sink a number for each strip;
-        where blocks are persistent records of items, and the number of the next one."""
+        """``BackwardWorkspace`` of backward/common/workspace.cuh, with whole query tiles; with a sink a number for each
+        strip; where blocks are persistent, the descriptors of all items and the index of the next one."""
         strips = _strips(problem, config)
         tiles = strips * STRIP // config.block_q
         tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)

@@ -37,8 +37,7 @@ class Fa3BackwardConfig(TileConfig):
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     persistent: bool = False
     """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
-    tiles; else each is launched for one. Where the problem lets them (``_config_refusal`` of
-    fa3_backward.py)."""
+    tiles; else each is launched for one. Only for problems that ``plain_only`` configs serve."""
 
     in_text = ("cluster",)
 
@@ -113,7 +112,7 @@ def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3
 
 def listed_tiles(config: Fa3BackwardConfig) -> int:
     """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
-    where thread blocks run on (``_config_refusal`` of fa3_backward.py)."""
+    where thread blocks run on (``plain_only``)."""
     if config.runs_on:
         return 0
     if config.paired:
