@@ -254,7 +254,7 @@ def plan_shapes(
         x if isinstance(x, tuple) else as_array(name, x).shape for name, x in (("q", q), ("k", k), ("v", v))
     ]
     if dtype is None:
-        dtype = "float16" if isinstance(q, tuple) else as_array("q", q).dtype
+        dtype = "bfloat16" if isinstance(q, tuple) else as_array("q", q).dtype
     name = asked_dtype(dtype)
     if name not in FORWARD_DTYPES:
         served = ", ".join(FORWARD_DTYPES)

@@ -227,7 +227,7 @@ def plan_decode(
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
-    of_q = asked_dtype(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
+    of_q = asked_dtype(getattr(given["q"], "dtype", "bfloat16") if dtype is None else dtype)
     few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
     of_cache = asked_dtype(getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype)
 

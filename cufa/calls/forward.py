@@ -216,7 +216,7 @@ def plan(
     q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
     ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
-    name such as "bfloat16", or a dtype of NumPy's (default: the arrays', or float16 for shapes). ``device`` is None
+    name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes). ``device`` is None
     (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
     card. Raises TypeError or ValueError as :func:`flash_attention` does.
 

@@ -186,7 +186,7 @@ def shape_options(
             type=click.Choice(dtypes),
             default=dtype,
             show_default=dtype is not None,
-            help=None if dtype else "[default: float16 on a GPU, float32 on the CPU]",
+            help=None if dtype else "[default: bfloat16 on a GPU, float32 on the CPU]",
         ),
         mask_options,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
@@ -214,7 +214,7 @@ def problem_from(
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
     if head_dim % HEAD_DIM_STEP:
         raise click.UsageError(f"--head-dim {head_dim} is not a multiple of {HEAD_DIM_STEP}")
-    dtype = options["dtype"] or ("float32" if device is None else "float16")
+    dtype = options["dtype"] or ("float32" if device is None else "bfloat16")
     if options["precision"] and dtype != "float32":
         raise click.UsageError(f"--precision is a choice for float32, not {dtype}")
     try:

@@ -313,3 +313,10 @@ def test_tokens_before_heads_in_the_default_layout_are_warned_of():
         cufa.flash_attention(q, q, q, layout="bshd")
         cufa.plan((1, 300, 256, 16))
         cufa.plan((1, 300, 8, 16), (1, 100, 8, 16))  # grouped heads
+
+
+def test_plans_of_shapes_are_of_the_dtype_that_is_measured_beside_peers():
+    shape = (1, 2, 64, 64)
+    plans = cufa.plan(shape), cufa.plan_backward(shape), cufa.plan_decode((1, 2, 1, 64), shape)
+    assert [x.problem.dtype for x in plans] == ["bfloat16"] * 3
+    assert cufa.plan(np.zeros(shape, np.float16)).problem.dtype == "float16"
