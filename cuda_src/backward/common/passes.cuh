@@ -19,8 +19,8 @@ struct StripItem {
   int sequence = 0, strip_of_sequence = 0;  // LENGTHS: its sequence; PACKED: the strip among the strips of that sequence
 
   // A strip that exists, of dense arrays: 32-bit numbers take fewer registers.
-  DEVICE StripItem(u32 index_, u32 of_head)
-      : index(index_), head(index_ / of_head), strip(int(index_ % of_head)), valid(true) {}
+  DEVICE StripItem(u32 index_, u32 strips_of_head)
+      : index(index_), head(index_ / strips_of_head), strip(int(index_ % strips_of_head)), valid(true) {}
   DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace, i64 index_) : index(index_) {
     head = index / workspace.strips;
     strip = int(index % workspace.strips);

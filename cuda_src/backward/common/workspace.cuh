@@ -15,7 +15,8 @@
 #include "shared/packed_blocks.cuh"
 #include "shared/schedule.cuh"
 
-// From sm_90 on one red instruction adds four neighbours. Before, each of the four registers of a warp has its own 128 bytes.
+// From sm_90 on one red instruction adds a lane's four elements, which are adjacent. Older GPUs take four instructions, each for
+// 128 adjacent bytes of a warp.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool WIDE_ADDITIONS = false;
 #else
@@ -38,7 +39,7 @@ constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
 // WHOLE_TILES, of a tile: dQ, then lse, then -delta of each row, then its ticket counters.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
-static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
+static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");
 
 // Whether key blocks are ordered by head batches.
 constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;

@@ -16,7 +16,7 @@
 #include "primitives/cp_async.cuh"
 
 constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O and dO
-constexpr int RUN_STRIPS = 4;                      // neighbours that a warp takes one after another
+constexpr int RUN_STRIPS = 4;                      // a run: adjacent strips that a warp takes at a time
 static_assert(!IS_PERSISTENT || TILE_STRIPS % RUN_STRIPS == 0, "a run of strips lies in one head");
 
 // By every thread of the pass before: the counters, with the first head batches prepared.

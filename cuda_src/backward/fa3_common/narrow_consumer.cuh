@@ -17,7 +17,7 @@ struct NarrowConsumer : TracedConsumer {
   const NarrowMemory& smem;
   const int consumer;
 
-  // Every member has a value at entry: with undefined registers ptxas runs out of them and serialises wgmma (C7512).
+  // Every member has a value at entry: with undefined values ptxas runs out of registers and serialises wgmma (C7512).
   float dK_rmem[HEAD_DIM / 2]{}, dV_rmem[HEAD_DIM / 2]{};
   float S_rmem[Br / 2]{}, dP_rmem[Br / 2]{};
   float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()

@@ -74,7 +74,8 @@ struct SharedMemory {
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "fa3_config.py must ask for the bytes that the buffers take");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "the register budgets are those of two consumer warpgroups");
-static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer), "a consumer would wait for ever");
+static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer),
+              "setmaxnreg of a consumer would wait forever");
 static_assert(BLOCK_KEYS % GROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 64 keys of 16 queries or more");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "Q and dO of two tiles are in use at the same time");
 static_assert(SKIP_MASKED_TILES, "the addition order counts only the key blocks that see something of a query tile");

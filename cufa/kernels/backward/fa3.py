@@ -21,7 +21,7 @@ from .fa3_config import (
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
-    """Of all heads, each padded to whole query tiles."""
+    """Row strips of all heads, each head padded to whole query tiles."""
     return problem.query_blocks(config.block_q) * (config.block_q // STRIP) * problem.heads
 
 
@@ -29,24 +29,19 @@ def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
     return problem.key_blocks(config.block_kv) * problem.kv_heads
 
 
-#: With fewer key blocks for each SM than this, a thread block for each is faster than blocks that run on: 1.01 to 1.13
-#: times on an H200. Where more queries than the third number see a key, a key block takes long, and more are needed:
-#: mostly with head dims to 64, for wider ones have a block each there (:func:`_takes_long`).
+#: Least key blocks per SM for persistent blocks: with fewer, a thread block for each is 1.01 to 1.13 times as fast
+#: (H200). Second: the least number if more queries than the third number see a key, so that a key block takes long.
+#: Mostly for head dims to 64: wider heads have a block each there (:func:`_takes_long`).
 _ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 3, 16, 8000
 
-#: Wider heads have a thread block for each key block, however many there are, where it takes long: where so many
-#: queries see a key on average, over all heads that share it. Blocks that run on are as fast in turns / each alone
-#: (H200, 2026-11-26):
-#:
-#: - d80, d96: 1.06 to 1.07 / 1.01 to 1.03 with 1k queries, 1.04 / 1.0 at 2k causal, 1.01 / 0.98 at 2k full, 0.99 / 0.97
-#:   at 4k causal: up to two fifths of their dQ are computed in vain, for columns that are not there
-#: - d112, d128: 1.03 to 1.06 / 0.99 to 1.03 with 1k queries, 1.01 / 0.96 to 0.99 at 2k causal, 0.96 / 0.96 at 2k full,
-#:   0.92 to 0.96 / 0.94 at 4k: dP runs beside dQ where a thread block has one key block
+#: Head dims over 64 have a thread block for each key block, however many there are, if it takes long: if more queries
+#: than this see a key on average, over all heads that share it. First: head dims to 96. Second: wider ones, if
+#: sequences have at least the third number of rows. Figures: cuda_src/backward/fa3_narrow128/NOTES.md, 2026-11-26.
 _QUERIES_OF_LONG_ITEM_UP_TO_96, _QUERIES_OF_LONG_ITEM_WIDE, _LONG_SEQLEN_WIDE = 1500, 1000, 2000
 
 
 def _takes_long(problem: Problem) -> bool:
-    """A key block, of heads that are wider than 64 columns."""
+    """Whether a key block takes long, with a head dim over 64."""
     queries = _queries_of_key(problem)
     if problem.head_dim <= 96:
         return problem.head_dim > 64 and queries > _QUERIES_OF_LONG_ITEM_UP_TO_96
@@ -54,7 +49,7 @@ def _takes_long(problem: Problem) -> bool:
 
 
 def _queries_of_key(problem: Problem) -> float:
-    """That see a key on average, of all heads that share it."""
+    """Queries that see a key on average, over all heads that share it."""
     return problem.all_visible_scores / max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
 
 
@@ -94,7 +89,7 @@ class Fa3Backward(Kernel):
         name = self.name
         strips = _strips(problem, config)
         before = after = strips
-        if config.runs_on:  # the passes take the first and the last groups of heads
+        if config.is_persistent:  # the passes take the first and the last head batches
             heads = problem.batch * problem.kv_heads
             of_head = strips // max(heads, 1)
             groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
@@ -107,7 +102,7 @@ class Fa3Backward(Kernel):
                 (_items(problem, config) * config.cluster, 1, 1),
                 config.num_warps * 32,
                 shared_memory,
-                persistent=config.runs_on,
+                persistent=config.is_persistent,
                 cluster=config.cluster,
             ),
             Launch(f"{name}_convert", (ceil_div(after, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
@@ -123,7 +118,8 @@ class Fa3Backward(Kernel):
             128
             + tiles * tile
             + problem.sink * strips * 4
-            + config.runs_on * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
+            + config.is_persistent
+            * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
         )
 
     def boxes(self, config: Fa3BackwardConfig) -> dict[str, Box]:
@@ -145,7 +141,7 @@ class Fa3Backward(Kernel):
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
         if key_order.in_groups(problem):
-            small = key_order.in_small_groups(problem, device) and not config.runs_on
+            small = key_order.in_small_groups(problem, device) and not config.is_persistent
             return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
         return key_order.key_blocks(problem, schedule)
 

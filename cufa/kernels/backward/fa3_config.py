@@ -11,20 +11,20 @@ from ..config import Buffer, TileConfig, ceil_div
 GROUP_KEYS = 64
 """Rows of Sᵀ in one consumer warpgroup."""
 
-ITEM_RECORDS = 3
-"""The item at hand; the one after it, which the producer may be at; and the next, which it asks for once the one before
-the item at hand is given back."""
+ITEM_STAGES = 3
+"""Item descriptors in shared memory: of the previous item, of the current one, and of the next."""
 
 ITEM_BYTES = 48
+"""Of an item descriptor."""
 
-#: Registers that accumulators of consumers and operands that they hold may fill, so that no build spills and no
-#: products are serialised (NVRTC 13.0; ``cufa compile`` builds them): where K has one buffer, and where it has two.
+#: Registers of a consumer thread for accumulators and held operands, such that no build spills and ptxas serialises no
+#: products (NVRTC 13.0; ``cufa compile`` shows it): with one buffer of K, and with two.
 _ROOM, _ROOM_LINKED = 208, 204
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fa3BackwardConfig(TileConfig):
-    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages`` are those
+    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages``: of the ring
     of Q."""
 
     do_stages: int = 2
@@ -57,24 +57,23 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def k_stages(self) -> int:
-        """Buffers of K: of two key blocks where thread blocks run on from the last tile of one to the first of the
-        next, for which there is room where dQ is not staged."""
-        return 2 if self.runs_on and not self.bulk_add else 1
+        """Buffers of K: two where persistent blocks overlap items, the last tile of one with the first tile of the
+        next. Shared memory has room for that where dQ is not staged."""
+        return 2 if self.is_persistent and not self.bulk_add else 1
 
     @property
     def other_columns(self) -> int:
-        """Of K, that a block of a pair needs of the other's keys beside its own: two times 64, the first or the last
-        of a head."""
+        """Columns of the other block's K that a block of a pair needs: two times 64."""
         return 128 if self.paired else 0
 
     @property
-    def runs_on(self) -> bool:
-        """Whether thread blocks take one key block after another, where the problem lets them."""
+    def is_persistent(self) -> bool:
+        """Whether a thread block takes several key blocks: a pair of blocks takes one."""
         return self.persistent and not self.paired
 
     def held_steps(self, head_dim: int) -> tuple[int, int]:
-        """Of V and of K: k-steps of 16 columns that a warpgroup keeps in registers, as operands of dP and S. As many
-        as find room beside dK, dV, S, dS and dQ; none where tiles have 128 rows, which take nearly all."""
+        """k-steps of 16 columns of V and of K that a warpgroup keeps in registers, as operands of dP and S: as many as
+        find room beside dK, dV, S, dS and dQ. Tiles of 128 rows leave no room."""
         if head_dim <= 64 or self.paired:
             return 0, 0
         taken = head_dim + self.block_q // 2 + self.block_q // 4 + 64 // 2
@@ -89,7 +88,7 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def plain_only(self) -> bool:
-        return self.runs_on
+        return self.is_persistent
 
     @property
     def rows_served(self) -> tuple[int, ...]:
@@ -98,8 +97,8 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def warps_text(self) -> str:
-        """That the copy engine adds goes without saying, and where each block has one item, that others run on; of wide
-        heads neither is so."""
+        """Names the additions of dQ if not by the copy engine, and a block for each key block. Wide heads have no such
+        choices."""
         if self.paired:
             return f"{super().warps_text} in each of {self.cluster} blocks"
         by_red, each = "" if self.bulk_add else ", dQ by red", "" if self.persistent else ", a block each"
@@ -111,9 +110,9 @@ def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3
 
 
 def listed_tiles(config: Fa3BackwardConfig) -> int:
-    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
-    where thread blocks run on (``plain_only``)."""
-    if config.runs_on:
+    """Query tiles that the list of a key block has room for, in shared memory (irregular masks). Persistent blocks have
+    no list (``plain_only``)."""
+    if config.is_persistent:
         return 0
     if config.paired:
         return 2048 if config.ds_stages > 1 else 384
@@ -121,7 +120,7 @@ def listed_tiles(config: Fa3BackwardConfig) -> int:
 
 
 def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; dQ on its way; barriers."""
+    """K and V; rings of Q, dO and dS, with lse and delta of each row; staged dQ; barriers."""
     consumers = config.block_kv // GROUP_KEYS
     by_rows = config.block_q == 64 * consumers
     share = 64 if head_dim > 64 else ceil_div(head_dim, 8 * consumers) * 8
@@ -148,9 +147,9 @@ def numbers_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
     return (
         Buffer("LSE", config.num_stages * config.block_q * 4),
         Buffer("DELTA", config.do_stages * config.block_q * 4),
-        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
-        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
-        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
+        Buffer("ITEMS", ITEM_STAGES * ITEM_BYTES),
+        Buffer("ITEM_FULL", ITEM_STAGES * 8, align=8),
+        Buffer("ITEM_EMPTY", ITEM_STAGES * 8, align=8),
         *(
             Buffer(f"{name}_{state}", 8 * count, align=8)
             for name, count in counts.items()
@@ -159,5 +158,5 @@ def numbers_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
         Buffer("LIST", 4 * listed_tiles(config), align=16),
-        Buffer("BACKGROUND", 4 * 64 * head_dim if config.runs_on else 0, align=16),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.is_persistent else 0, align=16),
     )

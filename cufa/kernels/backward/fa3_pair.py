@@ -21,7 +21,7 @@ class Fa3BackwardWide(Fa3Backward):
         return self.source
 
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-        """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in
-        the same buffers, and for what the other block sends."""
+        """K and V; rings of Q, dO and dS, with lse and delta of each row; barriers. The buffers of dS have two
+        more kinds of barriers: for P, which lies in them, and for dS that the other block sends."""
         own = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
         return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim), *own)
