@@ -115,7 +115,7 @@ FIRST = Launch("planted_first", (4, 1, 1), 64, 0)
 SECOND = Launch("planted_second", (4, 1, 1), 64, 0, dependent=True)
 
 
-# ---- planted_turns.cu: four blocks change the same words one after the other
+# ---- planted_tickets.cu: four blocks change the same words one after the other
 
 
 def words() -> dict[str, Any]:
@@ -201,8 +201,8 @@ MADE = {
         {"a_in": 64, "b_in": 64, "out": 16},
     ),
     "planted_overlap": Made((FIRST, SECOND), overlapping, lambda arrays: None),
-    "planted_turns": Made(
-        (Launch("planted_turns", (4, 1, 1), 64, 0),), words, check_words, threads=(1, 2), ordered_sums=True
+    "planted_tickets": Made(
+        (Launch("planted_tickets", (4, 1, 1), 64, 0),), words, check_words, threads=(1, 2), ordered_sums=True
     ),
     "planted_sums": Made((Launch("planted_sums", (5, 1, 1), 64, 1024),), sums, check_sums),
     "planted_cluster": cluster("planted_cluster"),
@@ -254,9 +254,9 @@ def test_launches_that_do_not_overlap_need_no_wait():
     assert run("planted_overlap", "NO_AWAIT", launches=apart)[1].findings == ()
 
 
-@pytest.mark.parametrize("bug", ["ADDITION_BEFORE_TURN", "ADDITION_IN_BLOCK"])
+@pytest.mark.parametrize("bug", ["ADDITION_BEFORE_TICKET", "ADDITION_IN_BLOCK"])
 def test_additions_may_come_in_any_order_unless_a_fixed_one_is_asked_for(bug):
-    assert run("planted_turns", bug, ordered_sums=False)[1].findings == ()
+    assert run("planted_tickets", bug, ordered_sums=False)[1].findings == ()
 
 
 def test_additions_are_counted():

@@ -1,5 +1,5 @@
-// Blocks of two warps take turns at the same words, by a counter in global memory: plain loads and stores, and additions
-// whose order the turns fix. One bug at a time, chosen by the constant BUG; NONE is a correct kernel.
+// Blocks of two warps change the same words one after another, by tickets: a counter in global memory says whose ticket has
+// come. Plain loads and stores, and additions in the order of tickets. One bug at a time, chosen by the constant BUG; NONE is a correct kernel.
 #include "primitives/primitives.cuh"
 #include "primitives/reduction.cuh"
 #include "primitives/semaphore.cuh"
@@ -13,7 +13,7 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
   EARLY_RELEASE,  // race: blocks . and . of one launch both touch byte .* of words
   PLAIN_WAIT,  // race: blocks . and . of one launch both touch byte 0 of counters
   OTHER_COUNTER,  // race: blocks . and . of one launch both touch byte .* of words
-  ADDITION_BEFORE_TURN,  // unordered-sum: of one launch add in any order to byte .* of sums
+  ADDITION_BEFORE_TICKET,  // unordered-sum: of one launch add in any order to byte .* of sums
   ADDITION_IN_BLOCK,  // unordered-sum: two threads add in any order: byte .* of sums
 };
 
@@ -23,10 +23,10 @@ struct PlantedParams {
   u32* counters;  // (2)
 };
 
-KERNEL planted_turns(const __grid_constant__ PlantedParams p) {
+KERNEL planted_tickets(const __grid_constant__ PlantedParams p) {
   const u32 thread = threadIdx.x, block = blockIdx.x;
   u32* const counter = p.counters + (BUG == OTHER_COUNTER && block == 2 ? 1 : 0);
-  if (BUG == ADDITION_BEFORE_TURN) red_add_f32(p.sums + thread, 1.0f);
+  if (BUG == ADDITION_BEFORE_TICKET) red_add_f32(p.sums + thread, 1.0f);
   if (thread == 0 && BUG != NO_WAIT) {
     if (BUG == PLAIN_WAIT) {
       while (ld_global<u32>(counter) != block) {
