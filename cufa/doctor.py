@@ -27,7 +27,7 @@ from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .gpu.driver import driver
 from .kernels import KERNELS
-from .problem.install import install
+from .problem.checks import install
 from .problem.mask import CAUSAL
 from .reference.dense import attention_reference, attention_reference_backward
 from .run.emulate.build import CompilerError, cxx

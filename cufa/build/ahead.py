@@ -37,7 +37,7 @@ def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
     cache is not this user's alone.
     """
     if plan.device is None:
-        raise ValueError("this plan is for the CPU, where nothing is compiled: make it with device='sm_90'")
+        raise ValueError("this plan is for the CPU, where nothing is compiled: name a GPU, such as sm_90")
     unit = translation_unit(plan.spec.source_of(plan.config), {**plan.constants, **trace_constants(False)})
     target = own_folder(FOLDER) if folder is None else Path(folder)
     target.mkdir(parents=True, exist_ok=True)

@@ -168,9 +168,6 @@ def _raw_digest(source: str) -> str:
 def announced(name: str, arch: str) -> Iterator[None]:
     """Around a compile: logs that NVRTC is at work, unless the code comes from CuPy's cache folder, which takes less
     than :data:`_LOAD_SECONDS`. CuPy does not say beforehand which of the two it will do."""
-    if not _LOG.isEnabledFor(logging.INFO):
-        yield
-        return
     line = threading.Timer(_LOAD_SECONDS, _LOG.info, ("compiling %s for %s (once, about 2 s)", name, arch))
     line.daemon = True
     line.start()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..gpu.architectures import Architecture
-from ..problem.install import install
+from ..problem.checks import install
 from .compiler import nvrtc_options, translation_unit
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for")

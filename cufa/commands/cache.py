@@ -31,12 +31,15 @@ def cache_command(action: str, as_json: bool) -> None:
 
     Exit codes: 0 done; 2 wrong usage; 3 a file cannot be removed.
     """
-    if action == "clear":
-        try:
-            _clear()
-        except OSError as error:
-            fail(Exit.MISSING, str(error))
-    rows = [(what, place, _size(place, endings)) for what, place, endings in places()]
+    made = [file for name, (_, endings) in _MADE.items() for file in _files(cache_dir() / name, endings)]
+    try:
+        for file in made if action == "clear" else ():
+            file.unlink()
+    except OSError as error:
+        fail(Exit.MISSING, str(error))
+    rows = [
+        (what, place, sum(x.stat().st_size for x in _files(place, ends))) for what, place, ends in places()
+    ]
     if as_json:
         print_json([{"holds": what, "path": str(place), "bytes": size} for what, place, size in rows])
         return
@@ -46,29 +49,17 @@ def cache_command(action: str, as_json: bool) -> None:
 
 def places() -> list[tuple[str, Path, tuple[str, ...]]]:
     """What is kept, the folder, and the endings of the files that count; none: all files, also in folders below."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path(os.path.expanduser("~"), ".local", "share"))
+    home, named = Path(os.path.expanduser("~")), os.environ.get
+    data = Path(named("XDG_DATA_HOME") or home / ".local" / "share")
+    cupy = Path(named("CUPY_CACHE_DIR") or home / ".cupy" / "kernel_cache")
     return [
         *((what, cache_dir() / name, endings) for name, (what, endings) in _MADE.items()),
         ("tuned tiles, CUFA_CACHE_DIR", cache_dir(), (".json",)),
-        ("the dashboard's runs, CUFA_RUNS_DIR", Path(os.environ.get("CUFA_RUNS_DIR") or data / "cufa" / "runs"), ()),
-        (
-            "kernels that CuPy compiled, of all programs, CUPY_CACHE_DIR",
-            Path(os.environ.get("CUPY_CACHE_DIR") or Path(os.path.expanduser("~"), ".cupy", "kernel_cache")),
-            (),
-        ),
-    ]  # fmt: skip
+        ("the dashboard's runs, CUFA_RUNS_DIR", Path(named("CUFA_RUNS_DIR") or data / "cufa" / "runs"), ()),
+        ("kernels that CuPy compiled, of all programs, CUPY_CACHE_DIR", cupy, ()),
+    ]
 
 
 def _files(place: Path, endings: tuple[str, ...]) -> list[Path]:
     found = place.glob("*") if endings else place.rglob("*")
     return [x for x in found if x.is_file() and not x.is_symlink() and (not endings or x.suffix in endings)]
-
-
-def _size(place: Path, endings: tuple[str, ...]) -> int:
-    return sum(file.stat().st_size for file in _files(place, endings))
-
-
-def _clear() -> None:
-    for name, (_, endings) in _MADE.items():
-        for file in _files(cache_dir() / name, endings):
-            file.unlink()

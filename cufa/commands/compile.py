@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -25,8 +26,6 @@ from ..run.cpu.blas import usable_cores
 from . import common
 from .listing_tables import listing_record, print_listing
 
-DTYPES = ("bfloat16", "float16", "float32")
-
 
 def _architecture(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[int]:
     try:
@@ -45,18 +44,15 @@ def _head_dims(
     return list(values) or None
 
 
-def _shapes(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> list[tuple[int, ...]]:
-    """(batch, heads, kv_heads, seqlen, head_dim) of "1,32/8,4096,128"."""
-    for value in values:
-        if not re.fullmatch(r"\d+,\d+(/\d+)?,\d+,\d+", value):
-            raise click.BadParameter(f"{value!r} is not batch,heads,seqlen,head_dim, such as 1,32/8,4096,128")
-    parts = [value.split(",") for value in values]
-    return [
-        (int(b), int(h.split("/")[0]), int(h.split("/")[-1]), int(seqlen), int(d))
-        for b, h, seqlen, d in parts
-    ]
+def _shapes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Any]:
+    """Shapes of q and k, of "1,32/8,4096,128"."""
+    found = [re.fullmatch(r"(\d+),(\d+)(?:/(\d+))?,(\d+),(\d+)", value) for value in values]
+    if None in found:
+        raise click.BadParameter(
+            "a shape is batch,heads,seqlen,head_dim, such as 1,32,4096,128 or 1,32/8,4096,128"
+        )
+    sizes = [[int(x) for x in shape.groups(shape[2])] for shape in found if shape]
+    return [((b, heads, s, d), (b, kv_heads, s, d)) for b, heads, kv_heads, s, d in sizes]
 
 
 def _part(context: click.Context, parameter: click.Parameter, value: str | None) -> slice:
@@ -92,9 +88,9 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
     multiple=True,
     metavar="B,H,S,D",
     callback=_shapes,
-    help="Only the kernels that a forward and a backward of this shape run, kept for programs. H/KV: grouped heads.",
+    help="Only what a forward and a backward of this shape run, kept for programs. H/KV: grouped heads.",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), default=DTYPES[0], show_default=True, help="With --for.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="With --for.")
 @click.option("--causal", is_flag=True, help="With --for.")
 @click.option(
     "--into", type=click.Path(file_okay=False), help="With --for: folder.  [default: the cache folder]"
@@ -110,15 +106,12 @@ def compile_command(
     archs: list[int],
     kernels: tuple[str, ...],
     head_dims: list[int] | None,
-    shapes: list[tuple[int, ...]],
-    dtype: str,
-    causal: bool,
-    into: str | None,
     everything: bool,
     part: slice,
     listing: bool,
     jobs: int | None,
     as_json: bool,
+    **ahead_options: Any,
 ) -> None:
     """Build every kernel for every architecture. Needs NVRTC, no GPU.
 
@@ -134,9 +127,9 @@ def compile_command(
     Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
     something.
     """
-    if shapes:
-        given = click.get_current_context().get_parameter_source("archs") == ParameterSource.COMMANDLINE
-        _compile_ahead(shapes, [f"sm_{x}" for x in archs] if given else [None], dtype, causal, into, as_json)
+    if ahead_options["shapes"]:
+        named = click.get_current_context().get_parameter_source("archs") == ParameterSource.COMMANDLINE
+        _compile_ahead([f"sm_{x}" for x in archs] if named else [None], as_json, **ahead_options)
         return
     wanted = list(variants(archs, kernels or None, head_dims, everything=everything))[part]
     if not wanted:
@@ -174,33 +167,23 @@ def compile_command(
 
 
 def _compile_ahead(
-    shapes: Sequence[tuple[int, ...]],
-    devices: Sequence[str | None],
-    dtype: str,
-    causal: bool,
-    into: str | None,
-    as_json: bool,
+    devices: Sequence[str | None], as_json: bool, shapes: Any, into: str | None, **options: Any
 ) -> None:
-    files: dict[str, int] = {}
-    for (batch, heads, kv_heads, seqlen, head_dim), device in itertools.product(shapes, devices):
-        q, k = (batch, heads, seqlen, head_dim), (batch, kv_heads, seqlen, head_dim)
-        for make in (plan, plan_backward):
-            try:
-                found = make(q, k, dtype=dtype, causal=causal, device=device)
-                if found.device is None:
-                    raise ValueError("there is no GPU here: name one, such as --arch sm_90")
-                common.stderr().print(f"{found.spec.name} for {found.device.arch.name}", markup=False)
-                file = ahead.compile(found, into)
-            except ValueError as error:
-                raise click.UsageError(str(error)) from None
-            except (MissingCompilerError, OSError) as error:
-                common.fail(common.Exit.MISSING, str(error))
-            files[str(file)] = file.stat().st_size
+    files = []
+    for (q, k), device, make in itertools.product(shapes, devices, (plan, plan_backward)):
+        try:
+            found = make(q, k, device=device, **options)
+            common.stderr().print(f"{found.spec.name}, {found.problem}", markup=False, soft_wrap=True)
+            files.append(ahead.compile(found, into))
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        except (MissingCompilerError, OSError) as error:
+            common.fail(common.Exit.MISSING, str(error))
     if as_json:
-        common.print_json({"files": [{"path": path, "bytes": size} for path, size in files.items()]})
-    else:
-        for path, size in files.items():
-            common.stdout().print(f"{path}  {common.bytes_text(size)}", markup=False, soft_wrap=True)
+        common.print_json({"files": [{"path": str(x), "bytes": x.stat().st_size} for x in files]})
+        return
+    for file in files:
+        common.stdout().print(str(file), markup=False, soft_wrap=True)
 
 
 def _verdict(builds: list[Build]) -> str:

@@ -12,7 +12,7 @@ import click
 
 import cufa
 
-from ..problem.install import install
+from ..problem.checks import install
 from .common import Exit, fail
 
 _PACKAGE = Path(cufa.__file__).resolve().parent

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from ..gpu.architectures import Device
-from ..problem.install import install
+from ..problem.checks import install
 from . import common
 
 _STEPS = {"cpu": 600, "cuda": 1000}

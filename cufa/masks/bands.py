@@ -6,13 +6,16 @@ from typing import Any
 
 from ..problem.checks import check_count, check_counts, check_diagonal, check_window
 from ..problem.mask import CAUSAL, FULL, Band, Mask
+from ..problem.mask_family import as_typed
 
 
+@as_typed
 def full() -> Mask:
     """Every query sees every key."""
     return FULL
 
 
+@as_typed
 def causal(diagonal: str | int = "bottom-right") -> Mask:
     """Query i sees keys up to ``i + δ``.
 
@@ -26,6 +29,7 @@ def causal(diagonal: str | int = "bottom-right") -> Mask:
     return CAUSAL if diagonal == "bottom-right" else Band(right=0, diagonal=diagonal)
 
 
+@as_typed
 def window(left: int | None, right: int | None, diagonal: str | int = "bottom-right") -> Mask:
     """Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included: up to ``left + right + 1`` of them.
 
@@ -38,6 +42,7 @@ def window(left: int | None, right: int | None, diagonal: str | int = "bottom-ri
     return Band(left, right, check_diagonal(diagonal))
 
 
+@as_typed
 def prefix(length: Any, diagonal: str | int = "bottom-right") -> Mask:
     """Every query sees the first ``length`` keys, and beyond them it is causal (prefix-LM).
 
@@ -55,6 +60,7 @@ def prefix(length: Any, diagonal: str | int = "bottom-right") -> Mask:
     return Band(right=0, diagonal=check_diagonal(diagonal), prefix=check_counts("length", length))
 
 
+@as_typed
 def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> Mask:
     """Causal; query i sees the first ``keep`` keys and the ``window`` keys before its own, and its own
     (StreamingLLM's attention sinks).
@@ -68,6 +74,7 @@ def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> M
     return Band(left, 0, check_diagonal(diagonal), keep=check_counts("keep", keep))
 
 
+@as_typed
 def global_window(
     tokens: Any, left: int | None, right: int | None, diagonal: str | int = "bottom-right"
 ) -> Mask:

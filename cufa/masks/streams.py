@@ -132,6 +132,7 @@ def shared_question(
     return columns_of(band, [end, TO_THE_END], diagonal, title)
 
 
+@as_typed
 def chunks(size: int, diagonal: str | int = "bottom-right") -> Mask:
     """Causal within chunks of ``size`` tokens (Llama 4): token t sees those from ``t - t % size`` to itself.
 

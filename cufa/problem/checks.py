@@ -6,11 +6,11 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .install import install
 from .integers import INT32, Integers
 from .mask import DIAGONALS
 from .problem import MAX_DIAGONAL, MAX_SIZE
@@ -80,6 +80,12 @@ def _import_cupy(name: str, x: Any) -> Any:
             f"{name}: {array_kind(x)} lives on a GPU, which needs CuPy: {install('cuda13')}"
         ) from error
     return cupy
+
+
+def install(extra: str) -> str:
+    """The pip command for an extra: from the checkout that holds this file, or by name for an installed cufa."""
+    root = Path(__file__).parents[2]
+    return f"pip install '{root if (root / 'pyproject.toml').is_file() else 'cufa'}[{extra}]'"
 
 
 def array_kind(x: object) -> str:

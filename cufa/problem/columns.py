@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask
-from .mask_family import Edges, broadcast_count, call_text, rows_in, shift_of
+from .mask_family import Edges, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
 #: Begin and end of a run that is unbounded on that side.
@@ -203,10 +203,6 @@ class Chunks(Mask):
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
         return self.for_kernels(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
-
-    def _as_typed(self) -> str:
-        at = {} if self.diagonal == "bottom-right" else {"diagonal": self.diagonal}
-        return call_text("chunks", self.size, **at)
 
     def __str__(self) -> str:
         where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"

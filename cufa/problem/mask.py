@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .integers import INT32, Integers
-from .mask_family import DIAGONALS, Edges, Mask, broadcast_count, call_text, rows_in, shift_of
+from .mask_family import DIAGONALS, Edges, Mask, broadcast_count, rows_in, shift_of
 from .tile_classes import Bools, Ints, TileRanges, Tiles
 
 __all__ = ["CAUSAL", "DIAGONALS", "FULL", "Band", "Mask", "TileRanges", "reduced"]
@@ -177,22 +177,6 @@ class Band(Mask):
     ) -> Ints:
         rows = first_row, seqlen_q if end_row is None else end_row
         return rows_in(self.seen_rows(seqlen_q, seqlen_k), [], rows)
-
-    def _as_typed(self) -> str:
-        edges = self.left, self.right
-        at = {} if self.diagonal == "bottom-right" else {"diagonal": self.diagonal}
-        if type(self) is not Band or self.matrix:
-            return ""
-        if self.global_tokens != 0:
-            same = self.prefix == self.global_tokens and self.keep == 0
-            return call_text("global_window", self.global_tokens, *edges, **at) if same else ""
-        if self.prefix != 0:
-            return call_text("prefix", self.prefix, **at) if (*edges, self.keep) == (None, 0, 0) else ""
-        if self.keep != 0:
-            return call_text("streaming", self.keep, self.left, **at) if self.right == 0 else ""
-        if edges == (None, None):
-            return "full()"
-        return call_text("causal", **at) if edges == (None, 0) else call_text("window", *edges, **at)
 
     def __str__(self) -> str:
         if type(self) is not Band:  # a subclass prints its own name

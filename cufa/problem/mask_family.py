@@ -210,12 +210,7 @@ class Mask:
 
     def __repr__(self) -> str:
         """What one typed, such as ``masks.window(3, 0)``; the short text in angle brackets where no builder made it."""
-        typed = self.__dict__.get("_typed") or self._as_typed()
-        return f"masks.{typed}" if typed else f"<mask {self}>"
-
-    def _as_typed(self) -> str:
-        """The builder's call as read from the fields, or ""."""
-        return ""
+        return self.__dict__.get("_typed") or f"<mask {self}>"
 
     def __str__(self) -> str:
         """The name and the fields that differ from their defaults, as pages and tables print them."""
@@ -245,21 +240,11 @@ def broadcast_count(*counts: int) -> int:
     return max(counts) if min(counts) else 0
 
 
-def call_text(name: str, *values: Any, **keywords: Any) -> str:
-    """A builder's call as text."""
-    return f"{name}({', '.join([*map(brief, values), *(f'{k}={brief(x)}' for k, x in keywords.items())])})"
-
-
-def brief(x: Any) -> str:
-    """The text of an argument; of an array with more than eight numbers, or on a GPU, its dtype and shape."""
-    if isinstance(x, Integers):
-        x = x.values if x.known else x.array if x.on_gpu else x
-    if not hasattr(x, "shape"):
-        return repr(x) if not isinstance(x, (list, tuple)) or len(x) <= 8 else f"<{len(x):,} values>"
-    if isinstance(x, np.ndarray) and x.size <= 8:
-        return repr(x.tolist())
-    shape = "×".join(f"{n:,}" for n in x.shape)
-    return f"<{x.dtype} {shape}{'' if isinstance(x, np.ndarray) else ' on a GPU'}>"
+def _brief(x: Any) -> str:
+    """The text of an argument; of an array with more than eight numbers, its dtype and shape."""
+    if isinstance(x, np.ndarray):
+        return repr(x.tolist()) if x.size <= 8 else f"<{x.dtype} {'×'.join(f'{n:,}' for n in x.shape)}>"
+    return f"<{len(x):,} values>" if isinstance(x, (list, tuple)) and len(x) > 8 else repr(x)
 
 
 def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
@@ -270,7 +255,8 @@ def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
     def build(*values: P.args, **keywords: P.kwargs) -> MaskT:
         mask = builder(*values, **keywords)
         if mask.known:
-            object.__setattr__(mask, "_typed", call_text(builder.__name__, *values, **keywords))
+            texts = [*map(_brief, values), *(f"{name}={_brief(x)}" for name, x in keywords.items())]
+            object.__setattr__(mask, "_typed", f"masks.{builder.__name__}({', '.join(texts)})")
         return mask
 
     return build

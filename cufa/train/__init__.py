@@ -4,7 +4,7 @@ CuPy arrays: attention as such a layer, and the small language model of ``cufa d
 Needs thinc: in a checkout ``pip install '.[train]'``.
 """
 
-from ..problem.install import install
+from ..problem.checks import install
 
 try:
     import thinc.api  # noqa: F401

@@ -34,7 +34,7 @@ from cufa.build.static_compile import (
 )
 from cufa.gpu.architectures import ARCHITECTURES
 from cufa.kernels import KERNELS
-from cufa.problem.install import install
+from cufa.problem.checks import install
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 
@@ -345,5 +345,5 @@ def test_what_others_may_have_put_into_the_cache_is_not_loaded(cache, caplog):
 
 
 def test_a_plan_of_the_cpu_has_nothing_to_compile():
-    with pytest.raises(ValueError, match="make it with device='sm_90'"):
+    with pytest.raises(ValueError, match="name a GPU, such as sm_90"):
         cufa.compile(cufa.plan((1, 4, 256, 64), device="cpu"))

@@ -29,7 +29,7 @@ from dashboard_page_support import open_page
 from dashboard_support import APP
 
 from cufa.dashboard import document, pace, server
-from cufa.problem.install import install
+from cufa.problem.checks import install
 
 DOCUMENT = b"<html><head><title>page</title></head><body></body></html>"
 

@@ -20,7 +20,7 @@ from cufa.commands import compile as compile_module
 from cufa.commands.compile import compile_command
 from cufa.kernels import Kernel, Launch, TileConfig
 from cufa.kernels.config import Buffer
-from cufa.problem.install import install
+from cufa.problem.checks import install
 from cufa.problem.problem import BAND_KINDS
 
 #: A kernel of one config and element, at one head dim for one architecture: its masks, with a cap and without.

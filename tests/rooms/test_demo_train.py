@@ -19,7 +19,7 @@ pytest.importorskip("thinc", reason="needs thinc (extra train)")
 from thinc.api import use_ops
 
 import cufa.train.attention as layer_module
-from cufa.problem.install import install
+from cufa.problem.checks import install
 from cufa.train.characters import CharacterModel, num_parameters
 
 # --- cufa demo train ----------------------------------------------------------------------------------------

@@ -347,10 +347,13 @@ def test_a_mask_of_no_sequence_goes_with_a_batch_of_none_alone(make):
         make().figure()
 
 
-MASKS = "full() causal() causal(diagonal=5) window(3, 0) prefix([1, 2]) streaming(4, 8) chunks(4) documents([2, 1])"
+MASKS = "full() causal() causal('top-left') causal(diagonal=5) window(3, 0) prefix([1, 2]) streaming(4, 8) chunks(4)"
 
 
-@pytest.mark.parametrize("typed", [*MASKS.replace(") ", ")|").split("|"), "global_window(3, 4, None)"])
+@pytest.mark.parametrize(
+    "typed",
+    [*MASKS.replace(") ", ")|").split("|"), "documents([2, 1])", "global_window(3, 4, None, diagonal=2)"],
+)
 def test_a_mask_prints_as_the_call_that_made_it(typed):
     mask = eval(f"masks.{typed}")
     assert repr(mask) == f"masks.{typed}" and eval(repr(mask)) == mask
