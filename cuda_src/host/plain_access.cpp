@@ -1,6 +1,7 @@
 // Checked mode: plain C++ loads and stores of a kernel. Only the kernel is compiled with -fsanitize=thread, and its code calls
-// these functions. They check accesses to shared memory and to arrays as primitives do, and ignore a thread's own stack and
-// addresses outside of every array.
+// these functions before each access. They check accesses to shared memory and to arrays as primitives do, and ignore a thread's
+// own stack and loads outside of every array, such as those of parameters. A store there would destroy the executor's own memory:
+// the block is abandoned first.
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -18,10 +19,14 @@ inline void plain_access(const void* address, u32 bytes, Access kind) {
   }
   for (int i = 0; i < block.launch.num_arrays; ++i) {
     const CufaArray& array = block.launch.arrays[i];
-    if (reinterpret_cast<u64>(address) - reinterpret_cast<u64>(array.begin) >= array.bytes) continue;
+    const u64 at = reinterpret_cast<u64>(address) - reinterpret_cast<u64>(array.begin);
+    if (at >= array.bytes) continue;
+    if (!is_read(kind) && array.bytes - at < bytes) break;
     check_global(thread, address, bytes, kind, "plain C++ access", {});
     return;
   }
+  if (is_read(kind)) return;
+  abandon(thread, "out-of-range", {}, "plain C++ store of ", bytes, " bytes at ", global_place(block.launch, address, bytes));
 }
 
 // A copied structure: loads or stores of 8, 4, 2 and 1 bytes, as its alignment allows.

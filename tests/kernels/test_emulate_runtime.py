@@ -18,10 +18,12 @@ from support import make_inputs
 
 import cufa
 from cufa.build import compiler
+from cufa.kernels import Launch
 from cufa.run.emulate import build as host_build
 from cufa.run.emulate import launch as emulator_launch
 from cufa.run.emulate import memory as emulator_memory
-from cufa.run.emulate.calls import emulate
+from cufa.run.emulate import run as emulator_run
+from cufa.run.emulate.calls import EmulationError, emulate
 
 _FUNCTION = re.compile(r"^DEVICE\s+[\w:]+\s+(\w+)(?:<[^>]*>)?\(", re.MULTILINE)
 _TWIN = re.compile(r"^(?:DEVICE )?\w+ (\w+)\(", re.MULTILINE)
@@ -170,6 +172,46 @@ def test_bad_arrays():
         emulate(q[:, :, :0], k, v)
     with pytest.raises(ValueError, match="last axis"):
         emulate(*(x[..., ::2] for x in make_inputs(1, 1, 1, 8, 8, 16)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "spoil"),
+    [
+        ("counters", "counters: .* left counters that are not zero", lambda x: x.fill(1)),
+        ("trace", "trace: .* left a trace that cannot be read", lambda x: x.view(np.uint32).fill(10**6)),
+    ],
+)
+def test_findings_outlive_what_cannot_be_read(monkeypatch, name, kind, spoil):
+    """They explain it."""
+    finding = emulator_launch.Finding("race", 1, "", 0, "block (0,0,0) and block (1,0,0)")
+
+    def spoiled(entries, launches, arguments, memory, execution, ordered_sums):
+        counters, _ = emulator_launch.execute_all(
+            entries, launches, arguments, memory, execution, ordered_sums
+        )
+        spoil(next(x.array for x in memory if x.name == name))
+        return counters, (finding,)
+
+    monkeypatch.setattr(emulator_run, "execute_all", spoiled)
+    q, k, v = make_inputs(1, 1, 1, 70, 80, 64)
+    with pytest.raises(EmulationError, match=rf"(?s)race: block .*{kind}") as raised:
+        emulate(q, k, v, algorithm="fa2", num_splits=2 if name == "counters" else None)
+    assert raised.value.findings[0] is finding
+
+
+def test_findings_of_earlier_launches_outlive_a_deadlock(monkeypatch):
+    early, late = (emulator_launch.Finding(kind, 1, "", 0, "") for kind in ("race", "deadlock"))
+
+    def execute(entry, *rest):
+        if entry:
+            raise EmulationError((late,))
+        return np.zeros(1, [("grid_releases", np.uint64)]), (early,)
+
+    monkeypatch.setattr(emulator_launch, "execute", execute)
+    launches = [Launch(name, (1, 1, 1), 32, 0) for name in ("first", "second")]
+    with pytest.raises(EmulationError) as raised:
+        emulator_launch.execute_all({"first": 0, "second": 1}, launches, (), [], emulator_launch.Execution())
+    assert raised.value.findings == (early, late)
 
 
 def test_inputs_are_left_alone_and_strides_are_kept():

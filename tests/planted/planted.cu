@@ -29,6 +29,8 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
   UNPADDED,
   STRUCTURES,
   STRUCTURE_RACE,  // race: of one launch both touch byte
+  STORE_ELSEWHERE,  // out-of-range: plain C\+\+ store of 4 bytes at
+  STORE_ACROSS_THE_END,  // out-of-range: plain C\+\+ store of 4 bytes at byte 510 of scratch, which has 512
 };
 
 struct PlantedParams {
@@ -101,6 +103,10 @@ KERNEL planted(const __grid_constant__ PlantedParams p) {
     block_sync();
     u32* to = p.scratch + (BUG == STRUCTURE_RACE ? 0 : blockIdx.x * 64);
     if (thread == 0) *reinterpret_cast<Words*>(to) = *reinterpret_cast<const Words*>(p.in);
+  }
+  if (BUG == STORE_ELSEWHERE && thread == 0) p.scratch[i64(1) << 40] = 1;
+  if (BUG == STORE_ACROSS_THE_END && thread == 0) {
+    *reinterpret_cast<u32*>(reinterpret_cast<char*>(p.scratch) + 510) = 1;
   }
   st_global<u32>(p.out + (BUG == SHARED_OUTPUT ? 0 : blockIdx.x * 64) + thread, exchanged);
 }

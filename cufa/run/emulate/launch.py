@@ -32,7 +32,8 @@ class Finding:
     kind: str
     """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited, never-written,
     out-of-range, misaligned, divergence, deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the
-    next launch) or block-not-running (of a cluster)."""
+    next launch), block-not-running (of a cluster), counters (that are not zero at the end) or trace (that cannot be
+    read)."""
     count: int
     file: str
     line: int
@@ -45,7 +46,8 @@ class Finding:
 
 
 class EmulationError(RuntimeError):
-    """A block could not go on (deadlock, divergent warp): there is no result. Carries ``findings``."""
+    """A block could not go on (deadlock, divergent warp, a store into the executor's memory), or what the kernel left
+    cannot be read: there is no result. Carries all ``findings``."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         super().__init__("\n".join(str(f) for f in findings))
@@ -165,7 +167,9 @@ def execute(
         findings_bytes=_FINDINGS_BYTES,
     )
     status = runtime.cufa_launch(ctypes.byref(call))
-    found = tuple(_parse(line) for line in findings.value.decode().splitlines())
+    # A text that fills the buffer may end within a line.
+    lines = findings.value.decode(errors="replace").splitlines(keepends=True)
+    found = tuple(_parse(line.rstrip("\n")) for line in lines if line.endswith("\n"))
     if status == _STOPPED:
         raise EmulationError(found)
     return counters, found
@@ -188,16 +192,13 @@ def execute_all(
     for launch, following in zip(launches, [*launches[1:], None], strict=True):
         overlapped = execution.mode == "checked" and following is not None and following.dependent
         now = untouched(memory) if overlapped else None
-        counters[launch.entry], found = execute(
-            entries[launch.entry],
-            launch,
-            arguments,
-            memory,
-            execution,
-            before if launch.dependent else None,
-            now,
-            ordered_sums,
-        )
+        early = before if launch.dependent else None
+        try:
+            counters[launch.entry], found = execute(
+                entries[launch.entry], launch, arguments, memory, execution, early, now, ordered_sums
+            )
+        except EmulationError as error:
+            raise EmulationError(findings + error.findings) from None
         findings += found
         if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
             findings += (_never_released(launch, following),)

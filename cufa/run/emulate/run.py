@@ -18,7 +18,7 @@ from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
 from . import build
-from .launch import Execution, Finding, execute_all
+from .launch import EmulationError, Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, tensor_map
 
 
@@ -80,7 +80,7 @@ def run_plan(
     results to them.
 
     ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` makes an
-    inside trace, and may give its capacity. Raises EmulationError, or RuntimeError if a counter is not zero at the end.
+    inside trace, and may give its capacity. Raises EmulationError, also if a counter is not zero at the end.
     """
     operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
@@ -120,18 +120,25 @@ def run_plan(
         if x.writable and x.array is not given[name]:
             given[name][...] = x.array
     if "counters" in own and own["counters"].array.any():
-        raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
-    records, logs = own["trace"].array, None
-    if inside:
-        logs = room.read(records)
-        records = logs.items
-    written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
-    if len(written) and plan.split is None:
-        # The launch with tiles in shared memory writes the trace.
-        entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
-        counters[entry] = _with_tiles(counters[entry], written)
+        raise _unusable(findings, "counters", f"{plan.spec.name} left counters that are not zero")
+    try:
+        logs = room.read(own["trace"].array) if inside else None
+        records = own["trace"].array if logs is None else logs.items
+        written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
+        if len(written) and plan.split is None:
+            # The launch with tiles in shared memory writes the trace.
+            entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
+            counters[entry] = _with_tiles(counters[entry], written)
+    except (IndexError, ValueError) as error:
+        raise _unusable(
+            findings, "trace", f"{plan.spec.name} left a trace that cannot be read: {error}"
+        ) from error
     results = {x.name: given[x.name] for x in operation.all_operands if x.result and x.name in given}
     return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
+
+
+def _unusable(findings: tuple[Finding, ...], kind: str, message: str) -> EmulationError:
+    return EmulationError((*findings, Finding(kind, 1, "", 0, message)))
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
