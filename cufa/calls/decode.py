@@ -164,9 +164,9 @@ def flash_decode(
     - decode_split_fp8 and decode_balanced_fp8 (sm_89 or later): float16, bfloat16 over float8_e4m3; head dims 8 to
       256, multiples of 16; band masks, masks with a prefix, kept keys or global tokens; ALiBi and sinks.
 
-    >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
-    >>> q = np.ones((1, 32, 1, 128), np.float16)
-    >>> flash_decode(q, k, v, cache_seqlens=[1000]).shape
+    >>> k = v = np.zeros((1, 8, 4096, 128), np.float32)
+    >>> q = np.ones((1, 32, 1, 128), np.float32)
+    >>> cufa.flash_decode(q, k, v, cache_seqlens=[1000]).shape
     (1, 32, 1, 128)
     """
     if num_splits is not None and type(num_splits) is not int:
@@ -218,7 +218,8 @@ def plan_decode(
     for the cache). ``device`` is None (what a call here would use), "cpu", "cuda", or an architecture such as
     "sm_90", planned for its typical card.
 
-    >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
+    >>> cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90").spec.name
+    'decode_split_tma'
     """
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}

@@ -57,9 +57,9 @@ def merge_attention_states(
     TypeError, ValueError
         The message names the argument, its value and the cure.
 
-    >>> o1, l1 = cufa.flash_attention(q, prefix_k, prefix_v, return_lse=True)  # doctest: +SKIP
-    >>> o2, l2 = cufa.flash_decode(q, k_cache, v_cache, return_lse=True)  # doctest: +SKIP
-    >>> out, lse = cufa.merge_attention_states(o1, l1, o2, l2)  # doctest: +SKIP
+    >>> o1, l1 = cufa.flash_attention(q, prefix_k, prefix_v, return_lse=True)
+    >>> o2, l2 = cufa.flash_decode(q, k_cache, v_cache, return_lse=True)
+    >>> out, lse = cufa.merge_attention_states(o1, l1, o2, l2)
     """
     given = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     given = {name: as_array(name, x) for name, x in given.items()}
