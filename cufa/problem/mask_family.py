@@ -210,7 +210,12 @@ class Mask:
 
     def __repr__(self) -> str:
         """What one typed, such as ``masks.window(3, 0)``; the short text in angle brackets where no builder made it."""
-        return self.__dict__.get("_typed") or f"<mask {self}>"
+        if "_typed" not in self.__dict__:
+            return f"<mask {self}>"
+        name, values, keywords = self.__dict__["_typed"]
+        return (
+            f"masks.{name}({', '.join([*map(repr, values), *(f'{k}={x!r}' for k, x in keywords.items())])})"
+        )
 
     def __str__(self) -> str:
         """The name and the fields that differ from their defaults, as pages and tables print them."""
@@ -248,18 +253,29 @@ def _brief(x: Any) -> str:
 
 
 def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
-    """The builder, whose masks print as the call that made them. The text is made at once, so that no array is kept.
-    Masks with numbers on a GPU have no such text: a training step makes one per batch."""
+    """The builder, whose masks print as the call that made them. Of arrays, only text is kept. Masks with numbers on a
+    GPU do not have it: a training step makes one per batch."""
 
     @functools.wraps(builder)
     def build(*values: P.args, **keywords: P.kwargs) -> MaskT:
         mask = builder(*values, **keywords)
-        if mask.known:
-            texts = [*map(_brief, values), *(f"{name}={_brief(x)}" for name, x in keywords.items())]
-            object.__setattr__(mask, "_typed", f"masks.{builder.__name__}({', '.join(texts)})")
+        if _PLAIN.issuperset(map(type, (*values, *keywords.values()))):  # text is made when it is printed
+            mask.__dict__["_typed"] = builder.__name__, values, keywords
+        elif mask.known:
+            texts = {name: _Text(_brief(x)) for name, x in keywords.items()}
+            mask.__dict__["_typed"] = builder.__name__, [_Text(_brief(x)) for x in values], texts
         return mask
 
     return build
+
+
+class _Text(str):
+    """Prints without quotation marks."""
+
+    __repr__ = str.__str__
+
+
+_PLAIN = {int, str, bool, type(None)}
 
 
 def shift_of(diagonal: str | int, seqlen_q: int, seqlen_k: int) -> int:
