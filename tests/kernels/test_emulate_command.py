@@ -3,6 +3,7 @@ result fails."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -86,26 +87,56 @@ def test_the_backward(run, deterministic):
     assert document["findings"] == []
 
 
-def test_a_wrong_gradient_fails(run, monkeypatch):
-    real = command.attention_reference_backward
-    monkeypatch.setattr(
-        command,
-        "attention_reference_backward",
-        lambda *x, **options: (*real(*x, **options)[:2], 7 + 0 * x[3]),
+def spoil(monkeypatch, change):
+    """``change`` the results of the kernel."""
+    real = command._execute
+
+    def spoiled(*given, **how):
+        done, expected = real(*given, **how)
+        return dataclasses.replace(
+            done, results={name: change(name, x) for name, x in done.results.items()}
+        ), expected
+
+    monkeypatch.setattr(command, "_execute", spoiled)
+
+
+@pytest.mark.parametrize(
+    ("operation", "result"), [("forward", "out"), ("forward", "lse"), ("backward", "dv")]
+)
+def test_a_wrong_result_fails(run, monkeypatch, operation, result):
+    spoil(monkeypatch, lambda name, x: x + x.dtype.type(name == result))
+    done = run(operation, "--seqlen", "40", "--heads", "1", "--mode", "plain")
+    assert done.exit_code == 1 and f"{result} is wrong: off by 1.0e+00" in done.stderr
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("dtype", "lost"), [("float32", 2**-13), ("tf32", 2**-7), ("float16", 2**-8), ("bfloat16", 2**-5)]
+)
+def test_lost_bits_fail_and_rounding_does_not(run, monkeypatch, operation, dtype, lost):
+    """Half of float32's bits is an error of 1e-4, which float16 may have."""
+    dtype_options = ("--dtype", "float32", "--precision", "tf32") if dtype == "tf32" else ("--dtype", dtype)
+    shape = (
+        "--seqlen",
+        "70",
+        "--seqlen-k",
+        "90",
+        "--heads",
+        "2",
+        "--kv-heads",
+        "1",
+        "--causal",
+        "--softcap",
+        "5",
     )
-    assert run("backward", "--seqlen", "40", "--heads", "1", "--mode", "plain").exit_code == 1
-
-
-@pytest.mark.parametrize("output", ["out", "lse"])
-def test_a_wrong_result_fails(run, monkeypatch, output):
-    real = command.attention_reference
-
-    def off(*arrays, **options):
-        out, lse = real(*arrays, **options)
-        return (out + 1, lse) if output == "out" else (out, lse + 1)
-
-    monkeypatch.setattr(command, "attention_reference", off)
-    assert run("--seqlen", "40", "--heads", "1", "--mode", "plain").exit_code == 1
+    arguments = (operation, *shape, *dtype_options, "--mode", "plain")
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    spoil(
+        monkeypatch, lambda name, x: x if x is None else (x.astype(np.float32) * (1 + lost)).astype(x.dtype)
+    )
+    done = run(*arguments)
+    assert done.exit_code == 1 and "rounding explains" in done.stderr
 
 
 def test_rows_that_see_nothing_agree_and_nan_does_not():
