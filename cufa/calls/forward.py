@@ -74,11 +74,12 @@ def flash_attention(
         the two agree when seqlen_q == seqlen_k.)
     window : (left, right), optional
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
-        is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
+        is unbounded. With ``causal=True`` right must be 0 or None, which then means 0: ``(3, 4)`` is refused. Tiles
+        outside the window are neither read nor computed.
     mask : cufa.masks, optional
         The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`. It may differ between
-        key/value heads, not between the query heads of one. Mask arrays on a GPU are read by every call: their owner
-        may change them, also between replays of a graph.
+        key/value heads, not between the query heads of one. Each builder says whether arrays on a GPU are read by every
+        call and replay of a graph, so that their owner may change them, or copied when the mask is made.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -96,7 +97,8 @@ def flash_attention(
         Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
         padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to
         each sequence: its last query's own key is its last. For concatenated sequences see
-        :func:`flash_attention_varlen`.
+        :func:`flash_attention_varlen`. Lengths on a GPU are read by kernels only, unchecked: their owner may change
+        them between calls and between replays of a graph. Lengths on the host are checked, and copied by each call.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"

@@ -46,8 +46,8 @@ def window(left: int | None, right: int | None, diagonal: str | int = "bottom-ri
 def prefix(length: Any, diagonal: str | int = "bottom-right") -> Mask:
     """Every query sees the first ``length`` keys, and beyond them it is causal (prefix-LM).
 
-    ``length`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. δ as for
-    :func:`causal`.
+    ``length`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. An array on the
+    GPU is read by every call and replay of a graph: its owner may change it. δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
 
@@ -65,8 +65,8 @@ def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> M
     """Causal; query i sees the first ``keep`` keys and the ``window`` keys before its own, and its own
     (StreamingLLM's attention sinks).
 
-    ``keep`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. δ as for
-    :func:`causal`.
+    ``keep`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU, which its owner
+    may change as :func:`prefix`'s. δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
     """
@@ -80,8 +80,8 @@ def global_window(
 ) -> Mask:
     """A :func:`window` in which the first ``tokens`` see every key, and are seen by every query (Longformer).
 
-    ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. Query i is
-    global if ``i + δ < tokens``, δ as for :func:`causal`.
+    ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU, which its owner
+    may change as :func:`prefix`'s. Query i is global if ``i + δ < tokens``, δ as for :func:`causal`.
 
     Raises TypeError or ValueError naming the argument.
     """

@@ -40,7 +40,8 @@ def columns(
     Parameters
     ----------
     lo1, hi1, lo2, hi2 : integers, (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k)
-        NumPy, or int32 on the GPU. Where lo >= hi nothing is hidden. Axes of 1 are shared.
+        NumPy, or int32 on the GPU. Where lo >= hi nothing is hidden. Axes of 1 are shared. They are copied: later
+        changes do not reach the mask.
     causal, window, diagonal
         The band around them: as for :func:`cufa.flash_attention` and :func:`cufa.masks.window`. Rows of lo and hi
         are counted from 0, whatever the diagonal.
@@ -71,8 +72,9 @@ def columns(
 def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
     """Causal; key j is hidden from row ``rows[j]`` on, as after eviction from a cache.
 
-    ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU.
-    Rows are counted from 0; δ, of the causal mask alone, as for :func:`cufa.masks.causal`.
+    ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU. It
+    is copied: make a new mask of new numbers. Rows are counted from 0; δ, of the causal mask alone, as for
+    :func:`cufa.masks.causal`.
 
     Raises TypeError or ValueError naming the argument.
     """
@@ -85,7 +87,8 @@ def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
 def from_flashmask(startend_row_indices: Any, causal: bool) -> Mask:
     """The mask that Paddle's ``flashmask_attention`` takes (Wang et al., 2024, arXiv 2410.01359).
 
-    ``startend_row_indices`` is int32, (batch, 1 or kv_heads, seqlen_k, n), NumPy or on the GPU. Key j is hidden
+    ``startend_row_indices`` is int32, (batch, 1 or kv_heads, seqlen_k, n), NumPy or on the GPU, and copied. Key j is
+    hidden
 
     - causal, n = 1: from row LTS on,
     - causal, n = 2: from rows LTS ≤ i < LTE,

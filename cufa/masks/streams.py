@@ -37,7 +37,8 @@ def documents(
     Parameters
     ----------
     lengths : integers, (documents,) or (batch, documents)
-        Tokens of each document, in order; 0 for no document. A list, NumPy, or int32 on the GPU.
+        Tokens of each document, in order; 0 for no document. A list, NumPy, or int32 on the GPU. They are read when the
+        mask is made: make a new mask of new lengths.
     seqlen : int, optional
         Keys of each sequence. Default: the largest sum of lengths of a sequence. Tokens past the documents see no key
         and are not seen. Required if lengths are on a GPU, where they are not read.
@@ -100,7 +101,7 @@ def shared_question(
     question : int, or integers (batch,)
         Tokens of the question.
     answers : integers, (answers,) or (batch, answers)
-        Tokens of each answer; 0 for no answer. Lists, NumPy, or int32 on the GPU.
+        Tokens of each answer; 0 for no answer. Lists, NumPy, or int32 on the GPU, read when the mask is made.
     seqlen, diagonal
         As for :func:`documents`.
 

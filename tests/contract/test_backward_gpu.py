@@ -11,6 +11,7 @@ from backward_support import NAMES, assert_gradients, make_case
 from support import EPSILON, in_threads
 
 import cufa
+from cufa import masks
 from cufa.calls import calls
 from cufa.problem.mask import CAUSAL, FULL, Band
 
@@ -50,6 +51,16 @@ def _repeat(cp, case, count, deterministic):
 def test_the_same_bits_in_every_run(cp, mask, kv_heads, head_dim, deterministic):
     case = make_case(4, 8, kv_heads, 1024, 1024, head_dim, "bfloat16", mask=mask)
     _repeat(cp, case, 30, deterministic)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "mask",
+    [masks.documents([300, 500, 224]), masks.chunks(200), masks.prefix(100), masks.evict(np.arange(1, 1025))],
+    ids=str,
+)
+def test_the_same_bits_of_dk_and_dv_under_every_mask(cp, mask, dtype):
+    _repeat(cp, make_case(2, 8, 2, 1024, 1024, 64, dtype, mask=mask), 30, deterministic=False)
 
 
 @pytest.mark.slow
