@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from decode_support import make_case
+from held_stream import hold
 from support import assert_attention, forward_operands, in_threads, make_inputs, make_problem
 
 import cufa
@@ -66,19 +67,16 @@ def test_runs_on_the_stream_of_the_arrays_device(cp):
     expected = cufa.flash_attention(q, k, v).get()
     with cp.cuda.Device(1):
         stream = cp.cuda.Stream(non_blocking=True)
-        spin = cp.RawKernel(
-            'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
-            "spin",
-        )
         q[...] = 0
         ready = cp.asarray(host[0])
         cp.cuda.Device(1).synchronize()
         with stream:
-            spin((1,), (1,), (np.int64(200_000_000),))
+            release = hold(cp)
             q[...] = ready
             with cp.cuda.Device(0):
                 out = cufa.flash_attention(q, k, v)
-            assert not stream.done, "flash_attention synchronised, or spin ended early"
+            assert not stream.done, "flash_attention synchronised"
+            release()
     stream.synchronize()
     np.testing.assert_array_equal(out.get(), expected)
 
