@@ -30,7 +30,7 @@ _STORY = {
     "fa2": "FlashAttention-2",
 }
 #: An error above this is a wrong result, not rounding (standard normal inputs).
-_TOLERANCE = {"bfloat16": 4e-2, "float32": 2e-5}
+_TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-5}
 _MAP_ROWS, _MAP_COLUMNS = 16, 32
 _GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Tile.PADDED: "░░"}
 
