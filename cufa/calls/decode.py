@@ -151,7 +151,8 @@ def flash_decode(
 
     On a GPU, keys and values that some query token of a sequence sees must be finite: a tile is multiplied for all
     query tokens, and 0 · inf is NaN. Slots past a sequence's length may hold any values. Scaled scores must stay within
-    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
+    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`. Everywhere ``|v| * tokens`` must stay
+    below 3.4e38, as there.
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
 

@@ -503,6 +503,15 @@ def test_huge_scores(backend, dtype):
     check(backend, make_case([90, 33], dtype=dtype, spread=3000.0), "decode_split", 5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@backends("cpu")
+def test_values_as_large_as_promised(backend, dtype):
+    """|v| * tokens below 3.4e38 (see flash_decode), under equal scores."""
+    case = make_case([90, 33], dtype=dtype)
+    case.k_cache[...], case.v_cache[...] = 0, 3.3e38 / 90
+    check(backend, case, "decode_split", 5)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @backends("cpu")
 def test_fp8_under_any_query(backend, dtype):
