@@ -19,7 +19,7 @@ from ..problem.integers import Integers
 from ..problem.lengths import Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
 from ..problem.problem import MAX_SIZE, Problem, default_scale
-from ..schedule.key_order import head_groups, in_groups, in_small_groups
+from ..schedule.key_order import has_head_batches, has_small_head_batches, head_batches
 from .candidates import serving_configs, tuning_key
 from .operation import (
     OPERATIONS,
@@ -145,7 +145,7 @@ class Forward(DenseOperation):
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        of_splits = {"heads_per_head_batch": plan.heads_per_group, "num_splits": plan.num_splits}
+        of_splits = {"heads_per_head_batch": plan.heads_per_head_batch, "num_splits": plan.num_splits}
         return {**super().scalars(plan, arrays), **of_splits}
 
     def num_records(self, plan: Plan) -> int:
@@ -174,13 +174,13 @@ class Backward(DenseOperation):
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         p, config = plan.problem, plan.config
         found = {**super().scalars(plan, arrays), "scale": p.scale}
-        if not in_groups(p):
+        if not has_head_batches(p):
             return found
         runs_on = any(
             launch.persistent for launch in plan.launches
         )  # then the passes' launches have the usual groups
-        small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
-        groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
+        small = plan.device is not None and not runs_on and has_small_head_batches(p, plan.device)
+        groups = head_batches(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
         strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
         return {**found, **groups, "strips_per_head": strips}
 

@@ -76,13 +76,13 @@ class Plan:
         return self.spec.order(self.problem, self.schedule, self.device, self.config)
 
     @property
-    def heads_per_group(self) -> int:
+    def heads_per_head_batch(self) -> int:
         """Heads of a head batch of persistent blocks, if later rows see more; else 1."""
         problem = self.problem
         persistent = [launch for launch in self.launches if launch.persistent]
         if not (problem.later_rows_see_more and persistent) or self.device is None:
             return 1
-        return order.group_of_heads(problem, self.schedule, persistent[0].grid[0], self.device.slow_memory)
+        return order.head_batch_size(problem, self.schedule, persistent[0].grid[0], self.device.slow_memory)
 
     @property
     def block_order(self) -> Integers | None:

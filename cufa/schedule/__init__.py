@@ -4,14 +4,15 @@ Decoding: :mod:`cufa.schedule.decode` says which block reads which keys, :mod:`c
 splits or shares the work is cut, :mod:`cufa.plan.decode` which kernel runs. Words, here and in ``cuda_src/decode``:
 
 work item
-    The query rows (one block of them) of one key/value head of one sequence: query heads of its group times tokens.
+    A block of query rows of one key/value head of one sequence. The head has one row per query head of its query group
+    and token.
 tile
     ``block_kv`` keys of a sequence, counted from its first key.
 split
     One of a fixed number of runs of tiles that every sequence is cut into (schedule "fixed").
 share
-    One of the runs that the tiles of all work items, laid end to end, are cut into (schedule "balanced"). A share may
-    begin in one work item and end in another.
+    One of the runs into which the concatenated tiles of all work items are cut (schedule "balanced"). A share may begin
+    in one work item and end in another.
 span
     The tiles of one work item that one thread block reads: a split, or a share's tiles of that work item.
 partial result

@@ -1,7 +1,7 @@
-"""Which thread block reads which keys. Device side: cuda_src/decode/sequence.cuh and schedule.cuh.
+"""Which thread block of a decode kernel reads which keys. Device side: cuda_src/decode/sequence.cuh and schedule.cuh.
 
 Fixed splits (Flash-Decoding) cut each sequence into the same number of runs of whole tiles. The balanced schedule
-(stream-K, LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into shares, so that
+(stream-K, LeanAttention) concatenates the tiles of all sequences and heads and cuts this list into shares, so that
 short sequences leave no SM idle. Partial results of a work item are merged in the order of their keys.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from ..problem.problem import Kept
 from .schedule import used_of
 
-# Under a window only the end of a sequence is read: ``reach`` is the number of its keys (None: all keys;
-# :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key on, and the tiles that
-# are read are cut into splits or shares. If first keys are kept beside the window (:class:`Kept`), the tiles between
-# the kept keys and the window have no number.
+# Under a sliding window, only the last ``reach`` keys of a sequence are read (None: all keys;
+# :attr:`cufa.problem.problem.Problem.reach`). Tiles are numbered from the sequence's first key. The tiles that are read
+# are cut into splits or shares. If first keys are kept in addition to the window (:class:`Kept`), the numbering skips
+# the tiles between the kept keys and the window.
 
 Reach = int | Kept | None
 
@@ -28,7 +28,7 @@ def read_range(length: int, reach: Reach) -> tuple[int, int]:
 
 
 def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int, int]:
-    """(number of the first tile, number of tiles). A sequence without keys has one tile: its zeros must be written."""
+    """(index of the first tile, count of tiles). A sequence without keys has one tile: a block must write its zeros."""
     first = read_range(length, reach)[0] // block_kv
     count = max(1, -(-length // block_kv)) - first
     if isinstance(reach, Kept):
@@ -42,8 +42,8 @@ def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
 
 
 def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
-    """The most tiles that are read of a sequence of at most ``capacity`` keys: a window may begin and end within a
-    tile."""
+    """Most tiles that are read of a sequence of at most ``capacity`` keys. A window may begin and end within a tile,
+    which adds a tile."""
     whole = num_tiles(capacity, block_kv)
     if isinstance(reach, Kept):
         return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))
@@ -64,12 +64,12 @@ def split_range(
 
 
 def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
-    """Splits that have tiles; they are the first ones."""
+    """Non-empty splits: the first ones."""
     return used_of(num_tiles(length, block_kv, reach), num_splits)
 
 
 def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:
-    """Keys (first, last + 1) that are read of tiles ``first`` … ``last`` - 1."""
+    """Keys (first, last + 1) that are read in the tiles ``first`` to ``last`` - 1."""
     begin, end = read_range(length, reach)
     if isinstance(reach, Kept):
         left_out = num_tiles(length, block_kv) - num_tiles(length, block_kv, reach)
@@ -95,29 +95,30 @@ class Span:
 
     @property
     def whole(self) -> bool:
-        """There is nothing to merge: the result is stored to the output."""
+        """The span covers its work item: its result needs no merge and goes to the output."""
         return self.starts and self.ends
 
 
-#: If lengths differ, there are more shares than resident blocks, because SMs read at different speeds: a block that has
-#: finished is followed by the next share. The first half of the shares has 7 of 8 tiles: the last shares are short.
+#: SMs read at different speeds. If lengths differ, there are therefore more shares than resident blocks, and a fast SM
+#: takes more shares. The first half of the shares has 7/8 of the tiles: short shares at the end even out the finish.
 _LAST_PART = 8
 
-#: Fewer shares are used if the last ones would have less than about 8 tiles, but at least one WAVES-th of the shares
-#: that the planner asks for.
+#: If lengths differ, at most one share is used per 32 tiles, so that the short shares have about 8 tiles or more. At
+#: least 1 / WAVES of the planned shares are used.
 _TILES_A_SHARE = 32
 WAVES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """The tiles of all work items end to end, cut into shares."""
+    """The concatenated tiles of all work items, cut into shares."""
 
     total: int
     """Tiles."""
     used: int
-    """Shares that have tiles; they are the first ones."""
+    """Non-empty shares: the first ones."""
     two_sizes: bool
+    """The first half of the shares is larger than the second half."""
 
     @classmethod
     def of(cls, total: int, num_shares: int, min_shares: int, ragged: bool) -> Shares:

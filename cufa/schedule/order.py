@@ -1,16 +1,15 @@
-"""The order in which thread blocks take work items, and the time at which each item would run: the one simulation of
-launches.
+"""The order in which thread blocks take work items, and a simulation of when each item starts and ends.
 
-A work item is a query block of a head. FA1: a whole head. Decode: a part of the keys of a sequence. Backward: a key
-block of a key/value head (:mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken.
+A work item of the forward is a query block of a head; of FA1, a whole head. A work item of the backward is a key block
+of a key/value head (:mod:`cufa.schedule.key_order`). Items are numbered in the order in which they are taken.
 Device side: ``work_item`` (``cuda_src/shared/block_order.cuh``) and ``PersistentItems``
 (``cuda_src/forward/fa3/persistent_items.cuh``); a test executes the kernels and compares.
 
-If query blocks have about equal length (full and band masks), items go head after head. If later rows see more keys,
-items go from long to short query blocks within a head batch. Small batches keep their keys and values in the L2 cache;
-the batch size also decides how evenly the last rounds fill the thread blocks. Under irregular masks kernels take the
-last query blocks for the longest, unless the host gives an order (:func:`longest_first`). Persistent block b of G takes
-numbers b, 2G-1-b, 2G+b, …
+If query blocks visit about equally many tiles (full masks, sliding windows), blocks take head after head. If later
+rows see more keys, blocks take long query blocks before short ones within each head batch. A small head batch keeps its
+keys and values in the L2 cache; the batch size also decides how evenly the last round fills the thread blocks. Under an
+irregular mask, kernels assume that the last query blocks are the longest, unless the host passes an order
+(:func:`longest_first`). Persistent block b of G takes items b, 2G-1-b, 2G+b, …
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ Floats = npt.NDArray[np.float64]
 WHOLE_HEAD = -1
 """A ``q_block``: the thread block computes every query block of its head."""
 
-#: Time that an item takes besides its tiles, in tiles: Q, the first scores, the store. With this value the
-#: predicted end of the last block and times measured on an H200 (13 group sizes, 3 tilings) correlate best.
+#: Time that an item takes in addition to its tiles, in tiles: the load of Q, the first scores, the store. Of the values
+#: tried, this one predicts the measured end of the last block best (cuda_src/forward/fa3/NOTES.md).
 ITEM_COST = 0.5
 
-#: Bytes of keys and values that stay in the L2 cache of a GPU (H200: 50 MB) beside everything else.
+#: Bytes of keys and values that stay in the L2 cache of a GPU (H200: 50 MB) among all other data.
 L2_SHARE = 24 << 20
 
-#: Time relative to the best head batch that is accepted for a batch whose keys and values fit in the L2 cache: in
-#: general, and if memory is slow. Third: if memory is slow, the time that is accepted for a smaller batch.
+#: A head batch that fits in the L2 cache is preferred up to this time, relative to the best batch: on fast memory, and
+#: on slow memory. Third: on slow memory, a smaller batch is preferred up to this time, relative to the best that fits.
 _CACHED, _CACHED_SLOW, _SMALLER_SLOW = 1.02, 1.04, 1.02
 
-_MOST_ITEMS = 1 << 16  # with more items there are so many rounds that the last one does not matter
+#: With more work items, the last of the many rounds does not matter: the size of a head batch is not searched.
+_MOST_ITEMS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Order:
     head: Ints
     """Counted over the batch; in the backward the key/value head."""
     thread_block: Ints | None = None
-    """The persistent thread block that takes each item; None: every item is a thread block of its own."""
+    """The persistent block that takes each item; None: each item has its own thread block."""
 
     def __len__(self) -> int:
         return len(self.head)
@@ -68,18 +68,20 @@ class Order:
 
 
 def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[Floats, Floats, Ints]:
-    """(start, end, slot) of each item if ``slots`` thread blocks are resident and an item takes its cost.
+    """(start, end, slot) of each item if ``slots`` thread blocks are resident. ``costs``: duration of each item.
 
-    Items that are thread blocks of their own start, in order, in the slot that is free first. A persistent block takes
-    its items one after another, in a slot of its own.
+    Items with their own thread block start in order, each in the slot that is free first. A persistent block has its
+    own slot, and takes its items one after another.
     """
     lengths = np.asarray(costs, np.float64)
     if order.thread_block is None and len(lengths) and 0 < lengths.min() == lengths.max():
         wave, where = np.divmod(np.arange(len(order)), slots)  # all slots of a wave end together
-        starts = np.concatenate([[0.0], np.cumsum(lengths[: wave[-1] + 1])])  # the sums of the loop below
+        starts = np.concatenate(
+            [[0.0], np.cumsum(lengths[: wave[-1] + 1])]
+        )  # same rounding as the loop below
         return starts[wave], starts[wave + 1], where
     if order.thread_block is None:
-        free = [(0.0, slot) for slot in range(slots)]  # a heap: all free at 0, slot after slot
+        free = [(0.0, slot) for slot in range(slots)]  # a heap
         taken = []
         for length in lengths.tolist():
             at, slot = place = free[0]
@@ -98,7 +100,7 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
 
 
 def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
-    """The end of the last item; costs less than :func:`simulate`."""
+    """The end of the last item; faster than :func:`simulate`."""
     if order.thread_block is not None:
         return float(np.bincount(order.thread_block, costs).max(initial=0.0))
     free = [0.0] * slots
@@ -107,7 +109,7 @@ def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
     return max(free)
 
 
-# --- The orders of our kernels ----------------------------------------------------------------------------
+# --- The orders of the kernels ----------------------------------------------------------------------------
 
 
 def whole_heads(problem: Problem, schedule: Schedule) -> Order:
@@ -124,52 +126,52 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
 
 
 def head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
-    """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. All blocks of a head read the same
-    ``of_head`` bytes."""
+    """(block, head) of each thread block: ``ordered_block`` of block_order.cuh. ``rows``: blocks of a head.
+    ``of_head``: bytes that all blocks of a head read."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
         head, block = np.divmod(index, rows)
         return block, head
-    # Long blocks in head batches, then the shortest 3/8 of all heads.
+    # First the longest 5/8 of the blocks, in head batches; then the shortest 3/8 of the blocks of all heads.
     short = rows * 3 // 8
     long = rows - short
-    group_heads = even_groups(heads, of_head)
-    group, rest = np.divmod(index, group_heads * long)
-    members = np.clip(heads - group * group_heads, 1, group_heads)
+    size = even_batch(heads, of_head)
+    batch, rest = np.divmod(index, size * long)
+    members = np.clip(heads - batch * size, 1, size)
     filling = index - long * heads
     is_long = filling < 0
-    head = np.where(is_long, group * group_heads + rest % members, filling % heads)
+    head = np.where(is_long, batch * size + rest % members, filling % heads)
     return np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head
 
 
-def even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
-    """Heads of a head batch: as many as fit in the L2 cache together, or fewer if batches are then equal."""
-    num_groups = -(-heads // max(1, min(heads, share // max(of_head, 1))))
-    return -(-heads // num_groups)
+def even_batch(heads: int, of_head: int, share: int = L2_SHARE) -> int:
+    """Heads of a head batch. The heads' bytes fit in ``share``, and all batches have about the same size.
+    ``of_head``: bytes of one head."""
+    num_batches = -(-heads // max(1, min(heads, share // max(of_head, 1))))
+    return -(-heads // num_batches)
 
 
 def persistent(problem: Problem, schedule: Schedule, device: Device, config: object = None) -> Order:
-    """Persistent blocks, one per SM, which share the query blocks (FA3): ``PersistentItems``. With
-    listed tiles, a block that is free takes the next item, as if items were thread blocks of their own. ``config`` is
-    not read."""
+    """Persistent blocks, one per SM, which share the query blocks (FA3): ``PersistentItems``. With listed tiles, a
+    block that is free takes the next item, as if each item had its own thread block. ``config`` is not read."""
     heads = problem.batch * problem.heads
     num_blocks = min(device.num_sms, schedule.num_q_blocks * heads)
     if not problem.later_rows_see_more:
         head, q_block = np.divmod(np.arange(schedule.num_q_blocks * heads), schedule.num_q_blocks)
         return Order(q_block, head, _taker(np.arange(len(head)), num_blocks))
-    group = group_of_heads(problem, schedule, num_blocks, device.slow_memory)
-    found = items_in_groups(schedule.num_q_blocks, heads, num_blocks, group, longest_first(problem, schedule))
+    size = head_batch_size(problem, schedule, num_blocks, device.slow_memory)
+    found = items_in_batches(schedule.num_q_blocks, heads, num_blocks, size, longest_first(problem, schedule))
     return dataclasses.replace(found, thread_block=None) if problem.tiles_are_listed else found
 
 
 def head_bytes(problem: Problem) -> int:
-    """Keys and values of one head."""
+    """Bytes of the keys and values of one head."""
     return problem.seqlen_k * problem.head_dim * (problem.k_element.itemsize + problem.v_element.itemsize)
 
 
 def longest_first(problem: Problem, schedule: Schedule) -> Ints | None:
-    """Query blocks from the longest to the shortest, if the host knows an irregular mask that all heads share. None if
-    that is from the last to the first, the kernels' own order."""
+    """Query blocks from the longest to the shortest, for an irregular mask that the host knows and all heads share.
+    None: the kernels' own order, from the last query block to the first."""
     one = problem.mask.spread == (1, 1) and problem.lengths.kind == "dense" and problem.known
     return _longest_first(schedule) if problem.mask.irregular_kind and one else None
 
@@ -181,17 +183,17 @@ def _longest_first(schedule: Schedule) -> Ints | None:
     return schedule.num_q_blocks - 1 - np.argsort(-backwards, kind="stable")
 
 
-def items_in_groups(
-    num_q_blocks: int, heads: int, num_blocks: int, group: int, longest: Ints | None = None
+def items_in_batches(
+    num_q_blocks: int, heads: int, num_blocks: int, size: int, longest: Ints | None = None
 ) -> Order:
-    """Within each head batch from the last block to the first, or in the order of ``longest``: query blocks from the
-    longest to the shortest."""
+    """Items of ``num_blocks`` persistent blocks, in head batches of ``size`` heads. In a batch, query blocks go from
+    the last to the first, or in the order ``longest`` (:func:`longest_first`)."""
     index = np.arange(num_q_blocks * heads)
-    number, rest = np.divmod(index, group * num_q_blocks)
-    members = np.minimum(group, heads - number * group)
+    batch, rest = np.divmod(index, size * num_q_blocks)
+    members = np.minimum(size, heads - batch * size)
     place = rest // members
     blocks = num_q_blocks - 1 - place if longest is None else longest[place]
-    return Order(blocks, number * group + rest % members, _taker(index, num_blocks))
+    return Order(blocks, batch * size + rest % members, _taker(index, num_blocks))
 
 
 def _taker(index: Ints, num_blocks: int) -> Ints:
@@ -200,16 +202,18 @@ def _taker(index: Ints, num_blocks: int) -> Ints:
     return np.where(wave % 2 == 0, place, num_blocks - 1 - place)
 
 
-def group_of_heads(problem: Problem, schedule: Schedule, num_blocks: int, slow_memory: bool) -> int:
-    """:func:`heads_per_group` of a problem."""
+def head_batch_size(problem: Problem, schedule: Schedule, num_blocks: int, slow_memory: bool) -> int:
+    """Heads of a head batch of ``num_blocks`` persistent blocks: :func:`best_head_batch` for a problem."""
     by_length = longest_first(problem, schedule) is not None
     heads = problem.batch * problem.heads
-    slow = slow_memory and problem.head_dim > 128  # measured for wide heads
-    return heads_per_group(schedule, heads, num_blocks, head_bytes(problem), by_length, slow)
+    slow = (
+        slow_memory and problem.head_dim > 128
+    )  # narrower heads gain nothing: cuda_src/forward/fa3/NOTES.md
+    return best_head_batch(schedule, heads, num_blocks, head_bytes(problem), by_length, slow)
 
 
 @functools.lru_cache(maxsize=256)
-def heads_per_group(
+def best_head_batch(
     schedule: Schedule,
     heads: int,
     num_blocks: int,
@@ -217,34 +221,34 @@ def heads_per_group(
     by_length: bool = False,
     slow_memory: bool = False,
 ) -> int:
-    """The size of a head batch with the least idle time of blocks. A batch whose keys and values fit in the L2 cache is
-    preferred if it costs at most one part in fifty; of equal sizes, the largest.
+    """The head batch size with the shortest simulated run. A batch whose keys and values fit in the L2 cache is
+    preferred if the run takes at most 2% longer. Of sizes with equal times, the largest is chosen.
 
-    If memory is slow (:attr:`~cufa.gpu.architectures.Device.slow_memory`), a batch that fits may cost one part in
-    twenty-five. Of the batches within one in fifty of the best that fits, the smallest is taken: small batches spread
-    the reads of keys and values over time. Measurements: cuda_src/forward/fa3/NOTES.md.
+    On slow memory (:attr:`~cufa.gpu.architectures.Device.slow_memory`), a batch that fits may take 4% longer. Of the
+    batches within 2% of the best that fits, the smallest is chosen: small batches spread the reads of keys and values
+    over time. Measurements: cuda_src/forward/fa3/NOTES.md.
 
-    ``heads`` counts over the batch; ``head_bytes`` is the size of one head's keys and values. ``by_length``: query
-    blocks are taken in the order of :func:`longest_first`.
+    ``heads``: query heads of all sequences. ``head_bytes``: bytes of one head's keys and values. ``by_length``: query
+    blocks go in the order of :func:`longest_first`.
     """
     fitting = max(1, min(heads, L2_SHARE // max(head_bytes, 1)))
     items = schedule.num_q_blocks * heads
     if items <= num_blocks or items > _MOST_ITEMS:
         return fitting
-    # Sizes that divide the blocks evenly are the likely ones; a trial takes a tenth of a millisecond.
+    # Only likely sizes are simulated, mostly those that divide the blocks evenly: each simulation takes 0.1 ms.
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
-    idle: dict[int, float] = {}
+    ends: dict[int, float] = {}
     longest = _longest_first(schedule) if by_length else None
-    for group in likely:
-        if group <= heads:
-            order = items_in_groups(schedule.num_q_blocks, heads, num_blocks, group, longest)
-            idle[group] = makespan(order, order.tiles(schedule) + ITEM_COST, num_blocks)
-    cached = [n for n in idle if n <= fitting]
-    best = min(idle.values())
-    if min(idle[n] for n in cached) <= (_CACHED_SLOW if slow_memory else _CACHED) * best:
-        best = min(idle[n] for n in cached)
+    for size in likely:
+        if size <= heads:
+            order = items_in_batches(schedule.num_q_blocks, heads, num_blocks, size, longest)
+            ends[size] = makespan(order, order.tiles(schedule) + ITEM_COST, num_blocks)
+    cached = [n for n in ends if n <= fitting]
+    best = min(ends.values())
+    if min(ends[n] for n in cached) <= (_CACHED_SLOW if slow_memory else _CACHED) * best:
+        best = min(ends[n] for n in cached)
         if slow_memory:
-            return min(n for n in cached if idle[n] <= _SMALLER_SLOW * best)
-        return max(n for n in cached if idle[n] <= 1.001 * best)
-    return max(n for n in idle if idle[n] <= 1.001 * best)
+            return min(n for n in cached if ends[n] <= _SMALLER_SLOW * best)
+        return max(n for n in cached if ends[n] <= 1.001 * best)
+    return max(n for n in ends if ends[n] <= 1.001 * best)

@@ -1,8 +1,8 @@
-"""Which tiles of the score matrix are visited, under one tiling of one mask.
+"""Which tiles of the score matrix a kernel visits, for one mask and one tile shape.
 
-The score matrix of one head, (seqlen_q, seqlen_k), is divided into ``block_q × block_kv`` tiles. The CPU backend
-executes this schedule, the dashboard draws it, and tests compare it with the CUDA kernels' tile counters
-(FlashAttention-2 paper, section 3.1). The mask has the rule (:meth:`cufa.problem.mask.Mask.key_tiles`).
+The score matrix of one head, (seqlen_q, seqlen_k), is divided into ``block_q × block_kv`` tiles (FlashAttention-2
+paper, section 3.1). The CPU backend executes this schedule, the dashboard draws it, and tests compare it with the CUDA
+kernels' tile counters. The mask decides which tiles are visited (:meth:`cufa.problem.mask.Mask.key_tiles`).
 
 The backward visits the same tiles column by column: a key block visits query tiles
 (:meth:`cufa.problem.mask.Mask.query_tiles`).
@@ -23,25 +23,25 @@ from ..problem.tile_classes import TileClass, Tiles
 from ..problem.work import WORK
 
 _SAMPLE = 32
-"""Query blocks of :meth:`Schedule.sample_visits`."""
+"""Most query blocks that :meth:`Schedule.sample_visits` counts under an irregular mask."""
 
 
 class Tile(enum.IntEnum):
-    """How one tile is treated."""
+    """What a kernel does with one tile."""
 
     SKIPPED = 0
     """No visible score: never loaded, never computed."""
     FULL = 1
     """Every score is visible: no mask is applied."""
     PARTIAL = 2
-    """The mask hides a part of the tile (or, with skipping off, all of it)."""
+    """The mask hides some scores of the tile (all of them, if masked tiles are not skipped)."""
     PADDED = 3
     """The tile extends past the last query or key, and the mask hides no score in it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Tiles of one head under one tiling.
+    """Tiles of one head's score matrix.
 
     ``skip_masked_tiles=False`` (FA1, and the ablation of FA2): fully masked tiles are computed, and the mask discards
     their scores. ``by_keys`` (backward): a block is a key block, and visits query tiles.
@@ -83,8 +83,8 @@ class Schedule:
 
     @functools.cached_property
     def ranges(self) -> Tiles:
-        """Key tiles of each query block, or query tiles of each key block: the visited and the clear tiles. Ranges if
-        they are consecutive, as under a band mask; else lists."""
+        """The visited and the clear tiles of each block: ranges under a band mask, lists under an irregular mask. A
+        query block has key tiles; with ``by_keys``, a key block has query tiles."""
         tiles_of = self.mask.query_tiles if self.by_keys else self.mask.key_tiles
         found = tiles_of(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
         return found if self.skip_masked_tiles else found.with_all_visited(self.tiles_of_block)
@@ -121,8 +121,8 @@ class Schedule:
         return grid
 
     def sample_visits(self) -> npt.NDArray[np.int64]:
-        """Tiles visited by each query block. Of a long irregular mask: by some of them, evenly spaced. Then the time
-        grows with seqlen, not with its square."""
+        """Tiles visited by each query block. Under an irregular mask, only evenly spaced query blocks are counted if
+        there are many: then the time grows with seqlen, not with its square."""
         if not self.mask.irregular_kind or self.num_q_blocks <= _SAMPLE:
             return self.visits
         rows = np.linspace(0, self.num_q_blocks - 1, _SAMPLE).astype(np.int64) * self.block_q
@@ -149,5 +149,5 @@ class Schedule:
 
 
 def used_of(tiles: int, num_splits: int) -> int:
-    """Splits that have tiles, of a sequence of ``tiles`` tiles."""
+    """Non-empty splits if ``tiles`` tiles are cut into ``num_splits`` splits."""
     return -(-tiles // -(-tiles // num_splits))

@@ -20,7 +20,7 @@ LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persisten
 
 
 @pytest.fixture
-def small_groups():
+def few_heads_a_batch():
     with small_batches():
         yield
 
@@ -32,7 +32,7 @@ def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
     return case, emulate_backward(*case.arrays, algorithm="fa3", **case.options, **options)
 
 
-@pytest.mark.usefixtures("small_groups")
+@pytest.mark.usefixtures("few_heads_a_batch")
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(30, 10)], ids=str)
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (72, "float16"), (128, "bfloat16")])
 @pytest.mark.sampled(fixed=2, dated=1)
@@ -42,7 +42,7 @@ def test_gradients(head_dim, dtype, mask):
     assert_gradients([found.results[name] for name in NAMES], case)
 
 
-@pytest.mark.usefixtures("small_groups")
+@pytest.mark.usefixtures("few_heads_a_batch")
 @pytest.mark.parametrize("schedule", ["descending", 7])
 def test_in_any_order_of_warps_and_copies(schedule):
     case, found = run(schedule=schedule, copies="late")
@@ -50,23 +50,23 @@ def test_in_any_order_of_warps_and_copies(schedule):
     assert_gradients([found.results[name] for name in NAMES], case)
 
 
-@pytest.mark.usefixtures("small_groups")
+@pytest.mark.usefixtures("few_heads_a_batch")
 @pytest.mark.parametrize("lead", [1, 2])
-def test_groups_of_two_heads(monkeypatch, lead):
-    monkeypatch.setattr(key_order, "_GROUP_ITEMS", 4)
+def test_head_batches_of_two_heads(monkeypatch, lead):
+    monkeypatch.setattr(key_order, "_BATCH_ITEMS", 4)
     monkeypatch.setattr(key_order, "_UNEVEN_LEAD", lead)
     case, found = run(batch=2, schedule=3)
-    assert dataclasses.astuple(key_order.head_groups(found.plan.problem, 2)) == (2, 2, lead, 2)
+    assert dataclasses.astuple(key_order.head_batches(found.plan.problem, 2)) == (2, 2, lead, 2)
     assert found.findings == ()
     assert_gradients([found.results[name] for name in NAMES], case)
 
 
-@pytest.mark.usefixtures("small_groups")
+@pytest.mark.usefixtures("few_heads_a_batch")
 def test_passes_have_what_is_left():
-    """The groups before, beside and behind are all there are."""
+    """The prepare pass, the persistent blocks and the convert pass handle all head batches."""
     problem = run()[1].plan.problem
-    groups = key_order.head_groups(problem, 2)
-    assert dataclasses.astuple(groups) == (1, 1, 1, 1)
+    batches = key_order.head_batches(problem, 2)
+    assert dataclasses.astuple(batches) == (1, 1, 1, 1)
     launches = run()[1].plan.launches
     strips = 2 * 16  # of a key/value head: two query heads of 140 rows
     assert [launch.grid[0] * 4 for launch in launches[::2]] == [strips, 2 * strips]
@@ -93,9 +93,9 @@ def test_where_key_blocks_are_few_or_take_long_each_has_a_thread_block(shape, kv
     assert (plan.launches[1].grid[0] < batch * kv_heads * seqlen // 128) == runs_on
 
 
-def test_a_group_keeps_every_sm_busy():
+def test_a_head_batch_keeps_every_sm_busy():
     """GQA 32/8 at 4k: dQ of one head fills the share of the L2 cache, and its key blocks a quarter of the SMs."""
     q, k = (8, 32, 4096, 128), (8, 8, 4096, 128)
     problem = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90").problem
-    groups = key_order.head_groups(problem, 32)
-    assert groups.size * 32 >= 132
+    batches = key_order.head_batches(problem, 32)
+    assert batches.size * 32 >= 132

@@ -138,10 +138,10 @@ def test_the_longest_query_blocks_are_begun_first(mask):
     problem, given = make_problem(*inputs, mask=mask), forward_operands(*inputs)
     plan = plan_with_blocks(problem, config, 1)
     order = SPEC.order(problem, plan.schedule, dataclasses.replace(plan.device, num_sms=1), config)
-    of_groups = plan.schedule.visits[order.q_block].reshape(
-        -1, plan.schedule.num_q_blocks * plan.heads_per_group
+    of_batches = plan.schedule.visits[order.q_block].reshape(
+        -1, plan.schedule.num_q_blocks * plan.heads_per_head_batch
     )
-    assert (np.diff(of_groups) <= 0).all()
+    assert (np.diff(of_batches) <= 0).all()
     run = run_plan(plan, given, Execution("plain"))
     by_start = run.records[np.argsort(run.records["start_ns"], kind="stable")]
     np.testing.assert_array_equal(by_start["q_block"], order.q_block)
@@ -183,11 +183,11 @@ def test_a_block_that_sees_no_tile_reads_none():
 
 
 @pytest.mark.parametrize("mask", [masks.evict(np.full(2048, 2048, np.int32)), masks.prefix(1)], ids=str)
-def test_heads_go_in_groups_as_under_a_band(mask):
+def test_head_batches_are_those_of_a_band(mask):
     """Also where another launch comes first: heads one by one would leave thread blocks idle a fifth of the time."""
     shapes = [(2, 32, 2048, 128), (2, 8, 2048, 128), (2, 8, 2048, 128)]
     device = Device.typical("sm_90")
     found = [make_plan(shaped(shapes, "bfloat16", Options(x)), device) for x in (mask, Band(right=0))]
     assert {plan.spec for plan in found} == {SPEC}
-    of_mask, of_band = (plan.heads_per_group for plan in found)
+    of_mask, of_band = (plan.heads_per_head_batch for plan in found)
     assert of_mask == of_band > 8

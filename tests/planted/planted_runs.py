@@ -73,7 +73,7 @@ def backward(
 def small_batches() -> Any:
     """Head batches of one head, but for two in the last: blocks prepare all but the first beside tiles, and convert all
     but the last."""
-    ones = ("_GROUP_BYTES", "_GROUP_ITEMS", "_BUSY_KEYS", "_NARROW_BUSY_KEYS", "_UNEVEN_LEAD")
+    ones = ("_BATCH_BYTES", "_BATCH_ITEMS", "_BUSY_KEYS", "_NARROW_BUSY_KEYS", "_UNEVEN_LEAD")
     return mock.patch.multiple(key_order, _LAST_ITEMS=4, **dict.fromkeys(ones, 1))
 
 

@@ -1,4 +1,4 @@
-"""What plans take for a card: groups of heads where its memory is slow, and FlashAttention-2's tiles by its SMs."""
+"""What plans take for a card: head batches where its memory is slow, and FlashAttention-2's tiles by its SMs."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def test_memory_is_slow_on_an_h100_only(name):
         (32, 512, 128, 66, 66),
     ],
 )
-def test_groups_are_small_where_memory_is_slow(batch, seqlen, head_dim, usual, slow):
+def test_head_batches_are_small_where_memory_is_slow(batch, seqlen, head_dim, usual, slow):
     """With an H100 as measured, with an H200 as ever; what shows a plan says what the kernel is told."""
     heads = 8 if head_dim == 256 else 16
     asked = make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)
-    for device, group in ((H200, usual), (H100, slow)):
+    for device, size in ((H200, usual), (H100, slow)):
         plan = make_plan(asked, device, "fa3")
-        assert plan.heads_per_group == group
+        assert plan.heads_per_head_batch == size
         taken, blocks = plan.order, plan.schedule.num_q_blocks
-        of_group = taken.head[: blocks * group].reshape(blocks, group)
-        assert (of_group == np.arange(group)).all()
-        assert (taken.head[blocks * group :] >= group).all()
+        of_batch = taken.head[: blocks * size].reshape(blocks, size)
+        assert (of_batch == np.arange(size)).all()
+        assert (taken.head[blocks * size :] >= size).all()
 
 
-def lasts(plan, group: int) -> float:
-    """Of a plan, with heads in groups of so many, in tiles."""
-    found = order.items_in_groups(plan.schedule.num_q_blocks, heads_of(plan), plan.launches[0].grid[0], group)
+def lasts(plan, size: int) -> float:
+    """Simulated end of a plan's last item, in tiles, with head batches of ``size`` heads."""
+    found = order.items_in_batches(plan.schedule.num_q_blocks, heads_of(plan), plan.launches[0].grid[0], size)
     return order.makespan(found, found.tiles(plan.schedule) + order.ITEM_COST, plan.device.num_sms)
 
 
@@ -66,20 +66,23 @@ def heads_of(plan) -> int:
 
 @pytest.mark.parametrize("head_dim", [136, 256])
 @pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
-def test_small_groups_cost_little(seqlen, head_dim):
+def test_small_head_batches_cost_little(seqlen, head_dim):
     """At most 2 % more than the best that fits in the L2 cache, and that at most 4 % more than the best of all."""
     asked = make(max(1, 16384 // seqlen), 2048 // head_dim, seqlen, head_dim, "bfloat16", CAUSAL)
     plan, usual = (make_plan(asked, device, "fa3") for device in (H100, H200))
     assert plan.config == usual.config
     fitting = order.L2_SHARE // order.head_bytes(asked)
-    group, spans = plan.heads_per_group, {n: lasts(plan, n) for n in (1, 2, 3, 4, 6, usual.heads_per_group)}
-    assert group in spans or group <= fitting
-    if group > fitting:
-        assert group == usual.heads_per_group
+    size, spans = (
+        plan.heads_per_head_batch,
+        {n: lasts(plan, n) for n in (1, 2, 3, 4, 6, usual.heads_per_head_batch)},
+    )
+    assert size in spans or size <= fitting
+    if size > fitting:
+        assert size == usual.heads_per_head_batch
         return
-    assert lasts(plan, group) <= 1.02 * 1.04 * spans[usual.heads_per_group]
-    smaller = [span for n, span in spans.items() if n < group]
-    assert all(span > lasts(plan, group) for span in smaller)
+    assert lasts(plan, size) <= 1.02 * 1.04 * spans[usual.heads_per_head_batch]
+    smaller = [span for n, span in spans.items() if n < size]
+    assert all(span > lasts(plan, size) for span in smaller)
 
 
 # --- Heads that Hopper's backward works on together ---------------------------------------------------------
@@ -91,18 +94,18 @@ def backward_of(batch, heads, seqlen, head_dim, mask: Mask = CAUSAL, **changed) 
 
 
 def told(plan: Plan) -> dict[str, int | float]:
-    """What the kernel is told of groups."""
+    """Kernel parameters about head batches."""
     scalars = OPERATIONS["backward"].scalars(plan, {})
-    return {name: scalars[name] for name in key_order.HeadGroups(1, 1, 1, 1).scalars()}
+    return {name: scalars[name] for name in key_order.HeadBatches(1, 1, 1, 1).scalars()}
 
 
 def assert_consistent(plan: Plan) -> None:
-    """The order has the groups that the kernel is told of; where blocks run on the passes before and behind have the
-    strips that these leave them."""
-    groups = key_order.HeadGroups(*map(int, told(plan).values()))
+    """The order agrees with the head batches in the kernel's parameters. With persistent blocks, the prepare and
+    convert passes have the row strips that these blocks leave to them."""
+    batches = key_order.HeadBatches(*map(int, told(plan).values()))
     heads, blocks = heads_of(plan), plan.schedule.num_kv_blocks
-    for group in range(groups.whole + 1):
-        first, end = group * groups.size, (group + 1) * groups.size if group < groups.whole else heads
+    for batch in range(batches.whole + 1):
+        first, end = batch * batches.size, (batch + 1) * batches.size if batch < batches.whole else heads
         taken = plan.order.head[first * blocks : end * blocks]
         assert set(taken) == set(range(first, end))
         if plan.problem.later_rows_see_more:
@@ -110,7 +113,7 @@ def assert_consistent(plan: Plan) -> None:
     of_head = -(-plan.problem.seqlen_q // plan.config.block_q) * plan.config.block_q // 16
     before = behind = heads
     if plan.launches[1].persistent:
-        before, behind = groups.size * groups.before, heads - groups.size * groups.converted
+        before, behind = batches.size * batches.before, heads - batches.size * batches.converted
     passes = [launch.grid[0] * launch.num_threads // 32 for launch in plan.launches[::2]]
     assert passes == [before * of_head, behind * of_head]  # a warp a strip
 
@@ -133,9 +136,9 @@ def assert_consistent(plan: Plan) -> None:
 def test_heads_of_their_own_keys_come_in_twos_where_memory_is_slow(shape, usual, slow, runs_on):
     """Each key block has a thread block then; on an H200 all is as ever."""
     asked = backward_of(*shape)
-    for device, group, persistent in ((H200, usual, runs_on), (H100, slow, False)):
+    for device, size, persistent in ((H200, usual, runs_on), (H100, slow, False)):
         plan = make_plan(asked, device, "fa3")
-        assert told(plan)["heads_per_head_batch"] == group
+        assert told(plan)["heads_per_head_batch"] == size
         assert plan.config.persistent == plan.launches[1].persistent == persistent
         assert_consistent(plan)
 
@@ -163,12 +166,12 @@ def test_other_heads_come_as_ever_where_memory_is_slow(asked):
 
 def test_heads_are_worked_on_in_turn_on_any_card():
     """A head's queries, their gradients and sums are 4 MiB here: 24 MiB lie side by side."""
-    asked, group = backward_of(4, 16, 4096, 128, deterministic=True), 6
+    asked, size = backward_of(4, 16, 4096, 128, deterministic=True), 6
     for device in (H100, H200):
         plan = make_plan(asked, device, "fa3")
         blocks = plan.schedule.num_kv_blocks
-        assert set(plan.order.head[: group * blocks]) == set(range(group))
-        assert (plan.order.q_block[:group] == blocks - 1).all()  # from right to left
+        assert set(plan.order.head[: size * blocks]) == set(range(size))
+        assert (plan.order.q_block[:size] == blocks - 1).all()  # from right to left
 
 
 def test_blocks_that_run_on_have_the_usual_groups_on_any_card():

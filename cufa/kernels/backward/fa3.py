@@ -92,7 +92,7 @@ class Fa3Backward(Kernel):
         if config.is_persistent:  # the passes take the first and the last head batches
             heads = problem.batch * problem.kv_heads
             of_head = strips // max(heads, 1)
-            groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
+            groups = key_order.head_batches(problem, ceil_div(problem.seqlen_k, config.block_kv))
             before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
             after = of_head * (heads - groups.size * groups.converted)
         return (
@@ -135,14 +135,14 @@ class Fa3Backward(Kernel):
         each = fitting[0]
         long = _queries_of_key(problem) > _QUERIES_OF_LONG_ITEM
         few = _items(problem, each) < (_LONG_ITEMS_PER_SM if long else _ITEMS_PER_SM) * device.num_sms
-        if few or _takes_long(problem) or key_order.in_small_groups(problem, device):
+        if few or _takes_long(problem) or key_order.has_small_head_batches(problem, device):
             return each
         return next((x for x in fitting if x.persistent), each)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
-        if key_order.in_groups(problem):
-            small = key_order.in_small_groups(problem, device) and not config.is_persistent
-            return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
+        if key_order.has_head_batches(problem):
+            small = key_order.has_small_head_batches(problem, device) and not config.is_persistent
+            return key_order.key_blocks_in_batches(problem, schedule, small, config.cluster)
         return key_order.key_blocks(problem, schedule)
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
