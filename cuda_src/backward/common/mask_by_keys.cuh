@@ -21,8 +21,8 @@ DEVICE int rows_end(const Band<KIND>& band, int key) {
   return cut_to_rows(band, i64(key) + 1 - band.first);
 }
 
-// The query tiles of BR rows in which some row sees a key of the block of BC keys. Keys past the end are not counted: a block
-// that extends past the end may have clear tiles all the same.
+// The query tiles of BR rows in which some row sees a key of the block of BC keys. The range of clear tiles ignores keys past
+// the end: if a block extends past the end, its kernel masks every tile.
 template <int BR, int BC, MaskKind KIND>
 DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
   const i64 block_key = i64(k_block) * BC;

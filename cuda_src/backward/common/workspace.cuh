@@ -72,8 +72,8 @@ enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
   char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
-  u32* next;   // WHOLE_TILES: index of the next item
-  vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
+  u32* next;   // WHOLE_TILES: index of the next item, taken by persistent blocks
+  vec4* items;  // IS_PERSISTENT: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
   u32* tickets;  // DETERMINISTIC: ticket counters (batch * heads, query tiles); WHOLE_TILES: none, they lie in the tiles
   u32* counters;  // IS_PERSISTENT: (4, batch * kv_heads), of each Counter
   float* sinks;  // SINK: (batch * heads, strips), the addend of each strip to dsink; WHOLE_TILES: before the items

@@ -58,20 +58,20 @@ DEVICE float unpack_16bit(u32 pair, int e) { return Element::widen(u16(e == 0 ? 
 
 // -D of the lane's columns: the accumulators to which wgmma adds dP. Loaded twice: a copy between registers cannot be ordered
 // before the product, and ptxas would serialise it (C7511).
-DEVICE void begin_with_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
+DEVICE void begin_with_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
 #pragma unroll
   for (int i = 0; i < Br / 4; ++i) {
-    const vec2 numbers = ld_shared_vec2(delta + i / 2 * 32 + lane % 4 * 8);
+    const vec2 numbers = ld_shared_vec2(neg_delta + i / 2 * 32 + lane % 4 * 8);
     dP_rmem[2 * i] = u32_as_float(numbers.x);
     dP_rmem[2 * i + 1] = u32_as_float(numbers.y);
   }
 }
-// dP - D, of a product that began with zeros.
-DEVICE void take_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
+// dP - D, of a product that began with zeros: shared memory holds -D.
+DEVICE void add_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
-    const vec2 numbers = ld_shared_vec2(delta + t * 32 + lane % 4 * 8);
+    const vec2 numbers = ld_shared_vec2(neg_delta + t * 32 + lane % 4 * 8);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       dP.at(r, t, 0) += u32_as_float(numbers.x);

@@ -1,5 +1,5 @@
 // How K, V, Q and dO come to a thread block of Hopper's backward kernels: two threads of the producer start the copy engine's
-// loads, one of Q with L, and K (LOADS_Q), the other of dO with D, and V.
+// loads, one of Q with L, and K (LOADS_Q), the other of dO with -D, and V.
 //
 // RAGGED: the loaders are warps. The copy engine brings whole tiles, and the rows past the end of a sequence belong to another
 // sequence or were never written. Their P and dS are 0, but 0 x NaN is NaN: the loader zeroes these rows before it hands the tile
@@ -71,10 +71,10 @@ struct Loader {
     if constexpr (LOADS_Q) {
       load_queries(smem, at, smem.Q_ring, smem.Q, smem.lse, numbers);
     } else {
-      load_queries(smem, at, smem.dO_ring, smem.dO, smem.delta, numbers + Br);
+      load_queries(smem, at, smem.dO_ring, smem.dO, smem.neg_delta, numbers + Br);
     }
   }
-  // Q or dO of a tile, with L or D of its rows.
+  // Q or dO of a tile, with L or -D of its rows.
   template <typename Ring>
   DEVICE void load_queries(const Memory& smem, const TileVisit& at, const Ring& ring, u32 tiles, u32 numbers,
                            const float* source) const {

@@ -319,7 +319,7 @@ struct NarrowConsumer : TracedConsumer {
     exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + smem.Q_ring.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
-    take_delta(dP_rmem, smem.delta + smem.dO_ring.stage(n) * NUMBERS_BYTES, lane);
+    add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * NUMBERS_BYTES, lane);
     gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
   }

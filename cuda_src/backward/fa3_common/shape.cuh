@@ -16,7 +16,7 @@ constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DEN
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
 constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
 constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
-constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
+constexpr int NUMBERS_BYTES = Br * 4;                                   // L or -D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
 constexpr int ATOM_BYTES = GROUP_KEYS * ATOM_ROW_BYTES;                 // 64 columns of K of 64 keys
 
@@ -54,8 +54,8 @@ struct SharedMemory {
   static constexpr int DS = DO + DO_STAGES * QUERY_TILE_BYTES;            // of all Bc keys
   static constexpr int DQ = DS + DS_STAGES * (Bc / GROUP_KEYS) * DS_PART_BYTES;  // BULK_ADD: staged by each warp
   static constexpr int LSE = DQ + (BULK_ADD ? 4 * CONSUMERS * DQ_WARP_BYTES : 0);
-  static constexpr int DELTA = LSE + NUM_STAGES * NUMBERS_BYTES;
-  static constexpr int ITEMS = DELTA + DO_STAGES * NUMBERS_BYTES;         // ITEM_STAGES descriptors
+  static constexpr int NEG_DELTA = LSE + NUM_STAGES * NUMBERS_BYTES;
+  static constexpr int ITEMS = NEG_DELTA + DO_STAGES * NUMBERS_BYTES;         // ITEM_STAGES descriptors
   static constexpr int ITEM_FULL = ITEMS + ITEM_STAGES * DESCRIPTOR_BYTES, ITEM_EMPTY = ITEM_FULL + 8 * ITEM_STAGES;
   static constexpr int K_FULL = ITEM_EMPTY + 8 * ITEM_STAGES, K_EMPTY = K_FULL + 8 * K_STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * K_STAGES, V_EMPTY = V_FULL + 8;

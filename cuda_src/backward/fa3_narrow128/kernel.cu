@@ -20,8 +20,9 @@
 //   run under dS, and dK under the exponentials of the next tile.
 // - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ meanwhile
 //   (backward/fa3_common/background.cuh).
-// - Up to 96 columns, persistent blocks overlap items: S of the next key block's first tile is in flight while dV and dK of the
-//   current one are stored. K has two buffers for that, where dQ would be staged.
+// - Up to 96 columns, persistent blocks overlap items: while S of the next item's first tile is in flight, dV of the current item
+//   is stored; dK is stored after P of that tile is made. The second buffer of K takes the shared memory that staging dQ would
+//   need (BULK_ADD = false).
 // - A warpgroup computes the columns of dQ of one atom of K. If fewer remain for the second warpgroup, it issues only these
 //   (DQ_IS_UNEVEN).
 // - dP is issued with dQ of the previous tile and with dV, where registers suffice (DP_WITH_DQ).
@@ -29,10 +30,9 @@
 // - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
 //   (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
-// - Where a block is among its keys and queries lies in shared memory and is read there while products run: it would make d128
-//   spill.
-// - DETERMINISTIC: threads of the producer wait for tickets and add the dQ that consumers have staged
-//   (backward/fa3_common/sums.cuh).
+// - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill.
+// - DETERMINISTIC: threads of the producer wait for tickets, so that no consumer does. With BULK_ADD they also start the additions
+//   of staged dQ; without it they signal consumers to add (backward/fa3_common/sums.cuh).
 //
 // Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and products
 // whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).

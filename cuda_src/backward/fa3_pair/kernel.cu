@@ -141,7 +141,7 @@ struct Consumer : TracedConsumer {
       wait_full(smem.Q_ring, number);
     } else {
       wait_full(smem.dO_ring, number);
-      begin_with_delta(S_rmem, smem.delta + smem.dO_ring.stage(number) * NUMBERS_BYTES, int(opaque(lane_id())));
+      begin_with_neg_delta(S_rmem, smem.neg_delta + smem.dO_ring.stage(number) * NUMBERS_BYTES, int(opaque(lane_id())));
     }
     wgmma_registers(S_rmem);
   }

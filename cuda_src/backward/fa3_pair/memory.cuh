@@ -22,7 +22,7 @@ DEVICE int first_column(bool values, u32 rank) {
 }
 
 struct PairMemory {
-  u32 start, K, V, Q, dO, dS, lse, delta, other_K;
+  u32 start, K, V, Q, dO, dS, lse, neg_delta, other_K;
   ItemRings rings;
   Ring<NUM_STAGES> Q_ring;
   Ring<DO_STAGES> dO_ring;
@@ -30,7 +30,7 @@ struct PairMemory {
   DEVICE explicit PairMemory(u32 start)
       : start(start), K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q),
         dO(start + SharedMemory::DO), dS(start + SharedMemory::DS), lse(start + SharedMemory::LSE),
-        delta(start + SharedMemory::DELTA), other_K(start + SharedMemory::OTHER_K), rings(start),
+        neg_delta(start + SharedMemory::NEG_DELTA), other_K(start + SharedMemory::OTHER_K), rings(start),
         Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
         dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY} {}
 

@@ -146,7 +146,7 @@ def numbers_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
     counts |= {"DS": config.ds_stages, "DQ": 1}
     return (
         Buffer("LSE", config.num_stages * config.block_q * 4),
-        Buffer("DELTA", config.do_stages * config.block_q * 4),
+        Buffer("NEG_DELTA", config.do_stages * config.block_q * 4),
         Buffer("ITEMS", ITEM_STAGES * ITEM_BYTES),
         Buffer("ITEM_FULL", ITEM_STAGES * 8, align=8),
         Buffer("ITEM_EMPTY", ITEM_STAGES * 8, align=8),
