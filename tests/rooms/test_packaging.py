@@ -93,6 +93,7 @@ def test_every_dependency_has_both_ends_of_its_range():
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cuda": "cuda-bindings",
+    "cupyx": "cupy",
     "elftools": "pyelftools",
     "pynvml": "nvidia-ml-py",
     "xdist": "pytest-xdist",
