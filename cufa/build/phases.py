@@ -34,7 +34,7 @@ WORDS = {
     "WAIT_ITEM": "waits for work",
     "WAIT_DATA": "waits for data",
     "WAIT_SPACE": "waits for a free buffer",
-    "WAIT_TURN": "waits for its turn, or for other warps",
+    "WAIT_TURN": "waits for its ping-pong slot, or for other warps",
     "WAIT_PRODUCTS": "waits for products in flight",
     "COPY": "asks for a tile",
     "ISSUE": "issues products",

@@ -32,7 +32,7 @@ _CONFIRM_SECONDS = 1.0
 
 
 #: Operations whose tiles are chosen by measurement, and all of their algorithms.
-_TUNED = [name for name in OPERATION_NAMES if not OPERATIONS[name].splits]
+_TUNED = [name for name in OPERATION_NAMES if not OPERATIONS[name].split_selects_kernel]
 _ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algorithms(name))
 
 
@@ -53,9 +53,9 @@ def tune_command(
     **shape: Any,
 ) -> None:
     """Measure every tile configuration of OPERATION that fits, for one shape on this GPU, and keep the fastest in the
-    user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim,
-    mask, and length and number of query rows to a power of two). Tiles other than the planned ones are kept where
-    they are faster by 2%, a second time on other inputs too, and not slower at the card's power limit.
+    user's cache folder. The planner uses it for shapes of the same class: kernel, dtype, head dim, mask, and length and
+    query rows rounded down to a power of two. Tiles other than the planned ones are kept if they are at least 2%
+    faster in two measurements on different inputs, and not slower at the card's power limit.
 
     Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
     3 no GPU.

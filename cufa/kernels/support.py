@@ -134,7 +134,7 @@ def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
 
 def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if not kernel.split_configs:
-        yield f"{kernel.name} has no builds that do"
+        yield f"{kernel.name} has no config that splits keys"
     if problem.mask.irregular_kind or [*_options(problem)]:
         yield f"{kernel.name} splits keys of dense sequences with band masks, without ALiBi and sinks"
 

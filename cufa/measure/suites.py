@@ -137,7 +137,7 @@ def _chunks(device: Device | None) -> Iterator[Case]:
 
 @_suite("ladder", "FA3, its techniques one after the other")
 def _ladder(device: Device | None) -> Iterator[Case]:
-    """On the planner's tiles for each shape; no case on other architectures than Hopper."""
+    """On the planner's tiles for each shape. Architectures other than Hopper have no cases."""
     for (head_dim, seqlen), mask in itertools.product(
         ((64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS
     ):
@@ -280,7 +280,7 @@ def _backward_energy(device: Device | None) -> Iterator[Case]:
 
 @_suite("backward-ladder", "FA3's backward, its techniques one after the other", "backward")
 def _backward_ladder(device: Device | None) -> Iterator[Case]:
-    """On the planner's tiles for each shape; no case on other architectures than Hopper."""
+    """On the planner's tiles for each shape. Architectures other than Hopper have no cases."""
     shapes = ((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096))
     for (head_dim, seqlen), mask in itertools.product(shapes, _MASKS):
         problem = of_forward(_hidden(seqlen, head_dim, mask))

@@ -1,5 +1,7 @@
-"""The kernels that serve a problem, in order of preference, and why others do not. A measurement of one problem holds
-for its class: :func:`tuning_key` and :func:`problem_class`."""
+"""The kernels that serve a problem, in order of preference, and why other kernels do not.
+
+A measurement of one problem is used for all problems with the same :func:`tuning_key` or :func:`problem_class`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from .operation import Operation
 
 
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
-    """What a call may name: "auto", then the algorithms of the operation's kernels."""
+    """The values of a call's ``algorithm``: "auto", then the algorithms of the operation's kernels."""
     return ("auto", *dict.fromkeys(spec.algorithm for spec in _known(operation)))
 
 
 def any_serves(problem: Problem, capability: int | None = None) -> bool:
-    """Whether some kernel serves the problem on some GPU, or on one of this capability."""
+    """Whether some kernel serves the problem: on some GPU, or on GPUs of ``capability``."""
     return any(refusal(kernel, problem, capability) is None for kernel in _known(problem.operation))
 
 
@@ -36,8 +38,8 @@ def serving_kernels(
     kernel: str | None,
     fastest: Mapping[str, str],
 ) -> tuple[list[Kernel], list[str]]:
-    """The kernels to choose from, in order of preference, and the reasons. Raises ValueError, with each kernel's
-    reason, if none serves the problem."""
+    """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError,
+    with each kernel's refusal, if no kernel serves."""
     known = _known(operation.name)
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]
@@ -52,19 +54,19 @@ def serving_kernels(
         named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]
         reason = f"algorithm={algorithm!r} was asked for"
     if device is None:
-        # NumPy runs every algorithm in every dtype: the kernel's name selects the schedule only.
+        # NumPy runs every algorithm in every dtype: the kernel's name only selects the schedule.
         return named, [reason] if algorithm != "auto" or kernel else []
     free = algorithm == "auto" and kernel is None
-    measured = fastest.get(problem_class(problem)) if free and not operation.splits else None
+    measured = fastest.get(problem_class(problem)) if free and not operation.split_selects_kernel else None
     preferred = sorted(named, key=lambda spec: spec.name != measured)
     found = (spec for spec in preferred if refusal(spec, problem, device=device) is None)
-    # Decode picks a kernel by its schedule, which follows from the splits. Other operations take the first kernel.
-    serving = list(found if operation.splits else itertools.islice(found, 1))
+    # In decode, the splits select among all serving kernels. Other operations take the first kernel.
+    serving = list(found if operation.split_selects_kernel else itertools.islice(found, 1))
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, named))
-    if free and operation.splits:
-        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
-        reason = f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
+    if free and operation.split_selects_kernel:
+        kind = "TMA" if serving[0].uses_copy_engine else "cp.async"
+        reason = f"auto: kernels that read the cache by {kind}; the splits below select one of them"
     elif free:
         reason = _preference(serving[0], measured, named, problem, device)
     return serving, [reason]
@@ -77,11 +79,11 @@ def _preference(
     reason = (
         f"auto: {chosen.name} is the fastest measured for this class of problem on {device.name}"
         if chosen.name == measured
-        else f"auto: {chosen.name} is first in the registry's order of those that serve this problem (nothing "
-        f"was measured for its class on {device.name})"
+        else f"auto: {chosen.name} is the first kernel in the registry that serves this problem (no measurement of "
+        f"this class of problem on {device.name})"
     )
     before = [
-        f"{spec.name} {refusal(spec, problem, device=device) or 'was measured, and is slower'}"
+        f"{spec.name} {refusal(spec, problem, device=device) or 'was measured slower'}"
         for spec in known[: known.index(chosen)]
     ]
     return reason + (f" ({'; '.join(before)})" if before else "")
@@ -89,24 +91,26 @@ def _preference(
 
 def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kernel]) -> str:
     why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in named)
-    cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
+    cure = "convert with .astype, copy to contiguous arrays, or use a mask of cufa.masks"
     dense = not isinstance(problem.lengths, (Padded, Packed))
     if problem.mask.irregular_kind in MASK_KINDS or problem.alibi or problem.sink or not dense:
-        cure = "the CPU computes all of it: pass NumPy arrays (.get()), and device='cpu'"
+        cure = "the CPU serves every problem: pass NumPy arrays (.get()), and device='cpu'"
     elif algorithm != "auto":
-        cure += ", or leave the choice to 'auto'"
-    return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
+        cure += ", or leave algorithm at 'auto'"
+    where = f"{device.name} ({device.arch.name})"
+    return f"algorithm={algorithm!r}: no kernel runs {problem} on {where}: {why}. Fix: {cure}"
 
 
 def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
-    """The fitting configs that serve the problem."""
+    """The kernel's configs that fit the device and serve the problem."""
     fitting = spec.fitting(spec.configs, problem.head_dim, device)
     return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
 
 def tuning_key(spec: Kernel, problem: Problem) -> str:
-    """Key of the shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class,
-    and total query rows to a power of two, because the number of thread blocks decides which tiles fill the GPU."""
+    """Key of the problems that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask and length
+    class. Total query rows, rounded down to a power of two, also agree: the number of thread blocks decides which tiles
+    fill the GPU."""
     rows = problem.batch * problem.heads * problem.seqlen_q
     return (
         f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
@@ -115,8 +119,8 @@ def tuning_key(spec: Kernel, problem: Problem) -> str:
 
 
 def problem_class(problem: Problem) -> str:
-    """Key of the problems that share a fastest kernel: same operation, elements, head dim, kind of mask, soft cap, kind
-    of lengths, and length class."""
+    """Key of the problems that share a fastest kernel: same operation, elements, precision, head dim, kind of mask,
+    kind of lengths and length class, and with or without soft cap."""
     elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
     if problem.lengths.kind != "dense":
@@ -125,10 +129,10 @@ def problem_class(problem: Problem) -> str:
 
 
 def _length_class(problem: Problem) -> int:
-    """The largest power of two up to seqlen_k: no choice depends on more."""
+    """seqlen_k, rounded down to a power of two: problems of one class share measurements."""
     return _power_of_two(problem.seqlen_k)
 
 
 def _power_of_two(count: int) -> int:
-    """The largest power of two up to ``count``; 1 for 0."""
+    """``count``, rounded down to a power of two; 1 for 0."""
     return 1 << max(count.bit_length() - 1, 0)

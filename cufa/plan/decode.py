@@ -1,7 +1,7 @@
-"""Decoding as an operation: operands, scalars, kernel, tiles and splits.
+"""The operation decode: operands, scalars, choice of kernel, tiles and splits.
 
-Lengths are on the device: a plan knows only the capacity, and whether lengths differ. How the keys are cut
-is decided in :mod:`cufa.plan.decode_splits`.
+Lengths are on the device: a plan knows only the capacity, and whether lengths differ.
+:mod:`cufa.plan.decode_splits` decides how the keys are cut.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .operation import OPERATIONS, PER_HEAD, Arrays, Choice, Operand, Operation,
 if TYPE_CHECKING:
     from .planner import Plan
 
-#: Fewest tiles of a split that are worth a merge on the CPU.
+#: On the CPU, splits or shares of fewer tiles are not worth a merge.
 _CPU_TILES = 8
 
 _MAX_TILES = 2**31 - 1
 
-#: Query tokens and their masks in compiled builds: one of each kind of mask.
+#: Query tokens and masks of the builds that `cufa compile` checks: one per kind of mask, for one token and several.
 _MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
 
-#: Optional operands of compiled builds: none, and all.
+#: Optional operands of these builds: none, and all.
 _OPTIONAL: tuple[dict[str, Any], ...] = ({}, {"alibi": True, "sink": True})
 
-#: Caches of compiled builds: contiguous or in pages, full or of given lengths, appended to or not.
+#: Caches of these builds: contiguous or paged, full or with given lengths, with or without new tokens.
 _CACHES = tuple(
     dataclasses.replace(place, given=given, new_tokens=new_tokens)
     for place in (Cached(page_size=64, max_pages=16, num_pages=16), Cached())
@@ -64,15 +64,15 @@ class Decode(Operation):
     )
     optional_operands = PER_HEAD
     params = Params("decode/params.cuh", "DecodeParams")
-    # A tile in NumPy: enough keys to amortise calls, and enough query rows that a tile of keys is converted once.
+    # Enough keys to amortise NumPy's call overhead, and enough query rows that each tile of keys is converted once.
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
-    splits = True
+    split_selects_kernel = True
     memory_bound = True
 
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
     ) -> Choice:
-        """Fixed splits or shares of all tiles, how many, and where partial results are merged."""
+        """Choose fixed splits or shares of all tiles, their number, and where partial results are merged."""
         reasons = [] if request.algorithm == "auto" else [f"schedule={request.algorithm!r} was asked for"]
         if request.num_splits is not None:
             reasons.append(f"num_splits={request.num_splits} was asked for")
@@ -86,9 +86,9 @@ class Decode(Operation):
             most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
         if count > most:
             count = most
-            reasons.append(f"{most} are as many as there are tiles: no more would have work")
+            reasons.append(f"num_splits is reduced to {most}: there are no more tiles")
         if device is None:
-            reasons.append("no GPU in this plan: NumPy does the same splits and merges, of larger tiles")
+            reasons.append("no GPU in this plan: NumPy executes the same splits and merges on larger tiles")
         else:
             _check_tiles(problem, config)
         named = [spec for spec in serving if spec.algorithm == cut.schedule]
@@ -96,7 +96,7 @@ class Decode(Operation):
         return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """NumPy serves every problem: the kernel's name selects the schedule only."""
+        """The kernel without TMA, if there is one. On the CPU, the kernel's name only selects the schedule."""
         return next((spec for spec in named if not spec.uses_copy_engine), named[0])
 
     def plan_lines(self, plan: Plan) -> list[str]:
@@ -106,11 +106,11 @@ class Decode(Operation):
         return [
             f"tiles      {plan.config}: {problem.rows} query rows per key/value head, "
             f"{longest(problem, plan.config):,} tiles of {keys} keys in a full sequence",
-            f"splits     {plan.split.kind}: {plan.split.count} {cut}, {items(problem, plan.config):,} items",
+            f"splits     {plan.split.kind}: {plan.split.count} {cut}, {items(problem, plan.config):,} work items",
         ]
 
     def num_records(self, plan: Plan) -> int:
-        """One per split of a work item; balanced, one per sum of share and work item."""
+        """Fixed: one per split of a work item. Balanced: at most shares + work items."""
         assert plan.split is not None
         count = items(plan.problem, plan.config)
         return count * plan.split.count if plan.split.kind == "fixed" else count + plan.split.count
@@ -147,8 +147,8 @@ class Decode(Operation):
         }
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
-        """Every element with every kind of mask (several tokens see different keys), soft cap and cache, with all
-        optional operands and with none."""
+        """Every element with every kind of mask and cache, with and without soft cap, with all optional operands and
+        with none. With several tokens, masks differ from row to row."""
         for dtype, (tokens, mask), softcap, lengths, optional in itertools.product(
             kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
         ):
@@ -176,8 +176,8 @@ OPERATIONS[DECODE.name] = DECODE
 
 
 def ragged_shares(plan: Plan) -> bool:
-    """Whether shares have two sizes (:class:`~cufa.schedule.decode.Shares`): the SMs of a GPU read at different speeds,
-    the threads of a CPU do not."""
+    """Whether shares may have two sizes (:class:`~cufa.schedule.decode.Shares`). SMs of a GPU read at different speeds;
+    threads of a CPU do not."""
     return plan.problem.lengths.ragged and plan.device is not None
 
 
@@ -186,7 +186,7 @@ def _check_tiles(problem: Problem, config: TileConfig) -> None:
     tiles = longest(problem, config) * items(problem, config)
     if tiles > _MAX_TILES:
         raise ValueError(
-            f"batch {problem.batch:,} with room for {problem.seqlen_k:,} tokens each makes {tiles:,} tiles "
+            f"batch {problem.batch:,} with a capacity of {problem.seqlen_k:,} tokens each has {tiles:,} tiles "
             f"of keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer "
             "sequences"
         )
@@ -195,14 +195,14 @@ def _check_tiles(problem: Problem, config: TileConfig) -> None:
 def _cut_for_gpu(
     problem: Problem, device: Device, serving: list[Kernel], request: Request
 ) -> tuple[TileConfig, Cut]:
-    """The tile config, which decides where partial results are merged, and the cut. The caller's config is kept."""
+    """The tile config and the cut. The config decides where partial results are merged; the caller's config is kept."""
     schedule, num_splits = request.algorithm, request.num_splits
     if request.config is not None:
         config = request.config
         assert isinstance(config, DecodeConfig)
         cut = choose_cut(problem, device, config, schedule, num_splits)
         if config.cluster_merge and cut.num_splits > MAX_CLUSTER:
-            reason = f"{MAX_CLUSTER} splits: these tiles merge in clusters, which have no more blocks"
+            reason = f"{MAX_CLUSTER} splits: this config merges in clusters, of at most {MAX_CLUSTER} blocks"
             cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
         return config, cut
     fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device)
@@ -213,7 +213,7 @@ def _cut_for_gpu(
 
 
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
-    """Splits or shares that are worth a merge in NumPy."""
+    """The caller's splits, else splits or shares of at least ``_CPU_TILES`` tiles, at most 16 of them."""
     schedule, num_splits = request.algorithm, request.num_splits
     tiles, count = longest(problem, DECODE.cpu_config), items(problem, DECODE.cpu_config)
     if num_splits is not None:
@@ -221,6 +221,12 @@ def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
     ragged = problem.lengths.ragged and problem.batch > 1
     if schedule == "balanced" or (schedule == "auto" and ragged):
         shares = max(1, min(tiles * count // _CPU_TILES, 16))
-        return Cut("balanced", shares, (f"{shares} shares of {_CPU_TILES} tiles or more",))
+        return Cut(
+            "balanced",
+            shares,
+            (f"{shares} shares, each of at least {_CPU_TILES} tiles if there are several",),
+        )
     splits = max(1, min(tiles // _CPU_TILES, 16))
-    return Cut("fixed", splits, (f"{splits} splits of {_CPU_TILES} tiles or more",))
+    return Cut(
+        "fixed", splits, (f"{splits} splits, each of at least {_CPU_TILES} tiles if there are several",)
+    )

@@ -1,7 +1,6 @@
 """How a decode problem is cut for a GPU: fixed splits or shares, how many, and where partial results are merged.
 
-More splits fill the GPU better, but each must be merged. Both were weighed on an H200 (cold L2, 16-bit caches of head
-dim 128), batches of more work items than SMs on an H100 as well: cuda_src/decode/NOTES.md.
+More splits fill the GPU better, but each partial result must be merged. Measurements: cuda_src/decode/NOTES.md.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ from ..problem.problem import Problem
 from ..schedule.decode import WAVES, most_tiles, num_tiles
 from ..schedule.schedule import used_of
 
-#: Fixed splits must fill one wave at least this far.
+#: Fixed splits are used only if they fill at least this fraction of one wave.
 FULL_WAVE = 0.9
 
-#: If memory is slow: work items that fill their waves to this fraction, with at most this many bytes of keys and values
-#: each, are read one per block. When a block ends, the next work item starts; equal shares would wait for the slowest
-#: SM.
+#: On slow memory, a block reads a whole work item if work items fill their waves to at least this fraction, and each
+#: has at most this many bytes. A fast SM then takes more work items, whereas equal shares wait for the slowest SM.
 _FULL_WAVES = 0.95
 _ITEM_BYTES = 2 << 20
 
-#: Bytes of keys and values that one block of 16 rows reads in the time by which one more partial result delays the
-#: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
+#: Cost of one more partial result in the merge, as the bytes of keys and values that a block of 16 rows reads in this
+#: time. A block of 64 rows reads a quarter as fast; its merge takes no longer, because many blocks share it.
 _MERGE_BYTES = 20_000
 
-#: Bytes of a cache per block of a cluster up to which half of the SMs, merging in clusters, are faster than all SMs,
-#: merging through global memory.
+#: If a cache has at most this many bytes per block of a cluster, half of the SMs that merge in clusters are faster than
+#: all SMs that merge through global memory.
 _CLUSTER_BYTES = 16 << 20
 
 
@@ -53,7 +51,7 @@ def choose_cut(
     num_splits: int | None = None,
     clusters: bool = False,
 ) -> Cut:
-    """``schedule`` and ``num_splits`` are the caller's; ``clusters``: the kernel can merge in clusters."""
+    """Decide the cut. ``schedule`` and ``num_splits``: the caller's. ``clusters``: the kernel can merge in clusters."""
     if num_splits is not None:
         schedule = "fixed" if schedule == "auto" else schedule
         fits = schedule == "fixed" and clusters and cluster_fits(problem, device, config, num_splits)
@@ -65,7 +63,7 @@ def choose_cut(
     if schedule == "auto" and problem.lengths.ragged and problem.batch > 1:
         may_be_shares = _tiles(problem, config) >= WAVES * resident(device, config)
         if may_be_shares:
-            reason = "lengths differ from sequence to sequence: shares of all tiles"
+            reason = "sequences may differ in length: shares of all tiles"
             return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
     merged = _in_cluster(problem, device, config) if clusters else None
     if merged is not None:
@@ -74,42 +72,43 @@ def choose_cut(
 
 
 def cluster_fits(problem: Problem, device: Device, config: TileConfig, splits: int) -> bool:
-    """Whether all clusters of ``splits`` blocks are resident at once. Pairs use the whole GPU. A larger cluster must
-    lie within one GPC, and the sizes of GPCs differ between chips: larger clusters count half of the GPU."""
+    """Whether all clusters of ``splits`` blocks are resident at once. Clusters of two may use the whole GPU. A larger
+    cluster must lie within one GPC, and GPCs differ in size: larger clusters may use half of the GPU."""
     blocks = resident(device, config)
     room = blocks if splits == 2 else blocks // 2
     return 2 <= splits <= MAX_CLUSTER and items(problem, config) * splits <= room
 
 
 def resident(device: Device, config: TileConfig) -> int:
-    """Resident blocks of the whole GPU."""
+    """Resident thread blocks of the whole GPU."""
     return device.num_sms * config.blocks_per_sm
 
 
 def longest(problem: Problem, config: TileConfig) -> int:
-    """Tiles that are read of a sequence as long as the cache; if lengths differ, the most of any sequence, whose window
-    begins and ends within a tile."""
+    """Tiles that are read of a sequence as long as the cache. If lengths differ: most tiles of any sequence, because a
+    window may begin and end within a tile."""
     count = most_tiles if problem.lengths.ragged else num_tiles
     on_gpu = config.num_warps > 0
     return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
 
 
 def _tiles(problem: Problem, config: TileConfig) -> int:
-    """Tiles of all work items, if all sequences are as long as the cache."""
+    """Tiles of all work items if all sequences are as long as the cache."""
     return longest(problem, config) * items(problem, config)
 
 
 def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
-    """If lengths differ, the kernel uses at least one wave of these (:class:`cufa.schedule.decode.Shares`)."""
+    """Balanced shares. If lengths differ, the planned shares fill WAVES waves, and the kernel uses one wave or more of
+    them (:class:`cufa.schedule.decode.Shares`)."""
     waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
     shares = waves * min(resident(device, config), tiles)
     used = min(shares, tiles)
-    reason = f"at most {used:,} shares: {waves} for each block that runs at once, and never more than tiles"
+    reason = f"at most {used:,} shares: {waves} per resident block, and at most one per tile"
     return Cut("balanced", shares, (reason,))
 
 
 def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
-    """None if clusters would leave too much of the GPU idle."""
+    """Fixed splits merged in clusters. None: under two splits, or the cache is too large for so few SMs."""
     tiles, rows = longest(problem, config), config.block_q // 16
     size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
     splits = used_of(tiles, min(size, tiles))
@@ -120,36 +119,39 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
     return Cut(
         "fixed",
         splits,
-        (f"{splits} splits per sequence: a small cache or a full GPU, merged in clusters of as many blocks",),
+        (
+            f"{splits} splits per sequence, merged in a cluster of {splits} blocks: a small cache or a full GPU",
+        ),
         in_cluster=True,
     )
 
 
 def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
-    """Splits of each sequence: at most one wave, at least about two tiles each, and the optimum between reading and
-    merging. Each of n splits reads 1/n of a work item, and n are merged: the optimum is a square root."""
+    """Splits of each sequence: the optimum of read and merge, limited to one wave and to about two tiles or more per
+    split. With n splits, a read takes bytes/n and a merge takes n × the bytes of ``merge_bytes``: n is a square
+    root."""
     worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
     return max(1, min(_one_wave(problem, device, config), worth))
 
 
 def item_bytes(problem: Problem) -> int:
-    """Bytes of keys and values of a full sequence that one block of rows reads."""
+    """Bytes of keys and values of a work item of a full sequence."""
     return problem.kv_bytes() // (problem.batch * problem.kv_heads)
 
 
 def merge_bytes(config: TileConfig) -> int:
-    """Bytes that a block reads in the time by which one more partial result delays the merge."""
+    """Cost of one more partial result in the merge, as the bytes that a block reads in this time."""
     return _MERGE_BYTES * 16 // config.block_q
 
 
 def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
-    """Splits with which all blocks are resident at once."""
+    """Most splits with which all blocks are resident at once and each split has about two tiles or more."""
     tiles = longest(problem, config)
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
 
 
 def _whole_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Whether one block per work item is faster than shares (see ``_FULL_WAVES``)."""
+    """Whether one block per work item is faster than shares: the conditions at ``_FULL_WAVES``."""
     count, blocks = items(problem, config), resident(device, config)
     full = count / (-(-count // blocks) * blocks)
     short = item_bytes(problem) <= _ITEM_BYTES
@@ -164,15 +166,19 @@ def _through_memory(
     splits = used_of(tiles, wanted)
     if wanted < wave:
         return Cut(
-            "fixed", splits, (f"{splits} splits per sequence: more would cost more to merge than they save",)
+            "fixed",
+            splits,
+            (f"{splits} splits per sequence: the merge of more splits would cost more than they save",),
         )
     each = -(-tiles // splits)
     if count <= blocks and each <= 2:
-        return Cut("fixed", splits, (f"{splits} splits per sequence: a short cache, two tiles each at most",))
+        return Cut(
+            "fixed", splits, (f"{splits} splits per sequence: a short cache, at most two tiles per split",)
+        )
     if count > blocks:
-        reason = f"{count:,} items for {blocks} blocks at once"
+        reason = f"{count:,} work items for {blocks} resident blocks"
         if _whole_items(problem, device, config):
-            return Cut("fixed", 1, (f"{reason} fill whole waves: a block reads an item, none is split",))
+            return Cut("fixed", 1, (f"{reason} fill whole waves: each block reads a whole work item",))
         if must_be_fixed:
             return Cut("fixed", splits, (f"{splits} splits per sequence: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
@@ -180,5 +186,5 @@ def _through_memory(
     if full >= FULL_WAVE or must_be_fixed:
         reason = f"{splits} splits per sequence fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))
-    reason = f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
+    reason = f"fixed splits fill only {full:.0%} of one wave of {blocks} blocks: shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

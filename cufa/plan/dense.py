@@ -1,4 +1,4 @@
-"""Forward and backward as operations: operands, scalars, kernel and tiles, compiled builds."""
+"""The operations forward and backward: operands, scalars, choice of kernel and tiles, compiled builds."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
     {"lengths": Packed(1024, 1024, (1024,), (1024,))},
     {"alibi": True, "sink": True},
 )
-"""Optional operands of the builds that are compiled: every kind meets every other kind."""
+"""Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
 
-#: One of each kind.
+#: One mask of each kind, for the same builds.
 _MASKS = (
     FULL,
     CAUSAL,
@@ -55,7 +55,7 @@ _MASKS = (
 )
 
 _MEASURED = (90,)
-"""Architectures on which the registry's tiles were measured. On other architectures the planner takes tiles that
+"""Architectures on which the registry's tiles were measured. On other architectures the same tiles are used if they
 fit."""
 
 
@@ -67,20 +67,20 @@ class DenseOperation(Operation):
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
     ) -> Choice:
-        """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
+        """The first serving kernel. Its tiles: the caller's, else measured ones, else those expected to be fastest."""
         if device is None:
             reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
             if request.num_splits is not None:
-                reason += f", without splits of keys (num_splits={request.num_splits} is for GPUs)"
+                reason += f"; keys are not split (num_splits={request.num_splits} is for GPUs)"
             return Choice(self.cpu_kernel(serving), request.config or self.cpu_config, (reason,))
         return with_splits(problem, device, _whole(problem, device, serving[0], request), request)
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """FA2's kernel, if it is among them: NumPy follows its schedule by default."""
+        """FA2's kernel if ``named`` has it: by default, NumPy follows FA2's schedule."""
         return next((kernel for kernel in named if kernel.algorithm == "fa2"), named[0])
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        """The scalars that both parameter structures hold."""
+        """The scalars that the parameter structures of forward and backward share."""
         p = plan.problem
         return {
             "batch": p.batch,
@@ -96,12 +96,12 @@ class DenseOperation(Operation):
         }
 
     def plan_lines(self, plan: Plan) -> list[str]:
-        packed = plan.config.block_q // plan.config.head_rows
+        heads_per_tile = plan.config.block_q // plan.config.head_rows
         counts = [
             (schedule.visited * heads, schedule.total * heads)
             for part in plan.problem.parts
             if not part.problem.empty
-            for heads in [part.problem.batch * part.problem.heads // packed]
+            for heads in [part.problem.batch * part.problem.heads // heads_per_tile]
             for schedule in [plan.schedule_of(part.problem)]
         ]
         visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
@@ -111,10 +111,13 @@ class DenseOperation(Operation):
         )
         if plan.split is None:
             return [tiles]
-        return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
+        return [
+            tiles,
+            f"splits     {plan.split.kind}: the keys of each query block in {plan.split.count} splits",
+        ]
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
-        """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
+        """Every element with every kind of mask, with and without a soft cap, with each entry of ``_OPTIONAL``."""
         for dtype, precision, mask, softcap in itertools.product(
             kernel.dtypes, kernel.precisions, _MASKS, (None, 30.0)
         ):
@@ -139,14 +142,12 @@ class Forward(DenseOperation):
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
     params = Params("shared/params.cuh", "AttentionParams")
-    # Larger tiles than a GPU's: they amortise NumPy's call overhead, and 512 KiB of float32 scores still fit a core's
-    # L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores) none was more than 3%
-    # faster, full or causal; 256×256 was 15% slower.
+    # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        of_splits = {"heads_per_head_batch": plan.heads_per_head_batch, "num_splits": plan.num_splits}
-        return {**super().scalars(plan, arrays), **of_splits}
+        own = {"heads_per_head_batch": plan.heads_per_head_batch, "num_splits": plan.num_splits}
+        return {**super().scalars(plan, arrays), **own}
 
     def num_records(self, plan: Plan) -> int:
         return plan.config.query_items(plan.problem) * plan.num_splits
@@ -176,16 +177,16 @@ class Backward(DenseOperation):
         found = {**super().scalars(plan, arrays), "scale": p.scale}
         if not has_head_batches(p):
             return found
-        runs_on = any(
-            launch.persistent for launch in plan.launches
-        )  # then the passes' launches have the usual groups
-        small = plan.device is not None and not runs_on and has_small_head_batches(p, plan.device)
-        groups = head_batches(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
+        # Persistent blocks never use small head batches.
+        persistent = any(launch.persistent for launch in plan.launches)
+        small = plan.device is not None and not persistent and has_small_head_batches(p, plan.device)
+        blocks_of_head = -(-p.seqlen_k // config.block_kv) * config.blocks_of_item
+        batches = head_batches(p, blocks_of_head, small).scalars()
         strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
-        return {**found, **groups, "strips_per_head": strips}
+        return {**found, **batches, "strips_per_head": strips}
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
-        """With and without a fixed order of additions."""
+        """As :meth:`DenseOperation.compiled`, with and without a fixed addition order."""
         for problem in super().compiled(kernel, head_dim):
             yield problem
             yield dataclasses.replace(problem, deterministic=True)
@@ -195,7 +196,7 @@ class Backward(DenseOperation):
 
 
 def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:
-    """The kernel with a config that does not split keys."""
+    """The choice without splits: ``spec`` with the caller's tiles, else with tuned tiles, else with its own choice."""
     if request.config is not None:
         return Choice(spec, request.config)
     fitting = serving_configs(spec, problem, device)
@@ -204,26 +205,27 @@ def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> 
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
         return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
     known = (
-        "measured on an H200 or H100 for others of its kind, not for this shape: see `cufa tune`"
+        "measured on an H200 or H100 for other shapes: `cufa tune` measures this one"
         if device.arch.capability in _MEASURED
-        else f"never measured on {device.arch.name}: see `cufa tune`"
+        else f"never measured on {device.arch.name}: `cufa tune` measures these tiles"
     )
     reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
     return Choice(spec, chosen, (reason,))
 
 
 def _band(p: Problem) -> dict[str, int]:
-    """Edges and diagonal of dense arrays; for other lengths, relative to each sequence's diagonal."""
+    """The band mask's first and last visible diagonal and its shift. For padded or packed sequences, the diagonals are
+    relative to each sequence's own."""
     first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.irregular_kind else p.edges
     if not p.lengths.ragged:
-        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
+        # Clamp to the matrix: the mask stays the same, and sums stay within 32 bits.
         return {
             "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
             "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
             "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
         }
     shift = p.mask.shift(0, 0)
-    # A bound that hides nothing in the longest sequence hides nothing in any: it is not compiled in, or far away.
+    # An edge that hides nothing in the longest sequence hides nothing in any other: replace it with a distant one.
     from_diagonal = p.mask.edges(0, 0)
     left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
     right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift

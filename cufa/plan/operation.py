@@ -1,7 +1,7 @@
 """What cufa computes: one class per operation.
 
-Planner, backends, executor, benchmark, records, commands and dashboard ask :data:`OPERATIONS`. A new operation is a
-subclass of :class:`Operation`, its kernels, its CPU path (:mod:`cufa.run.cpu.run`) and its public calls.
+Planner, backends, executor, benchmarks, commands and dashboard look operations up in :data:`OPERATIONS`. A new
+operation needs a subclass of :class:`Operation`, kernels, a CPU path (:mod:`cufa.run.cpu.run`) and public calls.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ if TYPE_CHECKING:
     from .planner import Plan
 
 Arrays = Mapping[str, Any]
-"""The arrays of one call by operand name, in canonical axis order; None for those left out."""
+"""The arrays of one call by operand name, in canonical axis order; None for an argument that was not passed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """One array of a call. Signatures, checks, parameter structures, tensor maps and the executor's guards
-    follow from this declaration."""
+    """One array of a call. Signatures, checks, parameter structures, tensor maps and the executor's guards are derived
+    from this declaration."""
 
     name: str
     """Argument of the public call."""
     field: str = ""
-    """Pointer in the parameter structure; "" as the argument."""
+    """The pointer's member in the parameter structure. Default: the argument's name."""
     result: bool = False
-    """The call returns this array, and allocates it unless the caller passes one."""
+    """The call returns this array, and allocates the array unless the caller passes one."""
     like: str | Callable[[Problem], tuple[int, ...]] = ""
-    """Results: the input with the same shape and dtype; or the shape of a contiguous array in the lse dtype."""
+    """Results: the name of the input with the same shape and dtype; or a function that returns the shape of a
+    contiguous array in the lse dtype."""
     nothing: float = 0.0
-    """Results: the value if the problem has no score."""
+    """Results: the value of every element if no query sees a key."""
     written: bool = False
     """Kernels may write to this array; True for every result."""
     mapped: bool = False
     """Hopper kernels read or write this array through a tensor map."""
     stride: str = ""
-    """For arrays of four axes with any strides: the member that holds the strides of the first three axes, in
-    elements."""
+    """For arrays of four axes with any strides: the parameter structure's member with the strides of the first three
+    axes, in elements."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)
         object.__setattr__(self, "written", self.written or self.result)
 
     def element(self, problem: Problem) -> Element:
-        """Element of a strided operand: k_cache and k_new hold what k does, gradients what q does."""
+        """Element of a strided operand, by the first letter of its stride member: k_cache and k_new have the element of
+        k, gradients the element of q."""
         return {
             "q": problem.q_element, "k": problem.k_element, "v": problem.v_element, "o": problem.out_element,
             "d": problem.q_element,
@@ -60,7 +62,7 @@ class Operand:
 
     @property
     def map_field(self) -> str:
-        """Where the parameter structure keeps this operand's tensor map, if it does."""
+        """The parameter structure's member for this operand's tensor map; not every structure has it."""
         return self.stride.replace("_stride", "_map")
 
 
@@ -70,15 +72,15 @@ class Tuned:
 
     config: TileConfig
     planned: TileConfig | None = None
-    """The planner's own choice for the measured problem: for a problem with another choice, the measurement does not
-    hold. None: not recorded."""
+    """The planner's own choice for the measured problem. If the planner chooses other tiles for a problem, the
+    measurement does not apply. None: not recorded."""
     found: str = "measured fastest by `cufa tune`"
-    """On which card, when, and by how much, for printed plans."""
+    """Printed with the plan: on which card, when, and by how much these tiles were faster."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the caller asked of the planner beyond the problem."""
+    """The caller's arguments to the planner, except the problem."""
 
     algorithm: str = "auto"
     config: TileConfig | None = None
@@ -88,7 +90,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A planner's decision among the kernels that serve a problem."""
+    """The planner's decision: a kernel that serves the problem, its tiles, and how keys are split."""
 
     spec: Kernel
     config: TileConfig
@@ -97,29 +99,30 @@ class Choice:
 
 
 class Operation:
-    """An operation: one subclass each, and one instance in :data:`OPERATIONS`."""
+    """Base class: an operation is a subclass with one instance in :data:`OPERATIONS`."""
 
     name: str
     title: str
     operands: tuple[Operand, ...]
     """In the order in which launches take their addresses."""
     optional_operands: tuple[Operand, ...] = ()
-    """After all other operands: the lookup of a warm call without any of them does not visit them."""
+    """Follow all other operands. A warm call that passes no optional operand skips them in its lookup."""
     params: Params
-    """The parameter structure of its kernels."""
+    """The parameter structure of the operation's kernels."""
     cpu_config: TileConfig
     """Tiles of the CPU path."""
-    splits: bool = False
-    """Keys of one item may be shared out over thread blocks (:class:`~cufa.kernels.config.Split`)."""
+    split_selects_kernel: bool = False
+    """Every plan has a :class:`~cufa.kernels.config.Split`, and its kind selects the kernel (decode). Other operations
+    split keys only if ``num_splits`` or the planner's estimate asks for it."""
     memory_bound: bool = False
-    """Figures are bytes per second, not FLOPs."""
+    """Rates are reported in bytes per second instead of FLOP/s."""
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         """Every scalar of the parameter structure, by member."""
         raise NotImplementedError
 
     def pack(self, plan: Plan, arrays: Arrays) -> Any:
-        """The parameter structure, all but the pointers."""
+        """The filled parameter structure, except the pointers."""
         problem, params = plan.problem, self.params.new()
         for operand in self.operands:
             x = arrays[operand.name]
@@ -137,15 +140,15 @@ class Operation:
     def choose(
         self, problem: Problem, device: Device | None, serving: list[Kernel], request: Request
     ) -> Choice:
-        """Kernel, tiles and splits, from the kernels that serve."""
+        """Choose kernel, tiles and splits. ``serving``: the kernels that serve the problem, in order of preference."""
         raise NotImplementedError
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
-        """The kernel that a plan for the CPU names, of the kernels of one algorithm."""
+        """The kernel that a CPU plan names. ``named``: the kernels of one algorithm."""
         raise NotImplementedError
 
     def plan_lines(self, plan: Plan) -> list[str]:
-        """The lines of a printed plan about tiles and splits."""
+        """Lines about tiles and splits for the printed plan."""
         raise NotImplementedError
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
@@ -153,17 +156,17 @@ class Operation:
         raise NotImplementedError
 
     def num_records(self, plan: Plan) -> int:
-        """Most records that a trace build of a plan writes."""
+        """Most trace records that a trace build writes for a plan."""
         raise NotImplementedError
 
     @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Arguments that are read, in the order of the public call and of :attr:`operands`."""
+        """Names of the arguments that are not results, in the order of the public call and of :attr:`operands`."""
         return tuple(x.name for x in self.operands if not x.result)
 
     @functools.cached_property
     def results(self) -> tuple[Operand, ...]:
-        """The results in the order of the returned tuple; after the inputs in :attr:`operands`."""
+        """The results in the order of the returned tuple. In :attr:`operands` they follow the inputs."""
         return tuple(x for x in self.operands if x.result)
 
     @functools.cached_property
@@ -172,14 +175,14 @@ class Operation:
 
     @functools.cached_property
     def strided(self) -> tuple[bool, ...]:
-        """Per operand: whether kernels read its rows in wide copies, whatever the strides."""
+        """Per operand: whether kernels copy its rows. The array's address then decides how wide the copies may be."""
         return tuple(bool(x.stride) for x in self.all_operands)
 
     def operand(self, name: str) -> Operand:
         return next(x for x in self.all_operands if x.name == name)
 
     def in_order(self, given: Arrays) -> list[Any]:
-        """The arrays of a call in the order of its operands; without the optional ones if all of them are None."""
+        """The arrays of a call in the order of its operands. If all optional operands are None, they are left out."""
         optional = [given.get(x.name) for x in self.optional_operands]
         found = [given.get(x.name) for x in self.operands]
         return found if all(x is None for x in optional) else found + optional
@@ -198,5 +201,5 @@ PER_HEAD_AND_LENGTHS = (
 
 
 def stride_of_sequences(slopes: Any) -> int:
-    """Elements from one sequence's slopes to the next one's; 0 if all sequences share them, or there are none."""
+    """Elements between the slopes of consecutive sequences; 0 if all sequences share the slopes, or without ALiBi."""
     return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0

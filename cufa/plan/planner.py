@@ -1,4 +1,4 @@
-"""From a Problem to a Plan: pure Python, no GPU, no CuPy, so that planning is tested everywhere."""
+"""From a Problem to a Plan: pure Python without a GPU or CuPy, so that every machine can test planning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_GRID_YZ = 65535
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """How one problem is run. Printable; made without touching a device."""
+    """How one problem is run. Printable; made without access to a device."""
 
     problem: Problem
     spec: Kernel
@@ -34,10 +34,10 @@ class Plan:
     """None: the CPU path."""
     launches: tuple[Launch, ...]
     workspace: int
-    """Bytes of device memory beyond inputs and outputs."""
+    """Bytes of device memory in addition to inputs and outputs."""
     reasons: tuple[str, ...]
     split: Split | None = None
-    """How keys are split over thread blocks; None: a thread block visits all keys of its queries."""
+    """How keys are split over thread blocks; None: keys are not split."""
 
     @property
     def operation(self) -> Operation:
@@ -49,12 +49,12 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Tiles of one head's score matrix; if matrices differ, of the first part
+        """Tiles of one head's score matrix. Padded or packed sequences: those of the first sub-problem
         (:attr:`~cufa.problem.problem.Problem.parts`)."""
         return self.schedule_of(self.problem)
 
     def schedule_of(self, problem: Problem) -> Schedule:
-        """Tiles of the score matrix of ``problem``, a part, with this plan's config."""
+        """Tiles of the score matrix of ``problem``, a sub-problem of this plan's problem, with this plan's config."""
         return Schedule.of(problem, self.config.head_rows, self.config.block_kv, self.spec.skip_masked_tiles)
 
     @property
@@ -63,21 +63,27 @@ class Plan:
 
     @property
     def counters(self) -> int:
-        """32-bit words that are zero between launches; kernels count partial results and work items with them."""
+        """Count of 32-bit words that are zero between launches. Kernels count partial results and work items in
+        them."""
         return self.spec.counters(self.problem, self.config, self.workspace) if self.launches else 0
 
     @property
     def order(self) -> Order | None:
-        """Which block takes which work item when, on the plan's GPU. None: the kernel's order is not known, sequences
-        are padded or packed, or nothing is launched."""
+        """The order in which thread blocks take work items on the plan's GPU. None: the kernel's order is not known,
+        sequences are padded or packed, a forward splits keys, or nothing is launched."""
         ragged = self.problem.lengths.kind != "dense"
-        if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
+        if (
+            self.device is None
+            or not self.launches
+            or ragged
+            or (self.split and not self.operation.split_selects_kernel)
+        ):
             return None
         return self.spec.order(self.problem, self.schedule, self.device, self.config)
 
     @property
     def heads_per_head_batch(self) -> int:
-        """Heads of a head batch of persistent blocks, if later rows see more; else 1."""
+        """Heads of a head batch, if blocks are persistent and later rows see more keys; else 1."""
         problem = self.problem
         persistent = [launch for launch in self.launches if launch.persistent]
         if not (problem.later_rows_see_more and persistent) or self.device is None:
@@ -86,8 +92,8 @@ class Plan:
 
     @property
     def block_order(self) -> Integers | None:
-        """Query blocks from the longest to the shortest, for kernels that read this order; None: from the last to the
-        first. The mask owns the array."""
+        """Query blocks from the longest to the shortest, for kernels that read this order. None: the kernel goes from
+        the last query block to the first. The mask owns the array."""
         listed = self.problem.tiles_are_listed and not self.problem.lengths.ragged
         if not (self.spec.reads_block_order and self.launches and listed):
             return None
@@ -108,7 +114,7 @@ class Plan:
         of_mask = self.problem.mask_bytes(self.config.block_kv) if self.workspace else 0
         holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
         holds += [
-            "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
+            "the runs of rows in which each key is hidden, and their least and greatest ends per key block"
         ] * (of_mask > 0)
         return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
@@ -162,27 +168,26 @@ def make_plan(
 ) -> Plan:
     """Choose kernel, tiles, splits and launches.
 
-    ``algorithm`` names kernels of the operation (decode: the schedule), ``num_splits`` the number of splits or
-    shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
-    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.candidates.tuning_key` to the tiles that ``cufa
-    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.plan.candidates.problem_class`
-    to the kernel
-    that recorded benchmarks found fastest there; where neither knows, the registry's order decides.
+    ``algorithm``: "auto" or an algorithm of the operation (decode: the schedule). ``num_splits``: number of splits or
+    shares. ``config`` overrides the tiles. ``kernel``, a name in the registry, overrides kernel and algorithm
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.plan.candidates.tuning_key` to the tiles that ``cufa tune``
+    measured fastest on this device. ``fastest`` maps :func:`~cufa.plan.candidates.problem_class` to the kernel that
+    recorded benchmarks found fastest on this device. Without an entry, the registry's order decides.
 
-    Raises TypeError when ``config`` is of another family of kernels, ValueError when no kernel serves the
-    problem, naming why each does not, or when ``config`` does not fit.
+    Raises TypeError if ``config`` has the config class of another kernel. Raises ValueError if ``config`` does not fit,
+    or if no kernel serves the problem; the message then says why each kernel refuses.
     """
     operation = OPERATIONS[problem.operation]
     if num_splits is not None and num_splits < 1:
-        raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
+        raise ValueError(f"num_splits={num_splits} is not possible: pass at least 1, or None")
     serving, reasons = serving_kernels(operation, problem, device, algorithm, kernel, fastest or {})
     if kernel is not None:
         algorithm = serving[0].algorithm
     if problem.empty:
-        reasons.append("no query that sees a key: zeros are written without a launch")
+        reasons.append("no query sees a key: results are filled without a launch")
         spec = serving[0] if device else operation.cpu_kernel(serving)
         config = config or (operation.cpu_config if device is None else spec.configs[0])
-        split = Split(spec.algorithm, 1) if operation.splits else None
+        split = Split(spec.algorithm, 1) if operation.split_selects_kernel else None
         return Plan(problem, spec, config, device, (), 0, tuple(reasons), split)
     if config is not None and device is not None:
         _check_class(serving[0], config)
@@ -194,13 +199,13 @@ def make_plan(
         return Plan(problem, spec, config, None, (), 0, tuple(reasons), split)
     if reason := refusal(spec, problem, config=config):
         raise ValueError(
-            f"config={config} {reason}: use other tiles of {spec.name}, or leave the choice to it"
+            f"config={config} {reason}: pass another config of {spec.name}, or leave config at None"
         )
     shared_memory = _check_shared_memory(problem, spec, config, device)
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
-    if of_mask := problem.mask_bytes(config.block_kv):  # behind all else
+    if of_mask := problem.mask_bytes(config.block_kv):  # at the end of the workspace
         workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 
@@ -217,7 +222,7 @@ def _check_shared_memory(problem: Problem, spec: Kernel, config: TileConfig, dev
     shared_memory = spec.shared_bytes(config, problem.head_dim)
     if shared_memory > device.arch.shared_memory_per_block:
         raise ValueError(
-            f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
+            f"config={config} needs {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
             f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
         )
     return shared_memory
@@ -233,12 +238,12 @@ def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
     for launch in launches:
         if max(launch.grid[1:]) > _MAX_GRID_YZ:
             raise ValueError(
-                f"{launch.entry} would take a grid of {launch.grid} for batch {problem.batch:,} and "
-                f"{problem.kv_heads:,} key/value heads; along its last two axes CUDA takes {_MAX_GRID_YZ:,}: "
-                "take fewer sequences, or heads, in one call"
+                f"{launch.entry} needs a grid of {launch.grid} for batch {problem.batch:,} and "
+                f"{problem.kv_heads:,} key/value heads; CUDA limits the last two axes to {_MAX_GRID_YZ:,}: "
+                "pass fewer sequences or heads in one call"
             )
 
 
 def fitting_configs(spec: Kernel, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
-    """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
+    """The kernel's configs that fit: architecture and head dim in range, shared memory within the block limit."""
     return spec.fitting(spec.configs, head_dim, device)

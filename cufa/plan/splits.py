@@ -1,20 +1,20 @@
-"""Whether the forward splits keys: into how many splits, on which tiles, and why. Pure Python, as the planner.
+"""Whether the forward splits keys: into how many splits, on which tiles, and why.
 
-A query block and head is one item of work. Where items are fewer than the thread blocks that a GPU holds, the keys
-of each may be split over several (Flash-Decoding, for tiles of many queries), and query heads that share keys may
-share a tile. Time is estimated in seconds of an H200; what is compared are its ratios, which other GPUs share as
-far as products and memory grow together:
+A work item is a query block of a head. If a problem has fewer work items than the GPU has SMs, or queries for at most
+half a tile, its keys may be split over thread blocks (Flash-Decoding, with tiles of many queries). Query heads of one
+query group may then share a tile (packed heads). The cost model estimates seconds on an H200. Only ratios of estimates
+are compared; other GPUs have similar ratios if their FLOP/s and bandwidth differ by similar factors:
 
-    tile     = 4 head_dim block_q block_kv / FLOP/s of a thread block: ``Kernel.flops``, over the blocks on its SM;
-               at least ``Kernel.tile_latency``, which is what binds a block that has its SM for itself
-    block    = (tiles of a split + ITEM_COST) tile
-    products = block × waves,   waves = ⌈blocks / blocks that the GPU holds⌉; items of every length: their sum over
-               the blocks held, at least the longest
-    parts    = splits × rows × (head_dim + 4) × 4 bytes, written once and read once
-    read     = bytes of keys and values / (BANDWIDTH × the part of the SMs that have a block, on average over waves)
-    time     = max(products, read) + UNHIDDEN min(products, read) + 2 parts / PARTS_BANDWIDTH + MERGE_SECONDS
+    tile     = 4 head_dim block_q block_kv × blocks on an SM / ``Kernel.flops`` (FLOP/s of an SM);
+               at least ``Kernel.tile_latency``, which decides if a block has its SM for itself
+    block    = (tiles of a split + ITEM_COST) × tile
+    products = block × ⌈blocks / resident blocks⌉, if items visit about equally many tiles; if not,
+               the time of all blocks / resident blocks, and at least the time of the longest block
+    partials = splits × rows × (head_dim + 4) × 4 bytes, written once and read once
+    read     = bytes of keys and values / (BANDWIDTH × fraction of SMs that have a block, averaged over waves)
+    time     = max(products, read) + UNHIDDEN min(products, read) + 2 partials / PARTIALS_BANDWIDTH + MERGE_SECONDS
 
-ITEM_COST, 0.5 tiles, is that of :mod:`cufa.schedule.order`.
+ITEM_COST is :data:`cufa.schedule.order.ITEM_COST`. Measurements: cuda_src/forward/fa2/NOTES.md.
 """
 
 from __future__ import annotations
@@ -32,27 +32,24 @@ from ..schedule.order import ITEM_COST
 from ..schedule.schedule import Schedule, used_of
 from .operation import Choice, Request
 
-#: Bytes per second: what an H200 copies at (cufa/records).
+#: Bytes per second of a copy on an H200 (cufa/records).
 BANDWIDTH = 4.2e12
 
-#: Less than BANDWIDTH; chosen by the plans that follow, not measured. With 4.2e12 here the keys of fa2_forward,
-#: 1 × 8 × 1,024, d128, causal, were split in four, which took 36.7 µs on an H100 (full and unsplit it takes 26.8). With
-#: 3.4e12 they are not, and every other recorded call (cufa/records) has as many splits as with 4.2e12.
-PARTS_BANDWIDTH = 3.4e12
+#: Bytes per second of partial results. Not measured: with BANDWIDTH, one recorded call is split although this is
+#: slower.
+PARTIALS_BANDWIDTH = 3.4e12
 
-#: Assumed, not measured: the fraction of the shorter of products and reads that the longer does not hide.
+#: Assumed, not measured: fraction of the shorter of products and reads that the longer does not hide.
 UNHIDDEN = 0.1
 
-#: A second launch, and the cost of storing and merging parts in addition to their bytes. Calls of less than 80 µs with
-#: up to 8 splits exceeded an estimate with 3 µs by 8.5 µs (median of 84), those without splits by 4.2 µs (of 20): H200,
-#: bfloat16, 26 shapes of 16 to 1,024 queries. With 3 µs, 1 × 32/8 × 128 × 2,048 was split, which took 1.09 of the time.
+#: The second launch, and the cost of storing and merging partial results in addition to their bytes.
 MERGE_SECONDS = 7e-6
 
-#: Items differ in length if the longest visits more than this many times the tiles of the shortest.
+#: Items visit about equally many tiles if the longest visits at most this many times the tiles of the shortest.
 _ALIKE = 1.1
 
-#: Keys are split if the expected time is at most this fraction: the estimate is not more accurate, and the second
-#: launch also costs host time.
+#: Keys are split if the estimate is at most this fraction of the estimate without splits: smaller gains are within the
+#: model's error, and the second launch also costs host time.
 _WORTH = 0.9
 
 
@@ -64,7 +61,8 @@ class Estimate:
 
 
 def with_splits(problem: Problem, device: Device, choice: Choice, request: Request) -> Choice:
-    """The choice, or its kernel with the keys split. Raises ValueError where it cannot do the splits asked for."""
+    """``choice``, or its kernel with keys split. Raises ValueError if ``request`` asks for splits that the kernel
+    cannot run."""
     spec, asked = choice.spec, request.num_splits
     named = request.config if request.config is not None and _splits(request.config) else None
     if asked == 1 and named is None:
@@ -74,12 +72,10 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     reason = refusal(spec, problem, split_keys=True)
     if request.config is not None and named is None and asked is not None:
         reason = (
-            f"config={request.config} does not split keys; take one of KERNELS[{spec.name!r}].split_configs"
+            f"config={request.config} does not split keys; pass one of KERNELS[{spec.name!r}].split_configs"
         )
     if reason is not None and (asked is not None or named is not None):
-        raise ValueError(
-            f"num_splits={asked}: keys are not split here: {reason}. Fix: leave num_splits at None"
-        )
+        raise ValueError(_cannot_split(asked, named, reason))
     if reason is not None or (request.config is not None and named is None):
         return choice
     configs = [named] if named is not None else _fitting(spec, problem, device)
@@ -92,7 +88,8 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
         if asked is None:
             return choice
         raise ValueError(
-            f"num_splits={asked}: no tiles with split keys fit head_dim {problem.head_dim} on {device.name}"
+            f"num_splits={asked}: no config that splits keys fits head_dim {problem.head_dim} on {device.name}. "
+            "Fix: leave num_splits at None"
         )
     if asked is not None or named is not None:
         return _chosen(spec, problem, best, (*choice.reasons, *_asked(asked, best)))
@@ -103,10 +100,17 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
     if best.seconds > _WORTH * whole:
         return choice
     reason = (
-        f"{choice.config.query_items(problem)} items for {held} blocks at once: "
+        f"{choice.config.query_items(problem)} work items for {held} resident blocks: "
         f"splitting keys is expected to take {best.seconds / whole:.2f} of the time"
     )
     return _chosen(spec, problem, best, (*choice.reasons, reason))
+
+
+def _cannot_split(asked: int | None, named: TileConfig | None, reason: str) -> str:
+    arguments = [f"num_splits={asked}"] * (asked is not None) + [f"config={named}"] * (named is not None)
+    fixes = ["leave num_splits at None"] * (asked is not None)
+    fixes += ["pass a config without split_keys, or leave config at None"] * (named is not None)
+    return f"{' with '.join(arguments)}: keys cannot be split: {reason}. Fix: {'; '.join(fixes)}"
 
 
 def _chosen(spec: Kernel, problem: Problem, best: Estimate, reasons: tuple[str, ...]) -> Choice:
@@ -119,7 +123,7 @@ def _asked(asked: int | None, best: Estimate) -> Iterator[str]:
     if asked is not None:
         yield f"num_splits={asked} was asked for"
         if best.splits < asked:
-            yield f"{best.splits} are as many as there are tiles: no more would have work"
+            yield f"num_splits is reduced to {best.splits}: there are no more tiles"
 
 
 def _splits(config: TileConfig) -> bool:
@@ -127,20 +131,20 @@ def _splits(config: TileConfig) -> bool:
 
 
 def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]:
-    """The kernel's split configs that fit, and whose packed heads share keys."""
+    """The kernel's split configs that fit the device, and whose packed heads divide the query group."""
     fitting = spec.fitting(spec.split_configs, problem.head_dim, device)
     return [config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0]
 
 
 def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Fewer items than SMs, or tiles with rows that heads could share. (If each SM has an item, and room for another,
-    splits took 1.27 to 1.38 of the time: fa2_forward, 1 × 8 × 2,048, d128.)"""
+    """Fewer work items than SMs, or tiles at most half full of queries that other heads of the query group could share.
+    If each SM has an item, splits are slower even if another block would be resident."""
     shared = problem.group_size > 1 and 2 * problem.seqlen_q <= config.block_q
     return shared or config.query_items(problem) < device.num_sms
 
 
 def _held(device: Device, spec: Kernel, config: TileConfig, problem: Problem) -> int:
-    """Thread blocks that the GPU runs at once."""
+    """Resident thread blocks of the whole GPU."""
     arch = device.arch
     room = arch.shared_memory // (spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
     return device.num_sms * max(1, min(config.blocks_per_sm, room))
@@ -157,13 +161,13 @@ def _estimates(
             yield Estimate(config, count, seconds(problem, device, spec, config, count))
 
 
-@functools.lru_cache(64)  # each number of splits asks for it
+@functools.lru_cache(64)  # the same for every number of splits
 def _schedule(problem: Problem, config: TileConfig) -> Schedule:
     return Schedule.of(problem, config.head_rows, config.block_kv, skip_masked_tiles=True)
 
 
 def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, splits: int) -> float:
-    """The estimate: see the head of this file."""
+    """The estimate of the cost model at the head of this file."""
     schedule, items = _schedule(problem, config), config.query_items(problem)
     held = _held(device, spec, config, problem)
     most = max(int(schedule.visits.max()), 1)
@@ -186,5 +190,5 @@ def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, 
     time = max(products, read) + UNHIDDEN * min(products, read)
     if not _splits(config):
         return time
-    parts = used * problem.batch * problem.heads * problem.seqlen_q * (problem.head_dim + 4) * 4
-    return time + 2 * parts / PARTS_BANDWIDTH + MERGE_SECONDS
+    partials = used * problem.batch * problem.heads * problem.seqlen_q * (problem.head_dim + 4) * 4
+    return time + 2 * partials / PARTIALS_BANDWIDTH + MERGE_SECONDS

@@ -265,8 +265,8 @@ class Problem:
 
     @property
     def kernel_reach(self) -> int | Kept | None:
-        """As :attr:`reach`, with the first keys that decode kernels read in addition to a window. (The CPU path also
-        reads all keys between.)"""
+        """As :attr:`reach`, for GPU kernels. Under a window with kept first keys, kernels read these keys and the
+        window; the CPU path reads all keys from the first kept key on."""
         if self.mask_kind != "sets" or self.first_keys is None:
             return self.reach
         window = self._keys_of_window(self.mask.edges(self.seqlen_q, self.seqlen_k))

@@ -28,7 +28,8 @@ Cells = npt.NDArray[np.uint8]
 PICKABLE = 64 * 64
 """Up to this many tiles, each can be clicked."""
 _RASTER = 1024, 660
-"""Width and height of the raster in pixels, near the shape of the drawn grid: patterns must not be stretched."""
+"""Width and height of the raster in pixels. Its aspect ratio is close to the drawn grid's, so that patterns are not
+distorted."""
 _ROW_HEIGHT = 56
 """Pixels of a query block, if the grid has few."""
 _WORK_BELOW = 130

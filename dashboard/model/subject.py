@@ -38,7 +38,7 @@ class Subject:
 
 def sample(operation: str) -> Problem:
     """Default problem of a page."""
-    if OPERATIONS[operation].splits:
+    if OPERATIONS[operation].split_selects_kernel:
         return make_decode(1, 32, 8, 2 * _SAMPLE_LENGTH)
     size = 4, 16, 16, _SAMPLE_LENGTH, _SAMPLE_LENGTH, 128
     return Problem(*size, "bfloat16", CAUSAL, default_scale(128), operation=operation)
@@ -65,7 +65,7 @@ def problem_of(text: str) -> Problem:
     batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim = map(int, sizes)
     dtype, precision, *k_dtype = elements.split(".")
     is_known = all(x in ELEMENTS for x in (dtype, *k_dtype))
-    is_cached = OPERATIONS[operation].splits
+    is_cached = OPERATIONS[operation].split_selects_kernel
     if not (
         is_known
         and all(1 <= n <= MAX_SIZE for n in (batch, heads, kv_heads, seqlen_q, seqlen_k))

@@ -14,7 +14,7 @@ palette = page.begin(
 controls = Controls("decode")
 choice = splits_view.choose(controls)
 links_here = st.container()  # filled after the first figure is sent
-found = [m for m in engine.all_measurements() if m.operation.splits]
+found = [m for m in engine.all_measurements() if m.operation.split_selects_kernel]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
     with links_here:

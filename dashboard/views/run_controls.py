@@ -101,7 +101,7 @@ def _choose_kernels(
     offered = [*dict.fromkeys(s.algorithm for s in known), *peers_here(device_name)]
     titles = {s.algorithm: s.title for s in reversed(known)}
     default = [s.algorithm for s in known if device is None or s.runs_on(device.arch.capability)]
-    if operation.splits:
+    if operation.split_selects_kernel:
         offered = ["auto", *offered]
         titles["auto"] = "the planner's choice of split"
         default = ["auto"]

@@ -64,7 +64,7 @@ def test_heads_that_share_keys_share_a_tile_where_queries_are_few():
 def test_the_plan_says_splits_bytes_and_why():
     found = plan()
     text = str(found)
-    assert f"splits     fixed: {found.num_splits} of the keys of each query block" in text
+    assert f"splits     fixed: the keys of each query block in {found.num_splits} splits" in text
     rows, slot = found.config.block_q, (128 + 4) * 4
     assert found.workspace == found.config.query_items(found.problem) * found.num_splits * rows * slot
     assert f"workspace  {found.workspace:,} B: of each split" in text
@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_done():
     assert plan((16, 16, 1024, 128), (16, 16, 1024, 128), num_splits=3).num_splits == 3
     most = plan(k=(1, 8, 200, 128), num_splits=50)
     assert most.num_splits == math.ceil(200 / most.config.block_kv)
-    assert any("as many as there are tiles" in reason for reason in most.reasons)
+    assert any("num_splits is reduced to" in reason for reason in most.reasons)
     config = KERNELS["fa2_forward"].split_configs[0]
     named = make_plan(plan(q=(1, 8, 128, 64), k=(1, 8, 8192, 64)).problem, Device.typical(90), "fa2", config)
     assert named.config == config
@@ -86,9 +86,9 @@ def test_what_is_asked_for_is_done():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "naive"}, "naive has no builds that do"),
-        ({"dtype": "float32"}, "fa2_forward_f32 has no builds that do"),
-        ({"algorithm": "fa1"}, "fa1_forward has no builds that do"),
+        ({"algorithm": "naive"}, "naive has no config that splits keys"),
+        ({"dtype": "float32"}, "fa2_forward_f32 has no config that splits keys"),
+        ({"algorithm": "fa1"}, "fa1_forward has no config that splits keys"),
     ],
 )
 def test_who_cannot_says_so(options, message):

@@ -47,7 +47,11 @@ def _is_a_choice(row: Measured) -> bool:
     """A kernel as the planner would launch it, not a step of an ablation or one of many tilings; of an operation
     whose planner has no rule of its own."""
     spec = KERNELS.get(row.json.get("kernel", ""))
-    return spec is not None and row.label == spec.algorithm and not OPERATIONS[spec.operation].splits
+    return (
+        spec is not None
+        and row.label == spec.algorithm
+        and not OPERATIONS[spec.operation].split_selects_kernel
+    )
 
 
 def _least(cases: list[dict[str, float]]) -> str:

@@ -107,7 +107,7 @@ def compile_lines(specs: Iterable[Kernel]) -> list[Json]:
     from cufa.run.cuda import backend as cuda
 
     device = cuda.current_device()
-    named = [spec for spec in specs if not OPERATIONS[spec.operation].splits]
+    named = [spec for spec in specs if not OPERATIONS[spec.operation].split_selects_kernel]
     head_dims = [next(d for d in (128, 64, 256) if fitting_configs(spec, d, device)) for spec in named]
     timed = cold_compiles([(spec.name, d) for spec, d in zip(named, head_dims, strict=True)])
     return [

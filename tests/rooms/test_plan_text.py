@@ -11,11 +11,11 @@ from test_planner import H200, problem
 
 import cufa
 from cufa.gpu.architectures import Device, find_architecture
-from cufa.kernels import TileConfig
+from cufa.kernels import KERNELS, TileConfig
 from cufa.kernels.forward.fa2 import Fa2Config
 from cufa.measure.decode_cases import make_decode
 from cufa.plan.planner import make_plan
-from cufa.problem.lengths import Cached
+from cufa.problem.lengths import Cached, Padded
 from cufa.problem.mask import CAUSAL, Mask
 from cufa.problem.problem import Problem
 
@@ -61,19 +61,19 @@ def test_text_counts_tiles_of_all_heads():
     assert "432 of 768 visited, 336 skipped" in str(plan)  # 36 of 64 a head, 2 × 6 heads
 
 
-@pytest.mark.parametrize(
-    ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
-)
+@pytest.mark.parametrize(("arch", "how"), [("sm_90", "TMA"), ("sm_80", "cp.async")])
 def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch, how):
     """Its kernel follows from the cut of the keys; no class of decode problems is ever measured."""
     text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
-    assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
+    assert (
+        f"because    auto: kernels that read the cache by {how}; the splits below select one of them" in text
+    )
     assert "measured" not in text
 
 
 def test_tiles_that_were_never_measured_say_so():
     for arch, words in (
-        ("sm_90", "measured on an H200 or H100 for others of its kind"),
+        ("sm_90", "measured on an H200 or H100 for other shapes"),
         ("sm_80", "never measured on sm_80"),
         ("sm_120", "sm_120"),
     ):
@@ -132,6 +132,18 @@ def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
             str(problem.edges)
     finally:
         del Mask.families["checkered"]
+
+
+@pytest.mark.parametrize("num_splits", [None, 4])
+def test_a_refusal_to_split_keys_names_the_arguments_that_were_passed(num_splits):
+    lengths = dataclasses.replace(problem(), lengths=Padded((300, 200), (500, 400)))
+    config = KERNELS["fa2_forward"].split_configs[0]
+    with pytest.raises(ValueError, match=r"config=.*keys cannot be split.*without split_keys") as refused:
+        make_plan(lengths, H200, "fa2", config, num_splits=num_splits)
+    assert ("num_splits=4" in str(refused.value)) == (num_splits == 4)
+    assert "num_splits=None:" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"^num_splits=3: keys cannot be split.*leave num_splits at None$"):
+        make_plan(lengths, H200, "fa2", num_splits=3)
 
 
 def test_a_config_that_does_not_fit_is_refused():

@@ -280,7 +280,7 @@ def test_the_largest_grid_is_planned_and_no_larger():
 
     plan = make_plan(decoding(65_535), H200, "fixed")
     assert max(plan.launches[0].grid[1:]) == 65_535
-    with pytest.raises(ValueError, match="along its last two axes CUDA takes 65,535"):
+    with pytest.raises(ValueError, match="CUDA limits the last two axes to 65,535"):
         make_plan(decoding(65_536), H200, "fixed")
 
 

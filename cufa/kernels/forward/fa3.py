@@ -17,17 +17,18 @@ class Fa3Config(SplitConfig):
     """Tiles of FlashAttention-3: 64 query rows for each consumer warpgroup, and a producer."""
 
     q_stages: int
-    """Buffers of Q for each consumer: in two, the next item's Q arrives while this one's is in use."""
+    """Buffers of Q for each consumer. With two, Q of the next work item is loaded while Q of the current one is in
+    use."""
     q_in_registers: bool
     ping_pong: bool
-    """Consumers issue their products in turns."""
+    """Consumers issue their products in alternating ping-pong slots."""
     store_by_tma: bool
-    """O leaves through the buffer that its Q came in, where that is free by then."""
+    """O is stored by TMA from the buffer of its Q, if that buffer is free."""
 
     @property
     def warps_text(self) -> str:
-        """Turns go without saying, but for a consumer alone."""
-        return super().warps_text + ("" if self.ping_pong or self.block_q <= 64 else ", without turns")
+        """Says so if two or more consumers do not use ping-pong slots."""
+        return super().warps_text + ("" if self.ping_pong or self.block_q <= 64 else ", without ping-pong")
 
 
 def _fa3_config(

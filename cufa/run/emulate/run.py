@@ -144,7 +144,7 @@ def _unusable(findings: tuple[Finding, ...], kind: str, message: str) -> Emulati
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
     """The given arrays. Checked mode copies the arrays of a dense call, with poison after each head's rows; a cache
     already has room past its sequences' ends."""
-    cached = plan.operation.splits
+    cached = plan.operation.split_selects_kernel
     gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
     for x in plan.operation.all_operands:
