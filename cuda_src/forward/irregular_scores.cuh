@@ -7,24 +7,24 @@
 // is `first_key`. RUNS_AT_ONCE: 1 if registers do not suffice for the loads of two runs. ASK_FIRST: all lanes of a warp skip the
 // tests that hide nothing from the warp's rows.
 template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename Params, typename View>
-DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
+DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const int i = row + 8 * r, last = int(u32(i) + u32(mask.last));
     const int end = min(mask.keys, last + 1) - key, begin = int(u32(i) + u32(mask.first)) - key;
     int low = 0;  // columns before it are visible, whatever `begin` says
-    if constexpr (LookedUpMask<KIND, Params>::SETS) {
+    if constexpr (IrregularMask<KIND, Params>::SETS) {
       low = i < mask.exempt ? mask.keys - key : max(mask.prefix - key, min(mask.keep - key, end));
     }
     constexpr int LAST_COLUMN = 8 * View::TILES - 7;
     if (ASK_FIRST && !warp_any(low <= LAST_COLUMN && (begin > 0 || end <= LAST_COLUMN))) continue;
     S.for_each_in_row(r, [&](int column, float& s) {
       const bool in_band = column >= begin && column < end;
-      if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
+      if (!(in_band || (IrregularMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
     });
   }
-  constexpr int RUNS = LookedUpMask<KIND, Params>::RUNS;
+  constexpr int RUNS = IrregularMask<KIND, Params>::RUNS;
   const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
 #pragma unroll RUNS_AT_ONCE
   for (int run = 0; run < runs_of_all; ++run) {

@@ -10,7 +10,7 @@ DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
 
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
-  if constexpr (is_looked_up(MASK_KIND)) {  // any tile may be visited
+  if constexpr (is_irregular(MASK_KIND)) {  // any tile may be visited
     [[maybe_unused]] const int total = (p.seqlen_k - 1) / BC + 1;
     return {total, 0, total, 0, 0};
   }

@@ -17,7 +17,8 @@ void arrive(Block& block, Warp& warp) {
     for (int i = 0; i < 32; ++i) block.races.release(block.thread(warp, i), cluster.barrier.arrived);
   }
   for (auto& [address, mbarrier] : block.mbarriers) {
-    if (mbarrier.initialiser / 32 == first.number / 32 && mbarrier.fenced && !mbarrier.told) mbarrier.told = warp.cluster_phase;
+    const bool fenced_here = mbarrier.initialiser / 32 == first.number / 32 && mbarrier.fenced;
+    if (fenced_here && !mbarrier.announced) mbarrier.announced = warp.cluster_phase;
   }
   cluster.complete_phase();
 }

@@ -63,7 +63,7 @@ void send(Block& target, const RemoteStore& store, u32 address, u32 barrier, con
   if (barrier >> kRankShift != address >> kRankShift || found == target.mbarriers.end()) {
     abandon(thread, "barrier", site, what, " to ", target.index, ", where no mbarrier was initialised at the address given");
   }
-  check_told(thread, target, found->second, store.barrier, site);
+  check_announced(thread, target, found->second, store.barrier, site);
   if (thread.block->launch.late_copies) {
     target.remote_stores.push_back(store);
   } else {
@@ -94,7 +94,7 @@ Block* block_of(Thread& thread, u32 address, u32& smem) {
   return rank ? thread.block->cluster.blocks[rank - 1].get() : thread.block;
 }
 
-void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site) {
+void check_announced(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site) {
   Block& block = *thread.block;
   if (!block.checked || &target == &block || block.races.knows(thread, barrier)) return;
   report(block, "race", site, {}, [&] {

@@ -99,7 +99,7 @@ void mbarrier_arrive_cluster_relaxed(u32 address, Site site) {
   Mbarrier& barrier = target->mbarriers[smem];
   if (thread.block->checked) {
     if (target != thread.block && !target->races.can_store(thread, site)) return;
-    check_told(thread, *target, barrier, smem, site);
+    check_announced(thread, *target, barrier, smem, site);
   }
   arrive(thread, *target, barrier, smem, 0, site);
 }

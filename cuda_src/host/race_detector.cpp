@@ -194,7 +194,7 @@ bool RaceDetector::can_store(Thread& thread, Site site) {
 bool RaceDetector::knows(const Thread& thread, const Mbarrier& barrier) const {
   const VectorClock& clock = of(thread);
   return clock[barrier.initialiser] >= barrier.initialised ||
-         (barrier.told && clock[clocks_.phases()] >= barrier.told);
+         (barrier.announced && clock[clocks_.phases()] >= barrier.announced);
 }
 
 void RaceDetector::leave(Thread& thread) {

@@ -88,9 +88,9 @@ struct Mbarrier {
   std::vector<Thread*> waiting;
 
   // Checked mode: the thread that initialised the barrier, when, and when its fence.mbarrier_init followed (0: none has). That
-  // thread's next arrival at the cluster's barrier, relaxed or not, completes phase `told`, which tells the other blocks.
+  // thread's next arrival at the cluster's barrier, relaxed or not, completes phase `announced`, which tells the other blocks.
   int initialiser = 0;
-  u32 initialised = 0, fenced = 0, told = 0;
+  u32 initialised = 0, fenced = 0, announced = 0;
 };
 
 struct Thread : ThreadContext {
@@ -260,7 +260,7 @@ Copy take_next(Block& block, std::vector<Copy>& in_flight) {
 // The block whose shared memory a cluster's address means, and the address there; null if it means none.
 Block* block_of(Thread& thread, u32 address, u32& smem);
 // Another block's mbarrier must be known to be initialised, else there is a finding.
-void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site);
+void check_announced(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site);
 // Let one store in flight to this block land; false when there is none.
 bool land_one_store(Block& block);
 

@@ -89,7 +89,7 @@ struct TileClass {
 
 // The mask of one head.
 template <MaskKind KIND, typename Params>
-struct LookedUpMask {
+struct IrregularMask {
   static constexpr int RUNS = num_runs(KIND);
   static constexpr bool SETS = KIND == MASK_SETS;
 
@@ -100,7 +100,7 @@ struct LookedUpMask {
   MaskWorkspace<Params, RUNS> workspace;
   i64 number;  // of the head's first run
 
-  DEVICE LookedUpMask(const Params& p, int batch, int kv_head)
+  DEVICE IrregularMask(const Params& p, int batch, int kv_head)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
         workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
     if constexpr (SETS) {
@@ -114,7 +114,7 @@ struct LookedUpMask {
     }
   }
   // With the values of one sequence and head.
-  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
+  DEVICE IrregularMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
         exempt(exempt_), workspace(of_head), number(0) {}
 
@@ -147,7 +147,7 @@ struct LookedUpMask {
 template <MaskKind KIND, bool SKIP, typename Params>
 DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
   const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
-  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const IrregularMask<KIND, Params> mask(p, batch, kv_head);
   const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
   return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }

@@ -71,7 +71,7 @@ DEVICE i64 diagonal_of(const Params& p, const Sequence& sequence) {
 // Index of a head's first row in an array (batch, heads, seqlen_q), or (heads, total_q) if packed. `head` counts over the batch
 // of the arrays.
 template <typename Params, typename Sequence>
-DEVICE i64 row_numbers(const Params& p, const Sequence& sequence, i64 head) {
+DEVICE i64 row_stats_index(const Params& p, const Sequence& sequence, i64 head) {
   if constexpr (LENGTHS_KIND == PACKED) return head * p.total_q + sequence.first_row();
   return head * p.seqlen_q;
 }

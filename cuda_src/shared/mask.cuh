@@ -11,7 +11,7 @@
 enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK_COLUMNS2 };
 
 // Irregular masks: the tiles that a block visits are no range. Each tile is tested.
-constexpr bool is_looked_up(MaskKind kind) { return kind >= MASK_SETS; }
+constexpr bool is_irregular(MaskKind kind) { return kind >= MASK_SETS; }
 
 // Key tiles of one query block: first ... end-1 are computed, of these clear_first ... clear_end-1 without a mask. If no tile is
 // clear, both are `first`, and all tiles are right-masked.

@@ -21,7 +21,7 @@ enum Phase : u32 {
   WAIT_ITEM,      // for the next work item
   WAIT_DATA,      // for a tile to land
   WAIT_SPACE,     // for a buffer to be free
-  WAIT_TURN,      // for other warps, at a barrier
+  WAIT_TURN,      // for other warps, or for a ping-pong slot (stored traces have this name)
   WAIT_PRODUCTS,  // for products in flight
   COPY,           // issues copies of a tile
   ISSUE,          // issues products
@@ -42,8 +42,8 @@ enum : u32 {
   NO_TILE = 0xffffff,  // the stamp has no tile, or the tile is not known
 };
 
-// The number of a query tile of a head in stamps, modulo 4096 heads and 4096 tiles.
-DEVICE u32 query_tile_number(int head, int q_tile) { return u32(head) % 4096 << 12 | u32(q_tile) % 4096; }
+// A query tile of a head in stamps: head * 4096 + tile, both modulo 4096.
+DEVICE u32 query_tile_stamp(int head, int q_tile) { return u32(head) % 4096 << 12 | u32(q_tile) % 4096; }
 
 #if !TRACE_INSIDE
 // The log of other builds has no bytes and does nothing.

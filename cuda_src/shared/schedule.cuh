@@ -17,7 +17,7 @@ template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
 // Later query blocks visit more key tiles. Irregular masks count as well: most of them lie within a causal band.
-constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
+constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_irregular(MASK_KIND);
 
 // The mask of one sequence. With LENGTHS the edges of the band are distances from the sequence's diagonal.
 template <typename Params, typename Sequence>

@@ -202,7 +202,7 @@ def _of_log(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any
 def visited(found: npt.NDArray[Any]) -> dict[int, dict[int, list[int]]]:
     """Work item → log → the tiles whose scores that warp computed, in its order, of what :func:`intervals` found.
 
-    Of a backward kernel a tile is a head and a tile of its queries (``query_tile_number`` in the header)."""
+    Of a backward kernel a tile is a head and a tile of its queries (``query_tile_stamp`` in the header)."""
     scores = np.isin(found["phase"], [PHASES.index("SCORES"), PHASES.index("TILE")]) & (found["number"] >= 0)
     result: dict[int, dict[int, list[int]]] = {}
     for x in found[scores]:

@@ -43,7 +43,7 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
 template <MaskKind KIND, typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
-  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const IrregularMask<KIND, Params> mask(p, batch, kv_head);
   const TileClass is = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
   return {is.some, is.some && is.every && end <= p.seqlen_q};
 }
@@ -76,8 +76,8 @@ DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lan
 
 // The same under an irregular mask.
 template <MaskKind KIND, typename Params, typename View>
-DEVICE void hide_scores_by_keys(View S, const LookedUpMask<KIND, Params>& mask, int key, int lane_first_row) {
-  using Looked = LookedUpMask<KIND, Params>;
+DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask, int key, int lane_first_row) {
+  using Looked = IrregularMask<KIND, Params>;
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const int j = key + 8 * r;

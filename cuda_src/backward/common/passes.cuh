@@ -18,7 +18,7 @@ struct StripItem {
   bool valid;
   int sequence = 0, strip_of_sequence = 0;  // LENGTHS: its sequence; PACKED: the strip among the strips of that sequence
 
-  // A strip that exists, of dense arrays: 32-bit numbers take fewer registers.
+  // A strip that exists, of dense arrays: 32-bit indices take fewer registers.
   DEVICE StripItem(u32 index_, u32 strips_of_head)
       : index(index_), head(index_ / strips_of_head), strip(int(index_ % strips_of_head)), valid(true) {}
   DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace, i64 index_) : index(index_) {
@@ -110,7 +110,7 @@ constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <=
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 
 // By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or O (1);
-// and number(which, at): the LSE (0) or its gradient (1) of one row per lane.
+// and stat(which, at): the LSE (0) or its gradient (1) of one row per lane.
 template <int IN_FLIGHT, typename Source>
 DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item,
                           const Source& source, int lane) {
@@ -139,8 +139,8 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
   // One lane per row loads its LSE and the gradient of its LSE.
   const u32 first_row = u32(item.row()), rows = item.valid ? u32(sequence.rows()) : 0, row = first_row + lane;
   const bool here = lane < STRIP && row < rows;
-  const i64 at = row_numbers(p, sequence, item.head) + row;
-  const float lse = here ? source.number(0, at) : 0.0f, dlse = here && p.dlse != nullptr ? source.number(1, at) : 0.0f;
+  const i64 at = row_stats_index(p, sequence, item.head) + row;
+  const float lse = here ? source.stat(0, at) : 0.0f, dlse = here && p.dlse != nullptr ? source.stat(1, at) : 0.0f;
   // Algorithm 2, l. 4: D = rowsum(dO * O).
   float delta = 0.0f;
 #pragma unroll(STRIP / ROWS < IN_FLIGHT ? STRIP / ROWS : IN_FLIGHT)
@@ -164,12 +164,12 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
   const float L = blind ? 0.0f : lse * (ELEMENT_BYTES == 4 ? 1.0f : LOG2_E), D = blind ? 0.0f : delta;
   if constexpr (WHOLE_TILES) {
     if (item.valid && lane < STRIP) {
-      float* const numbers = workspace.lse(item.index) + lane;
-      st_global(numbers, here ? L : -NEG_INF);  // rows past the end: their P is exp2(0 - inf) = 0
-      st_global(numbers + BLOCK_Q, here ? -D : 0.0f);
+      float* const stats = workspace.lse(item.index) + lane;
+      st_global(stats, here ? L : -NEG_INF);  // rows past the end: their P is exp2(0 - inf) = 0
+      st_global(stats + BLOCK_Q, here ? -D : 0.0f);
     }
   } else if (here) {
-    st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(L), float_as_u32(D)});
+    st_global(workspace.rows + at * ROW_STATS_BYTES, vec2{float_as_u32(L), float_as_u32(D)});
   }
   if constexpr (SINK) {
     float of_sink = here && !blind ? ex2((ld_global<float>(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
@@ -194,7 +194,7 @@ struct StripInMemory {
     const i64 pitch = (which == 0 ? p.dout_stride : p.o_stride).seq * ELEMENT_BYTES;
     return load_16_bytes<ALIGNMENT>((which == 0 ? dO : O) + row * pitch + unit * 16);
   }
-  DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
+  DEVICE float stat(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
 };
 
 // The pass before.

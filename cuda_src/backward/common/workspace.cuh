@@ -29,7 +29,7 @@ constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
 // Of each row: lse in units of log2 (P = exp2(scale_log2 * s - lse)), float32: natural log; and
 // delta = rowsum(dO o O) - dlse.
-constexpr int ROW_NUMBER_BYTES = 8;
+constexpr int ROW_STATS_BYTES = 8;
 
 constexpr int ITEM_VECTORS = 3;  // 16-byte vectors of an ItemDescriptor (backward/fa3_common/block.cuh)
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
@@ -42,7 +42,7 @@ constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples 
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");
 
 // Whether key blocks are ordered by head batches.
-constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
+constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE;
 // Whether persistent blocks take one key block after another, and do most of the passes before and after beside their tiles
 // (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or
 // lengths: an item then has more than its descriptor. A soft cap leaves consumers, and a sink leaves the passes, no registers.
@@ -60,9 +60,9 @@ struct HeadBatches {
   DEVICE u32 first(u32 head_batch) const { return head_batch * u32(p.heads_per_head_batch); }
   DEVICE u32 end(u32 head_batch) const { return head_batch < whole() ? first(head_batch + 1) : heads(); }
   DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_head_batch), whole()); }
-  DEVICE u32 strips() const { return u32(p.strips_per_head); }
+  DEVICE u32 strips_of_kv_head() const { return u32(p.strips_per_head); }
   // The first row strip that the pass after converts.
-  DEVICE u32 left() const { return first(u32(p.head_batches_converted)) * strips(); }
+  DEVICE u32 left() const { return first(u32(p.head_batches_converted)) * strips_of_kv_head(); }
 };
 
 // IS_PERSISTENT. PREPARED: prepared strips of each key/value head. Of each head batch: ADDED counts the warps that have added all
@@ -71,7 +71,7 @@ enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
-  char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
+  char* rows;  // (batch * heads, seqlen_q) of ROW_STATS_BYTES; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: index of the next item, taken by persistent blocks
   vec4* items;  // IS_PERSISTENT: (key blocks * batch * kv_heads, ITEM_VECTORS), in the order in which they are taken
   u32* tickets;  // DETERMINISTIC: ticket counters (batch * heads, query tiles); WHOLE_TILES: none, they lie in the tiles
@@ -87,7 +87,7 @@ struct BackwardWorkspace {
              : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * STRIP_FLOATS);
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
-    tickets = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
+    tickets = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_STATS_BYTES);
     sinks = reinterpret_cast<float*>(tickets + (DETERMINISTIC ? heads * tiles(p) : 0));
     if constexpr (WHOLE_TILES && SINK) {
       sinks = reinterpret_cast<float*>(items);

@@ -55,7 +55,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || !DETERMINISTIC, "DETERMINISTIC needs a band mask: the addition order follows from ranges of tiles");
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   const BackwardWorkspace workspace(p);
@@ -103,7 +103,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 9, asynchronously, in K_STEPS parts: Q, dO, L and D of one tile. Rows past the end become zeros, which add nothing
   // to dK and dV, although their P is exp2(0 - 0) = 1.
   struct TileCopy {
-    const char *Q, *dO, *numbers;  // the first row of the tile
+    const char *Q, *dO, *stats;  // the first row of the tile
     u32 stage;
     int valid_rows, thread;
   };
@@ -113,7 +113,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
                                                  (sequence.first_row() + row) * p.q_stride.seq),
             static_cast<const char*>(p.dout) + 2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head +
                                                     (sequence.first_row() + row) * p.dout_stride.seq),
-            workspace.rows + (row_numbers(p, sequence, batch_head + tile.head) + row) * ROW_NUMBER_BYTES, stage,
+            workspace.rows + (row_stats_index(p, sequence, batch_head + tile.head) + row) * ROW_STATS_BYTES, stage,
             valid ? sequence.rows() - row : 0, thread_id()};
   };
   auto copy_part = [&](const TileCopy& copy, int x) {
@@ -122,8 +122,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
         x, dO_smem + copy.stage * STAGE_BYTES, copy.dO, p.dout_stride.seq * 2, copy.valid_rows, copy.thread);
     if (x == 0 && copy.thread < Br) {
-      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + copy.stage * NUMBERS_BYTES + copy.thread * ROW_NUMBER_BYTES,
-                                       copy.numbers + copy.thread * ROW_NUMBER_BYTES, copy.thread < copy.valid_rows);
+      cp_async_small<ROW_STATS_BYTES>(rows_smem + copy.stage * TILE_STATS_BYTES + copy.thread * ROW_STATS_BYTES,
+                                       copy.stats + copy.thread * ROW_STATS_BYTES, copy.thread < copy.valid_rows);
     }
   };
   auto copy_tile = [&](QueryTile tile, u32 stage) {
@@ -152,7 +152,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
     visit_query_tile(p, sequence, item, tile, stage, masked, Q, dO, P_keys, dS_keys, K_smem, V_smem, rows_smem, rows_first,
                      columns_first, warp_keys, key_group, part, first_tile, first_key, lane, dK_rmem, dV_rmem, parked_item,
-                     mask_of_head, copy_next, inside, query_tile_number(tile.head, tile.q_tile));
+                     mask_of_head, copy_next, inside, query_tile_stamp(tile.head, tile.q_tile));
   };
 
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
@@ -163,7 +163,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     add_query_gradients(dQ, strip, strips, first_dq_tile, dq_share, dS_lane, K_lane, lane, inside,
-                        query_tile_number(tile.head, tile.q_tile));
+                        query_tile_stamp(tile.head, tile.q_tile));
   };
 
   if constexpr (IRREGULAR) find_next(item);

@@ -27,7 +27,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
                              int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
                              float (&dV_rmem)[KEY_TILES][O_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
                              CopyNext copy_next, PhaseLog& inside, u32 number) {
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   // dV or dK += A B for the queries from `first` on, B from a tile of dO or Q.
   auto accumulate = [&](Phase phase, float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a,
                         auto between) {
@@ -43,12 +43,12 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     const int first = part * PART_QUERIES + c;
     float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
     const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
-    const u32 numbers_lane = rows_smem + stage * NUMBERS_BYTES + (first + S.lane_column(lane)) * ROW_NUMBER_BYTES;
+    const u32 stats_lane = rows_smem + stage * TILE_STATS_BYTES + (first + S.lane_column(lane)) * ROW_STATS_BYTES;
     // L and D of this lane's two queries in 8-column tile n.
-    auto row_numbers = [&](int n, float(&L)[2], float(&D)[2]) {
-      const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
-      L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
-      L[1] = u32_as_float(numbers.z), D[1] = u32_as_float(numbers.w);
+    auto row_stats = [&](int n, float(&L)[2], float(&D)[2]) {
+      const vec4 stats = ld_shared_vec4(stats_lane + n * 8 * ROW_STATS_BYTES);
+      L[0] = u32_as_float(stats.x), D[0] = u32_as_float(stats.y);
+      L[1] = u32_as_float(stats.z), D[1] = u32_as_float(stats.w);
     };
     auto multiply_keys = [&](Phase phase, float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
       const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
@@ -67,7 +67,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     // Alg. 2, l. 11
     auto exponentials = [&](int n) {
       float L[2], D[2];
-      row_numbers(n, L, D);
+      row_stats(n, L, D);
 #pragma unroll
       for (int x = 0; x < 4 * KEY_TILES; ++x) {
         float& s = S.at(x / 2, n, x % 2);
@@ -81,7 +81,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     // Alg. 2, l. 14
     auto gradients = [&](int n) {
       float L[2], D[2];
-      row_numbers(n, L, D);
+      row_stats(n, L, D);
 #pragma unroll
       for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
     };
@@ -97,7 +97,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
       const int key = (IRREGULAR ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
-        hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
+        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
       } else {
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }

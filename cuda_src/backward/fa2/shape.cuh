@@ -27,14 +27,14 @@ constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
-constexpr int STAGE_BYTES = Br * PITCH, NUMBERS_BYTES = Br * ROW_NUMBER_BYTES, TILE_BYTES = Bc * S_PITCH;
+constexpr int STAGE_BYTES = Br * PITCH, TILE_STATS_BYTES = Br * ROW_STATS_BYTES, TILE_BYTES = Bc * S_PITCH;
 
 // Dynamic shared memory: the offset of each buffer, in order.
 struct SharedMemory {
   static constexpr int K = 0, V = K + Bc * PITCH;                                  // later dK and dV
   static constexpr int Q = V + Bc * PITCH, DO = Q + NUM_STAGES * STAGE_BYTES;      // in stages
   static constexpr int ROWS = DO + NUM_STAGES * STAGE_BYTES;                       // in stages: L and D of each row
-  static constexpr int P = ROWS + NUM_STAGES * NUMBERS_BYTES;                      // SHARED_KEYS: P^T
+  static constexpr int P = ROWS + NUM_STAGES * TILE_STATS_BYTES;                      // SHARED_KEYS: P^T
   static constexpr int DS = P + (SHARED_KEYS ? TILE_BYTES : 0);                    // in stages: dS^T
   static constexpr int BYTES = DS + NUM_STAGES * TILE_BYTES;
 };

@@ -68,7 +68,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
   auto batch_head = [&] { return i64(batch()) * p.heads; };
   // Irregular masks: the current tile and the next one.
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || !DETERMINISTIC, "DETERMINISTIC needs a band mask: the addition order follows from ranges of tiles");
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
@@ -108,8 +108,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     const int row = tile.q_tile * Br + thread_id();
     if (thread_id() < Br) {
       const i64 number = (batch_head() + tile.head) * p.seqlen_q + row;
-      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + thread_id() * ROW_NUMBER_BYTES,
-                                       BackwardWorkspace(p).rows + number * ROW_NUMBER_BYTES, row < p.seqlen_q);
+      cp_async_small<ROW_STATS_BYTES>(rows_smem + thread_id() * ROW_STATS_BYTES,
+                                       BackwardWorkspace(p).rows + number * ROW_STATS_BYTES, row < p.seqlen_q);
     }
     cp_async_commit();
   };
@@ -218,7 +218,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
-        hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
+        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
       } else {
         hide_scores_by_keys(S, head_mask(p), key, row);
       }
@@ -228,12 +228,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
     // Alg. 2, l. 11 and 14
     u32 largest = NO_MAGNITUDE;
-    const u32 numbers_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_NUMBER_BYTES;
+    const u32 stats_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_STATS_BYTES;
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
-      const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
-      const Exponent exponent[2] = {u32_as_float(numbers.x), u32_as_float(numbers.z)};
-      const float D[2] = {u32_as_float(numbers.y), u32_as_float(numbers.w)};
+      const vec4 stats = ld_shared_vec4(stats_lane + n * 8 * ROW_STATS_BYTES);
+      const Exponent exponent[2] = {u32_as_float(stats.x), u32_as_float(stats.z)};
+      const float D[2] = {u32_as_float(stats.y), u32_as_float(stats.w)};
 #pragma unroll
       for (int e = 0; e < KEY_TILES * 4; ++e) {
         float &s = (&S_rmem[n][0][0])[e], &dp = (&dP_rmem[n][0][0])[e];

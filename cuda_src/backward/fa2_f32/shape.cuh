@@ -28,7 +28,7 @@ constexpr int S_PITCH = tile_pitch(Br * 4, 64);  // of P^T and dS^T: a row per k
 struct SharedMemory {
   static constexpr int K = 0, V = K + Bc * PITCH, Q = V + Bc * PITCH, DO = Q + Br * PITCH;  // float32, then pairs of float16
   static constexpr int ROWS = DO + Br * PITCH;             // L and D of each row
-  static constexpr int S = ROWS + Br * ROW_NUMBER_BYTES;   // P^T, then dS^T
+  static constexpr int S = ROWS + Br * ROW_STATS_BYTES;   // P^T, then dS^T
   static constexpr int LARGEST = S + Bc * S_PITCH;         // the largest dS of each warp
   static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
 };

@@ -7,10 +7,10 @@
 // these strips have converted up to g - head_batches_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
 // thread block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
 //
-// In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, with which the
-// loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
+// In the words of PTX's memory model: the zeros and row statistics of a strip happen before its release of PREPARED, with which
+// the loaders' acquire synchronises; mbarriers lead from the loaders to the consumers that add. Additions by the copy engine have
 // completed before the warp's release of ADDED, and additions by its lanes happen before it; the acquire here synchronises with
-// that release. A proxy fence of the loaders makes zeros and numbers visible to the copy engine.
+// that release. A proxy fence of the loaders makes zeros and row statistics visible to the copy engine.
 #pragma once
 #include "backward/fa3_common/items.cuh"
 #include "primitives/cp_async.cuh"
@@ -29,7 +29,7 @@ DEVICE void prepare_counters(const BackwardParams& p) {
   }
   const u32 prepared = batches.end(u32(p.head_batches_before) - 1);
   for (u32 head = blockIdx.x * PASS_THREADS + threadIdx.x; head < batches.heads(); head += gridDim.x * PASS_THREADS) {
-    st_global(workspace.counter(p, PREPARED, head), head < prepared ? batches.strips() : 0u);
+    st_global(workspace.counter(p, PREPARED, head), head < prepared ? batches.strips_of_kv_head() : 0u);
     st_global(workspace.counter(p, ADDED, head), 0u);
     st_global(workspace.counter(p, TO_PREPARE, head), 0u);
     st_global(workspace.counter(p, TO_CONVERT, head), 0u);
@@ -88,7 +88,7 @@ struct Background {
       }
       warp_sync();  // all lanes have read the slot and written their results
       if (!CONVERTS && s % RUN_STRIPS == RUN_STRIPS - 1 && lane_id() == 0) {
-        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadBatches{p}.strips()), RUN_STRIPS);
+        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadBatches{p}.strips_of_kv_head()), RUN_STRIPS);
       }
       if (!more) return;
       s = next;
@@ -106,11 +106,11 @@ struct Background {
   // Whether a head batch has that run, and the run's first strip.
   DEVICE bool has_run(u32 head_batch, u32 taken, u32& strip) const {
     const HeadBatches batches{p};
-    strip = batches.first(head_batch) * batches.strips() + shfl(taken, 0) * RUN_STRIPS;
-    return strip < batches.end(head_batch) * batches.strips();
+    strip = batches.first(head_batch) * batches.strips_of_kv_head() + shfl(taken, 0) * RUN_STRIPS;
+    return strip < batches.end(head_batch) * batches.strips_of_kv_head();
   }
   DEVICE u32* counter(Counter which, u32 i) const { return ::counter(p, which, i); }
-  DEVICE u32 strips() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }  // of a head
+  DEVICE u32 strips_of_query_head() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }
 
   DEVICE void await_added(u32 head_batch) const {
     const HeadBatches batches{p};
@@ -134,7 +134,7 @@ struct Background {
 #pragma unroll 4
       for (int n = 0; n < D_TILES; ++n) cp_async_16(target + lane * 16 + n * (ACCUMULATOR * 4), source + n * ACCUMULATOR, true);
     } else {
-      const u32 head = strip / strips(), row = strip % strips() * STRIP;
+      const u32 head = strip / strips_of_query_head(), row = strip % strips_of_query_head() * STRIP;
       load_rows(head_address(p.dout, p.dout_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.dout_stride.seq * 2,
                    row, target);
       load_rows(head_address(p.o, p.o_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.o_stride.seq * 2, row,
@@ -160,15 +160,16 @@ struct Background {
     DEVICE vec4 unit(int which, u32 row, int unit) const {
       return ld_shared_vec4(place + (u32(which) * STRIP + row % STRIP) * (HEAD_DIM * 2) + unit * 16);
     }
-    DEVICE float number(int which, i64 at) const { return which == 0 ? lse : ld_global<float>(p.dlse + at); }
+    DEVICE float stat(int which, i64 at) const { return which == 0 ? lse : ld_global<float>(p.dlse + at); }
   };
   DEVICE void prepare(u32 strip, u32 place, float lse) const {
-    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place, lse},
-                                                     int(opaque(lane_id())));
+    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips_of_query_head()),
+                                                  Slot{p, place, lse}, int(opaque(lane_id())));
   }
   // With few registers: each lane converts its four elements of an accumulator, two neighbours of two rows.
   DEVICE void convert(u32 strip, u32 place) const {
-    const u32 head = strip / strips(), lane = opaque(lane_id()), row = strip % strips() * STRIP + lane / 4;
+    const u32 head = strip / strips_of_query_head(), lane = opaque(lane_id());
+    const u32 row = strip % strips_of_query_head() * STRIP + lane / 4;
     const u32 below = opaque(row + 8);
     char* const of_head = head_address(p.dq, p.dq_stride, int(head / u32(p.heads)), int(head % u32(p.heads))) + lane % 4 * 4;
     char* const target = of_head + i64(row) * p.dq_stride.seq * 2;

@@ -8,12 +8,12 @@
 // A work item, one key block of one key/value head, as it lies in shared memory: there it costs no registers.
 struct ItemDescriptor {
   i32 k_block, kv_head, batch;
-  i32 count;                   // query tiles to visit, over all query heads of the group
-  i32 first, end;              // query tiles of each head; LOOKED_UP: positions in the list
+  i32 count;                   // query tiles to visit, over all heads of the query group
+  i32 first, end;              // query tiles of each head; IRREGULAR: positions in the list
   i32 clear_first, clear_end;  // the clear tiles of each head
-  u32 index;                   // number of the item
+  u32 index;                   // among the items of the launch
   i32 total;                   // query tiles of a head
-  u32 workspace_tile;          // number in the workspace of the sequence's first tile
+  u32 workspace_tile;          // index in the workspace of the sequence's first tile
   i32 first_key;               // PAIRED: the first key of this thread block
 };
 static_assert(sizeof(ItemDescriptor) == DESCRIPTOR_BYTES, "the copy engine brings whole 16-byte vectors");
@@ -31,15 +31,15 @@ DEVICE vec4 vector_of(const Descriptor& descriptor, int i) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-#define ITEM_FIELD(name) int(ld_shared_u32(item + OFFSET_OF(ItemDescriptor, name)))
+#define ITEM_FIELD(name) int(ld_shared_u32(descriptor_smem + OFFSET_OF(ItemDescriptor, name)))
 #define SEQUENCE_FIELD(name) \
-  int(ld_shared_u32(item + (SharedMemory::SEQUENCE - SharedMemory::ITEMS) + OFFSET_OF(SequenceDescriptor, name)))
+  int(ld_shared_u32(descriptor_smem + (SharedMemory::SEQUENCE - SharedMemory::ITEMS) + OFFSET_OF(SequenceDescriptor, name)))
 
-// The item whose descriptor is at `item`. LOOKED_UP: the tiles to visit, the same for all heads of the group, are listed in
-// shared memory, and a QueryTile's q_tile is a position in that list.
+// The item whose descriptor is at `descriptor_smem`. IRREGULAR: the tiles to visit, the same for all heads of the query group,
+// are listed in shared memory, and a QueryTile's q_tile is a position in that list.
 struct KeyBlock {
   const BackwardParams& p;
-  u32 item;
+  u32 descriptor_smem;
 
   DEVICE int k_block() const { return ITEM_FIELD(k_block); }
   DEVICE int kv_head() const { return ITEM_FIELD(kv_head); }
@@ -48,7 +48,7 @@ struct KeyBlock {
   DEVICE u32 index() const { return u32(ITEM_FIELD(index)); }
   DEVICE u32 head() const { return u32(batch() * p.kv_heads + kv_head()); }  // over the batch
   DEVICE u32 head_batch() const { return HeadBatches{p}.of_head(head()); }
-  DEVICE int group_size() const { return p.heads / p.kv_heads; }
+  DEVICE int query_group_size() const { return p.heads / p.kv_heads; }
   DEVICE int first_key() const { return PAIRED ? ITEM_FIELD(first_key) : k_block() * Bc; }  // of the thread block
 
   DEVICE HeadMask mask() const {
@@ -71,23 +71,23 @@ struct KeyBlock {
     }
   }
 
-  DEVICE QueryTile first() const { return {kv_head() * group_size(), ITEM_FIELD(first)}; }
+  DEVICE QueryTile first() const { return {kv_head() * query_group_size(), ITEM_FIELD(first)}; }
   DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, ITEM_FIELD(first), ITEM_FIELD(end), 0, 0}); }
   DEVICE WalkedTile listed(int position) const {
-    return {int(ld_shared_u32(item + (SharedMemory::LIST - SharedMemory::ITEMS) + 4 * position))};
+    return {int(ld_shared_u32(descriptor_smem + (SharedMemory::LIST - SharedMemory::ITEMS) + 4 * position))};
   }
-  DEVICE int q_tile(QueryTile tile) const { return LOOKED_UP ? listed(tile.q_tile).tile() : tile.q_tile; }
+  DEVICE int q_tile(QueryTile tile) const { return IRREGULAR ? listed(tile.q_tile).tile() : tile.q_tile; }
   DEVICE bool has_hidden_scores(QueryTile tile) const {
     auto extends_past_end = [&] { return keys() - first_key() < BLOCK_KEYS; };
-    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || extends_past_end();
+    if constexpr (IRREGULAR) return listed(tile.q_tile).masked() || extends_past_end();
     return tile.q_tile < ITEM_FIELD(clear_first) || tile.q_tile >= ITEM_FIELD(clear_end) || extends_past_end();
   }
-  // Number of a tile in the workspace.
+  // Index of a tile in the workspace.
   DEVICE u32 workspace_tile(QueryTile tile) const {
     return u32(ITEM_FIELD(workspace_tile)) + u32(tile.head) * BackwardWorkspace::tiles(p) + u32(q_tile(tile));
   }
   DEVICE TileRange tiles() const {  // for the trace
-    if constexpr (LOOKED_UP) {
+    if constexpr (IRREGULAR) {
       TileTally tally;
       for (int i = 0; i < ITEM_FIELD(end); ++i) tally.count(listed(i).tile(), listed(i).masked());
       return tally.range(ITEM_FIELD(total));
@@ -98,7 +98,7 @@ struct KeyBlock {
 
 // The descriptors of item `index`.
 struct NewItem {
-  ItemDescriptor item;
+  ItemDescriptor descriptor;
   SequenceDescriptor sequence;
 
   DEVICE NewItem(const BackwardParams& p, u32 index) {
@@ -110,27 +110,27 @@ struct NewItem {
     const u32 first_tile = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(length.first_row()), found.batch)
                                                   : u32(found.batch) * u32(p.heads) * BackwardWorkspace::tiles(p);
     const u32 first_key = PAIRED ? u32(found.k_block * Bc) + blockIdx.x % CLUSTER * BLOCK_KEYS : 0;
-    item = {found.k_block, found.kv_head,     found.batch,     i32(count), tiles.first, tiles.end,
-            tiles.clear_first, tiles.clear_end, index, tiles.total, first_tile, i32(first_key)};
+    descriptor = {found.k_block, found.kv_head, found.batch, i32(count), tiles.first, tiles.end, tiles.clear_first,
+                  tiles.clear_end, index, tiles.total, first_tile, i32(first_key)};
     if constexpr (RAGGED) {
       sequence = {mask.rows, mask.keys, mask.first, mask.last,
                   i32(length.stored_keys()), i32(length.first_row()), i32(length.first_key()), 0};
     }
   }
 
-  // LOOKED_UP, by a warp: lists the tiles to visit.
+  // IRREGULAR, by a warp: lists the tiles to visit.
   DEVICE void list_tiles(const BackwardParams& p, u32 list) {
     TileWalk<false> walk(0);
     u32 count = 0;
     for (;; ++count) {
       const WalkedTile tile = walk.next((p.seqlen_q - 1) / Br + 1, [&](int tile) {
-        return class_of_query_tile<MASK_KIND>(p, item.k_block, item.batch, item.kv_head, tile);
+        return class_of_query_tile<MASK_KIND>(p, descriptor.k_block, descriptor.batch, descriptor.kv_head, tile);
       });
       if (!tile.exists()) break;
       if (lane_id() == 0) st_shared_u32(list + 4 * count, u32(tile.code));
     }
-    item.count = i32(u32(p.heads / p.kv_heads) * count);
-    item.first = item.clear_first = item.clear_end = 0;
-    item.end = i32(count);
+    descriptor.count = i32(u32(p.heads / p.kv_heads) * count);
+    descriptor.first = descriptor.clear_first = descriptor.clear_end = 0;
+    descriptor.end = i32(count);
   }
 };

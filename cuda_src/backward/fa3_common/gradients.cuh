@@ -12,8 +12,8 @@
 DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
   const auto S = fragment_view(S_rmem);
   const int first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);
-  if constexpr (LOOKED_UP) {
-    hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(block.p, block.batch(), block.kv_head()), first_key, row);
+  if constexpr (IRREGULAR) {
+    hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(block.p, block.batch(), block.kv_head()), first_key, row);
   } else {
     hide_scores_by_keys(S, block.mask(), first_key, row);
   }
@@ -33,8 +33,8 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
   }
 #pragma unroll
   for (int t = FROM; t < TO; ++t) {
-    const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
-    const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
+    const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+    const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float P[2];
@@ -61,9 +61,9 @@ DEVICE float unpack_16bit(u32 pair, int e) { return Element::widen(u16(e == 0 ? 
 DEVICE void begin_with_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
 #pragma unroll
   for (int i = 0; i < Br / 4; ++i) {
-    const vec2 numbers = ld_shared_vec2(neg_delta + i / 2 * 32 + lane % 4 * 8);
-    dP_rmem[2 * i] = u32_as_float(numbers.x);
-    dP_rmem[2 * i + 1] = u32_as_float(numbers.y);
+    const vec2 stats = ld_shared_vec2(neg_delta + i / 2 * 32 + lane % 4 * 8);
+    dP_rmem[2 * i] = u32_as_float(stats.x);
+    dP_rmem[2 * i + 1] = u32_as_float(stats.y);
   }
 }
 // dP - D, of a product that began with zeros: shared memory holds -D.
@@ -71,11 +71,11 @@ DEVICE void add_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
-    const vec2 numbers = ld_shared_vec2(neg_delta + t * 32 + lane % 4 * 8);
+    const vec2 stats = ld_shared_vec2(neg_delta + t * 32 + lane % 4 * 8);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      dP.at(r, t, 0) += u32_as_float(numbers.x);
-      dP.at(r, t, 1) += u32_as_float(numbers.y);
+      dP.at(r, t, 0) += u32_as_float(stats.x);
+      dP.at(r, t, 1) += u32_as_float(stats.y);
     }
   }
 }
@@ -116,7 +116,7 @@ DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 
     wgmma_tiles_rs<N, HELD, Element>(d, held, b);
 #pragma unroll
     for (int k = HELD; k < K_STEPS; ++k) {
-      Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
+      Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a + k_major_step<WARPGROUP_KEYS>(k), b + k_major_step<N>(k));
     }
   }
 }
@@ -125,7 +125,7 @@ DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 
 // an atom's first column.
 template <int KEYS, bool ACCUMULATES, int TILES>
 DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
-  const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
+  const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<WARPGROUP_KEYS>(K);
 #pragma unroll
   for (int k = 0; k < KEYS / 16; ++k) {
     const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);

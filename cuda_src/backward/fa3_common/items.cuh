@@ -26,8 +26,8 @@ struct ItemRings {
   DEVICE u32 descriptor(u32 i) const { return descriptors + items.stage(i) * DESCRIPTOR_BYTES; }
   DEVICE void init() const {
     if constexpr (IS_PERSISTENT) items.init(1, 4 * CONSUMERS + 2);  // read by the warps of consumers and by both loaders
-    K.init(KEY_GROUPS + PAIRED, 4 * CONSUMERS);  // PAIRED: with the atoms of the other block's K
-    V.init(KEY_GROUPS, 4 * CONSUMERS);
+    K.init(KEY_TILES + PAIRED, 4 * CONSUMERS);  // PAIRED: with the atoms of the other block's K
+    V.init(KEY_TILES, 4 * CONSUMERS);
     if constexpr (RAGGED) {
       mbarrier_init(tails, 1);
       mbarrier_init(tails + 8, 1);
@@ -61,16 +61,16 @@ DEVICE void prepare_items(const BackwardParams& p) {
     const NewItem found(p, i);
 #pragma unroll
     for (int x = 0; x < ITEM_VECTORS; ++x) {
-      st_global(workspace.items + i64(i) * ITEM_VECTORS + x, vector_of(found.item, x));
+      st_global(workspace.items + i64(i) * ITEM_VECTORS + x, vector_of(found.descriptor, x));
     }
   }
 }
 
-// By one thread, or LOOKED_UP by a warp, before a barrier of the block: the one item that a block is launched for.
+// By one thread, or IRREGULAR by a warp, before a barrier of the block: the one item that a block is launched for.
 DEVICE void take_item(const BackwardParams& p, u32 start) {
   if constexpr (IS_PERSISTENT) return;
   NewItem found(p, blockIdx.x / CLUSTER);
-  if constexpr (LOOKED_UP) {
+  if constexpr (IRREGULAR) {
     grid_await_previous();  // the pass before finds which tiles the mask's runs of rows hide
     found.list_tiles(p, start + SharedMemory::LIST);
     if (lane_id() != 0) return;
@@ -80,7 +80,7 @@ DEVICE void take_item(const BackwardParams& p, u32 start) {
     for (int x = 0; x < 2; ++x) st_shared_vec4(start + SharedMemory::SEQUENCE + 16 * x, vector_of(found.sequence, x));
   }
 #pragma unroll
-  for (int x = 0; x < ITEM_VECTORS; ++x) st_shared_vec4(ItemRings(start).descriptor(0) + 16 * x, vector_of(found.item, x));
+  for (int x = 0; x < ITEM_VECTORS; ++x) st_shared_vec4(ItemRings(start).descriptor(0) + 16 * x, vector_of(found.descriptor, x));
 }
 
 // By one thread of a persistent block: the next item becomes item `i` of this block.
@@ -100,8 +100,8 @@ DEVICE void take_item(const BackwardParams& p, const ItemRings& rings, u32 i) {
 struct TileVisit {
   KeyBlock block;
   QueryTile tile;
-  u32 n;             // number of the tile, over all items
-  u32 item;          // number of the item, among items with tiles
+  u32 n;             // counts tiles over all items: the position in the rings of Q and dO
+  u32 kv;            // counts items with tiles: the position in the rings of K and V
   bool first, last;  // of its item
 };
 // Calls `visit` for all tiles of all items of the thread block, in order. The thread that TAKES items asks for the next one
@@ -109,7 +109,7 @@ struct TileVisit {
 // item's descriptor until they have added its last dQ.
 template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
-  u32 n = 0, with_tiles = 0;
+  u32 n = 0, kv = 0;
   if constexpr (TAKES && IS_PERSISTENT) take_item(p, ItemRings(opaque(start)), 0);
   for (u32 i = 0;; ++i) {
     const ItemRings rings(opaque(start));
@@ -121,10 +121,10 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
       QueryTile tile = block.first();
 #pragma unroll 1  // unrolled, it takes more registers than a producer has
       for (const u32 end = n + count; n < end; ++n) {
-        visit(TileVisit{block, tile, n, with_tiles, n == end - count, n + 1 == end});
+        visit(TileVisit{block, tile, n, kv, n == end - count, n + 1 == end});
         tile = block.next(tile);
       }
-      ++with_tiles;
+      ++kv;
     }
     rings.release_alone(i);
   }
@@ -134,7 +134,7 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
 DEVICE void await_prepared(const KeyBlock& block) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(block.p);
-  const u32 wanted = HeadBatches{block.p}.strips();
+  const u32 wanted = HeadBatches{block.p}.strips_of_kv_head();
   const u32* const counter = workspace.counter(block.p, PREPARED, block.head());
   while (ld_acquire_gpu(counter) != wanted) {
   }

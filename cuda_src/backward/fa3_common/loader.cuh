@@ -32,63 +32,64 @@ struct Loader {
     log.close();
   }
 
-  // Waits until consumers have released the n-th buffer of a ring. `number` is for the trace.
+  // Waits until consumers have released the n-th buffer of a ring. `stamp` is for the trace.
   template <typename Ring>
-  DEVICE void await_space(const Ring& ring, u32 n, u32 number) const {
-    log.enter(WAIT_SPACE, number);
+  DEVICE void await_space(const Ring& ring, u32 n, u32 stamp) const {
+    log.enter(WAIT_SPACE, stamp);
     if (leads()) ring.wait_empty(n);
-    log.enter(COPY, number);
+    log.enter(COPY, stamp);
   }
 
   DEVICE void load_keys(const TileVisit& at) const {
     const Memory smem(opaque(start));
     if constexpr (LOADS_Q) {
-      await_space(smem.rings.K, at.item, NO_TILE);
+      await_space(smem.rings.K, at.kv, NO_TILE);
     } else {
-      await_space(smem.rings.V, at.item, NO_TILE);
+      await_space(smem.rings.V, at.kv, NO_TILE);
     }
-    const u32 full = LOADS_Q ? smem.rings.K.full_barrier(at.item) : smem.rings.V.full_barrier(at.item);
-    const u32 first_tile = LOADS_Q ? smem.K + smem.rings.K.stage(at.item) * (KEY_GROUPS * KEY_TILE_BYTES) : smem.V;
-    for (int w = 0; w < KEY_GROUPS; ++w) {
+    const u32 full = LOADS_Q ? smem.rings.K.full_barrier(at.kv) : smem.rings.V.full_barrier(at.kv);
+    const u32 first_tile = LOADS_Q ? smem.K + smem.rings.K.stage(at.kv) * (KEY_TILES * KEY_TILE_BYTES) : smem.V;
+    for (int w = 0; w < KEY_TILES; ++w) {
       const u32 tile = first_tile + w * KEY_TILE_BYTES;
-      bring<GROUP_KEYS>(smem.rings, tile, full, RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
-                        [&](u32 barrier) {
-                          const int key = at.block.key_in_arrays() + at.block.first_key() + w * GROUP_KEYS;
-                          ::load_tile<GROUP_KEYS, HEAD_DIM>(tile, barrier, keys, key, at.block.kv_head(),
-                                                            at.block.batch_in_arrays());
-                        });
+      bring<WARPGROUP_KEYS>(smem.rings, tile, full,
+                            RAGGED ? at.block.keys() - at.block.first_key() - w * WARPGROUP_KEYS : WARPGROUP_KEYS,
+                            [&](u32 barrier) {
+                              const int key = at.block.key_in_arrays() + at.block.first_key() + w * WARPGROUP_KEYS;
+                              ::load_tile<WARPGROUP_KEYS, HEAD_DIM>(tile, barrier, keys, key, at.block.kv_head(),
+                                                                    at.block.batch_in_arrays());
+                            });
     }
     if constexpr (PAIRED && LOADS_Q) {
       const int first = Memory::other_first_key(at.block);
-      bring<GROUP_KEYS, OTHER_COLUMNS>(smem.rings, smem.other_K, full, RAGGED ? at.block.keys() - first : GROUP_KEYS,
+      bring<WARPGROUP_KEYS, OTHER_COLUMNS>(smem.rings, smem.other_K, full, RAGGED ? at.block.keys() - first : WARPGROUP_KEYS,
                                                [&](u32 barrier) { smem.load_other_keys(at.block, first, barrier, keys); });
     }
   }
 
   DEVICE void load_tile(const TileVisit& at) const {
     const Memory smem(opaque(start));
-    const float* const numbers = BackwardWorkspace::tile(p, at.block.workspace_tile(at.tile)) + TILE_DQ_FLOATS;
+    const float* const stats = BackwardWorkspace::tile(p, at.block.workspace_tile(at.tile)) + TILE_DQ_FLOATS;
     if constexpr (LOADS_Q) {
-      load_queries(smem, at, smem.Q_ring, smem.Q, smem.lse, numbers);
+      load_queries(smem, at, smem.Q_ring, smem.Q, smem.lse, stats);
     } else {
-      load_queries(smem, at, smem.dO_ring, smem.dO, smem.neg_delta, numbers + Br);
+      load_queries(smem, at, smem.dO_ring, smem.dO, smem.neg_delta, stats + Br);
     }
   }
   // Q or dO of a tile, with L or -D of its rows.
   template <typename Ring>
-  DEVICE void load_queries(const Memory& smem, const TileVisit& at, const Ring& ring, u32 tiles, u32 numbers,
+  DEVICE void load_queries(const Memory& smem, const TileVisit& at, const Ring& ring, u32 tiles, u32 stats,
                            const float* source) const {
-    await_space(ring, at.n, TRACE_INSIDE ? query_tile_number(at.tile.head, at.block.q_tile(at.tile)) : 0);
+    await_space(ring, at.n, TRACE_INSIDE ? query_tile_stamp(at.tile.head, at.block.q_tile(at.tile)) : 0);
     const u32 tile = tiles + ring.stage(at.n) * QUERY_TILE_BYTES;
     bring<Br>(smem.rings, tile, ring.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,
               [&](u32 barrier) {
-                const u32 numbers_of_tile = numbers + ring.stage(at.n) * NUMBERS_BYTES;
-                mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + NUMBERS_BYTES);
+                const u32 stats_of_tile = stats + ring.stage(at.n) * TILE_STATS_BYTES;
+                mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + TILE_STATS_BYTES);
                 const int batch = at.block.batch_in_arrays(), row = at.block.row_in_arrays() + at.block.q_tile(at.tile) * Br;
                 for (int a = 0; a < atoms(HEAD_DIM); ++a) {
                   tma_load_4d(tile + a * Br * ATOM_ROW_BYTES, queries, barrier, a * ATOM_COLUMNS, row, at.tile.head, batch);
                 }
-                bulk_load(numbers_of_tile, source, NUMBERS_BYTES, barrier);
+                bulk_load(stats_of_tile, source, TILE_STATS_BYTES, barrier);
               });
   }
 

@@ -26,21 +26,21 @@ struct NarrowConsumer : TracedConsumer {
   u32 P_slope_rmem[SOFTCAP ? Br / 4 : 1]{};  // P times the slope of the soft cap, a factor of dS
 
   bool masked = false;   // the tile has hidden scores
-  u32 pending_tile = 0;  // number in the workspace of the previous tile, whose dQ is pending
-  u32 n = 0;           // number of the tile, over all items; its dS has number n + zero_tiles
+  u32 pending_tile = 0;  // index in the workspace of the previous tile, whose dQ is pending
+  u32 n = 0;           // counts tiles over all items: the position in the rings of Q and dO; in the ring of dS, n + zero_tiles
   u32 end = 0;         // of the item's tiles
   u32 zero_tiles = 0;  // tiles of zeros in the ring of dS: one where no item was before
-  u32 item = 0;        // number of the item
-  u32 kv = 0;          // number of the item among items with tiles: the position in the rings of K and V
-  u32 pending_kv = 0;  // number of the item whose K the pending dQ needs
+  u32 item_n = 0;      // counts items: the position in the ring of descriptors
+  u32 kv = 0;          // counts items with tiles: the position in the rings of K and V
+  u32 pending_kv = 0;  // kv of the item whose K the pending dQ needs
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
 
   DEVICE NarrowConsumer(const BackwardParams& p, const NarrowMemory& smem, int consumer, int thread)
       : TracedConsumer(p, thread), smem(smem), consumer(consumer) {}
 
-  DEVICE KeyBlock at(u32 item) const { return {p, smem.rings.descriptor(item)}; }
-  DEVICE u32 dS_number() const { return n - 1 + zero_tiles; }  // of the pending dQ
+  DEVICE KeyBlock at(u32 item_n) const { return {p, smem.rings.descriptor(item_n)}; }
+  DEVICE u32 pending_dS() const { return n - 1 + zero_tiles; }  // its position in the ring
 
   // Calls visit_tiles() for each item of the thread block that has tiles and that no call before has visited.
   template <typename VisitTiles>
@@ -48,8 +48,8 @@ struct NarrowConsumer : TracedConsumer {
     clear(dK_rmem);
     clear(dV_rmem);
     log.enter(WAIT_ITEM);
-    for (; smem.rings.has(item); ++item) {
-      block.item = at(item).item;
+    for (; smem.rings.has(item_n); ++item_n) {
+      block.descriptor_smem = at(item_n).descriptor_smem;
       begin_trace();
       const int count = block.count();
       // Publish the finished head batch before waiting for this item's first tile: the warp that prepares that tile's rows may
@@ -68,7 +68,7 @@ struct NarrowConsumer : TracedConsumer {
       store_dv(block);
       if constexpr (IS_PERSISTENT) unpublished_batch_plus_1 = block.head_batch() + 1;
       end_trace();
-      smem.rings.release(item, lane);
+      smem.rings.release(item_n, lane);
       log.enter(WAIT_ITEM);
     }
     if constexpr (IS_PERSISTENT) {
@@ -85,7 +85,7 @@ struct NarrowConsumer : TracedConsumer {
     take_keys(kv);
     wait_full(smem.Q_ring, n);
     begin_products();
-    issue_scores(n, kv, number_of(tile));
+    issue_scores(n, kv, stamp_of(tile));
     await<0>(SCORES);
     make_weights(n);
     take_values();
@@ -97,7 +97,7 @@ struct NarrowConsumer : TracedConsumer {
     if constexpr (NEXT == NEXT_ITEM) take_keys(kv + 1);
     wait_full(smem.Q_ring, n + 1);
     begin_products();
-    issue_scores(n + 1, kv + (NEXT == NEXT_ITEM), TRACE_INSIDE && NEXT == NEXT_TILE ? number_of(block.next(tile)) : NO_TILE);
+    issue_scores(n + 1, kv + (NEXT == NEXT_ITEM), TRACE_INSIDE && NEXT == NEXT_TILE ? stamp_of(block.next(tile)) : NO_TILE);
   }
   // While dK is in flight: the next tile becomes the tile, and its P is made.
   template <Following NEXT>
@@ -106,7 +106,7 @@ struct NarrowConsumer : TracedConsumer {
     pending_kv = kv;
     if constexpr (NEXT == NEXT_ITEM) {
       store_dv(block);
-      block.item = at(item + 1).item;
+      block.descriptor_smem = at(item_n + 1).descriptor_smem;
     }
     if constexpr (NEXT != NOTHING_MORE) {
       tile = NEXT == NEXT_ITEM ? block.first() : block.next(tile);
@@ -125,9 +125,9 @@ struct NarrowConsumer : TracedConsumer {
   }
   // After the last tile of an item, once P of the next item's first tile is made.
   DEVICE void change_items() {
-    store_dk(at(item));
+    store_dk(at(item_n));
     end_trace();
-    ++item;
+    ++item_n;
     begin_trace();
     kv = uniform(kv + 1);
     take_values();
@@ -141,8 +141,8 @@ struct NarrowConsumer : TracedConsumer {
     if constexpr (!ITEMS_OVERLAP) {
       return false;
     } else {
-      if (pending_kv != kv || !smem.rings.has(item + 1)) return false;
-      const KeyBlock next = at(item + 1);
+      if (pending_kv != kv || !smem.rings.has(item_n + 1)) return false;
+      const KeyBlock next = at(item_n + 1);
       const int count = next.count();
       if (count == 0 || next.head_batch() > (unpublished_batch_plus_1 > 0 ? unpublished_batch_plus_1 : block.head_batch() + 1)) {
         return false;
@@ -168,7 +168,7 @@ struct NarrowConsumer : TracedConsumer {
   template <int COUNT>
   DEVICE void hold(u32 (&held)[COUNT], u32 tiles) {
     if constexpr (COUNT > 1) {
-      load_swizzled_rows<GROUP_KEYS, COUNT / 4>(held, tiles + consumer * KEY_TILE_BYTES, warp * 16 + lane % 16, lane / 16);
+      load_swizzled_rows<WARPGROUP_KEYS, COUNT / 4>(held, tiles + consumer * KEY_TILE_BYTES, warp * 16 + lane % 16, lane / 16);
       wgmma_registers(held);
     }
   }
@@ -182,26 +182,26 @@ struct NarrowConsumer : TracedConsumer {
   }
 
   DEVICE static u64 query_tile(u64 descriptor, u32 stage) { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
-  DEVICE void issue_scores(u32 n, u32 kv, u32 number) {
+  DEVICE void issue_scores(u32 n, u32 kv, u32 stamp) {
     issue_partly_held<Br, K_HELD>(S_rmem, K_rmem, k_major_descriptor(smem.K_of(kv) + consumer * KEY_TILE_BYTES),
                                   query_tile(k_major_descriptor(smem.Q), smem.Q_ring.stage(n)));
-    commit(SCORES, number);
+    commit(SCORES, stamp);
   }
   DEVICE void issue_dp() {
     begin_products();
     issue_partly_held<Br, V_HELD>(dP_rmem, V_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
                                   query_tile(k_major_descriptor(smem.dO), smem.dO_ring.stage(n)));
-    commit(WEIGHT_GRADIENTS, number_of(tile));
+    commit(WEIGHT_GRADIENTS, stamp_of(tile));
   }
   DEVICE void issue_dv() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), smem.dO_ring.stage(n)));
-    commit(VALUE_GRADIENTS, number_of(tile));
+    commit(VALUE_GRADIENTS, stamp_of(tile));
   }
   DEVICE void issue_dk() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), smem.Q_ring.stage(n)));
-    commit(KEY_GRADIENTS, number_of(tile));
+    commit(KEY_GRADIENTS, stamp_of(tile));
   }
   DEVICE void await_dv() {
     await<0>(VALUE_GRADIENTS);
@@ -220,12 +220,12 @@ struct NarrowConsumer : TracedConsumer {
   }
   template <bool LAST>
   DEVICE void begin_dq() {
-    wait_full(smem.dS_ring, dS_number(), WAIT_TURN);
+    wait_full(smem.dS_ring, pending_dS(), WAIT_TURN);
     if constexpr (!DQ_FIRST) async_proxy_fence();  // dS has been stored, and D read where the copy engine writes next
     begin_products();
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : ATOM_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
-    const u32 dS = smem.dS_of(dS_number(), 0) + consumer * NEXT_ROWS;
+    const u32 dS = smem.dS_of(pending_dS(), 0) + consumer * NEXT_ROWS;
     const u32 K = smem.K_of(pending_kv) + consumer * NEXT_COLUMNS;
     auto& dQ = dQ_of<LAST>();
     wgmma_registers(dQ);
@@ -241,7 +241,7 @@ struct NarrowConsumer : TracedConsumer {
       add_dq<LAST>();
     } else {
       wgmma_registers(dQ_of<LAST>());
-      smem.dS_ring.release(dS_number(), lane);
+      smem.dS_ring.release(pending_dS(), lane);
     }
   }
   // dQ of the previous tile has landed: releases its buffer of dS, and adds this warp's part.
@@ -250,7 +250,7 @@ struct NarrowConsumer : TracedConsumer {
     constexpr int TILES = LAST ? LAST_DQ_TILES : DQ_TILES;
     auto& dQ = dQ_of<LAST>();
     wgmma_registers(dQ);
-    smem.dS_ring.release(dS_number(), lane);
+    smem.dS_ring.release(pending_dS(), lane);
     float* const target = NarrowMemory::dq_of_warp(p, pending_tile, consumer, warp);
     const int existing = DQ_IS_UNEVEN ? TILES : NarrowMemory::dq_tiles(consumer);
     const u32 staged = smem.staged(consumer, warp);
@@ -289,11 +289,11 @@ struct NarrowConsumer : TracedConsumer {
   DEVICE void end_previous_item() {
     if (pending_kv == kv) return;
     smem.rings.K.release(pending_kv, lane);
-    unpublished_batch_plus_1 = at(item - 1).head_batch() + 1;
-    smem.rings.release(item - 1, lane);
+    unpublished_batch_plus_1 = at(item_n - 1).head_batch() + 1;
+    smem.rings.release(item_n - 1, lane);
   }
 
-  DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the lane's first in the block
+  DEVICE int lane_key() const { return consumer * WARPGROUP_KEYS + warp * 16 + lane / 4; }  // the lane's first in the block
   DEVICE void make_weights(u32 n) {
     begin_weights(n);
     if constexpr (!IN_HALVES) end_weights(n);
@@ -316,38 +316,38 @@ struct NarrowConsumer : TracedConsumer {
   }
   template <int FROM, int TO>
   DEVICE void exponentials_of(u32 n) {
-    exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + smem.Q_ring.stage(n) * NUMBERS_BYTES, lane);
+    exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, lane);
   }
   DEVICE void make_gradients() {
-    add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * NUMBERS_BYTES, lane);
+    add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, lane);
     gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
   }
   // The warps that issue dQ fence dS where dQ comes late in a tile: a fence here would wait for this warp's stores.
-  DEVICE void store_ds(u32 number) {
-    wait_empty(smem.dS_ring, number);
-    ::store_ds(smem.dS_of(number, consumer), dS_rmem, warp, lane);
+  DEVICE void store_ds(u32 position) {
+    wait_empty(smem.dS_ring, position);
+    ::store_ds(smem.dS_of(position, consumer), dS_rmem, warp, lane);
     if constexpr (DQ_FIRST) async_proxy_fence();
     warp_sync();  // all lanes have stored
-    if (lane == 0) mbarrier_arrive(smem.dS_ring.full_barrier(number));
+    if (lane == 0) mbarrier_arrive(smem.dS_ring.full_barrier(position));
   }
   // Where no item was before: zeros take the place of the previous tile's dS, so that every tile has a previous one.
   DEVICE void store_zero_ds() {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
     ++zero_tiles;
-    store_ds(dS_number());
+    store_ds(pending_dS());
   }
 
   // dK and dV of a key block, which begin again at zero.
   DEVICE void store_dk(const KeyBlock& block) {
     log.enter(STORE);
-    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, consumer * GROUP_KEYS + warp * 16, lane);
+    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, consumer * WARPGROUP_KEYS + warp * 16, lane);
     clear(dK_rmem);
   }
   DEVICE void store_dv(const KeyBlock& block) {
     log.enter(STORE);
-    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, consumer * GROUP_KEYS + warp * 16, lane);
+    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, consumer * WARPGROUP_KEYS + warp * 16, lane);
     clear(dV_rmem);
   }
   DEVICE static void clear(float (&gradient)[HEAD_DIM / 2]) {
@@ -360,12 +360,12 @@ struct NarrowConsumer : TracedConsumer {
     enter_item();
   }
   DEVICE void end_trace() const {
-    const KeyBlock ended = at(item);
+    const KeyBlock ended = at(item_n);
     if (TRACE && threadIdx.x == 128 && (!RAGGED || ended.first_key() < ended.keys())) {
       write_trace(p, ended.index(), {ended.k_block(), ended.kv_head(), ended.batch()}, ended.tiles(), start_ns);
     }
   }
   // A value that ptxas cannot prove warp-uniform costs two instructions per wgmma: its descriptor is built in vector registers
-  // and moved to uniform ones. The number of a persistent block's tile follows from shared memory.
+  // and moved to uniform ones. The position n of a persistent block's tile follows from shared memory.
   DEVICE static u32 uniform(u32 x) { return IS_PERSISTENT ? shfl(x, 0) : x; }
 };

@@ -11,7 +11,7 @@ constexpr bool ITEMS_OVERLAP = IS_PERSISTENT && K_STAGES > 1;
 constexpr int LAST_DQ_TILES = DQ_BY_ROWS ? DQ_TILES : D_TILES - (CONSUMERS - 1) * DQ_TILES;
 constexpr bool DQ_IS_UNEVEN = !IS_PERSISTENT && LAST_DQ_TILES != DQ_TILES && LAST_DQ_TILES > 0;
 
-static_assert(!PAIRED && KEY_GROUPS == CONSUMERS, "each consumer has 64 keys");
+static_assert(!PAIRED && KEY_TILES == CONSUMERS, "each consumer has 64 keys");
 static_assert(DS_STAGES > 1, "dS of two tiles is in use at the same time");
 static_assert(DQ_BY_ROWS || Br == 64, "a consumer computes 64 rows of dQ");
 static_assert(LAST_DQ_TILES >= 0 && LAST_DQ_TILES <= DQ_TILES, "every column of dQ has a consumer");
@@ -28,13 +28,14 @@ struct NarrowMemory {
   DEVICE explicit NarrowMemory(u32 start)
       : K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q), dO(start + SharedMemory::DO),
         dS(start + SharedMemory::DS), dQ(start + SharedMemory::DQ), lse(start + SharedMemory::LSE),
-        neg_delta(start + SharedMemory::NEG_DELTA), rings(start), Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
+        neg_delta(start + SharedMemory::NEG_DELTA), rings(start),
+        Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
         dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY},
         dS_ring{start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY}, dQ_handover(dq_handover(start)) {}
 
-  DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_GROUPS * KEY_TILE_BYTES); }
-  DEVICE u32 dS_of(u32 number, int consumer) const {
-    return dS + (dS_ring.stage(number) * KEY_GROUPS + consumer) * DS_PART_BYTES;
+  DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_TILES * KEY_TILE_BYTES); }
+  DEVICE u32 dS_of(u32 position, int consumer) const {
+    return dS + (dS_ring.stage(position) * KEY_TILES + consumer) * DS_PART_BYTES;
   }
 
   // The part of a tile of the workspace that a warp of consumers adds, and where that part is staged.

@@ -6,19 +6,19 @@
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
-constexpr int GROUP_KEYS = 64;                // rows of S^T of one warpgroup
+constexpr int WARPGROUP_KEYS = 64;            // rows of S^T of one warpgroup
 constexpr bool PAIRED = CLUSTER == 2;         // the two blocks of a cluster share the keys of a key block
 constexpr int BLOCK_KEYS = Bc / CLUSTER;      // keys of one thread block
-constexpr int KEY_GROUPS = BLOCK_KEYS / GROUP_KEYS;
+constexpr int KEY_TILES = BLOCK_KEYS / WARPGROUP_KEYS;  // of K and V of one thread block
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
+constexpr bool IRREGULAR = is_irregular(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
-constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
+constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(WARPGROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
 constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
-constexpr int NUMBERS_BYTES = Br * 4;                                   // L or -D
+constexpr int TILE_STATS_BYTES = Br * 4;                                // L or -D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
-constexpr int ATOM_BYTES = GROUP_KEYS * ATOM_ROW_BYTES;                 // 64 columns of K of 64 keys
+constexpr int ATOM_BYTES = WARPGROUP_KEYS * ATOM_ROW_BYTES;             // 64 columns of K of 64 keys
 
 // The part of a tile's dQ that one consumer of the narrow kernels computes: 64 of its rows; or, of tiles with 64 rows, a share of
 // the columns, which lie in one atom of K.
@@ -47,15 +47,15 @@ constexpr int aligned(int offset, int to) { return (offset + to - 1) / to * to; 
 // Dynamic shared memory: the offset of each buffer, in order. FULL and EMPTY are mbarriers, 8 bytes for each stage.
 struct SharedMemory {
   static constexpr int K = 0;
-  static constexpr int OTHER_K = K + K_STAGES * KEY_GROUPS * KEY_TILE_BYTES;  // PAIRED: two atoms of the other block's K
-  static constexpr int V = OTHER_K + (PAIRED ? GROUP_KEYS * OTHER_COLUMNS * 2 : 0);
-  static constexpr int Q = V + KEY_GROUPS * KEY_TILE_BYTES;
+  static constexpr int OTHER_K = K + K_STAGES * KEY_TILES * KEY_TILE_BYTES;  // PAIRED: two atoms of the other block's K
+  static constexpr int V = OTHER_K + (PAIRED ? WARPGROUP_KEYS * OTHER_COLUMNS * 2 : 0);
+  static constexpr int Q = V + KEY_TILES * KEY_TILE_BYTES;
   static constexpr int DO = Q + NUM_STAGES * QUERY_TILE_BYTES;
   static constexpr int DS = DO + DO_STAGES * QUERY_TILE_BYTES;            // of all Bc keys
-  static constexpr int DQ = DS + DS_STAGES * (Bc / GROUP_KEYS) * DS_PART_BYTES;  // BULK_ADD: staged by each warp
+  static constexpr int DQ = DS + DS_STAGES * (Bc / WARPGROUP_KEYS) * DS_PART_BYTES;  // BULK_ADD: staged by each warp
   static constexpr int LSE = DQ + (BULK_ADD ? 4 * CONSUMERS * DQ_WARP_BYTES : 0);
-  static constexpr int NEG_DELTA = LSE + NUM_STAGES * NUMBERS_BYTES;
-  static constexpr int ITEMS = NEG_DELTA + DO_STAGES * NUMBERS_BYTES;         // ITEM_STAGES descriptors
+  static constexpr int NEG_DELTA = LSE + NUM_STAGES * TILE_STATS_BYTES;
+  static constexpr int ITEMS = NEG_DELTA + DO_STAGES * TILE_STATS_BYTES;   // ITEM_STAGES descriptors
   static constexpr int ITEM_FULL = ITEMS + ITEM_STAGES * DESCRIPTOR_BYTES, ITEM_EMPTY = ITEM_FULL + 8 * ITEM_STAGES;
   static constexpr int K_FULL = ITEM_EMPTY + 8 * ITEM_STAGES, K_EMPTY = K_FULL + 8 * K_STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * K_STAGES, V_EMPTY = V_FULL + 8;
@@ -76,9 +76,9 @@ static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "the register budgets are those of two consumer warpgroups");
 static_assert(registers_suffice(REGISTERS.producer, CONSUMERS, REGISTERS.consumer),
               "setmaxnreg of a consumer would wait forever");
-static_assert(BLOCK_KEYS % GROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 64 keys of 16 queries or more");
+static_assert(BLOCK_KEYS % WARPGROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 64 keys of 16 queries or more");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "Q and dO of two tiles are in use at the same time");
 static_assert(SKIP_MASKED_TILES, "the addition order counts only the key blocks that see something of a query tile");
 static_assert(!PAIRED || !IS_PERSISTENT, "a pair of thread blocks takes one item");
-static_assert(!LOOKED_UP || !DETERMINISTIC, "the addition order of irregular masks is not known");
-static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+static_assert(!IRREGULAR || !DETERMINISTIC, "the addition order of irregular masks is not known");
+static_assert(!IRREGULAR || (!RAGGED && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");

@@ -12,11 +12,11 @@ struct TracedConsumer {
 
   DEVICE TracedConsumer(const BackwardParams& p, int thread) : p(p), warp(thread / 32 % 4), lane(thread % 32) {}
 
-  DEVICE u32 number_of(QueryTile tile) const {
+  DEVICE u32 stamp_of(QueryTile tile) const {
     if constexpr (!TRACE_INSIDE) return 0;
-    return query_tile_number(tile.head, block.q_tile(tile));
+    return query_tile_stamp(tile.head, block.q_tile(tile));
   }
-  DEVICE void enter(Phase phase) { log.enter(phase, number_of(tile)); }
+  DEVICE void enter(Phase phase) { log.enter(phase, stamp_of(tile)); }
   DEVICE void enter_item() { log.enter(ITEM, TRACE_INSIDE ? block.index() : 0); }
 
   // Until the n-th buffer of a ring is full (WAIT_DATA, or WAIT_TURN: by other consumers), or empty.
@@ -37,9 +37,9 @@ struct TracedConsumer {
     wgmma_fence();
   }
   // Closes a group of products: they are in flight until await() says that they have landed.
-  DEVICE void commit(Phase products, u32 number) {
+  DEVICE void commit(Phase products, u32 stamp) {
     wgmma_commit();
-    log.enter(products | IN_FLIGHT, number);
+    log.enter(products | IN_FLIGHT, stamp);
   }
   // Until all products but the YOUNGER last groups have landed, which `products` are the first to do.
   template <int YOUNGER>

@@ -4,7 +4,7 @@
 //
 //   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare; persistent blocks: also Background::prepare()
 //   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   for_each_item(): a persistent block takes several, any other block one
-//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all query heads of the group
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; all heads of a query group
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
 //   l. 12     dV += P^T dO_i                       issue_dv()
@@ -31,8 +31,8 @@
 //   (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill.
-// - DETERMINISTIC: threads of the producer wait for tickets, so that no consumer does. With BULK_ADD they also start the additions
-//   of staged dQ; without it they signal consumers to add (backward/fa3_common/sums.cuh).
+// - DETERMINISTIC: threads of the producer wait for tickets, so that no consumer does. With BULK_ADD they also start the
+//   additions of staged dQ; without it they signal consumers to add (backward/fa3_common/sums.cuh).
 //
 // Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and products
 // whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).
@@ -121,7 +121,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // warp-uniform, as ptxas can prove
   grid_release_next();
   if (thread == 0) smem.init_barriers(base);
-  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
+  if (IRREGULAR ? thread / 32 == 1 : thread == 32) take_item(p, base);
   block_sync();  // mbarriers are initialised and the item is there before any thread uses them
 
   if (warpgroup == 0) {

@@ -3,12 +3,12 @@
 // block is 128 keys of two thread blocks, a cluster, with 64 keys each; and the two consumer warpgroups of a block share not keys
 // but gradients:
 //
-//   value group   S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO          and a quarter of the columns of dQ
-//   key group     dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q   and another quarter
+//   value warpgroup  S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO          and a quarter of the columns of dQ
+//   key warpgroup    dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q   and another quarter
 //
-// P goes from the value group to the key group through shared memory, rounded to 16 bits as dV takes it, from each thread to the
-// thread with the same number: both hold the same elements. So P^T and dS^T are operands from registers, every product is
-// computed once, and one group's exponentials run under the other's products.
+// P goes from the value warpgroup to the key warpgroup through shared memory, rounded to 16 bits as dV takes it, from each thread
+// to the thread of the same index: both hold the same elements. So P^T and dS^T are operands from registers, every product is
+// computed once, and one warpgroup's exponentials overlap with the other's products.
 //
 // dQ = dS K sums over keys. Each block sends its dS of a tile, 8 KiB, to the other, and computes half of the columns of dQ from
 // the dS of all 128 keys; for that it has these columns of the other block's K. So half as much is added in device memory as by
@@ -27,7 +27,7 @@
 #include "backward/fa3_pair/config.cuh"
 #include "backward/fa3_pair/memory.cuh"
 
-// A consumer warpgroup: the value group (VALUES) or the key group.
+// A consumer warpgroup: the value warpgroup (VALUES) or the key warpgroup.
 template <bool VALUES>
 struct Consumer : TracedConsumer {
   static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
@@ -42,13 +42,13 @@ struct Consumer : TracedConsumer {
   u32 operand_rmem[Br / 4]{};           // P, or dS
   float dQ_rmem[COLUMNS / 2]{};
 
-  u32 pending_tiles[1 + LATE]{};  // numbers in the workspace of the tiles whose dQ is pending, the latest first
-  u32 n = 0;                    // number of the tile
+  u32 pending_tiles[1 + LATE]{};  // indices in the workspace of the tiles whose dQ is pending, the latest first
+  u32 n = 0;                    // counts tiles: the position in the rings
 
   DEVICE Consumer(const BackwardParams& p, const PairMemory& smem, int thread) : TracedConsumer(p, thread), smem(smem) {}
 
   DEVICE void run() {
-    block.item = smem.rings.descriptor(0);
+    block.descriptor_smem = smem.rings.descriptor(0);
     const u64 start_ns = TRACE ? global_timer() : 0;
     enter_item();
 #pragma unroll
@@ -73,7 +73,7 @@ struct Consumer : TracedConsumer {
     smem.rings.V.wait_full(0);
     begin_scores(0);
     begin_products();
-    issue_scores(0, number_of(tile));
+    issue_scores(0, stamp_of(tile));
     await<0>(SCORE);
     if constexpr (LATE) visit<true>(end);
     if (!LATE || advance(end)) {
@@ -123,7 +123,7 @@ struct Consumer : TracedConsumer {
     if (n + 1 < end) {
       begin_scores(n + 1);
       begin_products();
-      issue_scores(n + 1, TRACE_INSIDE ? number_of(block.next(tile)) : 0);
+      issue_scores(n + 1, TRACE_INSIDE ? stamp_of(block.next(tile)) : 0);
     }
     if constexpr (!FIRST_TILE) issue_dq(n - LATE);
     pending_tiles[LATE] = pending_tiles[0];
@@ -136,17 +136,17 @@ struct Consumer : TracedConsumer {
   }
 
   // S needs Q; dP needs dO, and begins with -D.
-  DEVICE void begin_scores(u32 number) {
+  DEVICE void begin_scores(u32 tile_n) {
     if constexpr (VALUES) {
-      wait_full(smem.Q_ring, number);
+      wait_full(smem.Q_ring, tile_n);
     } else {
-      wait_full(smem.dO_ring, number);
-      begin_with_neg_delta(S_rmem, smem.neg_delta + smem.dO_ring.stage(number) * NUMBERS_BYTES, int(opaque(lane_id())));
+      wait_full(smem.dO_ring, tile_n);
+      begin_with_neg_delta(S_rmem, smem.neg_delta + smem.dO_ring.stage(tile_n) * TILE_STATS_BYTES, int(opaque(lane_id())));
     }
     wgmma_registers(S_rmem);
   }
-  DEVICE void issue_scores(u32 number, u32 stamp) {
-    const u32 stage = VALUES ? smem.Q_ring.stage(number) : smem.dO_ring.stage(number);
+  DEVICE void issue_scores(u32 tile_n, u32 stamp) {
+    const u32 stage = VALUES ? smem.Q_ring.stage(tile_n) : smem.dO_ring.stage(tile_n);
     wgmma_tiles_ss<Br, K_STEPS, Element, !VALUES>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
                                                   k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
     commit(SCORE, stamp);
@@ -156,7 +156,7 @@ struct Consumer : TracedConsumer {
     const u32 stage = VALUES ? smem.dO_ring.stage(n) : smem.Q_ring.stage(n);
     wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
         gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
-    commit(GRADIENT, number_of(tile));
+    commit(GRADIENT, stamp_of(tile));
   }
   DEVICE void release_gradient() const {
     if constexpr (VALUES) {
@@ -167,43 +167,43 @@ struct Consumer : TracedConsumer {
   }
 
   // The keys of this block first, whose dS is there first.
-  DEVICE void issue_dq(u32 number) {
+  DEVICE void issue_dq(u32 tile_n) {
     enter(WAIT_TURN);
     const int column = first_column(VALUES, cluster_rank());
     const u32 K = smem.K + column / ATOM_COLUMNS * ATOM_BYTES, inside_atom = column % ATOM_COLUMNS * 2;
-    smem.dS_ring().wait_full(number);
+    smem.dS_ring().wait_full(tile_n);
     wgmma_registers(dQ_rmem);
     wgmma_fence();
-    ::issue_dq<GROUP_KEYS, false, COLUMNS / 8>(dQ_rmem, smem.own_ds(number), K + inside_atom);
-    smem.sent_ring().wait_full(number);
-    ::issue_dq<GROUP_KEYS, true, COLUMNS / 8>(dQ_rmem, smem.sent_ds(number),
+    ::issue_dq<WARPGROUP_KEYS, false, COLUMNS / 8>(dQ_rmem, smem.own_ds(tile_n), K + inside_atom);
+    smem.sent_ring().wait_full(tile_n);
+    ::issue_dq<WARPGROUP_KEYS, true, COLUMNS / 8>(dQ_rmem, smem.sent_ds(tile_n),
                                               smem.other_K + (VALUES ? 0 : ATOM_BYTES) + inside_atom);
     commit(QUERY_GRADIENTS, NO_TILE);
   }
-  // The last dQ that was issued, if any: releases the buffer of dS `number` in both blocks. (ptxas follows no condition from the
-  // wait to the addition: the wait is unconditional.)
-  DEVICE void end_dq(bool any, u32 number) {
+  // The last dQ that was issued, if any: releases the dS buffer of tile `tile_n` in both blocks. (ptxas follows no condition from
+  // the wait to the addition: the wait is unconditional.)
+  DEVICE void end_dq(bool any, u32 tile_n) {
     enter(WAIT_PRODUCTS);
     wgmma_wait<0>();
     if (TRACE_INSIDE && any) log.enter(QUERY_GRADIENTS | LANDED);
     wgmma_registers(dQ_rmem);
     if (any && lane == 0) {
-      const u32 empty = smem.start + SharedMemory::DS_EMPTY + number % DS_STAGES * 8;
+      const u32 empty = smem.start + SharedMemory::DS_EMPTY + tile_n % DS_STAGES * 8;
       mbarrier_arrive_cluster_relaxed(cluster_address(empty, other_rank()));
       mbarrier_arrive(empty);
     }
   }
-  // dQ of tile `number`, which has this number in the workspace.
-  DEVICE void add_dq(u32 number, u32 workspace_tile) {
+  // dQ of tile `tile_n`, whose index in the workspace is `workspace_tile`.
+  DEVICE void add_dq(u32 tile_n, u32 workspace_tile) {
     enter(ADD);
     const int first = first_column(VALUES, cluster_rank()) / 8;
     const DqHandover handover = dq_handover(smem.start);
-    if constexpr (DETERMINISTIC) handover.wait_full(number);
+    if constexpr (DETERMINISTIC) handover.wait_full(tile_n);
     const int existing = HEAD_DIM % ATOM_COLUMNS == 0 ? COLUMNS / 8 : D_TILES - first;
     ::add_dq<COLUMNS / 8>(dq_address(p, workspace_tile, warp, first), dQ_rmem, existing, lane);
     if constexpr (DETERMINISTIC) {
       warp_sync();  // all lanes have added
-      handover.release(number, lane);
+      handover.release(tile_n, lane);
     }
   }
 
@@ -211,7 +211,7 @@ struct Consumer : TracedConsumer {
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (block.has_hidden_scores(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
-    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + smem.Q_ring.stage(n) * NUMBERS_BYTES, lane);
+    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, lane);
   }
   // P, times the slope of a soft cap: a factor of dS.
   DEVICE u32 weights(int i) const {
@@ -219,8 +219,8 @@ struct Consumer : TracedConsumer {
     const auto S = fragment_view(S_rmem);
     return Element::pack(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
   }
-  // P and dS share a buffer: warp w of the value group writes P where warp w of the key group later writes dS. A lane's elements
-  // i ... i + 3 are two 16-byte units of each row. Eight lanes have rows that differ by two, and use all banks.
+  // P and dS share a buffer: warp w of the value warpgroup writes P where warp w of the key warpgroup later writes dS. A lane's
+  // elements i ... i + 3 are two 16-byte units of each row. Eight lanes have rows that differ by two, and use all banks.
   DEVICE u32 weights_address(int i) const {
     const u32 row = i * 4 + lane / 16 * 8 + lane % 8 / 2 * 2 + lane / 8 % 2, unit = (warp * 2 + lane % 2) ^ (row % 8);
     return smem.own_ds(n) + row * ATOM_ROW_BYTES + unit * 16;
@@ -289,7 +289,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // warp-uniform, as ptxas can prove
   grid_release_next();
   if (thread == 0) smem.init_barriers();
-  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
+  if (IRREGULAR ? thread / 32 == 1 : thread == 32) take_item(p, base);
   cluster_arrive();
   cluster_wait();  // both blocks' mbarriers are initialised and the item is there before any thread uses them
 

@@ -6,10 +6,10 @@
 #include "backward/fa3_common/traced_consumer.cuh"
 #include "primitives/cluster_copy.cuh"
 
-// Columns of dQ: the value groups of a pair have the first and the last atom, each key group half of the atoms between.
+// Columns of dQ: the value warpgroups of a pair have the first and the last atom, each key warpgroup half of the atoms between.
 constexpr int ATOMS = atoms(HEAD_DIM);
 constexpr int VALUE_COLUMNS = ATOM_COLUMNS, KEY_COLUMNS = (ATOMS - 2) * ATOM_COLUMNS / 2;
-static_assert(PAIRED && KEY_GROUPS == 1 && Br == 64, "two blocks of 64 keys compute 64 rows of dQ");
+static_assert(PAIRED && KEY_TILES == 1 && Br == 64, "two blocks of 64 keys compute 64 rows of dQ");
 static_assert(ATOMS == 3 || ATOMS == 4, "the columns of dQ of one consumer lie in one atom");
 static_assert(DS_PART_BYTES == 128 * Br / 4 * 4, "P of a tile lies in the buffer of dS: 16-bit pairs, thread by thread");
 static_assert(!BULK_ADD && K_STAGES == 1, "dQ is added from registers, and a pair has one key block");
@@ -58,7 +58,7 @@ struct PairMemory {
   }
 
   // The other block's keys, and the columns of its K that this block needs.
-  DEVICE static int other_first_key(const KeyBlock& block) { return block.first_key() ^ GROUP_KEYS; }
+  DEVICE static int other_first_key(const KeyBlock& block) { return block.first_key() ^ WARPGROUP_KEYS; }
   DEVICE void load_other_keys(const KeyBlock& block, int first, u32 barrier, const TensorMap* map) const {
     mbarrier_arrive_expect_tx(barrier, 2 * ATOM_BYTES);
 #pragma unroll

@@ -60,7 +60,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
   if (SPLIT_KEYS && tiles.empty()) return inside.close();  // all threads: the merge skips this part
   // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
@@ -219,7 +219,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED has no register for it
       if constexpr (IRREGULAR) {
         const vec4 parked = ld_shared_vec4(parked_smem);
-        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
+        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);

@@ -26,8 +26,8 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
                     exists ? Element::pack(o[0] * inverse, o[1] * inverse) : 0);
     }
     if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
-      const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);
-      st_global(p.lse + numbers + group_row + row, exists ? softmax.lse(r) : NEG_INF);
+      const i64 stats = row_stats_index(p, ended, i64(ended.batch()) * p.heads + head);
+      st_global(p.lse + stats + group_row + row, exists ? softmax.lse(r) : NEG_INF);
     }
   }
   if constexpr (PAIRED) {

@@ -76,7 +76,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
   TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   // Irregular masks: the next tile. `tiles` ends after the first tile that is visited.
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile next{-1};
@@ -202,7 +202,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       const vec4 saved = ld_shared_vec4(saved_smem);
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
-        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
+        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
         hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }

@@ -81,7 +81,7 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
   // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
   if constexpr (LENGTHS_KIND == DENSE) pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
   softmax.reduce_sum();
-  const i64 rows_before = LENGTHS_KIND == DENSE ? 0 : row_numbers(p, sequence, i64(sequence.batch()) * p.heads + item.head);
+  const i64 rows_before = LENGTHS_KIND == DENSE ? 0 : row_stats_index(p, sequence, i64(sequence.batch()) * p.heads + item.head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;

@@ -6,7 +6,7 @@
 
 // A cap of scores near 0 is part of the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its own if ALiBi comes
 // between the two, or if registers do not suffice.
-constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !is_looked_up(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
+constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
 
 struct ConsumerItems {
   const AttentionParams& p;
@@ -145,7 +145,7 @@ struct ConsumerItems {
     const auto S = fragment_view(S_rmem);
     if constexpr (SOFTCAP && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
-      constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_looked_up(MASK_KIND);
+      constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_irregular(MASK_KIND);
       cap_clear_scores<MOSTLY_NEAR_0>(S, p.softcap);
     } else if (!CAP_FOLDS || !cap_near_0(S, p.softcap)) {
       if constexpr (CAP_FOLDS) wgmma_registers(S_rmem);

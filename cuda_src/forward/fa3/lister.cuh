@@ -30,7 +30,7 @@ struct Lister {
         // Consumers read the descriptor after they have waited for the item's Q. It overwrites the one of ITEM_DESCRIPTORS
         // items ago: loaders lag by no more items than the list has entries; for consumers, see Producer::run().
         write_shared(smem.item(round), Item{work, index});
-        if constexpr (is_looked_up(MASK_KIND)) publish_looked_up_mask(smem.item(round), p, work);
+        if constexpr (is_irregular(MASK_KIND)) publish_irregular_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
       }
       warp_sync();  // all lanes read it

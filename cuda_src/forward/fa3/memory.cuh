@@ -15,9 +15,9 @@ static_assert(Bc % 16 == 0 && Bc <= 256, "BLOCK_KV: P V takes 16 keys per wgmma,
 static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
 
 // The tiles of a query block come from a range, or from a list: if the mask is irregular, or if lengths are read on the device.
-constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
+constexpr bool LISTED = is_irregular(MASK_KIND) || LENGTHS_KIND != DENSE;
 static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split only if the tiles of a query block are a range");
-static_assert(!is_looked_up(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK),
+static_assert(!is_irregular(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK),
               "lengths, ALiBi and sinks need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
 
@@ -32,7 +32,7 @@ struct alignas(16) Item : WorkItem {
 };
 // What LISTED descriptors hold besides, of the item's mask: the mask of its sequence (HeadMask), or this.
 struct alignas(16) SetsOfItem {
-  int prefix, keep, exempt, unused;  // LookedUpMask
+  int prefix, keep, exempt, unused;  // IrregularMask
 };
 // With lengths: the item's sequence.
 struct alignas(16) SequenceOfItem {

@@ -52,7 +52,7 @@ struct PersistentItems {
       const u32 head_batch = index / (batch_heads * Tr), rest = index - head_batch * batch_heads * Tr;
       const u32 members = min(batch_heads, all_heads - head_batch * batch_heads);
       q_block = Tr - 1 - rest / members;
-      if constexpr (is_looked_up(MASK_KIND)) {
+      if constexpr (is_irregular(MASK_KIND)) {
         if (p.block_order != nullptr) q_block = u32(ld_global<i32>(p.block_order + rest / members));
       }
       head = head_batch * batch_heads + rest % members;

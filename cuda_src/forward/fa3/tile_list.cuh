@@ -34,8 +34,8 @@ DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left)
 }
 
 // The mask and the sequence of an item, in its descriptor.
-using Looked = LookedUpMask<MASK_KIND, AttentionParams>;
-DEVICE void publish_looked_up_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
+using Looked = IrregularMask<MASK_KIND, AttentionParams>;
+DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
   const Looked mask(p, work.batch, work.head / (p.heads / p.kv_heads));
   if constexpr (Looked::SETS) {
     write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
@@ -44,7 +44,7 @@ DEVICE void publish_looked_up_mask(u32 item, const AttentionParams& p, const Wor
     write_shared(item + EXTREMES_AT, mask.workspace.extremes_of(mask.number, 0));
   }
 }
-DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 item) {
+DEVICE Looked read_irregular_mask(const AttentionParams& p, u32 item) {
   using Workspace = MaskWorkspace<AttentionParams, Looked::RUNS>;
   if constexpr (Looked::SETS) {
     const auto x = read_shared<SetsOfItem>(item + MASK_AT);
@@ -111,13 +111,13 @@ struct TileList {
   }
   // The last tile that may be visited; -1: none.
   DEVICE int last_tile() const {
-    if constexpr (is_looked_up(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
+    if constexpr (is_irregular(MASK_KIND)) return (p.seqlen_k - 1) / Bc;
     return visited_tiles<Br, Bc>(read_mask(descriptor), read_shared<Item>(descriptor).q_block).end - 1;
   }
   DEVICE TileClass class_of(int top, int end, int tile) const {
-    if constexpr (is_looked_up(MASK_KIND)) {
+    if constexpr (is_irregular(MASK_KIND)) {
       const int left = tile * Bc, right = left + Bc;
-      const TileClass is = read_looked_up_mask(p, descriptor).classify(top, end, left, min(right, p.seqlen_k), tile);
+      const TileClass is = read_irregular_mask(p, descriptor).classify(top, end, left, min(right, p.seqlen_k), tile);
       return {is.some, is.some && is.every && right <= p.seqlen_k};
     } else {
       return class_in_band(read_mask(descriptor), top, end, tile * Bc);

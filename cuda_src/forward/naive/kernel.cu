@@ -172,10 +172,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   }
 
   cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
-  constexpr bool IRREGULAR = is_looked_up(MASK_KIND);
+  constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   if constexpr (IRREGULAR) {
     const auto S = fragment_view(S_rmem);
-    const LookedUpMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head);
+    const IrregularMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head);
     hide_scores(S, mask, int(first_row) + warp * 16 + S.lane_row(lane), int(first_key), S.lane_column(lane));
   }
   float* const S = scores_of(p, index);

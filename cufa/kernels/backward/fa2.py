@@ -79,7 +79,7 @@ class Fa2Backward(Kernel):
         BackwardConfig(64, 64, num_warps=8, min_head_dim=72, max_head_dim=128),
         BackwardConfig(32, 32, num_warps=4, min_head_dim=136, warp_keys=16),
     )
-    workspace_holds = "dQ in float32, which the blocks of all keys add to, and two numbers per query"
+    workspace_holds = "dQ in float32, which all key blocks add to, and lse and delta of each query"
 
     def shared_memory(self, config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
         """K and V (later dK and dV); stages of Q, dO, LSE and delta; P^T if warps exchange it; stages of dS^T."""

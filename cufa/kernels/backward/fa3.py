@@ -11,8 +11,8 @@ from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
 from .fa2 import PASS_WARPS, STRIP
 from .fa3_config import (
-    GROUP_KEYS,
     ITEM_BYTES,
+    WARPGROUP_KEYS,
     Fa3BackwardConfig,
     listed_tiles,
     narrow_shared_memory,
@@ -73,7 +73,7 @@ class Fa3Backward(Kernel):
         tile_config(64, 128, 2, min_head_dim=72, max_head_dim=96, persistent=True, bulk_add=False),
         tile_config(64, 128, 2, min_head_dim=104, max_head_dim=128, persistent=True),
     )
-    workspace_holds = "dQ in float32, which the blocks of all keys add to, and two numbers per query"
+    workspace_holds = "dQ in float32, which all key blocks add to, and lse and delta of each query"
 
     def source_of(self, config: Fa3BackwardConfig) -> str:
         """Head dims to 64 and beyond have a kernel each, whose products come in another order."""
@@ -92,9 +92,9 @@ class Fa3Backward(Kernel):
         if config.is_persistent:  # the passes take the first and the last head batches
             heads = problem.batch * problem.kv_heads
             of_head = strips // max(heads, 1)
-            groups = key_order.head_batches(problem, ceil_div(problem.seqlen_k, config.block_kv))
-            before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
-            after = of_head * (heads - groups.size * groups.converted)
+            batches = key_order.head_batches(problem, ceil_div(problem.seqlen_k, config.block_kv))
+            before = of_head * (heads if batches.before > batches.whole else batches.size * batches.before)
+            after = of_head * (heads - batches.size * batches.converted)
         return (
             Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
             Launch(
@@ -124,7 +124,7 @@ class Fa3Backward(Kernel):
 
     def boxes(self, config: Fa3BackwardConfig) -> dict[str, Box]:
         """Tiles of queries, keys and values of a consumer."""
-        queries, keys = Box(config.block_q), Box(GROUP_KEYS)
+        queries, keys = Box(config.block_q), Box(WARPGROUP_KEYS)
         return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
     def choose(

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..config import Buffer, TileConfig, ceil_div
 
-GROUP_KEYS = 64
+WARPGROUP_KEYS = 64
 """Rows of Sᵀ in one consumer warpgroup."""
 
 ITEM_STAGES = 3
@@ -121,19 +121,19 @@ def listed_tiles(config: Fa3BackwardConfig) -> int:
 
 def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with lse and delta of each row; staged dQ; barriers."""
-    consumers = config.block_kv // GROUP_KEYS
+    consumers = config.block_kv // WARPGROUP_KEYS
     by_rows = config.block_q == 64 * consumers
     share = 64 if head_dim > 64 else ceil_div(head_dim, 8 * consumers) * 8
     dq_columns = head_dim if by_rows or head_dim <= 8 else share
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
-    return (*tiles(config, head_dim), dq, *numbers_and_barriers(config, head_dim))
+    return (*tiles(config, head_dim), dq, *row_stats_and_barriers(config, head_dim))
 
 
 def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     row = ceil_div(head_dim, 64) * 128
     keys = config.block_kv // config.cluster
     return (
-        Buffer("K", config.k_stages * keys * row + GROUP_KEYS * config.other_columns * 2, align=1024),
+        Buffer("K", config.k_stages * keys * row + WARPGROUP_KEYS * config.other_columns * 2, align=1024),
         Buffer("V", keys * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),
@@ -141,7 +141,7 @@ def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     )
 
 
-def numbers_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+def row_stats_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     counts = {"K": config.k_stages, "V": 1, "Q": config.num_stages, "DO": config.do_stages}
     counts |= {"DS": config.ds_stages, "DQ": 1}
     return (
