@@ -22,21 +22,21 @@ LOGS_HEAD = numpy_struct(_LOG_HEADER, "LogsHead")
 LOG_HEAD = numpy_struct(_LOG_HEADER, "LogHead")
 STAMP = np.dtype([("clock", np.uint32), ("code", np.uint32)])
 
-#: Phases by their number.
+#: Phase names; the index is the phase's value in the enum.
 PHASES: tuple[str, ...] = tuple(
     re.findall(
         r"^\s*([A-Z_]+),", re.sub(r"//.*", "", _TEXT.partition("enum Phase")[2].partition("};")[0]), re.M
     )
 )
 
-#: In plain words, for people.
+#: What a warp does in each phase, as shown to users.
 WORDS = {
     "WAIT_ITEM": "waits for work",
     "WAIT_DATA": "waits for data",
     "WAIT_SPACE": "waits for a free buffer",
     "WAIT_TURN": "waits for its ping-pong slot, or for other warps",
     "WAIT_PRODUCTS": "waits for products in flight",
-    "COPY": "asks for a tile",
+    "COPY": "issues the copy of a tile",
     "ISSUE": "issues products",
     "SCORES": "S = Q Kᵀ",
     "VALUES": "O += P V",
@@ -47,19 +47,19 @@ WORDS = {
     "SOFTMAX": "softmax",
     "TILE": "products and softmax of a tile",
     "ADD": "adds to dQ",
-    "MERGE": "merges parts",
+    "MERGE": "merges partial results",
     "STORE": "stores results",
 }
 PRODUCTS = ("SCORES", "VALUES", "WEIGHT_GRADIENTS", "VALUE_GRADIENTS", "KEY_GRADIENTS", "QUERY_GRADIENTS")
 WAITS = ("WAIT_ITEM", "WAIT_DATA", "WAIT_SPACE", "WAIT_TURN", "WAIT_PRODUCTS")
 
 _ANY_SM, _IN_FLIGHT, _LANDED = 0xFFFFFFFF, 0x40, 0x80
-#: Of a stamp that is about no tile.
+#: Tile field of a stamp without a tile.
 NO_TILE = 0xFFFFFF
 _SECONDS_OF_32_BITS = 2**32
 
-#: One phase of one warp; ``flight``: its products were in flight meanwhile, and the warp may have done something else.
-#: ``item`` is the number of the trace record (-1: none yet), times count from the first stamp.
+#: One phase of one warp. ``flight``: the interval of products in flight, during which the warp may do other work.
+#: ``item``: index of the trace record (-1: none yet). Times count from the first stamp.
 INTERVAL = np.dtype(
     [
         ("log", np.int32),
@@ -75,12 +75,12 @@ INTERVAL = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """For logs before the trace records, in one run of bytes."""
+    """Layout of the trace buffer: logs, followed by the trace records."""
 
     records: int
     logs: int = 256
     stamps: int = 8192
-    """Of each log."""
+    """Most stamps of each log."""
 
     @property
     def before(self) -> int:
@@ -96,13 +96,13 @@ class Room:
         return self.before + self.records * TRACE_RECORD.itemsize
 
     def head(self, sm: int | None = None) -> npt.NDArray[np.uint8]:
-        """The bytes just before the records: which SM's blocks keep logs (None: all), and the room there is."""
+        """The header just before the records: sizes, and the SM whose blocks keep logs (None: all SMs)."""
         head = np.zeros(1, LOGS_HEAD)
         head["sm"], head["logs"], head["stamps"] = _ANY_SM if sm is None else sm, self.logs, self.stamps
         return head.view(np.uint8)
 
     def read(self, buffer: npt.NDArray[np.uint8]) -> Logs:
-        """What a kernel has left in ``size`` bytes."""
+        """The logs and records that a kernel has written to a buffer of ``size`` bytes."""
         head = buffer[self.before - LOGS_HEAD.itemsize : self.before].view(LOGS_HEAD)[0]
         claimed = int(head["claimed"])
         heads, stamps = np.zeros(min(claimed, self.logs), LOG_HEAD), []
@@ -119,20 +119,20 @@ class Room:
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """Of the warps that kept one, as a kernel wrote them."""
+    """The logs of a launch, one per warp that kept a log."""
 
     heads: npt.NDArray[Any]
     """:data:`LOG_HEAD`, by SM and start."""
     stamps: tuple[npt.NDArray[Any], ...]
-    """:data:`STAMP` of each."""
+    """Stamps of each log, of dtype :data:`STAMP`."""
     items: npt.NDArray[Any]
     """:data:`~cufa.kernels.params.TRACE_RECORD` of every work item, by its number."""
     refused: int
-    """Warps that found no room for a log."""
+    """Warps without a log, because all logs were taken."""
 
     @property
     def lost(self) -> int:
-        """Stamps that found no room in their log."""
+        """Stamps that were not kept, because their log was full."""
         return int(self.heads["stamps"].sum()) - sum(len(x) for x in self.stamps)
 
     def clocks(self, index: int) -> npt.NDArray[np.int64]:

@@ -1,10 +1,10 @@
-"""Bounds on a plan's time, resource by resource, from measured ceilings; and a prediction of its time. Pure: no GPU.
+"""Lower bounds on a plan's time, one per resource, from measured ceilings; and a prediction of the time. Needs no GPU.
 
-What a plan asks of each resource is :mod:`cufa.measure.costs`: the kernel's counters times the tiles visited. The
-prediction has no constant that was fitted to the times it predicts. A warp (on Hopper a consumer warpgroup) does one
-thing after another; the n warps that share an SM's units hide all but 1/n of the time in which the busiest unit idles:
+:mod:`cufa.measure.costs` gives the demand on each resource: the kernel's counters times the tiles visited. No constant
+of the prediction is fitted to the predicted times. A warp (on Hopper a consumer warpgroup) uses one unit at a time. If
+n warps share an SM's units, they hide all but 1/n of the time in which the busiest unit would idle:
 
-    busiest unit + (one after another − busiest unit) / n
+    busiest unit + (sum over units − busiest unit) / n
 
 Thread blocks run in the order of :mod:`cufa.schedule.order`, and each launch adds its overhead.
 """
@@ -25,15 +25,15 @@ from .limits import Limits
 
 __all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
 
-#: An SM moves 128 bytes of shared memory and takes 16 exponentials in one clock, from sm_80 on; so the ceiling of
-#: the one follows from the measured ceiling of the other.
+#: From sm_80 on, an SM moves 128 bytes of shared memory and computes 16 exponentials per clock: the measured ceiling of
+#: exponentials gives the ceiling of shared memory.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
 _HOPPERS = (Fa3Config, Fa3BackwardConfig)
-"""Configs of kernels whose warpgroups multiply from shared memory, one thread block on each SM."""
+"""Configs of the kernels with wgmma, of which each SM holds one thread block."""
 _TENSOR_CORES = (*_HOPPERS, Fa2Config, BackwardConfig)
 """Configs of kernels whose times are predicted."""
 _SCHEDULERS = 4
-"""Of an SM: each issues the instructions of every fourth warp."""
+"""Warp schedulers of an SM. Each issues the instructions of every fourth warp."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,25 +49,25 @@ class Bounds:
     imbalance: float
     """Tiles of the busiest SM over the average of all SMs: 1.0 when no SM is ever idle."""
     own_shared: float
-    """The part of ``shared_memory`` in which warps read and write themselves, and compute nothing."""
+    """The part of ``shared_memory`` for loads and stores by warps, which compute nothing meanwhile."""
     additions: float | None = None
-    """Float32 additions in the L2 cache; None: there are none, or their ceiling is not known."""
+    """Float32 additions in the L2 cache; None: the plan has none, or their ceiling is not known."""
     passes: float | None = None
-    """Launches before and after the tiles, which only move device memory; None: there are none."""
+    """Launches before and after the main kernel, limited by device memory; None: the plan has none."""
 
     @property
     def overlapped(self) -> float:
-        """All resources work at the same time, and all SMs are busy to the end."""
+        """Time if all resources work at once and all SMs are busy to the end."""
         found = self.products, self.exponentials, self.shared_memory, self.memory, self.additions
         return max(seconds for seconds in found if seconds is not None)
 
     @property
     def serial(self) -> float:
-        """Everything that a warp does, one thing after another: nothing overlaps."""
+        """Time if nothing overlaps in a warp: products, exponentials and the warp's own shared memory accesses."""
         return self.products + self.exponentials + self.own_shared
 
     def named(self) -> dict[str, float]:
-        """Seconds by the name of the resource; resources that were not measured are left out."""
+        """Seconds by resource; resources without a measured ceiling are left out."""
         found = {
             "products": self.products,
             "power": self.power,
@@ -83,12 +83,12 @@ class Bounds:
 
 
 def covers(plan: Plan, limits: Limits) -> bool:
-    """Whether the time of the plan can be predicted from these ceilings."""
+    """Whether the plan's time can be predicted from the ceilings ``limits``."""
     return not why_not(plan, limits)
 
 
 def why_not(plan: Plan, limits: Limits) -> str:
-    """Why not; "" for a plan that these ceilings cover."""
+    """Why the plan's time cannot be predicted from the ceilings ``limits``; "": it can."""
     if not isinstance(plan.config, _TENSOR_CORES) or plan.problem.itemsize != 2:
         return f"times of {plan.spec.name} are not predicted: how its warps share an SM is not modelled"
     if reason := costs.why_not(plan):
@@ -101,7 +101,7 @@ def why_not(plan: Plan, limits: Limits) -> str:
 
 
 def bounds_of(plan: Plan, limits: Limits) -> Bounds:
-    """For a plan that :func:`covers`, and the ceilings of its GPU."""
+    """The bounds of a plan. ``limits``: ceilings of the plan's GPU, which must cover the plan (:func:`covers`)."""
     assert plan.device is not None
     kind, cost = plan.problem.dtype, costs.cost_of(plan)
     rate = additions.of_card(plan.device.name) if cost.added else None
@@ -125,7 +125,7 @@ def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
 
 
 def predict(plan: Plan, limits: Limits) -> float:
-    """Seconds, from the bounds alone, for a plan that :func:`covers`."""
+    """Predicted seconds, from the bounds alone. ``limits`` must cover the plan (:func:`covers`)."""
     bounds = bounds_of(plan, limits)
     left = max(0.0, bounds.serial - bounds.overlapped)
     tiles = bounds.overlapped + left / _sharing(plan)
@@ -137,10 +137,10 @@ def predict(plan: Plan, limits: Limits) -> float:
 
 
 def _sharing(plan: Plan) -> float:
-    """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that hide each other's waits.
+    """Number of warps of one scheduler, or of consumer warpgroups of one SM, that hide each other's waits.
 
-    Warpgroups overlap by ping-pong, or each overlaps its softmax with its own products; a soft cap prevents the latter.
-    Warpgroups of a pair of blocks exchange P and dS in every tile: none of their waits is hidden.
+    Consumer warpgroups overlap by ping-pong, or each overlaps its softmax with its own products; a soft cap prevents
+    the latter. Warpgroups of a pair of blocks exchange P and dS in every tile: no wait is hidden.
     """
     config = plan.config
     if isinstance(config, Fa3Config):
@@ -165,9 +165,9 @@ def _takes_one_item(plan: Plan) -> bool:
 
 
 def _busiest(plan: Plan, item_cost: float) -> float:
-    """Time of the busiest SM over the time of each SM if all shared the tiles evenly.
+    """Time of the busiest SM, relative to the time if all SMs had equally many tiles.
 
-    ``item_cost`` is the busiest SM's time for each work item besides the item's tiles, in tiles.
+    ``item_cost``: time of a work item in addition to its tiles, in tiles.
     """
     assert plan.device is not None and plan.order is not None
     slots, order = plan.device.num_sms * _resident(plan) // plan.config.blocks_of_item, plan.order

@@ -1,4 +1,4 @@
-"""Sums of an inside trace: lanes, and the time of products, softmax and waits, alone and overlapped."""
+"""Evaluation of an inside trace: its lanes, and the times of products, softmax and waits, alone and overlapped."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..build.phases import PHASES, PRODUCTS, WAITS, WORDS
 from .inside import InsideTrace
 
 Intervals = npt.NDArray[Any]
-"""Of dtype :data:`cufa.build.phases.INTERVAL`."""
+"""Array of dtype :data:`cufa.build.phases.INTERVAL`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """One warp of one block."""
+    """One warp of one thread block."""
 
     log: int
     sm: int
     thread_block: int
     warp: int
     role: str
-    """"producer" (no products of its own), "consumer" (products in flight), or "warp"."""
+    """"consumer" (has wgmma products in flight), "producer" (computes nothing, next to consumers), or "warp"."""
 
     def __str__(self) -> str:
         return f"block {self.thread_block} · {self.role} {self.warp}"
@@ -33,43 +33,43 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Of one SM. Times are in the trace's unit; products and softmax count where at least one warp is at it."""
+    """Times of one SM in the trace's unit. ``products``, ``softmax``: time in which at least one warp executes them."""
 
     sm: int
     lanes: int
     span: float
-    """From the first stamp to the last."""
+    """Time from the first stamp to the last."""
     lane_time: float
-    """Of all lanes, each from its first stamp to its last."""
+    """Sum over lanes of the time from first to last stamp."""
     products: float
     softmax: float
     both: float
-    """Softmax of some warp, while products of some warp run."""
+    """Time in which softmax and products run at once, in the same warp or in different warps."""
     phases: dict[str, float]
-    """Of each phase, added up over lanes; products in flight, which a warp does not wait for, aside."""
+    """Time of each phase, summed over lanes, without products in flight, during which a warp does other work."""
 
     @property
     def overlap(self) -> float:
-        """Share of the softmax that runs beside products."""
+        """Fraction of the softmax time in which products run."""
         return self.both / self.softmax if self.softmax else 0.0
 
     @property
     def exposed(self) -> float:
-        """Softmax beside which no product runs."""
+        """Softmax time in which no product runs."""
         return self.softmax - self.both
 
     @property
     def waits(self) -> dict[str, float]:
-        """Of each kind of wait, added up over lanes."""
+        """Time of each kind of wait, summed over lanes."""
         return {name: self.phases[name] for name in WAITS if name in self.phases}
 
     def share(self, time: float) -> float:
-        """Of all lanes' time."""
+        """``time`` as a fraction of :attr:`lane_time`."""
         return time / self.lane_time if self.lane_time else 0.0
 
 
 def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
-    """By SM, thread block and warp. (Warps take logs in the order in which they start.)"""
+    """The trace's lanes by SM, thread block and warp. Logs are numbered in the order in which warps start."""
     result = []
     products, softmax = (_numbers(names) for names in (PRODUCTS, ("SOFTMAX", "TILE")))
     flying = set(found["log"][found["flight"]].tolist())
@@ -82,13 +82,13 @@ def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
 
 
 def busiest_sm(trace: InsideTrace) -> int:
-    """The SM that most logs are of."""
+    """The SM with the most logs."""
     sms, number = np.unique(trace.logs.heads["sm"], return_counts=True)
     return int(sms[np.argmax(number)])
 
 
 def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
-    """Of one SM (default: the busiest). Raises ValueError when it has no logs."""
+    """Sums of one SM (default: the busiest). Raises ValueError if the SM has no logs."""
     sm = busiest_sm(trace) if sm is None else sm
     of_sm = np.flatnonzero(trace.logs.heads["sm"] == sm)
     mine = found[np.isin(found["log"], of_sm)]
@@ -112,7 +112,7 @@ def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
 
 
 def _lane_time(found: Intervals) -> float:
-    first = np.unique(found["log"], return_index=True)[1]  # by log and begin
+    first = np.unique(found["log"], return_index=True)[1]  # intervals are sorted by log, then begin
     ends = np.maximum.reduceat(found["end"], first)
     return float((ends - found["begin"][first]).sum())
 
@@ -122,7 +122,7 @@ def _numbers(names: tuple[str, ...]) -> list[int]:
 
 
 def union(found: Any) -> npt.NDArray[Any]:
-    """Where at least one of the intervals is: disjoint ones, in order."""
+    """The union of the intervals: disjoint intervals in order."""
     pairs = np.zeros(len(found), [("begin", np.float64), ("end", np.float64)])
     order = np.argsort(found["begin"], kind="stable")
     pairs["begin"], pairs["end"] = found["begin"][order], np.maximum.accumulate(found["end"][order])
@@ -135,7 +135,7 @@ def union(found: Any) -> npt.NDArray[Any]:
 
 
 def length(pairs: npt.NDArray[Any]) -> float:
-    """Of disjoint intervals."""
+    """Total length of disjoint intervals."""
     return float((pairs["end"] - pairs["begin"]).sum())
 
 
@@ -161,8 +161,8 @@ def _tile(trace: InsideTrace, number: int, by_keys: bool) -> str:
 
 
 def perfetto(trace: InsideTrace, found: Intervals | None = None) -> bytes:
-    """Chrome trace-event JSON, which ui.perfetto.dev opens: a process per SM, a thread per warp, and beside it one for
-    each kind of product that it has in flight. Executed on a CPU, a primitive is written as one microsecond."""
+    """Chrome trace-event JSON for ui.perfetto.dev. Each SM is a process, each warp a thread; each kind of product that
+    a warp has in flight is one more thread. Executed on a CPU, each primitive takes one microsecond."""
     found = trace.intervals() if found is None else found
     events: list[dict[str, Any]] = []
     threads: dict[tuple[int, int], int] = {}

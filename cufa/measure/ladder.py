@@ -1,8 +1,7 @@
-"""The techniques of Hopper's kernels, switched on one after the other, so that each step's gain is predicted and
-measured.
+"""The techniques of Hopper's kernels, switched on one after another, to predict and measure the gain of each step.
 
-A step is a field of the kernel's configs, or the way of launching. The last step is the registered config. Techniques
-that the registered config does not use follow as variations of it, where they fit.
+A step is a field of the kernel's configs, or persistent blocks. The last step is the planned config. Techniques that
+this config does not use follow as variations of the last step, if they fit.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ class Step:
     """One technique."""
 
     field: str
-    """A field of the configs; "": persistent blocks instead of one block for each work item."""
+    """A field of the configs. "": persistent blocks instead of one thread block per work item."""
     words: str
     without: int = False
     taken: int = True
-    """The field's value with the technique; ``without``: without it."""
+    """The field's value with the technique; ``without`` is its value without the technique."""
     kernels: tuple[str, ...] = ()
-    """Kernels on which the technique is tried where their own config does not use it."""
+    """Kernels that are measured with the technique even if their planned config does not use it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Story:
     begin: str
-    """Techniques of the kernel without any of the steps."""
+    """Techniques that the kernel has without any step."""
     steps: tuple[Step, ...]
-    """In order. Labels carry numbers of this list, so that a label means the same for every shape."""
+    """The steps in order. Labels contain a step's index in this tuple: a label means the same for every shape."""
     older: str = ""
-    """The preceding algorithm, as the first step; "": none."""
+    """The preceding algorithm, measured as step 0; "": none."""
     older_words: str = ""
 
 
@@ -68,8 +67,8 @@ _STORIES: dict[type[TileConfig], Story] = {
 
 
 def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
-    """One contender per step: the first without all techniques that can be switched off, the last with ``config``. A
-    technique that the config does not use is no step."""
+    """One contender per step. The first has no technique that can be switched off; the last has ``config``. Techniques
+    that ``config`` does not use are left out."""
     story = _STORIES[type(config)]
     first = 1 if story.older else 0
     steps = [(n, x) for n, x in enumerate(story.steps, first + 1) if _takes(config, x)]
@@ -84,8 +83,8 @@ def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
 
 
 def variations(plan: Plan) -> Iterator[Contender]:
-    """The plan's config with one more technique, for each unused one that fits; then, for a backward, the config that
-    is planned for deterministic additions."""
+    """For each unused technique that fits: the plan's config with this technique. For a backward, then the config that
+    is planned for a fixed addition order."""
     config, spec, problem = plan.config, plan.spec, plan.problem
     assert plan.device is not None
     for step in _STORIES[type(config)].steps:

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _card_here() -> tuple[Device, CardFile]:
-    """This machine's GPU and its file. Exits where there is no GPU."""
+    """This machine's GPU and its card file. Exits if there is no GPU."""
     device = find_device("cuda")
     assert device is not None
     return device, CardFile(cards.path_of(device.name), environment(device))

@@ -1,4 +1,4 @@
-"""The file of one card: lines are added at its end, and rewritten only to be stamped."""
+"""The measurement file of one card. Lines are appended; only ``stamp`` rewrites the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class CardFile:
-    """``session``: the environment of this machine, written before the first line that is recorded on it."""
+    """``session``: this machine's environment, written before the first line that this machine records."""
 
     def __init__(self, path: Path, session: Json) -> None:
         self.path, self.session, self.begun = path, session, False
@@ -27,12 +27,12 @@ class CardFile:
         return of_lines(self.path.stem, self.lines)
 
     def add(self, what: str, **content: Any) -> None:
-        """A line that is no row."""
+        """Append a line that holds no measurement: trace, test result, host time or compile time."""
         self._begin()
         self._append({"what": what, "recorded": self.session["recorded"], **content})
 
     def add_rows(self, suite: str, rows: Iterable[Row]) -> None:
-        """The rows of one case."""
+        """Append the rows of one case."""
         self._begin()
         head = {"suite": suite, "card": self.session["device"], "recorded": self.session["recorded"]}
         head |= {"commit": self.session["commit"]} if "commit" in self.session else {}
@@ -40,7 +40,7 @@ class CardFile:
             self._append({**head, **row, "problem": self._id(row["problem"])})
 
     def rewrite(self) -> None:
-        """Write the lines as they are now."""
+        """Replace the file by the lines in memory."""
         self.path.write_text("".join(map(_text, self.lines)), encoding="utf-8")
 
     def _begin(self) -> None:

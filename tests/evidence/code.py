@@ -1,4 +1,4 @@
-"""Which rows and traces are of the machine code that today's sources give under the pinned NVRTC."""
+"""Which rows and traces were measured with the machine code that the current sources give under the pinned NVRTC."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from .traced import TRACES
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """One translation unit, for one architecture; None: today's kernel has no such tiles."""
+    """One translation unit for one architecture."""
 
     unit: str
     arch: Architecture
 
 
 def build_of(kernel: str, problem: Problem, config: Any, arch: str, **trace: bool) -> Build | None:
-    """``config``: tiles, or their JSON; ``trace``: what :func:`~cufa.build.compiler.trace_constants` takes."""
+    """The build of a row or trace. None: the current kernel does not have this config. ``config``: a tile config or its
+    JSON. ``trace``: arguments of :func:`~cufa.build.compiler.trace_constants`."""
     try:
         spec = KERNELS[kernel]
         tiles = spec.read_config(config) if isinstance(config, dict) else config
@@ -41,7 +42,7 @@ def build_of(kernel: str, problem: Problem, config: Any, arch: str, **trace: boo
 
 
 def stamped() -> Iterator[tuple[str, Build | None]]:
-    """Digest and build of each row and trace that has a digest."""
+    """(digest, build) of each row and trace that has a digest."""
     for card in cards.load_all().values():
         for row in card.rows:
             if row.is_ours and row.json.get("code"):
@@ -61,12 +62,12 @@ def _of_trace(trace: KernelRun, how: dict[str, bool]) -> Build | None:
 
 
 def distinct() -> dict[str, Build | None]:
-    """A build for each digest."""
+    """One build per digest."""
     return dict(stamped())
 
 
 def digest_of(build: Build | None) -> str:
-    """Compiles, 1.5 s; "" where that fails."""
+    """Digest of the machine code of a build; "" if the compilation fails. Takes 1.5 s."""
     try:
         return code_digest(compile_text(build.unit, build.arch)) if build else ""
     except CompileError:
@@ -80,12 +81,12 @@ def compiled(builds: Iterable[Build | None], jobs: int) -> dict[Build | None, st
 
 
 def pinned_nvrtc() -> str:
-    """The version that gave the digests."""
+    """The NVRTC version with which the digests were made."""
     return str(json.loads(cards.CURRENT.read_text(encoding="utf-8"))["nvrtc"])
 
 
 def wrong(sample: Iterable[str], jobs: int = 1) -> list[str]:
-    """Digests of the sample that ``machine_code.json`` calls current and are not, or the other way round."""
+    """Digests in ``sample`` that ``machine_code.json`` lists wrongly: as current though stale, or the reverse."""
     builds, current = distinct(), cards.current_code()
     wanted = {code: builds[code] for code in sample}
     found = compiled(wanted.values(), jobs)
@@ -93,7 +94,7 @@ def wrong(sample: Iterable[str], jobs: int = 1) -> list[str]:
 
 
 def stamp(jobs: int) -> str:
-    """Give rows and traces of today's sources their digest, and write which digests are current."""
+    """Add digests to rows and traces measured with the current sources, and write which digests are current."""
     for name in cards.load_all():
         file = CardFile(cards.RECORDS_DIR / f"{name}.jsonl", {})
         card = file.card
@@ -101,7 +102,7 @@ def stamp(jobs: int) -> str:
         builds = [_of_row(card, row) for row in fresh]
         codes = compiled(builds, jobs)
         for row, build in zip(fresh, builds, strict=True):
-            row.json["code"] = codes[build] or None  # a row's JSON is the line of the file
+            row.json["code"] = codes[build] or None  # also changes file.lines, which share this JSON
         file.rewrite()
     for module, folder, how in TRACES:
         for trace in module.load_all(folder).values():

@@ -1,4 +1,4 @@
-"""Days and tests of a card, in words."""
+"""Sentences about a card: on which day it was measured, and how many GPU tests passed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cufa.measure.cards import Card
 
 
 def other_days(card: Card, suites: Iterable[str] = ()) -> str:
-    """One sentence on suites (default: all) that were measured on another day than the newest rows, or with another
-    driver; "" where there is none."""
+    """One sentence per other day or driver, naming the suites measured then (default: of all suites). "": all were
+    measured on the day, and with the driver, of the newest rows."""
     wanted, found = list(suites), dict[str, dict[str, None]]()
     for row in card.rows:
         when = _apart(card, row.recorded)
@@ -20,7 +20,7 @@ def other_days(card: Card, suites: Iterable[str] = ()) -> str:
 
 
 def when_else(card: Card, line: dict[str, Any]) -> str:
-    """When a line that is no row was measured, after a space; "" on the day of the newest rows."""
+    """Day or driver of a line that holds no measurement, with a leading space. "": those of the newest rows."""
     when = _apart(card, line["recorded"])
     return f" {when}" if when else ""
 

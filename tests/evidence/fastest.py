@@ -1,4 +1,4 @@
-"""Which kernel recorded measurements found fastest for each class of problem: what ``algorithm="auto"`` takes."""
+"""The fastest kernel for each class of problem, from recorded measurements; ``algorithm="auto"`` selects it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from cufa.plan.planner import make_plan
 
 
 def fastest(card: Card) -> dict[str, str]:
-    """Kernel by :func:`cufa.plan.candidates.problem_class`, for every class in which the registry's first
-    choice took
-    turns with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
+    """Fastest kernel by :func:`cufa.plan.candidates.problem_class`: the least geometric mean of times over the cases
+    that all kernels ran. Only classes in which the registry's first choice was measured alternately with others."""
     device = Device.typical(card.environment["arch"])
     logs: dict[str, list[dict[str, float]]] = {}
     rows = (row for row in card.rows if row.regime is Regime.IN_TURNS and _is_a_choice(row))
@@ -34,7 +33,7 @@ def fastest(card: Card) -> dict[str, str]:
 
 
 def write(found: Iterable[Card]) -> list[Path]:
-    """The files that the planner reads. Raises OSError when one cannot be written."""
+    """Write the files that the planner reads. Raises OSError if a file cannot be written."""
     files = []
     for card in found:
         files.append(tuning.recorded_path(card.environment["device"]))
@@ -44,8 +43,8 @@ def write(found: Iterable[Card]) -> list[Path]:
 
 
 def _is_a_choice(row: Measured) -> bool:
-    """A kernel as the planner would launch it, not a step of an ablation or one of many tilings; of an operation
-    whose planner has no rule of its own."""
+    """Whether a row's kernel ran as the planner launches it, not as an ablation step or with other tiles. False for
+    decode, whose splits select the kernel."""
     spec = KERNELS.get(row.json.get("kernel", ""))
     return (
         spec is not None

@@ -1,4 +1,4 @@
-"""The tests that need a GPU, on all cores: one way for `make gpu-test` and for recording."""
+"""Run the tests that need a GPU on all cores, for `make gpu-test` and for recording."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Say = Callable[[str], None]
 
 
 def run_gpu_tests(jobs: int, say: Say, every_case: bool) -> Json:
-    """pytest -m gpu on all cores, then what must run alone; its output goes to stderr.
+    """Run pytest -m gpu on all cores, then the tests that must run alone. Output goes to stderr.
 
-    Of tests that have many cases all of them with ``every_case``, else the day's sample. Returns passed, failed and
-    skipped, the names of failures, whether every case ran, and the passes by kernel, counted by the kernel's name in
-    the test's parameters.
+    ``every_case``: all cases of tests with many cases, instead of the day's sample. Returns the counts of passed,
+    failed and skipped tests, the names of failures, whether every case ran, and the passes of each kernel that is named
+    in a test's parameters.
     """
     total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": [], "every_case": every_case}
     by_kernel = dict.fromkeys(KERNELS, 0)
@@ -40,8 +40,8 @@ def run_gpu_tests(jobs: int, say: Say, every_case: bool) -> Json:
             command.append(f"--junitxml={report}")
             command += ["-n", str(workers)] if workers and _importable("xdist") else []
             command += ["--every-case"] if every_case else []
-            command += ["--ignore-glob=*dashboard*"]  # needs packages of its own
-            # The references are NumPy's; side by side, each worker's BLAS on all cores would only wait.
+            command += ["--ignore-glob=*dashboard*"]  # the dashboard's packages are not installed
+            # References run in NumPy. If each worker's BLAS used all cores, the workers would compete for cores.
             env = {**os.environ, **({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if workers else {})}
             where: dict[str, Any] = {"cwd": TESTS_DIR.parent, "stdout": sys.stderr, "env": env}
             subprocess.run([*command, str(TESTS_DIR)], check=False, **where)

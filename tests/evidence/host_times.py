@@ -1,4 +1,4 @@
-"""Costs of a call before its kernel runs: host time of one call, the first result of a new process, one compile."""
+"""Costs of a call before its kernel runs: host time, first result of a new process, and compilation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from cufa.problem.mask import CAUSAL
 
 Json = dict[str, Any]
 
-#: Too small a problem for its kernel to matter.
+#: A problem so small that the kernel takes less time than the call on the host.
 _SMALL = make(1, 8, 128, 64, "float16", CAUSAL)
 
 
-#: Calls by their label: code of :func:`host_calls`'s names, the label itself where "".
+#: Python code by label, with the names of :func:`host_calls`; "": the label is the code.
 _CALLS = {
     "flash_attention(q, k, v, causal=True)": "",
     "flash_attention(q, k, v, causal=True, out=out)": "",
-    # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
+    # With other arrays than in the previous call, a kernel's tensor maps must be encoded again.
     "flash_attention(*next(others), causal=True)": "",
     "flash_attention(q, k, v, causal=True, algorithm='fa2')": "",
     "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": "",
@@ -48,8 +48,8 @@ _CALLS = {
 
 
 def host_calls() -> list[Json]:
-    """Host time of one asynchronous call on a problem too small to matter, in microseconds: :data:`_CALLS`, and torch's
-    SDPA where it is installed."""
+    """Host time of one asynchronous call on a small problem, in microseconds: of each of :data:`_CALLS`, and of torch's
+    SDPA if torch is installed."""
     import cupy
 
     from cufa import flash_attention, flash_attention_backward, flash_decode, masks
@@ -89,8 +89,8 @@ cupy.cuda.get_current_stream().synchronize()
 
 
 def first_result_seconds() -> dict[str, float]:
-    """Wall time of a process that imports CuPy and cufa and waits for one result: with no kernel cache
-    (cold), then with the one that this left (warm)."""
+    """Wall time of a process that imports CuPy and cufa and waits for one result: first without a kernel cache (cold),
+    then with the cache of the first process (warm)."""
     seconds = {}
     with tempfile.TemporaryDirectory() as cache:
         root = str(Path(__file__).parents[2])
@@ -103,7 +103,7 @@ def first_result_seconds() -> dict[str, float]:
 
 
 def compile_lines(specs: Iterable[Kernel]) -> list[Json]:
-    """Seconds of one cold compile of each kernel that a call may name."""
+    """Seconds of one cold compilation of each kernel of forward and backward."""
     from cufa.run.cuda import backend as cuda
 
     device = cuda.current_device()
@@ -117,8 +117,8 @@ def compile_lines(specs: Iterable[Kernel]) -> list[Json]:
 
 
 def cold_compiles(variants: Iterable[tuple[str, int]]) -> list[tuple[float, str]]:
-    """Seconds that the kernel of each (name, head_dim) takes to compile, nothing cached, each alone; and of
-    what. CuPy looks for its cache once, so that takes a process of its own."""
+    """(seconds, description of the build) of a cold compilation for each (kernel name, head_dim), one at a time. Runs
+    in a new process, because CuPy reads the path of its cache only once."""
     with tempfile.TemporaryDirectory() as cache:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, _use_cache, (cache,)) as alone:

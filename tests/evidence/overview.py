@@ -1,6 +1,6 @@
-"""Recorded measurements in few rows, wins and losses alike: five in the README, all on the page of records.
+"""Summary of recorded measurements, wins and losses alike: five rows in the README, all rows on the page of tables.
 
-Both regimes stand side by side (:mod:`cufa.measure.regimes`); the lower mean is the one that is claimed.
+Both regimes (:mod:`cufa.measure.regimes`) are columns. The project claims the lower of the two means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tables import NONE, table
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """Cases of one suite, one of our kernels, one peer."""
+    """One row: a selection of one suite's cases, one of our kernels, and one peer."""
 
     words: str
     peer_words: str
@@ -69,7 +69,7 @@ _ROWS = (
 
 
 def overview(found: dict[str, Card]) -> Iterator[str]:
-    """One table per GPU, with stale kernels and suites of other days."""
+    """One table per GPU, with sentences about stale kernels and about suites measured on other days."""
     for card in widest_first(found):
         environment = card.environment
         yield f"**{environment['device']}**, {environment['recorded'][:10]}, {_tests(card)}\n"
@@ -80,7 +80,7 @@ def overview(found: dict[str, Card]) -> Iterator[str]:
 
 
 def speed(found: dict[str, Card]) -> Iterator[str]:
-    """The README's table: geometric mean, least and most of the ratios of each card, in each regime."""
+    """The README's table: geometric mean, minimum and maximum of the ratios, per card and regime."""
     found_here = widest_first(found)
     names = [card.device.name.removeprefix("NVIDIA ").split()[0] for card in found_here]
     rows = [row for row in _ROWS if row.in_readme]
@@ -101,7 +101,7 @@ def speed(found: dict[str, Card]) -> Iterator[str]:
 
 
 def _ratios(rows: list[Measured], wanted: Iterable[_Row]) -> dict[_Row, list[str]]:
-    """One cell for each regime."""
+    """One cell per regime."""
     return {row: [_range(found) for found in _by_regime(rows, row).values()] for row in wanted}
 
 
@@ -133,13 +133,13 @@ def _lines(rows: list[Measured]) -> Iterator[list[str]]:
 
 
 def _peers(labels: Iterable[str]) -> str:
-    """Whose the fastest time is: another card's machine may have had other libraries."""
+    """The peers with the fastest times. They may differ between cards, because libraries differ between machines."""
     titles = dict.fromkeys(family_of(label).title for label in labels)
     return ("the faster of " if len(titles) > 1 else "") + " and ".join(titles)
 
 
 def _range(ratios: list[float]) -> str:
-    """Geometric mean, least and most."""
+    """Text: geometric mean, minimum and maximum."""
     if not ratios:
         return NONE
     mean = f"{geometric_mean(ratios):.2f}×"

@@ -1,4 +1,4 @@
-"""The suites and regimes that are recorded, in their order."""
+"""The suites and regimes that ``record`` measures, in this order."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Part:
     suite: str
     regime: Regime = Regime.IN_TURNS
     seconds: float | None = None
-    """Measuring time; None: the regime's own."""
+    """Measuring time; None: the regime's default."""
     section: str = ""
-    """Suite that its rows are kept in; "" is its own."""
+    """Suite under which the rows are stored; "": ``suite``."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Part:
         return self.kept_in, self.regime, case.name or dataclasses.replace(case.problem, deterministic=False)
 
     def least_seconds(self, case: Case) -> float:
-        """Measuring and warming up in one case, without inputs, references and compilation."""
+        """Seconds of warm-up and measurement of one case, without inputs, references and compilation."""
         seconds = self.seconds or self.regime.seconds
         return seconds if self.regime is Regime.IN_TURNS else len(case.contenders) * (seconds + WARM_SECONDS)
 
@@ -48,7 +48,7 @@ _IN_TURNS = (
     "forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory", "masks", "decode",
     "splits", "backward", "backward-beside", "backward-ladder",
 )  # fmt: skip
-#: Enough for a time, not for joules.
+#: Seconds that suffice for a time, but not for energy.
 _SHORT = 1.0
 
 #: All parts, in the order in which they are measured.

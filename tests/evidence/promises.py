@@ -1,6 +1,6 @@
-"""Bounds on time that the package is held to, measured one after the other: ``make bench-promises``.
+"""Promised limits of the package's times, measured one after another: ``make bench-promises``.
 
-On a machine that does nothing else. No test has such a bound, for a busy machine would fail it.
+Run it on an idle machine. Tests have no such limits, because they would fail on a busy machine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _gpu_promises() -> list[Promise]:
 
 
 def _regimes_apart() -> float:
-    """Of decoding, which is memory-bound: alone it takes as long as in turns, since its sets of inputs outgrow L2."""
+    """Ratio of decode times in the two regimes, expected near 1: decode is memory-bound, and its inputs exceed L2."""
     from cufa.run.cuda import backend as cuda
 
     case = Case(make_decode(1, 32, 8, 8 << 10), (Contender(),))
@@ -108,7 +108,7 @@ def import_seconds() -> float:
 
 
 def naive_numpy(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    """Attention as a NumPy user writes it."""
+    """Attention as a NumPy user would write it."""
     s = (q @ k.swapaxes(-1, -2)) * np.float32(default_scale(q.shape[-1]))
     if causal:
         s = np.where(np.tri(*s.shape[-2:]) > 0, s, np.float32(-np.inf))
@@ -137,7 +137,7 @@ def _seconds(attention: Callable[..., Any], causal: bool) -> float:
 
 
 def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool = True) -> Any:
-    """dq, dk and dv as a NumPy user writes them."""
+    """(dq, dk, dv) as a NumPy user would write them."""
     scale = np.float32(default_scale(q.shape[-1]))
     s = (q @ k.swapaxes(-1, -2)) * scale
     if causal:
@@ -161,7 +161,7 @@ def _gradients_over_numpy() -> float:
 
 
 def main(found: list[Promise]) -> int:
-    """Print each as it is measured; 1 when one is broken."""
+    """Measure and print each promise. Returns 1 if a promise is broken, else 0."""
     broken = 0
     for promise in found:
         measured = promise.measure()

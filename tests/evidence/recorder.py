@@ -1,7 +1,7 @@
-"""Measures the cases that a card's file lacks: without rows, with stale rows, or that are planned otherwise today.
+"""Measures the cases whose rows are missing, stale, or of another plan than today's.
 
-A case is measured whole, all contenders in one session, since ratios are of times that were taken side by side. Rows
-are on disk as soon as their case is measured, so a machine that is lost costs one case.
+All contenders of a case are measured in one session, because ratios need times measured alternately. Rows are written
+after each case, so that losing the machine costs at most one case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Say = Callable[[str], object]
 
 
 class OutOfTime(Exception):
-    """The next step would not end within the time that was given."""
+    """The next step would exceed the given time limit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lacking:
 
 
 def lacking(card: Card | None, device: Device, parts: Iterable[Part] = PARTS) -> Iterator[Lacking]:
-    """Cases to be measured, in order."""
+    """The cases to measure, in order."""
     rows: dict[Any, dict[str, Measured]] = {}
     for row in card.rows if card else ():
         rows.setdefault(row.group, {})[row.label] = row
@@ -54,13 +54,14 @@ def lacking(card: Card | None, device: Device, parts: Iterable[Part] = PARTS) ->
 
 
 def _why(case: Case, device: Device, rows: dict[str, Measured]) -> str:
-    """ "" where the rows of a case show what would run today. Peers may be missing: not every machine has them."""
+    """Why a case must be measured. "": its rows match today's plans. Peers may be missing: machines differ in
+    libraries."""
     for contender in case.contenders:
         if not contender.is_ours:
             continue
         try:
             plan = contender.plan(case.problem, device)
-        except ValueError:  # no kernel serves it here
+        except ValueError:  # no kernel serves this problem on this device
             continue
         row = rows.get(contender.label)
         if row is None:
@@ -73,7 +74,7 @@ def _why(case: Case, device: Device, rows: dict[str, Measured]) -> str:
 
 
 def _same(row: dict[str, Any], plan: dict[str, Any]) -> bool:
-    """Tiles and splits are equal, as far as both name them: an older row may lack a field."""
+    """Whether tiles and splits are equal in all fields that both have. An older row may lack a field."""
     pairs = ((row.get(name) or {}, plan.get(name) or {}) for name in ("config", "split"))
     return all(
         theirs[field] == mine for theirs, ours in pairs for field, mine in ours.items() if field in theirs
@@ -83,8 +84,8 @@ def _same(row: dict[str, Any], plan: dict[str, Any]) -> bool:
 def record(
     file: CardFile, device: Device, *, jobs: int, seconds: float, limit: float, everything: bool, say: Say
 ) -> None:
-    """``seconds``: measuring time of a case in turns. ``limit``: seconds; nothing that usually ends after them is
-    begun. Raises OutOfTime."""
+    """Measure and record the lacking cases. ``seconds``: measuring time of a case in alternation. ``limit``: seconds;
+    raises OutOfTime before a step that would usually exceed it."""
     started = time.perf_counter()
     card = None if everything else file.card
     others = card.others if card else {}
@@ -115,7 +116,7 @@ def record(
 
 
 def problems_with(card: Card) -> list[str]:
-    """Reasons not to ship: failed or missing tests, NaN, kernels that no test ran."""
+    """Reasons not to release: failed or missing tests, NaN, and kernels that no test ran."""
     tests, found = card.others.get("tests"), []
     if tests is None:
         return ["the GPU tests were not run"]
@@ -134,11 +135,11 @@ def problems_with(card: Card) -> list[str]:
 
 
 def _compile_in_parallel(cases: Iterable[Case], jobs: int) -> None:
-    """Fill CuPy's disk cache: one process per job, as each compiles on one core."""
+    """Fill CuPy's disk cache. Each compilation uses one core: one process per job."""
     wanted: dict[tuple[Problem, Contender], tuple[Contender, Problem]] = {}
     for case, contender in ((x, c) for x in cases for c in x.contenders if c.is_ours):
         p = case.problem_of(contender)
-        # The code depends neither on the batch nor on the number of query groups.
+        # Builds depend neither on the batch nor on the number of query groups.
         code = dataclasses.replace(p, batch=1, heads=p.group_size, kv_heads=1)
         wanted.setdefault((code, contender), (contender, case.problem))
     context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's CUDA context
@@ -152,6 +153,6 @@ def _compile_one(job: tuple[Contender, Problem]) -> None:
     contender, problem = job
     try:
         plan = contender.plan(problem, cuda.current_device())
-    except ValueError:  # no kernel serves it here: the benchmark will say so
+    except ValueError:  # no kernel serves the problem on this device: the benchmark reports it
         return
     cuda.prepare(plan)

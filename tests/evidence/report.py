@@ -1,5 +1,5 @@
-"""Recorded measurements as Markdown: what the README shows of it, and the page of all tables beside the measurements.
-A test compares both with the measurements."""
+"""Recorded measurements as Markdown: the README's tables, and the page of all tables next to the measurements. A test
+compares both with the measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import table
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-#: The page of all tables, beside the measurements.
+#: The page of all tables, next to the measurements.
 PAGE = cards.RECORDS_DIR / "README.md"
 
 _ABOUT = """# What was measured
@@ -35,8 +35,7 @@ that the mask lets through, never the work that an algorithm happens to do.
 
 
 def update(text: str, found: dict[str, Card]) -> str:
-    """``text`` with what stands between the markers replaced by the README's rows. Raises ValueError when there are no
-    markers."""
+    """``text``, with the README's tables between its markers. Raises ValueError if there are no markers."""
     before, found_begin, rest = text.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not (found_begin and found_end):
@@ -45,7 +44,7 @@ def update(text: str, found: dict[str, Card]) -> str:
 
 
 def page(found: dict[str, Card]) -> str:
-    """Every table of every recorded GPU, as a page of its own."""
+    """The page of all tables: every table of every recorded GPU."""
     about = _ABOUT.format(in_turns=Regime.IN_TURNS.how, sustained=Regime.SUSTAINED.how)
     rows = "\n".join(overview.overview(found)).strip()
     return f"{about}\n## In short\n\n{rows}\n\n{markdown(found).strip()}\n"
@@ -102,7 +101,7 @@ def _device_section(card: Card) -> Iterator[str]:
 
 
 def _folded(lines: Iterator[str]) -> Iterator[str]:
-    """The first line, a title, is all that is seen before a click."""
+    """A folded section; before a click, only its first line, the title, is visible."""
     title = next(lines, None)
     if title is not None:
         yield f"\n<details><summary>{title.strip().strip('*')}</summary>\n"
@@ -114,7 +113,7 @@ Build = Callable[[list[Measured]], Iterator[str]]
 
 
 def _suite(card: Card, rows: list[Measured], name: str, build: Build) -> Iterator[str]:
-    """One suite: contenders that took turns, then, where that was measured, each alone."""
+    """The tables of one suite: contenders in alternation, then each contender alone if that was measured."""
     in_turns, alone = ([row for row in rows if (row.suite, row.regime) == (name, x)] for x in Regime)
     if not (in_turns or alone):
         return
@@ -138,7 +137,7 @@ def _host_calls(card: Card) -> Iterator[str]:
 
 
 def _first_results(card: Card) -> Iterator[str]:
-    """A new process, and each kernel's share in it."""
+    """Time to the first result of a new process, and the compilation time of each kernel."""
     yield "\n**First result of a new process, and compile of one variant, s**\n"
     first = card.others["host"]["first_result"]
     found = {
@@ -151,7 +150,7 @@ def _first_results(card: Card) -> Iterator[str]:
     yield from table(["", "seconds"], ([name, f"{seconds:.1f}"] for name, seconds in found.items()))
 
 
-#: Tables by suite, in the order of the page: at once, then after a click.
+#: Tables by suite, in the order of the page: first visible ones, then folded ones.
 _OPEN: dict[str, Build] = {
     "forward": tables.forward,
     "masks": tables.masks,

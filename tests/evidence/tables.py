@@ -14,11 +14,11 @@ from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
 
 Rows = dict[str, Measured]
-"""The contenders of one case by label."""
+"""One row per contender of a case, by label."""
 Lines = Iterator[str]
 
-#: The peer that a kernel is compared with, where both were timed side by side; else the first peer. Torch's flash
-#: backend is FA2's own code; on Hopper the fastest that torch has is cuDNN's.
+#: The peer that a kernel is compared with if it was measured; else the first peer. On Hopper, cuDNN is torch's fastest
+#: backend, whereas its flash backend is FA2.
 _YARDSTICKS = {"fa3": "torch cudnn"}
 NONE = "–"
 
@@ -35,7 +35,7 @@ def labels_of(rows: Iterable[Measured]) -> list[str]:
 
 
 def ratio(rows: Rows, slow: str, fast: str) -> str:
-    """Ratio of medians with its 95% interval."""
+    """Ratio of medians with its 95% confidence interval."""
     return str(speedup(rows[slow], rows[fast])) if {slow, fast} <= rows.keys() else NONE
 
 
@@ -76,14 +76,14 @@ def awkward(rows: list[Measured]) -> Lines:
 
 
 def _held_against(rows: list[Measured]) -> list[tuple[str, str]]:
-    """Each kernel of ours and the peer that it is compared with; empty where no peer was timed."""
+    """(our kernel, the peer that it is compared with) for each of our kernels. Empty: no peer was measured."""
     peers = labels_of(row for row in rows if row.is_peer)
     ours = labels_of(row for row in rows if row.is_ours) if peers else []
     return [(x, _YARDSTICKS[x] if _YARDSTICKS.get(x) in peers else peers[0]) for x in ours]
 
 
 def _against_peers(rows: list[Measured], names: list[str], shape: Callable[[Problem], list[str]]) -> Lines:
-    """TFLOP/s of every contender, and ratios to peers measured side by side."""
+    """TFLOP/s of every contender, and ratios to peers measured in alternation."""
     labels, pairs, lines = labels_of(rows), _held_against(rows), []
     for found in by_case(rows):
         p = _first(found).problem
@@ -93,14 +93,14 @@ def _against_peers(rows: list[Measured], names: list[str], shape: Callable[[Prob
 
 
 def sustained(alone: list[Measured], in_turns: list[Measured]) -> Lines:
-    """Each contender alone, and the same ratios in both regimes side by side."""
+    """Rates of each contender alone, and ratios to peers in both regimes."""
     labels, pairs, lines = labels_of(alone), _held_against(alone), []
     beside = {_first(x).group[2]: x for x in by_case(in_turns)}
     for found in by_case(alone):
         one, p = _first(found), _first(found).problem
         cells = [one.case or f"{_shape(p)}, d{p.head_dim}, {_mask(p)}", *_cells(found, labels, _load)]
         for ours, peer in pairs:
-            # A ratio in which one time is the host's would not be the kernels'.
+            # If one of the times is host-bound, the ratio would not compare kernels.
             host = any(found[x].host_bound for x in (peer, ours) if x in found)
             cells += [ratio(beside.get(one.group[2], {}), peer, ours)]
             cells += ["host-bound" if host else ratio(found, peer, ours)]
@@ -117,7 +117,7 @@ def _load(row: Measured) -> str:
 
 
 def masks(rows: list[Measured]) -> Lines:
-    """TFLOP/s over visible scores; decoding by its time."""
+    """TFLOP/s over visible scores; for decode, the time."""
     of_time = [row for row in rows if OPERATIONS[row.problem.operation].memory_bound]
     cases = list(by_case(row for row in rows if row not in of_time))
     labels = labels_of(row for found in cases for row in found.values())
@@ -138,14 +138,14 @@ def masks(rows: list[Measured]) -> Lines:
 
 
 def decode(rows: list[Measured]) -> Lines:
-    """Cases with peers, then the contenders of the others; TB/s of what must be read."""
+    """First the cases with peers, then all contenders of the other cases. TB/s counts the bytes that must be read."""
     peers = labels_of(row for row in rows if row.is_peer)
     compared, others = [], []
     for found in by_case(rows):
         read = found[READ]
 
         def cells(row: Measured, read: Measured = read) -> list[str]:
-            """µs, TB/s, and the share of what the streaming read reached on as many bytes."""
+            """µs, TB/s, and the fraction of the rate of a streaming read of equally many bytes."""
             return [_us(row), f"{row.tbytes:.2f}", f"{read.p50_ns / row.p50_ns:.0%}"]
 
         if best := best_peer(found):
@@ -165,9 +165,9 @@ def decode(rows: list[Measured]) -> Lines:
 
 
 def ladder(rows: list[Measured]) -> Lines:
-    """TFLOP/s of each step, and its gain over the preceding step, of a variation over the last step: measured, and
-    where it is derived predicted from the ceilings."""
-    # Steps in order, which not every shape has all of, then variations.
+    """TFLOP/s of each step with its gain over the preceding step; of each variation with its gain over the last step.
+    Gains are measured and, if rows have a prediction, also predicted from the ceilings."""
+    # Steps in order, then variations. A shape may lack some steps.
     labels = sorted(labels_of(rows), key=lambda x: (not is_step(x), x if is_step(x) else ""))
     lines = []
     for found in by_case(rows):
@@ -190,7 +190,7 @@ def _gain(before: Measured, after: Measured) -> str:
 
 
 def needs(rows: list[Measured], device: str) -> Lines:
-    """Of the rows of one operation that have bounds: the share of the measured time that each resource needs."""
+    """Fraction of the measured time that each resource needs, for the rows of one operation that have bounds."""
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
@@ -211,7 +211,7 @@ def needs(rows: list[Measured], device: str) -> Lines:
 
 
 def versions(rows: list[Measured]) -> Lines:
-    """Times in µs; the gain of skipping tiles alone, predicted and measured; FA1 to FA2 as published."""
+    """Times in µs, then two gains by visited tiles and as measured: of skipping masked tiles, and of FA2 over FA1."""
     labels, lines = ["naive", "fa1", "fa2_noskip", "fa2"], []
     for found in by_case(rows):
         p, gains = _first(found).problem, []
@@ -224,13 +224,13 @@ def versions(rows: list[Measured]) -> Lines:
 
 
 def _scores(row: Measured) -> float:
-    """Scores computed: of whole tiles."""
+    """Scores that the kernel computes: tiles visited times scores of a tile."""
     config = row.json["config"]
     return float(row.json["tiles_visited"] * config["block_q"] * config["block_kv"])
 
 
 def blocks(rows: list[Measured]) -> Lines:
-    """Tilings of FA1 by shape, each element in its own table: float32 beside the published order."""
+    """FA1's times by tile config and shape, one table per dtype. The float32 table also has the published ranking."""
     for dtype in dict.fromkeys(row.problem.dtype for row in rows):
         columns = list(by_case(row for row in rows if row.problem.dtype == dtype))
         times = [f"{_shape(_first(found).problem)}, µs" for found in columns]
@@ -244,7 +244,7 @@ def blocks(rows: list[Measured]) -> Lines:
 
 
 def _known_blocks(columns: list[Rows]) -> Iterator[list[str]]:
-    """Times, and as multiples of the published winner's."""
+    """Times, also as multiples of the time of the published winner."""
     by_tiles = [{_tiles(row): row for row in found.values()} for found in columns]
     for tiles in (BLOCK_WINNER, *BLOCK_LOSERS):
         line = [f"{tiles[0]}×{tiles[1]}, {tiles[2]} warps", "fastest" if tiles == BLOCK_WINNER else "slower"]

@@ -23,7 +23,7 @@ TRACES: tuple[tuple[Any, Path, dict[str, bool]], ...] = (
 
 
 def block_plans(device: Device) -> Iterator[Plan]:
-    """Each algorithm where the GPU is full, and where it is nearly empty."""
+    """Plans of each algorithm: with thread blocks that fill the GPU, and with few thread blocks."""
     for batch, heads, seqlen, head_dim in ((4, 16, 4096, 128), (2, 4, 2048, 64)):
         problem = make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)
         for algorithm in ("fa1", "fa2_noskip", "fa2", "fa3"):
@@ -33,7 +33,7 @@ def block_plans(device: Device) -> Iterator[Plan]:
 
 
 def inside_plans(device: Device) -> Iterator[Plan]:
-    """Each kernel with logs at head dims 64 and 128, full and causal, and decoding."""
+    """Plans of each kernel that keeps logs: head dims 64 and 128, full and causal, and decode."""
     for head_dim in (64, 128):
         for mask in (FULL, CAUSAL):
             problem = make(2, 32, 2048, head_dim, "bfloat16", mask)
@@ -45,7 +45,7 @@ def inside_plans(device: Device) -> Iterator[Plan]:
 
 
 def renew(device: Device, with_inside: bool) -> Iterator[str]:
-    """Take the traces that this card lacks and delete its stale ones; yields the files written."""
+    """Record the traces that this card lacks, and delete its stale traces. Yields the files written."""
     for module, folder, _ in TRACES if with_inside else TRACES[:1]:
         plans = block_plans(device) if module is traces else inside_plans(device)
         wanted = {(plan.spec.name, plan.problem, plan.config): plan for plan in plans}
