@@ -157,8 +157,8 @@ class Logs:
 def intervals(logs: Logs, unit: float = 1.0) -> npt.NDArray[Any]:
     """:data:`INTERVAL` of all logs, by log and begin. Times are ticks divided by ``unit``, from the SM's first stamp.
 
-    A phase lasts until the next one of its warp, products in flight until they are known to be done; what the log
-    ends in the middle of, because stamps were lost, ends with its last stamp.
+    A phase lasts until the warp's next phase. Products in flight last until the warp knows that they are complete. If
+    the log lost its last stamps, open intervals end at the last stamp that was kept.
     """
     found: list[tuple[Any, ...]] = []
     starts: dict[int, int] = {}
@@ -174,7 +174,7 @@ def intervals(logs: Logs, unit: float = 1.0) -> npt.NDArray[Any]:
 def _of_log(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     flying: dict[int, list[tuple[int, int, float]]] = {}
-    item, open_since, phase, number, of = -1, 0.0, 0, 0, -1  # `of`: the item of the phase
+    item, open_since, phase, number, of = -1, 0.0, 0, 0, -1  # `of`: the work item of the open phase
     for clock, code in zip(clocks, codes, strict=True):
         kind, what = code >> 24, code & NO_TILE
         about = -1 if what == NO_TILE else what
@@ -200,9 +200,10 @@ def _of_log(index: int, clocks: list[float], codes: list[int]) -> list[tuple[Any
 
 
 def visited(found: npt.NDArray[Any]) -> dict[int, dict[int, list[int]]]:
-    """Work item → log → the tiles whose scores that warp computed, in its order, of what :func:`intervals` found.
+    """Work item → log → tiles whose scores this log's warp computed, in its order. ``found``: from :func:`intervals`.
 
-    Of a backward kernel a tile is a head and a tile of its queries (``query_tile_stamp`` in the header)."""
+    In a backward kernel, the number of a tile combines a head and a query tile (``query_tile_number`` in the header).
+    """
     scores = np.isin(found["phase"], [PHASES.index("SCORES"), PHASES.index("TILE")]) & (found["number"] >= 0)
     result: dict[int, dict[int, list[int]]] = {}
     for x in found[scores]:
@@ -214,10 +215,10 @@ def mistakes(logs: Logs) -> list[str]:
     """Errors and omissions in the logs of a kernel, one sentence each."""
     found = []
     if logs.refused:
-        found.append(f"{logs.refused} warps found no room for a log: their phases are missing")
+        found.append(f"{logs.refused} warps kept no log, because all logs were taken: their phases are missing")
     if logs.lost:
         full = int((logs.heads["stamps"] > [len(x) for x in logs.stamps]).sum())
-        found.append(f"{logs.lost} stamps of {full} logs found no room: the end of these logs is missing")
+        found.append(f"{logs.lost} stamps were lost, because {full} logs were full: the end of these logs is missing")
     for index, (head, stamps) in enumerate(zip(logs.heads, logs.stamps, strict=True)):
         name = f"block {head['thread_block']} warp {head['warp']}"
         if not head["stamps"]:

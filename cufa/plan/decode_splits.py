@@ -34,10 +34,12 @@ _CLUSTER_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How one problem is cut."""
+    """How one problem is cut: the part of a :class:`~cufa.plan.operation.Choice` that follows from the splits."""
 
     schedule: str
+    """"fixed" or "balanced": the algorithm of the kernel."""
     num_splits: int
+    """Splits of each sequence, or shares."""
     reasons: tuple[str, ...]
     in_cluster: bool = False
     """The splits of a work item are one thread block cluster."""

@@ -1,5 +1,5 @@
 """Inside traces of kernels executed on a CPU: every phase begins and ends, every tile that the schedule says is
-stamped, and what found no room is told. The clock counts what was executed, so that nothing here depends on time."""
+stamped, and lost stamps are reported. The clock counts what was executed, so that nothing here depends on time."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def test_what_has_no_room_is_told():
         np.testing.assert_array_equal(kept["code"], full["code"][:10])
     told = mistakes(logs)
     assert told == [
-        f"{logs.refused} warps found no room for a log: their phases are missing",
-        f"{logs.lost} stamps of 3 logs found no room: the end of these logs is missing",
+        f"{logs.refused} warps kept no log, because all logs were taken: their phases are missing",
+        f"{logs.lost} stamps were lost, because 3 logs were full: the end of these logs is missing",
     ]
     assert len(intervals(logs))  # what there is can be read
 
