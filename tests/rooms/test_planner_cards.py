@@ -1,4 +1,4 @@
-"""What plans take for a card: head batches where its memory is slow, and FlashAttention-2's tiles by its SMs."""
+"""Plans that depend on the card: head batches if memory is slow, and FlashAttention-2's tiles by the count of SMs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_memory_is_slow_on_an_h100_only(name):
     ],
 )
 def test_head_batches_are_small_where_memory_is_slow(batch, seqlen, head_dim, usual, slow):
-    """With an H100 as measured, with an H200 as ever; what shows a plan says what the kernel is told."""
+    """Only the H100 has slow memory. The plan's order agrees with the head batch size in the kernel's parameters."""
     heads = 8 if head_dim == 256 else 16
     asked = make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)
     for device, size in ((H200, usual), (H100, slow)):
@@ -67,7 +67,8 @@ def heads_of(plan) -> int:
 @pytest.mark.parametrize("head_dim", [136, 256])
 @pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
 def test_small_head_batches_cost_little(seqlen, head_dim):
-    """At most 2 % more than the best that fits in the L2 cache, and that at most 4 % more than the best of all."""
+    """At most 2% longer than the best batch that fits in the L2 cache, which is at most 4% longer than the best of
+    all."""
     asked = make(max(1, 16384 // seqlen), 2048 // head_dim, seqlen, head_dim, "bfloat16", CAUSAL)
     plan, usual = (make_plan(asked, device, "fa3") for device in (H100, H200))
     assert plan.config == usual.config
@@ -119,7 +120,7 @@ def assert_consistent(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "usual", "slow", "runs_on"),
+    ("shape", "usual", "slow", "persistent"),
     [
         ((16, 16, 1024, 128), 24, 2, True),
         ((8, 16, 2048, 128), 12, 2, False),
@@ -133,13 +134,13 @@ def assert_consistent(plan: Plan) -> None:
         ((16, 20, 1024, 104), 29, 2, True),
     ],
 )
-def test_heads_of_their_own_keys_come_in_twos_where_memory_is_slow(shape, usual, slow, runs_on):
-    """Each key block has a thread block then; on an H200 all is as ever."""
+def test_slow_memory_has_head_batches_of_two_without_query_groups(shape, usual, slow, persistent):
+    """With small batches, each key block has a thread block. On an H200, batches keep their usual size."""
     asked = backward_of(*shape)
-    for device, size, persistent in ((H200, usual, runs_on), (H100, slow, False)):
+    for device, size, expected in ((H200, usual, persistent), (H100, slow, False)):
         plan = make_plan(asked, device, "fa3")
         assert told(plan)["heads_per_head_batch"] == size
-        assert plan.config.persistent == plan.launches[1].persistent == persistent
+        assert plan.config.persistent == plan.launches[1].persistent == expected
         assert_consistent(plan)
 
 
@@ -156,7 +157,7 @@ def test_heads_of_their_own_keys_come_in_twos_where_memory_is_slow(shape, usual,
     ],
     ids=str,
 )
-def test_other_heads_come_as_ever_where_memory_is_slow(asked):
+def test_slow_memory_leaves_other_head_batches_as_they_are(asked):
     found, usual = (make_plan(asked, device, "fa3") for device in (H100, H200))
     assert (found.config, found.launches, found.workspace) == (usual.config, usual.launches, usual.workspace)
     assert (found.order.head == usual.order.head).all() and (found.order.q_block == usual.order.q_block).all()
@@ -164,8 +165,8 @@ def test_other_heads_come_as_ever_where_memory_is_slow(asked):
     assert scalars(found, {}) == scalars(usual, {})
 
 
-def test_heads_are_worked_on_in_turn_on_any_card():
-    """A head's queries, their gradients and sums are 4 MiB here: 24 MiB lie side by side."""
+def test_a_fixed_addition_order_has_the_same_head_batches_on_any_card():
+    """Q, dO and dQ of a head take 4 MiB: a batch of 24 MiB has six heads."""
     asked, size = backward_of(4, 16, 4096, 128, deterministic=True), 6
     for device in (H100, H200):
         plan = make_plan(asked, device, "fa3")
@@ -174,8 +175,8 @@ def test_heads_are_worked_on_in_turn_on_any_card():
         assert (plan.order.q_block[:size] == blocks - 1).all()  # from right to left
 
 
-def test_blocks_that_run_on_have_the_usual_groups_on_any_card():
-    """Asked for where the plan would take a block each: launches, order and what the kernel is told agree."""
+def test_persistent_blocks_have_the_usual_head_batches_on_any_card():
+    """A config with persistent blocks that the planner would not choose: launches, order and parameters agree."""
     config = next(x for x in KERNELS["fa3_backward"].configs if x.fits(128) and x.persistent)
     asked = backward_of(16, 16, 1024, 128)
     found, usual = (make_plan(asked, device, "fa3", config) for device in (H100, H200))
@@ -183,7 +184,9 @@ def test_blocks_that_run_on_have_the_usual_groups_on_any_card():
     assert told(found) == told(usual) and told(found)["heads_per_head_batch"] > 2
     assert (found.order.head == usual.order.head).all()
     assert_consistent(found)
-    capped = make_plan(dataclasses.replace(asked, softcap=30.0), H100, "fa3")  # then blocks do not
+    capped = make_plan(
+        dataclasses.replace(asked, softcap=30.0), H100, "fa3"
+    )  # persistent blocks do not serve a soft cap
     assert not capped.launches[1].persistent and told(capped)["heads_per_head_batch"] == 2
     assert_consistent(capped)
 
@@ -192,7 +195,7 @@ def test_blocks_that_run_on_have_the_usual_groups_on_any_card():
 
 
 def tiles(batch, seqlen, head_dim, mask: Mask, device: Device = H200) -> tuple[int, int, int]:
-    """Rows and keys of a tile, and splits."""
+    """(block_q, block_kv, num_splits) of the planned config."""
     plan = make_plan(make(batch, 8, seqlen, head_dim, "bfloat16", mask), device, "fa2")
     return plan.config.block_q, plan.config.block_kv, plan.num_splits
 
