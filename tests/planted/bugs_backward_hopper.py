@@ -62,7 +62,7 @@ FA3_BACKWARD = [
     ),
     *of(LONG, "backward/fa3_narrow64/kernel.cu",
         ("dO given back before a fence",
-         "    begin_dq<false>();  // also fences this warp's reads of D\n    smem.dO_ring.release(n, lane);\n",
+         "    begin_dq<false>();\n    smem.dO_ring.release(n, lane);\n",
          "    smem.dO_ring.release(n, lane);\n    begin_dq<false>();\n", "proxy-fence"),
         ("V given back while dP reads it", "    wgmma_registers(dV_rmem);\n    if constexpr (!IN_HALVES)",
          "    if constexpr (NEXT != NEXT_TILE) smem.rings.V.release(kv, lane);\n    wgmma_registers(dV_rmem);\n"

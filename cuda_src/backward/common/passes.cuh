@@ -1,4 +1,5 @@
-// The passes before and after the key blocks of a backward kernel: one warp per row strip (16 query rows).
+// The prepare and convert passes, launched before and after the key blocks of a backward kernel: one warp per row strip (16 query
+// rows).
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "shared/schedule.cuh"
@@ -197,7 +198,7 @@ struct StripInMemory {
   DEVICE float stat(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
 };
 
-// The pass before.
+// The prepare pass.
 DEVICE void prepare_strip(const BackwardParams& p) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, strip_of_pass());
@@ -231,7 +232,7 @@ DEVICE void pack_two(u32 (&words)[8], int t, float x, float y) {
   }
 }
 
-// The pass after, from strip `first` on: dQ row by row, scaled and rounded. Eight lanes share an accumulator: each reads 64
+// The convert pass, from strip `first` on: dQ row by row, scaled and rounded. Eight lanes share an accumulator: each reads 64
 // bytes, eight columns of two rows.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const BackwardWorkspace workspace(p);

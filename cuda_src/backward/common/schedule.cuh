@@ -9,9 +9,9 @@ struct KeyItem {
   int k_block, kv_head, batch;
 };
 
-// DETERMINISTIC: a block waits for the blocks at its right (tickets.cuh), so these come before it. A head's blocks follow one
-// another through its query tiles, each a tile or two after the previous block. Between two of them come blocks of the other
-// heads of a head batch, as many heads as the L2 cache holds: a block is not launched only to wait.
+// DETERMINISTIC: a block waits for the blocks at its right (tickets.cuh), so these are launched before it. The blocks of a head
+// go through its query tiles one behind the other, a tile or two apart: launched one after the other, most would wait. So blocks
+// of the other heads of a head batch are launched between them. A head batch has as many heads as the L2 cache holds.
 DEVICE u32 heads_of_head_batch(u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()
   const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));

@@ -2,9 +2,10 @@
 // lse and delta of each query row; and, DETERMINISTIC, a ticket counter of each tile of dQ: the key blocks that have added to it.
 //
 // dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 neighbouring bytes at a time; the
-// last pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per head
-// are padding. WHOLE_TILES: a head has whole query tiles instead, each with lse and delta of its rows behind its dQ. One index
-// then gives every address without a bounds test, and persistent blocks take items by a counter.
+// convert pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per
+// head are padding. WHOLE_TILES: a head has whole query tiles instead, each with lse and -delta of its rows after its dQ: one
+// index gives every address without a bounds test. 128 bytes precede the tiles: word 0 is the index of the next item, word 1 the
+// offset, in words, of the counters (both for persistent blocks).
 //
 // Packed sequences: the strips, and the tiles, of a head form one row, in which each sequence has its own (first_packed_block).
 #pragma once
@@ -43,15 +44,15 @@ static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace beg
 
 // Whether key blocks are ordered by head batches.
 constexpr bool BY_HEAD_BATCHES = WHOLE_TILES && !DETERMINISTIC && !is_irregular(MASK_KIND) && LENGTHS_KIND == DENSE;
-// Whether persistent blocks take one key block after another, and do most of the passes before and after beside their tiles
+// Whether persistent blocks take one key block after another, and do most of the prepare and convert passes meanwhile
 // (backward/fa3_common/background.cuh). Not DETERMINISTIC: blocks would wait for one another's tickets. Not with listed tiles or
-// lengths: an item then has more than its descriptor. A soft cap leaves consumers, and a sink leaves the passes, no registers.
+// lengths: an item then has more than its descriptor. A soft cap leaves consumers no registers; a sink, the passes.
 constexpr bool IS_PERSISTENT = PERSISTENT && BY_HEAD_BATCHES && !SOFTCAP && !SINK;
 
 // BY_HEAD_BATCHES: head batches of key/value heads, so that dQ of a few head batches lies in the L2 cache at a time.
 // IS_PERSISTENT: while key blocks add to one head batch, other warps prepare the next ones and convert the previous ones
-// (backward/fa3_common/background.cuh). The passes before and after do the first and the last head batches. The planner chooses
-// their number and size (cufa/schedule/key_order.py).
+// (backward/fa3_common/background.cuh). The prepare pass does the first head batches, the convert pass the last
+// ones. The planner chooses their number and size (cufa/schedule/key_order.py).
 struct HeadBatches {
   const BackwardParams& p;
   DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
@@ -61,7 +62,7 @@ struct HeadBatches {
   DEVICE u32 end(u32 head_batch) const { return head_batch < whole() ? first(head_batch + 1) : heads(); }
   DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_head_batch), whole()); }
   DEVICE u32 strips_of_kv_head() const { return u32(p.strips_per_head); }
-  // The first row strip that the pass after converts.
+  // The first row strip that the convert pass converts.
   DEVICE u32 left() const { return first(u32(p.head_batches_converted)) * strips_of_kv_head(); }
 };
 

@@ -1,8 +1,8 @@
-// The passes before and after the key blocks (backward/common/passes.cuh), done beside the key blocks: by two warps of the
-// producer of each persistent block, for all head batches but the first and the last ones. Passes are work for memory, key blocks
-// are work for the tensor cores; and dQ of a head batch stays in the L2 cache from its zeros to its conversion.
+// The prepare and convert passes (backward/common/passes.cuh) of all head batches but the first and the last ones: by two warps
+// of the producer of each persistent block, concurrently with its key blocks. Passes are work for memory, key blocks are work for
+// the tensor cores; and dQ of a head batch stays in the L2 cache from its zeros to its conversion.
 //
-// While head batch g is added to, the next one that the pass before has left is prepared; then, once all key blocks of g - 1 have
+// While key blocks add to head batch g, head batch g + head_batches_before is prepared. Then, once all key blocks of g - 1 have
 // been added, g - 1 is converted. There is no cycle of waits: key blocks of g wait for the strips of g; the warps that prepare
 // these strips have converted up to g - head_batches_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
 // thread block publishes its additions to an earlier head batch before it waits for a tile of one that is two further.
@@ -19,7 +19,7 @@ constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O 
 constexpr int RUN_STRIPS = 4;                      // a run: adjacent strips that a warp takes at a time
 static_assert(!IS_PERSISTENT || TILE_STRIPS % RUN_STRIPS == 0, "a run of strips lies in one head");
 
-// By every thread of the pass before: the counters, with the first head batches prepared.
+// By every thread of the prepare pass: the counters, with the first head batches prepared.
 DEVICE void prepare_counters(const BackwardParams& p) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);

@@ -1,6 +1,6 @@
 // How a thread block of Hopper's backward kernels comes to its work items, and walks their query tiles. A persistent block takes
-// one item after another, whose descriptors the pass before has made: the divisions take long in the one thread that would do
-// them. Any other block is launched for one item.
+// one item after another. The prepare pass has made their descriptors: the divisions would take a single thread long. Any other
+// block is launched for one item.
 #pragma once
 #include "backward/fa3_common/block.cuh"
 #include "backward/fa3_common/ring.cuh"
@@ -39,7 +39,8 @@ struct ItemRings {
     items.wait_full(i);
     return int(ld_shared_u32(descriptor(i))) != NO_MORE_ITEMS;
   }
-  // By every warp that reads the descriptor, after its last access; and by single threads that read it.
+  // By every warp that reads the descriptor, after its last access; and by single threads that read it. A fence orders the
+  // accesses of the thread that executes it: each lane fences, then warp_sync() orders all lanes before lane 0's arrival.
   DEVICE void release(u32 i, int lane) const {
     if constexpr (!IS_PERSISTENT) return;
     async_proxy_fence();  // the descriptor has been read, where the copy engine writes next
@@ -53,7 +54,7 @@ struct ItemRings {
   }
 };
 
-// By the pass before: the descriptors of all items of persistent blocks.
+// By the prepare pass: the descriptors of all items of persistent blocks.
 DEVICE void prepare_items(const BackwardParams& p) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);
@@ -71,7 +72,7 @@ DEVICE void take_item(const BackwardParams& p, u32 start) {
   if constexpr (IS_PERSISTENT) return;
   NewItem found(p, blockIdx.x / CLUSTER);
   if constexpr (IRREGULAR) {
-    grid_await_previous();  // the pass before finds which tiles the mask's runs of rows hide
+    grid_await_previous();  // the prepare pass finds which tiles the mask's runs of rows hide
     found.list_tiles(p, start + SharedMemory::LIST);
     if (lane_id() != 0) return;
   }
@@ -141,7 +142,7 @@ DEVICE void await_prepared(const KeyBlock& block) {
   global_proxy_fence();  // the copy engine sees what the other blocks have written
 }
 
-// The counters of persistent blocks. Their place is read from the workspace, where the pass before has written it: computed, it
+// The counters of persistent blocks. Their place is read from the workspace, where the prepare pass has written it: computed, it
 // would stay in registers over loops, and neither the producer nor consumers have any left.
 DEVICE u32* where_counters_begin(const BackwardParams& p) { return static_cast<u32*>(p.workspace) + opaque(1); }
 DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) {

@@ -132,10 +132,11 @@ struct NarrowConsumer : TracedConsumer {
     kv = uniform(kv + 1);
     take_values();
   }
-  // Calls visit_last_tile() if items overlap here: there is a next item with tiles, and this warp may wait for the rows of that
-  // item before it publishes this item. If this item has one tile, the previous item's dQ is pending and still needs the K buffer
-  // that the next item would overwrite. Early returns lead to the call: with one joined condition, the compiler keeps a second
-  // copy of end_previous_item() in visit_last_tile().
+  // Calls visit_last_tile() if items overlap here: there is a next item with tiles, and its head batch is at most one after the
+  // oldest unpublished one. (The warps that prepare later head batches wait for that publication: see background.cuh.) If this
+  // item has one tile, the previous item's dQ is pending and still needs the K buffer that the next item would overwrite. Early
+  // returns lead to the call: with one joined condition, the compiler keeps a second copy of end_previous_item() in
+  // visit_last_tile().
   template <typename VisitLastTile>
   DEVICE bool goes_on_to_next_item(const VisitLastTile& visit_last_tile) {
     if constexpr (!ITEMS_OVERLAP) {
@@ -221,7 +222,7 @@ struct NarrowConsumer : TracedConsumer {
   template <bool LAST>
   DEVICE void begin_dq() {
     wait_full(smem.dS_ring, pending_dS(), WAIT_TURN);
-    if constexpr (!DQ_FIRST) async_proxy_fence();  // dS has been stored, and D read where the copy engine writes next
+    if constexpr (!DQ_FIRST) async_proxy_fence();  // dS has been stored, and -D read where the copy engine writes next
     begin_products();
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : ATOM_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
@@ -232,7 +233,8 @@ struct NarrowConsumer : TracedConsumer {
     issue_dq<Bc, false, LAST ? LAST_DQ_TILES : DQ_TILES>(dQ, dS, K);
     commit(QUERY_GRADIENTS, NO_TILE);
   }
-  // Before an item's first tile there is no dQ to add, unless items overlap.
+  // Adds the dQ of begin_dq(). YOUNGER: wgmma groups issued since, which stay pending. At an item's first tile there is no dQ to
+  // add, unless items overlap.
   template <bool LAST, int YOUNGER>
   DEVICE void end_dq() {
     await<YOUNGER>(QUERY_GRADIENTS);

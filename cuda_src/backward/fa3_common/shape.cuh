@@ -32,7 +32,7 @@ constexpr int DQ_WARP_BYTES = DQ_TILES * ACCUMULATOR * 4;  // of one warp's 16 r
 struct RegisterBudget {
   int producer, consumer;
 };
-constexpr RegisterBudget REGISTERS = IS_PERSISTENT ? RegisterBudget{40, 232}  // the producer also does the other passes
+constexpr RegisterBudget REGISTERS = IS_PERSISTENT ? RegisterBudget{40, 232}  // the producer also prepares and converts
                                                    : RegisterBudget{24, 240};
 
 constexpr int ITEM_STAGES = 3;  // item descriptors: of the previous item, of the current one, and of the next
@@ -66,7 +66,7 @@ struct SharedMemory {
   static constexpr int TAIL_FULL = DQ_EMPTY + 8;                          // RAGGED: one mbarrier for each loader
   static constexpr int SEQUENCE = aligned(TAIL_FULL + 2 * 8, 16);         // RAGGED: a SequenceDescriptor
   static constexpr int LIST = SEQUENCE + 32;                              // irregular masks: the tiles to visit
-  static constexpr int BACKGROUND = LIST + 4 * LISTED_TILES;              // IS_PERSISTENT: strips of the other passes
+  static constexpr int BACKGROUND = LIST + 4 * LISTED_TILES;              // IS_PERSISTENT: strips to prepare or convert
   static constexpr int P_FULL = BACKGROUND + (IS_PERSISTENT ? BACKGROUND_WARPS * BACKGROUND_SLOTS * STRIP_FLOATS * 4 : 0);
   static constexpr int SENT_FULL = P_FULL + (PAIRED ? 8 * DS_STAGES : 0);  // PAIRED: dS of the other block
   static constexpr int BYTES = SENT_FULL + (PAIRED ? 8 * DS_STAGES : 0);

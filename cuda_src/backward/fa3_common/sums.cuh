@@ -7,7 +7,7 @@
 #pragma once
 #include "backward/fa3_common/items.cuh"
 
-constexpr int ADDERS = 2;  // to learn of a ticket, to add and to pass on take longer than a tile of head dim 128
+constexpr int ADDERS = 2;  // threads: to await a ticket, add and pass the ticket on takes longer than a tile of head dim 128
 
 // BULK_ADD: consumers fill it, an adder empties it. Else a TicketKeeper fills it, consumers empty it when they have added.
 using DqHandover = Ring<1>;
@@ -71,7 +71,7 @@ struct DqAdder {
       const Memory smem(opaque(start));
       const DqHandover staged = smem.dQ_handover;
       await_ticket(at.block, at.tile);
-      staged.wait_empty(at.n);  // the other adder's tile: else its phase would be taken for this tile's
+      staged.wait_empty(at.n);  // the other adder has drained tile n - 1: wait_full(n) could else match an older phase
       staged.wait_full(at.n);
       smem.add_staged(p, at.block.workspace_tile(at.tile));
       bulk_commit();
@@ -83,8 +83,8 @@ struct DqAdder {
   }
 };
 
-// DETERMINISTIC without BULK_ADD. While consumers add to a tile, the keeper checks the next tile's ticket. If it has come, the
-// keeper signals consumers before it passes this tile's ticket on: each of the two steps takes long.
+// DETERMINISTIC without BULK_ADD. While consumers add to a tile, the keeper checks the next tile's ticket. If that ticket has
+// come, the keeper signals consumers first and passes this tile's ticket on second: each of the two steps takes long.
 struct TicketKeeper {
   const BackwardParams& p;
   const u32 start;  // of the shared memory

@@ -19,7 +19,7 @@ struct TracedConsumer {
   DEVICE void enter(Phase phase) { log.enter(phase, stamp_of(tile)); }
   DEVICE void enter_item() { log.enter(ITEM, TRACE_INSIDE ? block.index() : 0); }
 
-  // Until the n-th buffer of a ring is full (WAIT_DATA, or WAIT_TURN: by other consumers), or empty.
+  // Waits until the n-th buffer of a ring is full (WAIT_DATA; WAIT_TURN: other consumers fill it), or empty.
   template <typename Ring>
   DEVICE void wait_full(const Ring& ring, u32 n, Phase phase = WAIT_DATA) {
     enter(phase);
@@ -36,12 +36,12 @@ struct TracedConsumer {
     enter(ISSUE);
     wgmma_fence();
   }
-  // Closes a group of products: they are in flight until await() says that they have landed.
+  // Commits the products since the last commit as one wgmma group: in flight until await() has waited for it.
   DEVICE void commit(Phase products, u32 stamp) {
     wgmma_commit();
     log.enter(products | IN_FLIGHT, stamp);
   }
-  // Until all products but the YOUNGER last groups have landed, which `products` are the first to do.
+  // Waits until at most YOUNGER wgmma groups are pending. `products` labels the group that this completes.
   template <int YOUNGER>
   DEVICE void await(Phase products) {
     enter(WAIT_PRODUCTS);

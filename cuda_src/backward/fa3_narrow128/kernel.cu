@@ -15,10 +15,10 @@
 //
 // Departures from FlashAttention-3's kernel, and why (figures: NOTES.md):
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one warpgroup's
-//   exponentials run under the other's products, without ping-pong barriers.
+//   exponentials overlap with the other's products, without ping-pong barriers.
 // - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from that. The registers that this leaves let dV
-//   run under dS, and dK under the exponentials of the next tile.
-// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ meanwhile
+//   overlap with dS, and dK with the exponentials of the next tile.
+// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ concurrently
 //   (backward/fa3_common/background.cuh).
 // - Up to 96 columns, persistent blocks overlap items: while S of the next item's first tile is in flight, dV of the current item
 //   is stored; dK is stored after P of that tile is made. The second buffer of K takes the shared memory that staging dQ would
@@ -27,7 +27,7 @@
 //   (DQ_IS_UNEVEN).
 // - dP is issued with dQ of the previous tile and with dV, where registers suffice (DP_WITH_DQ).
 // - Parts of V and K stay in registers, as operands of dP and S, as far as there is room (held_steps() of fa3_config.py).
-// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
+// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the convert pass puts dQ in order
 //   (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill.
@@ -65,7 +65,8 @@ struct Consumer : NarrowConsumer {
     });
   }
 
-  // One tile, whose P is made: dQ of the previous tile, dP, dV, dS, dK, and P of the next tile.
+  // One tile, whose P is made. Products: dQ of the previous tile, dP, dV, S of the next tile, dK. P of the next tile is computed
+  // while dK is in flight.
   template <bool LAST, Following NEXT>
   DEVICE void visit() {
     wgmma_registers(dV_rmem);
@@ -73,7 +74,7 @@ struct Consumer : NarrowConsumer {
     begin_dq<LAST>();
     if constexpr (DP_WITH_DQ) issue_dp();
     issue_dv();
-    end_dq<LAST, DP_WITH_DQ ? 2 : 1>();
+    end_dq<LAST, DP_WITH_DQ ? 2 : 1>();  // dV stays pending, and dP if it is issued
     if constexpr (DP_WITH_DQ) {
       await<1>(WEIGHT_GRADIENTS);
     } else {
@@ -85,7 +86,7 @@ struct Consumer : NarrowConsumer {
     wgmma_registers(dP_rmem);
     if constexpr (NEXT != NEXT_TILE) smem.rings.V.release(kv, lane);
     make_gradients();
-    if constexpr (DP_WITH_DQ) await_dv();  // dV was in flight under dS
+    if constexpr (DP_WITH_DQ) await_dv();  // dV overlapped with dS
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     smem.dO_ring.release(n, lane);

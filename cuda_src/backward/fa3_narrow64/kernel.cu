@@ -15,19 +15,19 @@
 //
 // Departures from FlashAttention-3's kernel, and why (figures: NOTES.md):
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one warpgroup's
-//   exponentials run under the other's products, without ping-pong barriers.
+//   exponentials overlap with the other's products, without ping-pong barriers.
 // - P is kept only as the operand of dV, rounded to 16 bits, and dS is computed from that. The registers that this leaves let dV
-//   run under dS, and dK under the exponentials of the next tile.
-// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ meanwhile
+//   overlap with dS, and dK with the exponentials of the next tile.
+// - Persistent blocks take one key block after another. Two warps of their producer prepare and convert most of dQ concurrently
 //   (backward/fa3_common/background.cuh).
 // - Items overlap: while S of the next item's first tile is in flight, dV of the current item is stored; dK is stored after P of
 //   that tile is begun. The current item's last dQ is computed concurrently with the next item's first products. The second
 //   buffer of K takes the shared memory that staging dQ would need (BULK_ADD = false).
-// - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and runs under
-//   the second: half of S has become P then, and no other product is in flight.
-// - The warps that issue dQ, a tile later, fence dS between the proxies. A fence by the warps that store dS would wait for the
-//   stores.
-// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the last pass puts dQ in order
+// - dP comes first in a tile. In persistent blocks it is issued between the two halves of a tile's exponentials and
+//   overlaps with the second: half of S has become P then, and no other product is in flight.
+// - The warps that issue dQ, a tile later, fence dS between the proxies. They have waited for the full mbarrier of dS, so the
+//   stores happen before their fence. A fence by the storing warps would wait for the stores.
+// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the convert pass puts dQ in order
 //   (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill
@@ -43,7 +43,7 @@
 
 static_assert(HEAD_DIM <= 64, "backward/fa3_narrow128 computes wider heads");
 constexpr bool DQ_FIRST = false;
-// Persistent blocks issue dP between the two halves of a tile's exponentials: it runs under the second half.
+// Persistent blocks issue dP between the two halves of a tile's exponentials: it overlaps with the second half.
 constexpr bool IN_HALVES = IS_PERSISTENT;
 constexpr int K_HELD = 0, V_HELD = 0;  // 128 query rows leave no registers for K and V
 #include "backward/fa3_common/narrow_consumer.cuh"
@@ -62,7 +62,8 @@ struct Consumer : NarrowConsumer {
     });
   }
 
-  // One tile, whose P is made (IN_HALVES: its first half): dP, dV, dS, dQ, dK, and P of the next tile.
+  // One tile, whose P is made (IN_HALVES: its first half). Products: dP, dV, dQ of the previous tile, S of the next tile, dK. dS
+  // is computed while dV is in flight, and P of the next tile while dK is.
   template <Following NEXT>
   DEVICE void visit() {
     wgmma_registers(dV_rmem);
@@ -83,11 +84,12 @@ struct Consumer : NarrowConsumer {
     await_dv();
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
-    begin_dq<false>();  // also fences this warp's reads of D
+    // In begin_dq() each lane fences its reads of -D. wgmma.fence.sync follows and converges the warp: lane 0 releases for all.
+    begin_dq<false>();
     smem.dO_ring.release(n, lane);
     if constexpr (NEXT != NOTHING_MORE) issue_next_scores<NEXT>();
     issue_dk();
-    end_dq<false, NEXT == NOTHING_MORE ? 1 : 2>();
+    end_dq<false, NEXT == NOTHING_MORE ? 1 : 2>();  // dK stays pending, and S of the next tile if there is one
     finish_tile<NEXT>();
   }
 };

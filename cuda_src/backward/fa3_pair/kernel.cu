@@ -14,12 +14,12 @@
 // the dS of all 128 keys; for that it has these columns of the other block's K. So half as much is added in device memory as by
 // blocks on their own, and additions in the L2 cache are the bottleneck (figures: NOTES.md).
 //
-// The way of a tile: P and dS share a buffer. The buffer is free when both blocks have read both parts, their own and the one
-// that was sent; each block says so to both (end_dq). A thread of the producer sends dS once all of it is stored. With two
-// buffers dQ is issued one tile later, behind the gradient of that tile and the scores of the next: the other block's dS has a
-// tile's time to arrive. dQ runs under the exponentials of the tile after it, whose P waits for the same buffer, and is added
-// under the gradients. Beyond 192 columns there is room for one buffer, which P of the next tile needs: dQ is issued in its own
-// tile. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
+// P and dS share a buffer. The buffer is empty when both blocks have read both dS, their own and the one that was sent; each
+// block arrives at the mbarriers of both (end_dq). A thread of the producer sends dS once all of it is stored. With two buffers
+// (to 192 columns) dQ of tile n - 1 is issued after the gradient (dV or dK) of tile n and the scores of tile n + 1, so that the other
+// block's dS has a tile's time to arrive. This dQ overlaps with the exponentials of tile n + 1, whose P needs the same buffer,
+// and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns) P of tile n + 1
+// needs it, so dQ of tile n is issued in tile n. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
 //
 // Do not change without looking at the machine code: with a soft cap, dQ of an earlier tile is added before the exponentials,
 // without one before the scores of the next tile are issued; any other order spills. Arrivals at the other block are relaxed, not
@@ -107,7 +107,7 @@ struct Consumer : TracedConsumer {
     }
     enter(SOFTMAX);
     if constexpr (VALUES) make_weights();
-    if constexpr (!ADDS_FIRST) end_dq(n > LATE, n - 1 - LATE);  // dQ ran under the exponentials
+    if constexpr (!ADDS_FIRST) end_dq(n > LATE, n - 1 - LATE);  // dQ overlapped with the exponentials
     if constexpr (VALUES) {
       hand_weights_over();
       wait_full(smem.dO_ring, n);

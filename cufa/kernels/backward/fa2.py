@@ -13,7 +13,7 @@ from ..base import Kernel
 from ..config import Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
 STRIP = 16
-"""Query rows that a warp of the passes before and after takes: those of one accumulator of mma.sync."""
+"""Query rows that a warp of the prepare and convert passes takes: those of one accumulator of mma.sync."""
 
 PASS_WARPS = 4
 

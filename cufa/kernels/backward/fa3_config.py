@@ -36,8 +36,8 @@ class Fa3BackwardConfig(TileConfig):
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     persistent: bool = False
-    """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
-    tiles; else each is launched for one. Only for problems that ``plain_only`` configs serve."""
+    """As many thread blocks as run at once take one key block after another. Meanwhile, their producers prepare and
+    convert dQ. Else each block is launched for one key block. Only for problems that ``plain_only`` configs serve."""
 
     in_text = ("cluster",)
 
@@ -73,7 +73,7 @@ class Fa3BackwardConfig(TileConfig):
 
     def held_steps(self, head_dim: int) -> tuple[int, int]:
         """k-steps of 16 columns of V and of K that a warpgroup keeps in registers, as operands of dP and S: as many as
-        find room beside dK, dV, S, dS and dQ. Tiles of 128 rows leave no room."""
+        find room with dK, dV, S, dS and dQ. Tiles of 128 rows leave no room."""
         if head_dim <= 64 or self.paired:
             return 0, 0
         taken = head_dim + self.block_q // 2 + self.block_q // 4 + 64 // 2
