@@ -37,6 +37,7 @@
 //
 // Do not change without looking at the machine code: ptxas serialises products that cross a join or a condition, and products
 // whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).
+// Warp roles, mbarriers, shared memory and a tile's timeline: backward/fa3_common/README.md.
 #include "backward/fa3_narrow64/config.cuh"
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"

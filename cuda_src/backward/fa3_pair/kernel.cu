@@ -16,14 +16,14 @@
 //
 // P and dS share a buffer. The buffer is empty when both blocks have read both dS, their own and the one that was sent; each
 // block arrives at the mbarriers of both (end_dq). A thread of the producer sends dS once all of it is stored. With two buffers
-// (to 192 columns) dQ of tile n - 1 is issued after the gradient (dV or dK) of tile n and the scores of tile n + 1, so that the other
-// block's dS has a tile's time to arrive. This dQ overlaps with the exponentials of tile n + 1, whose P needs the same buffer,
-// and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns) P of tile n + 1
-// needs it, so dQ of tile n is issued in tile n. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
+// (to 192 columns) dQ of tile n - 1 is issued after the gradient (dV or dK) of tile n and the scores of tile n + 1, so that the
+// other block's dS has a tile's time to arrive. This dQ overlaps with the exponentials of tile n + 1, whose P needs the same
+// buffer, and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns) P of tile n + 1 needs
+// it, so dQ of tile n is issued in tile n. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
 //
 // Do not change without looking at the machine code: with a soft cap, dQ of an earlier tile is added before the exponentials,
 // without one before the scores of the next tile are issued; any other order spills. Arrivals at the other block are relaxed, not
-// releasing.
+// releasing. Warp roles, mbarriers and shared memory: backward/fa3_common/README.md.
 #include "backward/fa3_pair/config.cuh"
 #include "backward/fa3_pair/memory.cuh"
 
