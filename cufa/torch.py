@@ -18,6 +18,7 @@ from torch import Tensor
 from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .problem.kept_masks import kept
 from .problem.mask import Mask
 from .problem.typing import Algorithm, Layout, Precision
 
@@ -70,11 +71,14 @@ def attention(
     TypeError, ValueError
         As :func:`cufa.flash_attention`.
     """
+    _check_slopes(alibi_slopes)
     options = _text(
-        deterministic, causal=causal, window=window, mask=_mask_text(mask), softcap=softcap, scale=scale,
-        algorithm=algorithm, precision=precision, return_lse=return_lse, layout=layout, num_splits=num_splits,
+        deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
+        return_lse=return_lse, layout=layout,
     )  # fmt: skip
-    out, lse = _attention(q, k, v, alibi_slopes, sink, seqlens_q, seqlens_k, None, None, options)
+    numbers = _numbers(window, softcap, scale)
+    lengths = seqlens_q, seqlens_k, None, None
+    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, *numbers, num_splits, options)
     return (out, lse) if return_lse else out
 
 
@@ -102,47 +106,72 @@ def attention_varlen(
     cu_seqlens_q and cu_seqlens_k are int32 (sequences + 1,); lse is (heads, total_q). The rest is as for
     :func:`attention`.
     """
+    _check_slopes(alibi_slopes)
     options = _text(
-        deterministic, causal=causal, window=window, mask=_mask_text(mask), softcap=softcap, scale=scale,
-        algorithm=algorithm, precision=precision, return_lse=return_lse,
+        deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
+        return_lse=return_lse,
     )  # fmt: skip
-    out, lse = _attention(q, k, v, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, options)
+    numbers = _numbers(window, softcap, scale)
+    lengths = None, None, cu_seqlens_q, cu_seqlens_k
+    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, *numbers, None, options)
     return (out, lse) if return_lse else out
 
 
-#: torch.compile takes a mask's text for a constant ...
-torch.compiler.assume_constant_result(Mask.as_text)
+def _check_slopes(alibi_slopes: Tensor | None) -> None:
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise TypeError(
+            "alibi_slopes requires grad, but slopes have no gradient here: pass alibi_slopes.detach()"
+        )
 
 
-def _mask_text(mask: Mask | None) -> str | None:
+#: torch.compile takes the name of a mask for a constant.
+torch.compiler.assume_constant_result(Mask.name_for_operators)
+
+
+def _name(mask: Mask | None) -> str | None:
     if mask is None:
         return None
-    id(mask)  # ... of this mask only: for another one it compiles anew
-    return mask.as_text()
+    id(mask)  # makes torch.compile guard on this mask: it compiles anew for another one
+    return mask.name_for_operators(torch.compiler.is_compiling())
+
+
+Numbers = tuple[bool, int | None, int | None, float | None, float | None]
+
+
+def _numbers(window: Window | None, softcap: float | None, scale: float | None) -> Numbers:
+    """Whether there is a window, its bounds, softcap and scale: arguments of the operator that may vary from call to
+    call without another compilation."""
+    left, right = window if window is not None else (None, None)
+    if not torch.compiler.is_compiling():  # NumPy's scalars are none of PyTorch's
+        left, right = (None if x is None else int(x) for x in (left, right))
+        softcap, scale = (None if x is None else float(x) for x in (softcap, scale))
+    return window is not None, left, right, softcap, scale
 
 
 @torch.compiler.assume_constant_result
 def _text(deterministic: bool | None, **options: Any) -> str:
-    """The options that are not tensors, as text: an operator's schema has no type for a mask."""
+    """The options that are names or flags, as text: an operator's schema has no type for a mask."""
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic = deterministic and not torch.is_deterministic_algorithms_warn_only_enabled()
     return json.dumps({**options, "deterministic": deterministic})
 
 
 @functools.lru_cache(1024)
 def _options(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
-    if found["window"] is not None:
-        found["window"] = tuple(found["window"])
-    if found["mask"] is not None:
-        found["mask"] = Mask.from_json(json.loads(found["mask"]))
     return found
 
 
-def _keywords(text: str, left_out: tuple[str, ...], q: Tensor, **tensors: Tensor | None) -> dict[str, Any]:
+def _keywords(
+    text: str, numbers: Numbers, left_out: tuple[str, ...], q: Tensor, **more: Any
+) -> dict[str, Any]:
     """Keywords of a call of cufa: options, the tensors that are given, and where CPU tensors are computed."""
+    has_window, left, right, softcap, scale = numbers
     options = {name: x for name, x in _options(text).items() if name not in ("return_lse", *left_out)}
-    given = {name: _array(x) for name, x in tensors.items() if x is not None}
+    options["mask"] = None if options["mask"] is None else kept(options["mask"])
+    options |= {"window": (left, right) if has_window else None, "softcap": softcap, "scale": scale}
+    given = {name: _array(x) if isinstance(x, Tensor) else x for name, x in more.items() if x is not None}
     return {**options, **given, "device": None if q.is_cuda else "cpu"}
 
 
@@ -180,13 +209,19 @@ def _attention(
     seqlens_k: Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    has_window: bool,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float | None,
+    num_splits: int | None,
     options: str,
 ) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(q)
     given = [_array(x) for x in (q, k, v, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, ("deterministic",), q, out=out, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q,
-        seqlens_k=seqlens_k,
+        options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, num_splits=num_splits,
+        alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
     )  # fmt: skip
     call = flash_attention if cu_seqlens_q is None else flash_attention_varlen
     with _on_stream_of(q):
@@ -195,10 +230,8 @@ def _attention(
 
 
 @_attention.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Any, sink: Any, seqlens_q: Any, seqlens_k: Any,
-    cu_seqlens_q: Any, cu_seqlens_k: Any, options: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    options = others[-1]
     heads_last = q.dim() == 3 or _options(options).get("layout") == "bshd"
     rows = q.shape[:-1]
     shape = (*rows[:-2], rows[-1], rows[-2]) if heads_last else rows
@@ -220,14 +253,21 @@ def _backward(
     seqlens_k: Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    has_window: bool,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float | None,
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     given = [_array(x) for x in (dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, ("num_splits",), q, dq=dq, dk=dk, dv=dv, dlse=dlse, alibi_slopes=alibi_slopes, sink=sink,
-        seqlens_q=seqlens_q, seqlens_k=seqlens_k,
+        options, (has_window, left, right, softcap, scale), (), q, dq=dq, dk=dk, dv=dv, dlse=dlse,
+        alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
     )  # fmt: skip
+    if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
+        keywords["algorithm"] = "auto"  # those that only the forward has
     call = flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
     with _on_stream_of(q):
         found = call(*given, **keywords)
@@ -238,14 +278,17 @@ def _backward(
 @_backward.register_fake
 def _(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Any, alibi_slopes: Any, sink: Any,
-    seqlens_q: Any, seqlens_k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, options: str,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dsink = lse.new_empty(0) if sink is None else lse.new_empty(sink.shape)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.options = inputs
+    tensors, ctx.numbers, ctx.options = inputs[:9], inputs[9:14], inputs[-1]
+    ctx.mask = (
+        None if (name := _options(ctx.options)["mask"]) is None else kept(name)
+    )  # kept as long as the graph
     ctx.save_for_backward(*tensors, *output)
 
 
@@ -254,9 +297,12 @@ def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None,
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     dlse_used = dlse.contiguous() if _options(ctx.options)["return_lse"] else None
-    dq, dk, dv, dsink = _backward(dout, q, k, v, out, lse, dlse_used, *optional, ctx.options)
+    options = ctx.options
+    if ctx.mask is not None:  # others may have taken its place since
+        options = json.dumps({**_options(options), "mask": ctx.mask.name_for_operators(False)})
+    dq, dk, dv, dsink = _backward(dout, q, k, v, out, lse, dlse_used, *optional, *ctx.numbers, options)
     sink = optional[1]
-    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), None, None, None, None, None
+    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), *[None] * 11
 
 
 _attention.register_autograd(_differentiate, setup_context=_setup_context)

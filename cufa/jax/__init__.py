@@ -16,6 +16,7 @@ from jax import Array
 
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention, plan
+from ..problem.kept_masks import kept
 from ..problem.mask import Mask
 from ..problem.typing import Algorithm, Layout, Place, Precision
 from . import ffi
@@ -70,19 +71,34 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        As :func:`cufa.flash_attention`, while JAX traces.
+        As :func:`cufa.flash_attention`, while JAX traces: shapes, dtypes, options. Sequence lengths, and whether a GPU
+        serves the call, are checked when it runs: JAX raises its own error with the message.
+
+    Notes
+    -----
+    ``vmap`` runs the mapped calls one after another. ALiBi slopes are taken for constants: their gradient is 0.
     """
     options: dict[str, Any] = {
         "layout": layout, "causal": causal, "window": window, "softcap": softcap, "scale": scale,
         "algorithm": algorithm, "num_splits": num_splits, "precision": precision,
     }  # fmt: skip
-    optional = (alibi_slopes, sink, seqlens_q, seqlens_k)
-    given: dict[str, Any] = {"alibi_slopes": alibi_slopes is not None, "sink": sink is not None}
-    given = {name: True for name, is_given in given.items() if is_given}
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}: convert with {name}.astype(q.dtype)")
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    dtypes = (wide, wide, jnp.int32, jnp.int32)
+    arrays = (alibi_slopes, sink, seqlens_q, seqlens_k)
+    optional = [None if x is None else jnp.asarray(x, dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
+    given: dict[str, Any] = {name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None}
     plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
-    options |= {"mask": None if mask is None else mask.as_json(), "deterministic": deterministic}
+    compiled = not jax.core.is_concrete(q)
+    options |= {
+        "mask": None if mask is None else mask.name_for_operators(compiled),
+        "deterministic": deterministic,
+    }
     options |= {"return_lse": return_lse, "given": [x is not None for x in optional]}
-    out, lse = _attention(json.dumps(options), q, k, v, *optional)
+    text = json.dumps(options, default=lambda x: x.item())  # NumPy's scalars
+    out, lse = _attention(text, q, k, v, *optional)
     return (out, lse) if return_lse else out
 
 
@@ -123,15 +139,15 @@ _attention.defvjp(_forward, _backward)
 def _options(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
     found["window"] = None if found["window"] is None else tuple(found["window"])
-    found["mask"] = None if found["mask"] is None else Mask.from_json(found["mask"])
     return found
 
 
 def _keywords(text: str, leave_out: tuple[str, ...], optional: list[Any]) -> dict[str, Any]:
     options = _options(text)
     given = [name for name, is_given in zip(_OPTIONAL, options["given"], strict=True) if is_given]
-    kept = {name: x for name, x in options.items() if name not in (*leave_out, "given", "return_lse")}
-    return kept | dict(zip(given, optional, strict=True))
+    found = {name: x for name, x in options.items() if name not in (*leave_out, "given", "return_lse")}
+    found["mask"] = None if found["mask"] is None else kept(found["mask"])
+    return found | dict(zip(given, optional, strict=True))
 
 
 def _place(q: Any) -> Place | None:
@@ -151,6 +167,8 @@ def _run_backward(text: str, arguments: list[Any], results: list[Any]) -> None:
     dout, dlse, out, lse, q, k, v, *optional = arguments
     dq, dk, dv, *dsink_written = results
     keywords = _keywords(text, ("num_splits",), optional)
+    if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
+        keywords["algorithm"] = "auto"  # those that only the forward has
     keywords |= {"dlse": dlse} if _options(text)["return_lse"] else {}
     keywords |= {"dq": dq, "dk": dk, "dv": dv, "device": _place(q)}
     found = flash_attention_backward(dout, q, k, v, out, lse, **keywords)

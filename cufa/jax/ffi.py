@@ -140,7 +140,7 @@ def _handler(function: Function, on_gpu: bool) -> Callable[[Any], int | None]:
                 )
                 text = frame.attributes.values[0].contents
                 function(ctypes.string_at(text.pointer, text.length).decode(), arguments, results)
-        except Exception as error:  # an exception must not pass through XLA
+        except BaseException as error:  # none must pass through XLA, KeyboardInterrupt neither
             message = f"{type(error).__name__}: {error}".encode()
             found = _ErrorArgs(ctypes.sizeof(_ErrorArgs), None, message, _INVALID_ARGUMENT)
             return frame.api.contents.create_error(ctypes.byref(found))  # type: ignore[no-any-return]
@@ -180,8 +180,12 @@ def _stream(frame: _CallFrame) -> Iterator[None]:
     import cupy
 
     asked = _StreamArgs(ctypes.sizeof(_StreamArgs), None, frame.context, None)
-    frame.api.contents.get_stream(ctypes.byref(asked))
-    first = next(address for address, shape, _ in _buffers(frame.results) if address)
+    if frame.api.contents.get_stream(ctypes.byref(asked)):
+        raise RuntimeError("XLA names no stream")
+    first = next((address for address, _, _ in _buffers(frame.results) if address), None)
+    if first is None:  # nothing to write
+        yield
+        return
     device = cupy.cuda.runtime.pointerGetAttributes(first).device
     with cupy.cuda.Device(device), cupy.cuda.ExternalStream(asked.stream or 0, device):
         yield

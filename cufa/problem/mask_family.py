@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -228,9 +227,11 @@ class Mask:
         written = {name: x.as_json() if isinstance(x, (Mask, Integers)) else x for name, x in fields.items()}
         return {"family": type(self).__name__.lower(), **written}
 
-    def as_text(self) -> str:
-        """The same as a string."""
-        return json.dumps(self.as_json())
+    def name_for_operators(self, pinned: bool) -> str:
+        """A name by which :func:`cufa.problem.kept_masks.kept` finds this mask, whatever it holds."""
+        from .kept_masks import keep
+
+        return keep(self, pinned)
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Mask:

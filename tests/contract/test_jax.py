@@ -94,7 +94,18 @@ def test_errors_name_the_argument():
     q, k, v = inputs("float32")[1:]
     with pytest.raises(ValueError, match="k has head_dim 8 but q has 32"):
         attention(q, k[..., :8], v[..., :8], layout="bhsd")
+    with pytest.raises(TypeError, match="k is float16 but q is float32"):
+        attention(q, k.astype(np.float16), v, layout="bhsd")
     with pytest.raises(Exception, match=r"seqlens_k\[1\] is 71"):
         attention(
             *on("cpu", q, k, v), seqlens_k=np.array([70, 71], np.int32), layout="bhsd"
         ).block_until_ready()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_a_mask_with_many_numbers_and_numpy_scalars(compiled):
+    seqlen = 10_000  # more numbers than a mask writes as JSON
+    rows = np.minimum(np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen), seqlen)
+    (q,) = on("cpu", np.ones((1, seqlen, 1, 8), np.float32))
+    call = jax.grad(lambda q: attention(q, q, q, mask=cufa.masks.evict(rows), scale=np.float32(0.5)).sum())
+    assert np.isfinite((jax.jit(call) if compiled else call)(q)).all()

@@ -81,6 +81,33 @@ def test_compiled_anew_for_another_mask():
         assert torch.equal(compiled(q, mask), attention(q, q, q, mask=mask))
 
 
+def test_compiled_for_changing_numbers():
+    compiled = torch.compile(
+        lambda q, scale, window: attention(q, q, q, scale=scale, window=window),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    q = torch.randn(1, 2, 8, 16)
+    for scale, window in ((0.25, (3, 0)), (0.5, (4, 1)), (0.75, (None, 2))):
+        assert torch.equal(compiled(q, scale, window), attention(q, q, q, scale=scale, window=window))
+
+
+def test_a_mask_with_many_numbers_reaches_the_gradients():
+    seqlen = 10_000  # more numbers than a mask writes as JSON
+    rows = np.minimum(np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen), seqlen)
+    q = torch.randn(1, 1, seqlen, 8, requires_grad=True)
+    attention(q, q, q, mask=cufa.masks.evict(rows)).sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_numpy_scalars_algorithms_of_the_forward_and_slopes():
+    q = torch.randn(1, 1, 8, 16, requires_grad=True)
+    attention(q, q, q, algorithm="fa1", scale=np.float32(0.5), window=(np.int64(3), 0)).sum().backward()
+    assert q.grad.abs().sum() > 0
+    with pytest.raises(TypeError, match="alibi_slopes requires grad"):
+        attention(q, q, q, alibi_slopes=torch.ones(1, requires_grad=True))
+
+
 def test_gradients_of_values_lse_and_sink_in_float64():
     q = torch.randn(1, 2, 5, 8, dtype=torch.double, requires_grad=True)
     sink = torch.randn(2, dtype=torch.double, requires_grad=True)
@@ -119,8 +146,8 @@ def test_layout_and_lengths(device):
 
 def test_the_operators_follow_torchs_rules():
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
-    text = _text(False, causal=True, window=None, mask=None, return_lse=True, layout="bhsd")
-    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 6, text))
+    text = _text(False, causal=True, mask=None, algorithm="auto", return_lse=True, layout="bhsd")
+    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 6, False, *[None] * 5, text))
 
 
 def test_a_wrong_argument_is_named():
