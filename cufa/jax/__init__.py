@@ -89,7 +89,9 @@ def attention(
     dtypes = (wide, wide, jnp.int32, jnp.int32)
     arrays = (alibi_slopes, sink, seqlens_q, seqlens_k)
     optional = [None if x is None else jnp.asarray(x, dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
-    given: dict[str, Any] = {name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None}
+    given: dict[str, Any] = {
+        name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None
+    }
     plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
     compiled = not jax.core.is_concrete(q)
     options |= {
