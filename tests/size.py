@@ -31,15 +31,14 @@ ADDED = {"the first hour (cufa.torch, cufa.jax, examples, ahead of time)": 1_200
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 56_700,
-    "lines of cufa": 24_000,
-    "lines of tests": 39_100,
+    "lines of the product": 56_800,
+    "lines of cufa": 25_000,
+    "lines of tests": 37_300,
     "lines of forward/fa3/kernel.cu with its includes": 3_470,
-    "lines of forward/fa2/kernel.cu with its includes": 2_290,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_210,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_220,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 3_920,
-    "columns of the longest line": 135,
+    "lines of forward/fa2/kernel.cu with its includes": 2_300,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_050,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_060,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 3_730,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
