@@ -32,7 +32,7 @@ DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row
       const RunExtremes x = mask.extremes(run, first_key / BLOCK_KV);
       if (!warp_any(row < x.greatest_hi && row + 8 >= x.least_lo)) continue;
     }
-    const char* runs = mask.workspace.run(mask.number + run, key);
+    const char* runs = mask.workspace.run(mask.first_run + run, key);
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {
       const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // of neighbouring keys

@@ -12,8 +12,8 @@ struct Alibi {
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
     constexpr float LOG2_E = 1.44269504088896341f;
     // The rest after the last packed sequence has no slope, and no scores.
-    const int number = min(sequence.number, p.batch - 1);
-    slope = ld_global<float>(p.alibi_slopes + i64(number) * p.alibi_stride + head) * LOG2_E;
+    const int index = min(sequence.sequence_index, p.batch - 1);
+    slope = ld_global<float>(p.alibi_slopes + i64(index) * p.alibi_stride + head) * LOG2_E;
   }
 
   // `row` and `key` are the lane's first. Scores at the same distance share the subtracted value.

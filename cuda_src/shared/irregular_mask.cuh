@@ -39,8 +39,8 @@ struct MaskWorkspace {
   DEVICE static i64 of_head(const MaskParams& mask, int batch, int kv_head) {
     return (i64(mask.sequences > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? kv_head : 0)) * RUNS;
   }
-  DEVICE char* run(i64 number, int key) const { return runs + (number * (i64(blocks) * BLOCK_KV) + key) * RUN_BYTES; }
-  DEVICE char* extremes_of(i64 number, int block) const { return extremes + (number * blocks + block) * EXTREMES_BYTES; }
+  DEVICE char* run(i64 run_index, int key) const { return runs + (run_index * (i64(blocks) * BLOCK_KV) + key) * RUN_BYTES; }
+  DEVICE char* extremes_of(i64 run_index, int block) const { return extremes + (run_index * blocks + block) * EXTREMES_BYTES; }
 };
 
 DEVICE int cut(i64 row, int rows) { return row < 0 ? 0 : row > rows ? rows : int(row); }
@@ -49,7 +49,7 @@ DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
 
 constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
 
-// By all lanes of a warp, number `warp` of the `num_warps` that share out the blocks of keys.
+// By all lanes of warp `warp` of the `num_warps` that share out the blocks of keys.
 template <MaskKind KIND, typename Params>
 DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   constexpr int RUNS = num_runs(KIND);
@@ -58,9 +58,9 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
     const int lane = lane_id(), rows = p.seqlen_q;
     const i64 of_mask = i64(p.mask.sequences) * p.mask.heads;
     for (i64 index = warp; index < of_mask * RUNS * workspace.blocks; index += num_warps) {
-      const i64 number = index / workspace.blocks;  // of a run
+      const i64 run_index = index / workspace.blocks;
       const int block = int(index % workspace.blocks);
-      const i32* lo_of = p.mask.runs + (number % RUNS * 2 * of_mask + number / RUNS) * p.mask.keys;
+      const i32* lo_of = p.mask.runs + (run_index % RUNS * 2 * of_mask + run_index / RUNS) * p.mask.keys;
       const i32* hi_of = lo_of + of_mask * p.mask.keys;
       RunExtremes found{0, rows, rows, 0};
       for (int i = lane; i < BLOCK_KV; i += 32) {
@@ -74,11 +74,11 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
           }
           found = {max(found.greatest_lo, lo), min(found.least_hi, hi), min(found.least_lo, lo), max(found.greatest_hi, hi)};
         }
-        st_global(workspace.run(number, key), vec2{u32(lo), u32(max(hi - lo, 0))});
+        st_global(workspace.run(run_index, key), vec2{u32(lo), u32(max(hi - lo, 0))});
       }
       const vec4 extremes = {warp_max(u32(found.greatest_lo)), warp_min(u32(found.least_hi)), warp_min(u32(found.least_lo)),
                              warp_max(u32(found.greatest_hi))};
-      if (lane == 0) st_global(workspace.extremes_of(number, block), extremes);
+      if (lane == 0) st_global(workspace.extremes_of(run_index, block), extremes);
     }
   }
 }
@@ -98,14 +98,14 @@ struct IrregularMask {
   // SETS: row i also sees keys before `prefix`, and keys before min(keep, i + last + 1). Rows before `exempt` see all keys.
   int prefix, keep, exempt;
   MaskWorkspace<Params, RUNS> workspace;
-  i64 number;  // of the head's first run
+  i64 first_run;  // of the head, among the runs of the workspace
 
   DEVICE IrregularMask(const Params& p, int batch, int kv_head)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
-        workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
+        workspace(p), first_run(workspace.of_head(p.mask, batch, kv_head)) {
     if constexpr (SETS) {
-      auto of_sequence = [&](const i32* numbers, i32 all) {
-        return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all);
+      auto of_sequence = [&](const i32* values, i32 all) {
+        return values == nullptr ? all : ld_global<i32>(values + batch * all);
       };
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
       keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
@@ -116,10 +116,10 @@ struct IrregularMask {
   // With the values of one sequence and head.
   DEVICE IrregularMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
-        exempt(exempt_), workspace(of_head), number(0) {}
+        exempt(exempt_), workspace(of_head), first_run(0) {}
 
   DEVICE RunExtremes extremes(int run, int block) const {
-    const vec4 x = ld_global<vec4>(workspace.extremes_of(number + run, block));
+    const vec4 x = ld_global<vec4>(workspace.extremes_of(first_run + run, block));
     return {int(x.x), int(x.y), int(x.z), int(x.w)};
   }
 

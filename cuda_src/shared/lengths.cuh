@@ -13,9 +13,9 @@ constexpr LengthsKind LENGTHS_KIND = LengthsKind(LENGTHS);
 template <typename Params>
 struct DenseSequence {
   const Params& p;
-  int number;
+  int sequence_index;
 
-  DEVICE int batch() const { return number; }  // index in the arrays
+  DEVICE int batch() const { return sequence_index; }  // index in the arrays
   DEVICE int rows() const { return p.seqlen_q; }
   DEVICE int keys() const { return p.seqlen_k; }
   // Rows and keys of the results that are written: zeros in padding.
@@ -26,12 +26,12 @@ struct DenseSequence {
   DEVICE i64 first_key() const { return 0; }
 };
 
-// A padded or packed sequence. The rest of packed arrays after the last sequence counts as one more, number p.batch, without rows
-// and keys.
+// A padded or packed sequence. The rest of packed arrays after the last sequence counts as one more, of index p.batch, without
+// rows and keys.
 struct RaggedSequence {
-  int number, rows_, keys_, stored_rows_, stored_keys_, first_row_, first_key_;
+  int sequence_index, rows_, keys_, stored_rows_, stored_keys_, first_row_, first_key_;
 
-  DEVICE int batch() const { return LENGTHS_KIND == PACKED ? 0 : number; }
+  DEVICE int batch() const { return LENGTHS_KIND == PACKED ? 0 : sequence_index; }
   DEVICE int rows() const { return rows_; }
   DEVICE int keys() const { return keys_; }
   DEVICE int stored_rows() const { return stored_rows_; }
@@ -43,21 +43,21 @@ struct RaggedSequence {
 DEVICE int within(int n, int most) { return min(max(n, 0), most); }
 
 template <typename Params>
-DEVICE auto sequence_of(const Params& p, int number) {
+DEVICE auto sequence_of(const Params& p, int sequence_index) {
   if constexpr (LENGTHS_KIND == PADDED) {
-    const int rows = p.seqlens_q == nullptr ? p.seqlen_q : within(ld_global<i32>(p.seqlens_q + number), p.seqlen_q);
-    const int keys = p.seqlens_k == nullptr ? p.seqlen_k : within(ld_global<i32>(p.seqlens_k + number), p.seqlen_k);
-    return RaggedSequence{number, rows, keys, p.seqlen_q, p.seqlen_k, 0, 0};
+    const int rows = p.seqlens_q == nullptr ? p.seqlen_q : within(ld_global<i32>(p.seqlens_q + sequence_index), p.seqlen_q);
+    const int keys = p.seqlens_k == nullptr ? p.seqlen_k : within(ld_global<i32>(p.seqlens_k + sequence_index), p.seqlen_k);
+    return RaggedSequence{sequence_index, rows, keys, p.seqlen_q, p.seqlen_k, 0, 0};
   } else if constexpr (LENGTHS_KIND == PACKED) {
-    const bool behind = number == p.batch;
-    const int row = within(ld_global<i32>(p.cu_seqlens_q + number), p.total_q);
-    const int key = within(ld_global<i32>(p.cu_seqlens_k + number), p.total_k);
-    const int row_end = behind ? p.total_q : within(ld_global<i32>(p.cu_seqlens_q + number + 1), p.total_q);
-    const int key_end = behind ? p.total_k : within(ld_global<i32>(p.cu_seqlens_k + number + 1), p.total_k);
+    const bool behind = sequence_index == p.batch;
+    const int row = within(ld_global<i32>(p.cu_seqlens_q + sequence_index), p.total_q);
+    const int key = within(ld_global<i32>(p.cu_seqlens_k + sequence_index), p.total_k);
+    const int row_end = behind ? p.total_q : within(ld_global<i32>(p.cu_seqlens_q + sequence_index + 1), p.total_q);
+    const int key_end = behind ? p.total_k : within(ld_global<i32>(p.cu_seqlens_k + sequence_index + 1), p.total_k);
     const int rows = max(row_end - row, 0), keys = max(key_end - key, 0);
-    return RaggedSequence{number, behind ? 0 : rows, behind ? 0 : keys, rows, keys, row, key};
+    return RaggedSequence{sequence_index, behind ? 0 : rows, behind ? 0 : keys, rows, keys, row, key};
   } else {
-    return DenseSequence<Params>{p, number};
+    return DenseSequence<Params>{p, sequence_index};
   }
 }
 

@@ -38,7 +38,7 @@ enum Phase : u32 {
   STORE,          // stores results
 };
 enum : u32 {
-  IN_FLIGHT = 0x40, LANDED = 0x80,  // flags of products, beside the phase
+  IN_FLIGHT = 0x40, LANDED = 0x80,  // flags of products, added to the phase
   NO_TILE = 0xffffff,  // the stamp has no tile, or the tile is not known
 };
 

@@ -88,7 +88,7 @@ DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask,
     u32 lo[2] = {}, length[2] = {};
 #pragma unroll
     for (int run = 0; run < Looked::RUNS; ++run) {
-      const vec2 x = ld_global<vec2>(mask.workspace.run(mask.number + run, j));
+      const vec2 x = ld_global<vec2>(mask.workspace.run(mask.first_run + run, j));
       lo[run] = x.x - u32(lane_first_row), length[run] = x.y;
     }
     S.for_each_in_row(r, [&](int row, float& s) {

@@ -128,7 +128,7 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
       i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
       if constexpr (LENGTHS_KIND == PACKED) {
         tile = item.head * workspace.tiles(p) + strip * STRIP / BLOCK_Q +
-               first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
+               first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.sequence_index);
       }
       if constexpr (WHOLE_TILES) {
         st_global(workspace.ticket(p, u32(tile)), vec2{0, 0});

@@ -89,7 +89,7 @@ struct ConsumerItems {
     inside.enter(NOTHING);
   }
 
-  // Ping-pong: consumers issue their products one after another, so that the softmax of one runs under the products of others.
+  // Ping-pong: consumers issue their products one after another, so that the softmax of one overlaps with the products of others.
   DEVICE void begin_slot() const {
     inside.enter(WAIT_TURN, tiles.j);
     if constexpr (PING_PONG) bar_sync(PING_PONG_BARRIER + consumer, 256);

@@ -73,7 +73,7 @@ struct Consumer : ConsumerItems {
       const u32 done = descriptor;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
       tiles.keep_count();
-      // The next item's first scores run beside these last values and beside the store of O. If tiles must be passed over in
+      // The next item's first scores overlap with these last values and with the store of O. If tiles must be passed over in
       // between, wait for the values first: passing over needs the buffers of V. Under a band nearly every item has such tiles.
       // Q of the next item is read before O leaves through Q's buffer.
       constexpr bool PASSES_OVER = MASK_KIND == MASK_BAND && !LISTED;

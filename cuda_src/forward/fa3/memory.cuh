@@ -36,7 +36,7 @@ struct alignas(16) SetsOfItem {
 };
 // With lengths: the item's sequence.
 struct alignas(16) SequenceOfItem {
-  int number, stored_rows, first_row, first_key;  // RaggedSequence
+  int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
 };
 constexpr int MASK_AT = 16, SEQUENCE_AT = 32;   // bytes of a descriptor before these
 constexpr int RUNS_AT = 16, EXTREMES_AT = 24;   // or two pointers instead: those of MaskWorkspace

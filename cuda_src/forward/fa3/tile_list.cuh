@@ -40,8 +40,8 @@ DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const Wor
   if constexpr (Looked::SETS) {
     write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
   } else {
-    write_shared(item + RUNS_AT, mask.workspace.run(mask.number, 0));
-    write_shared(item + EXTREMES_AT, mask.workspace.extremes_of(mask.number, 0));
+    write_shared(item + RUNS_AT, mask.workspace.run(mask.first_run, 0));
+    write_shared(item + EXTREMES_AT, mask.workspace.extremes_of(mask.first_run, 0));
   }
 }
 DEVICE Looked read_irregular_mask(const AttentionParams& p, u32 item) {
@@ -56,13 +56,13 @@ DEVICE Looked read_irregular_mask(const AttentionParams& p, u32 item) {
 template <typename Sequence>
 DEVICE void publish_sequence(u32 item, const HeadMask& mask, const Sequence& x) {
   write_shared(item + MASK_AT, mask);
-  write_shared(item + SEQUENCE_AT, SequenceOfItem{x.number, x.stored_rows(), int(x.first_row()), int(x.first_key())});
+  write_shared(item + SEQUENCE_AT, SequenceOfItem{x.sequence_index, x.stored_rows(), int(x.first_row()), int(x.first_key())});
 }
 DEVICE HeadMask read_mask(u32 item) { return read_shared<HeadMask>(item + MASK_AT); }
 DEVICE RaggedSequence read_sequence(u32 item) {
   const auto x = read_shared<SequenceOfItem>(item + SEQUENCE_AT);
   const HeadMask mask = read_mask(item);
-  return {x.number, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
+  return {x.sequence_index, mask.rows, mask.keys, x.stored_rows, 0, x.first_row, x.first_key};
 }
 DEVICE auto sequence_of_item(const AttentionParams& p, const WorkItem& item, [[maybe_unused]] u32 descriptor) {
   if constexpr (LENGTHS_KIND == DENSE) {
