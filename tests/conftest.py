@@ -240,6 +240,6 @@ def cp() -> object:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tests about the host path, also on a machine with a GPU."""
-    from cufa.calls import calls
+    from cufa.calls import dispatch
 
-    monkeypatch.setattr(calls, "gpu_available", lambda: False)
+    monkeypatch.setattr(dispatch, "gpu_available", lambda: False)

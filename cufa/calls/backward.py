@@ -1,5 +1,5 @@
 """Gradients of attention: :func:`flash_attention_backward` and :func:`plan_backward`. Checks are in
-:mod:`cufa.calls.call`, running in :mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+:mod:`cufa.calls.call`, running in :mod:`cufa.calls.dispatch`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import BackwardAlgorithm, Layout, Place, Precision
 from .call import BackwardCall
-from .calls import plan_shapes, run
+from .dispatch import plan_shapes, run
 from .warm import find, typed
 
 

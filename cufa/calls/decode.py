@@ -15,8 +15,8 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits, decode_mask
 from ..problem.typing import DecodeOptions, DecodeSchedule, Element, Layout, Lse, Off, On, Place
 from . import optional_operands
-from .calls import plan_for, planning_device, run
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
+from .dispatch import plan_for, planning_device, run
 from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 

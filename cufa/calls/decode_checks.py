@@ -18,7 +18,7 @@ from ..problem.problem import Problem
 from ..schedule.decode import read_range
 from . import arrays, optional_operands
 from .call import Call
-from .calls import plan_for
+from .dispatch import plan_for
 from .shapes import FORWARD_DTYPES, make_decode_problem
 
 CACHES = ("k_cache", "v_cache")

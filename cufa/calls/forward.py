@@ -1,5 +1,5 @@
 """Forward attention: :func:`flash_attention` and :func:`plan`. Checks are in :mod:`cufa.calls.call`, running in
-:mod:`cufa.calls.calls`, choices in :mod:`cufa.plan.planner`."""
+:mod:`cufa.calls.dispatch`, choices in :mod:`cufa.plan.planner`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
 from ..problem.typing import Algorithm, Element, ForwardOptions, Layout, Lse, Off, On, Place, Precision
 from .call import ForwardCall
-from .calls import plan_shapes, run
+from .dispatch import plan_shapes, run
 from .warm import find, typed
 
 

@@ -22,7 +22,7 @@ from ..problem.typing import (
     Precision,
 )
 from .call import PackedBackward, PackedForward
-from .calls import run
+from .dispatch import run
 from .warm import find, typed
 
 

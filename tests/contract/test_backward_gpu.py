@@ -13,7 +13,7 @@ from support import EPSILON, in_threads
 
 import cufa
 from cufa import masks
-from cufa.calls import calls
+from cufa.calls import dispatch
 from cufa.problem.mask import CAUSAL, FULL, Band
 
 pytestmark = pytest.mark.gpu
@@ -110,8 +110,8 @@ def test_other_libraries_arrays_take_the_short_cut_too(small, monkeypatch):
             self.__cuda_array_interface__ = x.__cuda_array_interface__
 
     checked = []
-    real = calls.run_on_gpu
-    monkeypatch.setattr(calls, "run_on_gpu", lambda *call: checked.append(1) or real(*call))
+    real = dispatch.run_on_gpu
+    monkeypatch.setattr(dispatch, "run_on_gpu", lambda *call: checked.append(1) or real(*call))
     for _ in range(3):
         out, lse = cufa.flash_attention(*map(Foreign, arrays[1:4]), scale=0.123, return_lse=True)
         given = (*arrays[:4], out, lse)

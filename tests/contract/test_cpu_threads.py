@@ -17,7 +17,7 @@ from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
 import cufa.run.cuda
-from cufa.calls import calls, warm
+from cufa.calls import dispatch, warm
 from cufa.gpu.architectures import Device
 from cufa.plan.dense import FORWARD
 from cufa.run.cpu import blas
@@ -107,10 +107,10 @@ def test_a_fork_of_a_process_that_used_a_gpu_says_so(monkeypatch):
     backend = types.SimpleNamespace(current_device=lambda: Device.typical("sm_90"))
     monkeypatch.setitem(sys.modules, "cufa.run.cuda.backend", backend)
     monkeypatch.setattr(cufa.run.cuda, "backend", backend, raising=False)
-    monkeypatch.setattr(calls, "gpu_available", lambda: True)
-    monkeypatch.setattr(calls, "_gpu_process", os.getpid())
+    monkeypatch.setattr(dispatch, "gpu_available", lambda: True)
+    monkeypatch.setattr(dispatch, "_gpu_process", os.getpid())
     monkeypatch.setattr(warm, "_seen", {(): None})
-    assert calls.cuda_module() is backend
+    assert dispatch.cuda_module() is backend
     x = np.ones((1, 1, 8, 8), np.float16)
     end, result = os.pipe()
     if os.fork() == 0:

@@ -11,7 +11,7 @@ from decode_support import FLOAT8, make_case
 from support import OnlyDLPack, poisoned_like
 
 import cufa
-from cufa.calls import calls
+from cufa.calls import dispatch
 from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
 from cufa.kernels.decode import items
@@ -225,8 +225,8 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
     case = make_case([700, 33], page_size=16)
     arrays, options = case.arguments()
     ran = []
-    make = calls.plan_for
-    monkeypatch.setattr(calls, "plan_for", lambda *a, **k: ran.append(make(*a, **k)) or ran[-1])
+    make = dispatch.plan_for
+    monkeypatch.setattr(dispatch, "plan_for", lambda *a, **k: ran.append(make(*a, **k)) or ran[-1])
     for how in ({}, {"num_splits": 3}, {"schedule": "balanced", "num_splits": 5}):
         cufa.flash_decode(*arrays, **options, **how)
         del options["layout"]

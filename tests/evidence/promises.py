@@ -174,6 +174,6 @@ def main(found: list[Promise]) -> int:
 
 
 if __name__ == "__main__":
-    from cufa.calls.calls import gpu_available
+    from cufa.calls.dispatch import gpu_available
 
     sys.exit(main(promises(on_gpu=gpu_available())))

@@ -14,7 +14,7 @@ cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cu
 from decode_device_support import BFLOAT16, array, given, launches  # noqa: E402, F401 - a fixture among them
 
 import cufa  # noqa: E402
-from cufa.calls import calls  # noqa: E402
+from cufa.calls import dispatch  # noqa: E402
 from cufa.calls.decode_checks import DecodeCall  # noqa: E402
 from cufa.plan.operation import OPERATIONS  # noqa: E402
 
@@ -155,13 +155,13 @@ def test_host_arrays_are_refused_while_a_stream_is_captured(monkeypatch, name, s
     """A replay would use the values of the capture."""
     monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: stream)
     with pytest.raises(ValueError, match=f"{name} is a NumPy array, but {which}.* is being captured"):
-        calls.check_not_capturing(name)
+        dispatch.check_not_capturing(name)
 
 
 def test_other_failures_of_a_stream_are_no_capture(monkeypatch):
     monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: Capturing(700))
     with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="IllegalAddress"):
-        calls.check_not_capturing("q")
+        dispatch.check_not_capturing("q")
 
 
 @pytest.mark.parametrize("name", ["cache_seqlens", "block_table"])
@@ -169,7 +169,7 @@ def test_what_is_copied_asks_whether_the_stream_is_captured(launches, monkeypatc
     def refuse(name):
         raise ValueError(f"{name} during a capture")
 
-    monkeypatch.setattr(calls, "check_not_capturing", refuse)
+    monkeypatch.setattr(dispatch, "check_not_capturing", refuse)
     arrays = given()
     cufa.flash_decode(**arrays)
     host = {"cache_seqlens": [1, 2, 3, 4], "block_table": np.zeros((4, 100), np.int32)}

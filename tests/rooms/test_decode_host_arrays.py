@@ -15,7 +15,7 @@ from decode_device_support import array, launches  # noqa: E402, F401 - a fixtur
 from decode_support import make_case  # noqa: E402
 
 import cufa  # noqa: E402
-from cufa.calls import calls  # noqa: E402
+from cufa.calls import dispatch  # noqa: E402
 from cufa.gpu.architectures import Device  # noqa: E402
 
 
@@ -24,7 +24,7 @@ def use_gpu(monkeypatch, arch):
     from cufa.run.cuda import backend as cuda
 
     places = itertools.count(200)
-    monkeypatch.setattr(calls, "gpu_available", lambda: True)
+    monkeypatch.setattr(dispatch, "gpu_available", lambda: True)
     monkeypatch.setattr(cp, "asarray", lambda x: array(next(places), x.shape, x.dtype))
     for name in ("device", "current_device"):
         monkeypatch.setattr(cuda, name, lambda *_: Device.typical(arch))
@@ -61,13 +61,13 @@ def test_nothing_is_touched_by_a_call_on_host_arrays_during_a_capture(an_h100, l
     def touched(*_):
         raise AssertionError("touched")
 
-    for owner, name in ((cp, "asarray"), (calls, "run_on_gpu")):
+    for owner, name in ((cp, "asarray"), (dispatch, "run_on_gpu")):
         monkeypatch.setattr(owner, name, touched)
 
     def refuse(name):
         raise ValueError(f"{name} during a capture")
 
-    monkeypatch.setattr(calls, "check_not_capturing", refuse)
+    monkeypatch.setattr(dispatch, "check_not_capturing", refuse)
     case = make_case([20, 31], new=1, fp8=fp8)
     arrays, options = case.arguments()
     before = [x.copy() for x in arrays]

@@ -9,7 +9,7 @@ import pytest
 
 import cufa
 from cufa import masks
-from cufa.calls import calls
+from cufa.calls import dispatch
 from cufa.problem.integers import Integers
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 
@@ -100,8 +100,8 @@ def nothing_runs(monkeypatch):
     def ran(*arguments, **options):
         raise AssertionError("a refused call was planned")
 
-    monkeypatch.setattr(calls, "gpu_available", lambda: False)
-    monkeypatch.setattr(calls, "plan_for", ran)
+    monkeypatch.setattr(dispatch, "gpu_available", lambda: False)
+    monkeypatch.setattr(dispatch, "plan_for", ran)
 
 
 WINDOWS = [

@@ -20,7 +20,7 @@ from support import DTYPES
 
 import cufa
 from cufa.calls.call import BackwardCall, ForwardCall, PackedBackward, PackedForward
-from cufa.calls.calls import with_memory
+from cufa.calls.dispatch import with_memory
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, kernels_of
 from cufa.plan.operation import OPERATIONS

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cufa.calls import calls
+from cufa.calls import dispatch
 from cufa.calls import warm as seen
 from cufa.gpu.architectures import Device
 from cufa.plan.operation import OPERATIONS
@@ -48,7 +48,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(cuda, "device", lambda device_id: Device.typical("sm_90"))
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
-    monkeypatch.setattr(calls, "check_not_capturing", lambda name: None)
+    monkeypatch.setattr(dispatch, "check_not_capturing", lambda name: None)
     monkeypatch.setattr(cp, "asarray", lambda x: array(100 + len(x), x.shape, x.dtype))
     return log
 

@@ -12,7 +12,7 @@ import numpy as np
 from support import DTYPES, EPSILON, naive_same_dtype
 
 from cufa import decode_reference
-from cufa.calls import calls
+from cufa.calls import dispatch
 from cufa.calls.decode_checks import DecodeCall
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.options import Options, decode_mask
@@ -249,7 +249,7 @@ def prepare(
     in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]
     call, problem = DecodeCall.read(in_order, ("out", "lse"), asked).check(on_gpu)
     operands = call.arrays(call.allocate(problem, lambda shape, dtype: place(np.full(shape, np.nan, dtype))))
-    return (calls.with_memory(problem, operands) if on_gpu else problem), operands
+    return (dispatch.with_memory(problem, operands) if on_gpu else problem), operands
 
 
 def on_gpu(cp, case, layout="bhsd", **changes):

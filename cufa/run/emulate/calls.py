@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
-from ...calls.calls import with_memory
+from ...calls.dispatch import with_memory
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
 from ...plan.planner import make_plan
