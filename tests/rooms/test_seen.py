@@ -14,7 +14,7 @@ import pytest
 from support import changed
 
 import cufa
-from cufa.calls import arrays, calls
+from cufa.calls import arrays, dispatch
 from cufa.calls import warm as seen
 from cufa.calls.call import Call
 from cufa.plan.operation import OPERATIONS, Operand
@@ -148,7 +148,7 @@ def short_cut(monkeypatch):
         return {"out": "long way"}
 
     monkeypatch.setattr(seen, "_seen", {})
-    monkeypatch.setattr(calls, "run_on_gpu", run_on_gpu)
+    monkeypatch.setattr(dispatch, "run_on_gpu", run_on_gpu)
     return checked
 
 
