@@ -14,7 +14,7 @@
 #include "decode/config.cuh"
 #include "decode/block.cuh"
 
-static_assert(!CLUSTER_MERGE, "the partial results of a work item lie in any thread blocks, not in those of one cluster");
+static_assert(!CLUSTER_MERGE, "CLUSTER_MERGE: the thread blocks that share a work item are not one cluster");
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {
   DYN_SMEM(smem);

@@ -39,7 +39,8 @@ struct DecodeBlock {
     for (int i = 0; i < NUM_STAGES; ++i) {
       stream.copy_next(p, buffer(), stage);
       advance();
-      // By the copy engine, all tiles are requested before the queries; groups of cp.async complete in order, so Q goes first.
+      // TMA: all tiles are requested before Q. cp.async: groups complete in order, so that Q is committed right after the
+      // first tile, and the wait below covers both.
       if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
         copy_queries(p, span, smem + SharedMemory::Q, thread);
         cp_async_commit();

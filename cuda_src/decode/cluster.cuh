@@ -1,8 +1,8 @@
 // CLUSTER_MERGE: the splits of a work item are merged through the shared memory of a thread block cluster (sm_90), without global
 // memory, a counter or a second launch. Split i is block i of its cluster. Each split that has keys merges an equal share of the
 // work item's vectors (four columns of a row): all splits send it their partial results of these vectors, and m and l of all
-// rows; an mbarrier counts the bytes. A block that has received everything receives nothing more, so it may end before the
-// others.
+// rows; an mbarrier counts the bytes. Once its phase completes, no block writes to this block's shared memory any more: the block
+// may end before the others.
 #pragma once
 #include "primitives/cluster.cuh"
 #include "decode/tile.cuh"

@@ -27,7 +27,7 @@ constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
 constexpr int O_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int MAX_SPLITS = CLUSTER_MERGE ? 8 : 0;  // of a cluster: the blocks that a cluster of any GPU may have
 static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "all rings have equally many warps and keys");
-static_assert(RING_KEYS == 16 || RING_KEYS == 32, "a stage is whole groups of keys, and a lane holds the page of one key");
+static_assert(RING_KEYS == 16 || RING_KEYS == 32, "a stage holds whole groups of 16 keys; a lane holds the page of one");
 static_assert(!TMA_COPIES || RING_KEYS == 16, "TMA_COPIES: one box holds the keys of a stage");
 
 constexpr int round_up(int bytes, int multiple) { return (bytes + multiple - 1) / multiple * multiple; }
@@ -43,7 +43,8 @@ struct SharedMemory {
   static constexpr int BARRIERS = SHARES + NUM_WARPS * 32;                          // of each ring and stage, an mbarrier
   // CLUSTER_MERGE: what the splits of a work item send to this one.
   static constexpr int RECEIVED_O = round_up(BARRIERS + RINGS * NUM_STAGES * 8, 16);
-  static constexpr int RECEIVED_ML = RECEIVED_O + (CLUSTER_MERGE ? (Br * VECTORS + MAX_SPLITS) * 16 : 0);  // rounded up
+  // + MAX_SPLITS: each split's share of the vectors is rounded up.
+  static constexpr int RECEIVED_ML = RECEIVED_O + (CLUSTER_MERGE ? (Br * VECTORS + MAX_SPLITS) * 16 : 0);
   static constexpr int RECEIVED_BARRIER = RECEIVED_ML + Br * MAX_SPLITS * 8;        // an mbarrier
   static constexpr int BYTES = RECEIVED_BARRIER + (CLUSTER_MERGE ? 16 : 0);
 };

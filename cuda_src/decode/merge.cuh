@@ -5,8 +5,8 @@
 #include "primitives/grid.cuh"
 #include "decode/cluster.cuh"
 
-// Stores vector `vector` of row `row` to the output, divided by l. `o` and `sums` cover all keys of the row: here, once per row,
-// its sink joins the denominator.
+// Stores vector `vector` of row `row` to the output, divided by l. `o` and `sums` cover all keys of the row. The sink
+// joins this thread's copy of the denominator: every vector of the row repeats that arithmetic.
 DEVICE void store_vector_of_row(const DecodeParams& p, const Span& span, int row, int vector, const float (&o)[4],
                            RowSums sums) {
   const int packed = span.row_block * Br + row;

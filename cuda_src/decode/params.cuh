@@ -35,6 +35,6 @@ struct DecodeParams {
   const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
   const float* sink;          // SINK: (heads), natural log
   i32 alibi_stride;           // ALIBI: elements from sequence to sequence
-  i32 keep;                   // MASK_SETS: the window hides keys before this one from no later token
+  i32 keep;                   // MASK_SETS: keys before this one stay visible to all later tokens
   i32 prefix;                 // MASK_SETS: every token sees keys before this one; at most `keep`
 };

@@ -11,8 +11,8 @@ struct Span {
   int first_tile, last_tile;      // of the sequence; one past the last
   Tiles tiles;                    // of the work item
   int partial, num_partials;      // this span gives the work item's partial result number `partial`, in the order of keys
-  int first_slot;                 // of the workspace: slot of partial result 0; partial result 1 has the next slot,
-  int slot_step;                  // the others follow so many slots apart
+  int first_slot;                 // workspace slot of partial result 0; partial result 1 has the next slot
+  int slot_step;                  // distance in slots between partial results i and i + 1, from i = 1 on
   int record;                     // of the trace
 
   DEVICE int slot(int i) const { return i == 0 ? first_slot : first_slot + 1 + (i - 1) * slot_step; }
@@ -54,7 +54,7 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 // Stream-K: the tiles of all work items end to end (sequences, within them heads, within them blocks of rows), cut into shares,
 // one per thread block. If lengths differ, shares have two sizes: the first half of them has 7 of 8 tiles, so that the last
 // shares to start are short. A share may begin in a work item that earlier shares began, and end in one that later shares
-// continue. It has two workspace slots: 2 share for the former, 2 share + 1 for the latter.
+// continue. It has two workspace slots: 2 share for the item that it continues, 2 share + 1 for the item that it begins.
 constexpr int LAST_PART = 8, TILES_A_SHARE = 32;  // as in cufa/schedule/decode.py
 
 struct BalancedLine {

@@ -6,7 +6,7 @@
 //   step 3   rescale by log-sum-exp and reduce     decode/merge.cuh, one of:
 //     CLUSTER_MERGE   the splits of a work item are one cluster, whose blocks send each other their partial results
 //     FOLD_COMBINE    the last warp that stores its rows to global memory merges them
-//     neither         decode_combine, whose blocks are resident before decode_split ends
+//     neither         a second launch, decode_combine; with TMA_COPIES its blocks may be resident before decode_split ends
 //
 // A work item is one key/value head of one sequence (and one block of its rows): the query heads of its group times the query
 // tokens are the rows of one product, so that each byte of the cache is read once. Speed depends on the bytes in flight:
@@ -23,8 +23,8 @@
 //   - Under a window (MASK_BAND), only the tiles at the sequence's end that some query token sees are split. Keys before the
 //     window are never read, so that a server may reuse their pages.
 //
-// cufa/plan/decode_splits.py chooses the number of splits and the merge. A batch of more work items than resident blocks goes to
-// decode_balanced. Measurements and failed experiments: NOTES.md.
+// cufa/plan/decode_splits.py chooses the number of splits and the merge. A batch of more work items than resident blocks
+// usually goes to decode_balanced. Measurements and failed experiments: NOTES.md.
 #include "decode/config.cuh"
 #include "decode/block.cuh"
 

@@ -120,7 +120,8 @@ struct AsyncKeyStream : KeyStream {
     cp_async_commit();
   }
 
-  // Each thread keeps its column and steps down the rows. All threads take part, because another lane holds a row's page.
+  // Each thread copies one unit (ALIGNMENT bytes) of a row, then the same unit of later rows. All threads reach the shuffle,
+  // because another lane may hold a row's page.
   template <bool NEW_ROWS>
   DEVICE void copy_tile(const DecodeParams& p, u32 buffer, int place) {
     constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // above 1 only for narrow units

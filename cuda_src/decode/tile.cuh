@@ -21,7 +21,8 @@ constexpr int O_TILES = HEAD_DIM / 8;
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products: an e4m3 cache is widened to float16
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
-static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
+              "HEAD_DIM is a multiple of 8 (FP8_CACHE: of 16), at most 256");
 
 // Q stays in registers if O, S and Q together leave 80 registers for the rest.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
@@ -47,7 +48,7 @@ struct TileAttention {
   float O[M_TILES][O_TILES][4];
   OnlineSoftmax<2 * M_TILES> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
-  int place[2 * M_TILES];      // of the query token of each row of this lane among the keys (not MASK_FULL, or ALIBI)
+  int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI)
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale

@@ -25,7 +25,8 @@ using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
 // Additions to an element (red, atom) race with loads and stores only. If the addition order is fixed (CufaLaunch::ordered_sums),
 // also with one another.
 //
-// One reader of an element is kept: a reader that no later reader is ordered after is kept rather than the later ones.
+// One reader of an element is kept. A later reader replaces it only if ordered after it; else the later reader is dropped, and
+// a race with that one may be missed.
 class Owners {
  public:
   explicit Owners(const CufaLaunch& launch);

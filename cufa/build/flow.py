@@ -12,14 +12,14 @@ class Jump:
 
     index: int
     target: int | None
-    """Index of an instruction; None: it ends, or nobody knows where it goes."""
+    """Index of an instruction; None: the program ends here, or the target is unknown."""
     always: bool
     """It never goes on with the next instruction."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Instructions from which its head is reached again, without leaving by it."""
+    """A natural loop: the instructions of all paths from the head back to the head."""
 
     head: int
     parts: tuple[tuple[int, int], ...]

@@ -82,7 +82,7 @@ class Inputs:
         return found
 
     def _query_shape(self, problem: Problem) -> tuple[int, ...]:
-        """Of packed sequences as the case has them."""
+        """Shape of q. Packed sequences: the dense shape of the case, before packing."""
         batch, seqlen = problem.batch, problem.seqlen_q
         if isinstance(problem.lengths, Packed):
             batch = self._k.shape[0]

@@ -124,11 +124,11 @@ def save(trace: InsideTrace, directory: Path) -> Path:
     """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU."""
     if not trace.is_time:
         raise ValueError(
-            "executed on a CPU: its clock counts primitives, not time, and nothing of it is kept"
+            "this trace was made on a CPU: its clock counts primitives, not time, so it cannot be stored"
         )
     logs = trace.logs
     stamps = np.concatenate([np.zeros(0, STAMP), *logs.stamps])
-    # Differences of the clock, and fields side by side, compress to a half.
+    # Differences of the clock, and fields side by side, compress to half the size.
     clocks = [np.diff(x["clock"], prepend=x["clock"][:1]) for x in logs.stamps if len(x)]
     arrays = kernel_runs.fields_of(logs.heads, "head_") | kernel_runs.fields_of(logs.items, "item_")
     arrays |= {

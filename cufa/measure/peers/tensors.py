@@ -44,9 +44,10 @@ def runs(
     arrays: Mapping[str, Any],
     layout: Callable[[Any], Any] = lambda x: x,
 ) -> Runs:
-    """Of a function of q, k and v as tensors, in the axis order that ``layout`` makes of ours, and of its own results.
+    """The timed call, and the function that returns its results.
 
-    Where ``arrays`` have a gradient of its output, autograd's gradients of it: the forward has run once, before.
+    ``attention`` takes q, k and v as torch tensors; ``layout`` converts cufa's axis order to that of ``attention``, and
+    results back. If ``arrays`` has dout, the timed call is autograd's backward: the forward has run once, before.
     """
     import torch
 

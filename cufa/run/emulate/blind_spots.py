@@ -17,7 +17,7 @@ BLIND_SPOTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "loads of an accumulator, or of an operand in registers, between wgmma.fence and the product",
-        "only values are compared, which only stores change",
+        "values of registers are compared, and a load changes none: only stores are found",
     ),
     (
         "wgmma.wait_group that the warps of a warpgroup execute at different places",
@@ -32,8 +32,8 @@ BLIND_SPOTS: tuple[tuple[str, str], ...] = (
         "accesses without primitives are checked only inside an array or shared memory",
     ),
     (
-        "a box that is read before another block writes there, and used",
-        "the race is found only if the copy engine's block runs second; try another --schedule",
+        "a TMA box that is read and used, although another block writes the same memory",
+        "the race is found only if the writing block runs first; try another --schedule",
     ),
     (
         "a store to another block of the cluster that only a later st.async of its thread seems to order",

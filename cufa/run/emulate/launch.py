@@ -88,7 +88,7 @@ def _runtime() -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How threads are run: see :func:`emulate`."""
+    """How the executor runs a kernel; ``threads`` counts CPU threads. See :func:`emulate`."""
 
     mode: str = "plain"
     schedule: str | int = "ascending"

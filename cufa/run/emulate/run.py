@@ -76,8 +76,8 @@ def run_plan(
     launches: int = 1,
     inside: bool | Room = False,
 ) -> Emulation:
-    """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes the operation's
-    results to them.
+    """Execute a plan's launches. ``given`` maps operand names to NumPy arrays, axes in canonical order; results are
+    written to these arrays.
 
     ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` makes an
     inside trace, and may give its capacity. Raises EmulationError, also if a counter is not zero at the end.
