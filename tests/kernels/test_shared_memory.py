@@ -127,9 +127,9 @@ def test_a_buffer_of_another_size_does_not_compile(name):
 
 @pytest.mark.usefixtures("nvrtc")
 def test_balanced_decoding_does_not_compile_with_a_merge_in_clusters():
-    """The parts of one item lie in any thread blocks there, not in those of one cluster."""
+    """The thread blocks that share a work item are not one cluster there."""
     spec = KERNELS["decode_balanced_tma"]
     problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 128)))
     given = spec.constants(problem, next(c for c in spec.configs if c.fits(128)))
-    with pytest.raises(CompileError, match="not in those of one cluster"):
+    with pytest.raises(CompileError, match="are not one cluster"):
         static_compile(spec.source, {**given, "TRACE": False, "CLUSTER_MERGE": True}, find_architecture(90))
