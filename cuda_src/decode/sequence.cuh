@@ -42,7 +42,7 @@ DEVICE int first_read(const DecodeParams& p, int keys) {
 }
 
 // The tiles of a sequence that are read, numbered from its first key on. A sequence without keys still has one tile: its zeros
-// must be written. MASK_SETS: the tiles between the kept keys and the window have no number.
+// must be written. MASK_SETS: the tiles between the kept keys and the window are not counted.
 struct Tiles {
   int first, count;
 };

@@ -14,7 +14,7 @@
 
 namespace cufa_host {
 
-// What is known of other clusters: by cluster, the clock of its threads.
+// By cluster: the latest clock of its threads that this thread has learned.
 using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
 
 // The clusters of a launch run in no order. If a thread writes an element, threads of other clusters may touch it only if they

@@ -177,7 +177,7 @@ def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: An
     ``xp`` is the arrays' module."""
     sink = given["sink"]
     of_rows = results.get("lse") if "lse" in results else given.get("dlse")
-    if of_rows is None:  # of a gradient there is none
+    if of_rows is None:  # no dlse: the gradient of the sink is 0, as it was filled
         return
     row = xp.arange(of_rows.shape[-1])
     exists = row >= 0  # an array: CuPy's where() takes no bool

@@ -67,8 +67,8 @@ class Cost:
 
 
 def units(plan: Plan) -> dict[str, Units]:
-    """How often each unit of work occurs, by counter. On chip tiles are whole. Rows past the ends of the sequences are
-    not read, so tiles and blocks at the ends count in part; additions to dQ reach past the ends."""
+    """How often each unit of work occurs, by counter. On-chip work counts whole tiles. Reads of device
+    memory count existing rows only; additions to dQ also cover rows past the ends."""
     problem, config, schedule = plan.problem, plan.config, plan.schedule
     heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
     key_heads = kv_heads if schedule.by_keys else heads

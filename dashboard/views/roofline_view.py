@@ -86,7 +86,7 @@ def _top(problem: Problem, chosen: Evidence) -> float:
 
 
 def _asked(controls: Controls) -> Subject | None:
-    """The shape of the link, with its kernel and tiles."""
+    """The problem, kernel and tiles that the page's address names."""
     problem = controls.carried("of", problem_of, "a shape")
     kernel = controls.carried("kernel", lambda text: KERNELS[text].name, "a kernel")
     config = controls.carried("tiles", lambda text: _config(kernel, text), "tiles of the kernel")

@@ -27,8 +27,8 @@
 //   (DQ_IS_UNEVEN).
 // - dP is issued with dQ of the previous tile and with dV, where registers suffice (DP_WITH_DQ).
 // - Parts of V and K stay in registers, as operands of dP and S, as far as there is room (held_steps() of fa3_config.py).
-// - dQ leaves as accumulators lie, 16 rows of a warp at a time, by the copy engine or by red; the convert pass puts dQ in order
-//   (backward/common/passes.cuh, shared with fa2_backward).
+// - dQ is stored in the layout of accumulators, 16 rows of a warp at a time, by the copy engine or by red; the convert pass
+//   puts dQ in order (backward/common/passes.cuh, shared with fa2_backward).
 // - A thread block keeps dK and dV of a query group over all of its query heads.
 // - The item descriptor is read from shared memory while products run. In registers it would make head dim 128 spill.
 // - DETERMINISTIC: threads of the producer wait for tickets, so that no consumer does. With BULK_ADD they also start the

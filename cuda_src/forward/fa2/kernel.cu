@@ -14,7 +14,7 @@
 // exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
 //
 // Departures, and why:
-//   - Tiles run from last to first: only the last tiles need a mask, and only the last one can extend past the end of the keys.
+//   - Tiles run from last to first: a causal mask touches only the last tiles, and only the last can pass the end of the keys.
 //   - O is rescaled only when a maximum has grown by more than 2^8 (shared/softmax.cuh): exact, and rare after the first tile.
 //   - P is made 16 keys at a time between the products that use it, so that exponentials overlap with products.
 //   - Operands of S are loaded one k16 step ahead, and copies of the next tile are spread over the steps: ldmatrix and cp.async
@@ -39,7 +39,7 @@
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
-// The launch before, under masks with runs of rows: one warp per block of keys.
+// A separate first launch, only for masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
@@ -58,7 +58,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
-  if (SPLIT_KEYS && tiles.empty()) return inside.close();  // all threads: the merge skips this part
+  if (SPLIT_KEYS && tiles.empty()) return inside.close();  // uniform: the merge ignores a split without tiles
   // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
@@ -216,7 +216,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
     if (SEGMENT != CLEAR && (!IRREGULAR || walked.masked())) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
-      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED has no register for it
+      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED: lane_id() again, as a kept `lane` would spill
       if constexpr (IRREGULAR) {
         const vec4 parked = ld_shared_vec4(parked_smem);
         const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));

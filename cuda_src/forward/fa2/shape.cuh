@@ -21,7 +21,7 @@ constexpr bool PAIRED = COLUMN_WARPS == 2;
 
 constexpr int KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
 
-// Dynamic shared memory: the offset of each buffer, in order. The padding of Q and of the stages is filled as that of one tile.
+// Dynamic shared memory: the offset of each buffer, in order. The padding of Q and of all stages is filled together.
 struct SharedMemory {
   static constexpr int Q = 0;                                  // Br rows; later O
   static constexpr int STAGES = Q + Br * PITCH;                // of each stage K, then V

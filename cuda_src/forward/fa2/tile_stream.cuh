@@ -1,4 +1,4 @@
-// Copies of one key or value tile after another, spread between the products of the tile before.
+// Copies of one key or value tile after another, spread between the products of the tile that is being computed.
 #pragma once
 #include "mma/copy.cuh"
 

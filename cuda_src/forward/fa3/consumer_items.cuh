@@ -4,8 +4,8 @@
 #include "forward/fa3/tiles.cuh"
 #include "shared/named_barriers.cuh"
 
-// A cap of scores near 0 is part of the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its own if ALiBi comes
-// between the two, or if registers do not suffice.
+// For small scores the soft cap is a polynomial inside the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its
+// own if ALiBi comes between cap and softmax, or if registers do not suffice.
 constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
 
 struct ConsumerItems {

@@ -86,8 +86,8 @@ class Fa2Forward(ForwardKernel):
     def choose(self, problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
         """The first that fits; 64 query rows per block if 128 would leave SMs idle or rows empty.
 
-        Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; if later rows see
-        more, blocks differ in length and gain until the blocks of 128 rows make one wave. If each block of 64 rows has
+        Measured on an H200: if blocks are equally long, 64 rows win until blocks of 128 rows cover half of the SMs; if
+        later rows see more, until blocks of 128 rows fill one wave. If each block of 64 rows has
         an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100, 1 × 8 × 512 and 1,024).
         """
         blocks = problem.query_blocks(128) * problem.heads
@@ -106,7 +106,7 @@ class Fa2Forward(ForwardKernel):
         return 2.9e12 * (1.0 if config.block_q == 128 else 0.82) * (1.0 if config.block_kv > 32 else 0.94)
 
     def tile_latency(self, config: Fa2Config, head_dim: int) -> float:
-        """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100,
+        """One tile of 64 keys, four warps, 64 or 128 rows: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128 (H100,
         2026-11-25, 1 × 8 × 512 to 2048, a thread block for each SM)."""
         if head_dim > 128:
             return 0.0  # not measured
