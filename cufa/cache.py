@@ -68,7 +68,7 @@ def own_folder(name: str) -> Path:
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Hold a lock on a file of :func:`own_folder`, made if it is missing; other processes wait. A link is not followed
-    and nothing is cut off, whoever made the file. Without ``fcntl`` nobody waits. Raises OSError."""
+    and nothing is cut off, whoever made the file. Without ``fcntl`` there is no lock. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(file, flags, 0o600)
     try:

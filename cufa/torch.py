@@ -267,7 +267,7 @@ def _backward(
         alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
     )  # fmt: skip
     if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
-        keywords["algorithm"] = "auto"  # those that only the forward has
+        keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
     call = flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
     with _on_stream_of(q):
         found = call(*given, **keywords)

@@ -34,7 +34,7 @@ def _slug(device_name: str) -> str:
 
 @functools.cache
 def load(device_name: str) -> Mapping[str, Tuned]:
-    """Winners by :func:`cufa.plan.candidates.tuning_key`: the user's own, else those that ship with the
+    """Winners by :func:`cufa.plan.candidates.tuning_key`: the user's own, else the winners shipped with the
     package. Empty if nothing was tuned on this card model. Measurements of a kernel that has changed are left out."""
     winners = {}
     for file in (recorded_path(device_name, TILES), path(device_name)):

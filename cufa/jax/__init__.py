@@ -170,7 +170,7 @@ def _run_backward(text: str, arguments: list[Any], results: list[Any]) -> None:
     dq, dk, dv, *dsink_written = results
     keywords = _keywords(text, ("num_splits",), optional)
     if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
-        keywords["algorithm"] = "auto"  # those that only the forward has
+        keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
     keywords |= {"dlse": dlse} if _options(text)["return_lse"] else {}
     keywords |= {"dq": dq, "dk": dk, "dv": dv, "device": _place(q)}
     found = flash_attention_backward(dout, q, k, v, out, lse, **keywords)

@@ -592,7 +592,7 @@ def test_any_call(backend, variant, arch):
     run()
 
 
-# --- Lengths that nobody can check ------------------------------------------------------------------------
+# --- Lengths that the host cannot check ------------------------------------------------------------------------
 
 
 def executed(case: Case, lengths: list[int], kernel: str | None = None, num_splits: int | None = None):

@@ -132,7 +132,7 @@ def test_mixed_places(cp):
 
 
 def test_lengths_beyond_the_cache_on_the_device_are_taken_as_the_capacity(cp):
-    """Nobody can raise there: nothing beyond the cache is touched, new tokens without room are dropped."""
+    """The host cannot check them: nothing beyond the cache is touched, new tokens without room are dropped."""
     for page_size in (0, 16):
         case = make_case([64, 64], capacity=64, page_size=page_size, head_dim=64)
         arrays, options = on_gpu(cp, case)
@@ -565,7 +565,7 @@ def copy_prefixes(cache, source, case, lengths):
 
 
 def make_view(case, q, lengths):
-    """The same cache, other queries, and only so many tokens of it."""
+    """The same cache, other queries, and only the first tokens of it."""
     options = {**case.options, "cache_seqlens": np.array(lengths, np.int32)}
     return type(case)(q, case.k_cache, case.v_cache, options, list(lengths))
 

@@ -18,7 +18,7 @@ struct Ring {
   DEVICE static u32 stage(u32 n) { return n % STAGES; }
   DEVICE u32 full_barrier(u32 n) const { return full + stage(n) * 8; }
   DEVICE void wait_full(u32 n) const { mbarrier_wait(full_barrier(n), n / STAGES & 1); }
-  // Buffers begin empty: nobody waits for the first STAGES of them.
+  // Buffers begin empty: the first STAGES fills wait for no release.
   DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }
   DEVICE void release(u32 n, int lane) const {  // by every warp, once all its lanes have read the buffer
     if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);

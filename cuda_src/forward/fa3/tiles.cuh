@@ -18,7 +18,7 @@
 // tile behind the mask all the same, which keeps the pipeline's shape.
 struct RangeOfTiles {
   int j;
-  TileRange tiles;   // those that this consumer's rows see
+  TileRange tiles;   // the tiles that this consumer's rows see
   int above, below;  // tiles that the block visits after and before `tiles`
 
   DEVICE int begin(const AttentionParams& p, const Item& item, int consumer, int warp, int lane) {
