@@ -54,8 +54,11 @@ def documents(
     x, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
     if is_device_array(x):  # of another library
         return _documents_on_gpu(x, causal, seqlen, diagonal)
-    start, end, _ = _own(x, keys)
-    runs = [end, TO_THE_END] if of_past else [end, TO_THE_END, FROM_THE_START, start]
+    ends, total = _ends(x)
+    # Keys past the end are hidden from every row.
+    runs = [_of_keys(ends, np.full_like(total, FROM_THE_START), x, keys), TO_THE_END]
+    if not of_past:
+        runs += [FROM_THE_START, _of_keys(ends - x, total, x, keys)]
     return columns_of(band, runs, band.diagonal, title)
 
 
@@ -128,8 +131,9 @@ def shared_question(
     band, title = band_of(True, None, check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(texts, seqlen, "question"), diagonal, title)
-    _, end, number = _own(texts, seqlen)
-    end = np.where(number == 0, texts.sum(axis=-1, dtype=np.int32)[..., None], end)
+    ends, total = _ends(texts)
+    ends[..., :1] = total  # of the question, which all answers see
+    end = _of_keys(ends, np.full_like(total, FROM_THE_START), texts, seqlen)
     return columns_of(band, [end, TO_THE_END], diagonal, title)
 
 
@@ -169,15 +173,13 @@ def _text_runs() -> Any:
     return text_runs
 
 
-def _own(lengths: npt.NDArray[np.int32], seqlen: int) -> tuple[Any, Any, Any]:
-    """For each key: start, end and index of its text. Keys past all texts have an empty one."""
-    outer, texts = lengths.shape[:-1], lengths.shape[-1]
-    ends = np.cumsum(lengths, axis=-1, dtype=np.int32)
-    numbers = np.broadcast_to(np.arange(texts + 1), (*outer, texts + 1))
+def _ends(lengths: npt.NDArray[np.int32]) -> tuple[Any, Any]:
+    """Ends of the texts, int32 (…, texts), and of the last, (…, 1)."""
+    return np.cumsum(lengths, axis=-1, dtype=np.int32), lengths.sum(axis=-1, dtype=np.int32, keepdims=True)
+
+
+def _of_keys(of_texts: Any, past: Any, lengths: npt.NDArray[np.int32], seqlen: int) -> Any:
+    """For each key the number of its text, of int32 (…, texts); ``past``, (…, 1), for keys past all texts."""
     counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
-    number = np.repeat(numbers.ravel(), counts.ravel()).reshape(*outer, seqlen)
-    # Keys past the end are hidden from every row.
-    nowhere = np.full((*outer, 1), FROM_THE_START, np.int32)
-    begins = np.concatenate([np.zeros_like(nowhere), ends], axis=-1)
-    ends = np.concatenate([ends, nowhere], axis=-1)
-    return np.take_along_axis(begins, number, axis=-1), np.take_along_axis(ends, number, axis=-1), number
+    numbers = np.append(of_texts, past, axis=-1)
+    return np.repeat(numbers.ravel(), counts.ravel()).reshape(*lengths.shape[:-1], seqlen)

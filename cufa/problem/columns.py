@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .integers import INT32, Integers
-from .mask import Band, Mask
+from .mask import Band, Mask, scores_in_band
 from .mask_family import Edges, broadcast_count, rows_in, shift_of
-from .tile_classes import Bools, Ints
+from .tile_classes import Bools, Ints, TileRanges
 
 #: Begin and end of a run that is unbounded on that side.
 FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
@@ -62,11 +63,36 @@ class Columns(Mask):
 
     def _runs(self, seqlen_k: int) -> list[tuple[Ints, Ints]]:
         """(lo, hi) of each key, for the first sequence and head."""
+        values = self._values(seqlen_k).astype(np.int64)
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    def _values(self, seqlen_k: int) -> npt.NDArray[np.int32]:
+        """(2 or 4, seqlen_k): the numbers of the first sequence and head."""
         length = self.intervals.shape[-1]
         if length < seqlen_k:
             raise ValueError(f"the mask has numbers for {length:,} keys, not for {seqlen_k:,}: {self}")
-        values = self.intervals.values[:, 0, 0, :seqlen_k].astype(np.int64)
-        return list(zip(values[::2], values[1::2], strict=True))
+        return self.intervals.values[:, 0, 0, :seqlen_k]
+
+    def _extremes(self, first: Ints, end: int) -> Iterator[tuple[Ints, ...]]:
+        """Least lo, greatest lo, least hi and greatest hi of each key block, for each run. ``first`` are the first
+        keys of the blocks, ``end`` is the end of the last. An empty run covers no tile and touches none."""
+        values, starts = self._values(end), self.intervals.starts
+        starts = starts[: np.searchsorted(starts, end)]
+        # Keys between two starts have the numbers of the first of them.
+        before = np.searchsorted(starts, first)
+        keys, places = np.insert(starts, before, first), before + np.arange(len(first))
+        for lo, hi in zip(values[::2], values[1::2], strict=True):
+            lo, hi = lo[keys].astype(np.int64), hi[keys].astype(np.int64)
+            nothing = lo >= hi
+            lo, hi = np.where(nothing, TO_THE_END, lo), np.where(nothing, FROM_THE_START, hi)
+            yield tuple(f.reduceat(x, places) for x in (lo, hi) for f in (np.minimum, np.maximum))
+
+    def _extremes_of_tiles(self, block_kv: int, seqlen_k: int) -> list[tuple[Ints, ...]]:
+        """Kept, as planners compare tilings."""
+        kept: dict[tuple[int, int], list[tuple[Ints, ...]]] = self.__dict__.setdefault("_kept_extremes", {})
+        if (block_kv, seqlen_k) not in kept:
+            kept[block_kv, seqlen_k] = list(self._extremes(np.arange(0, seqlen_k, block_kv), seqlen_k))
+        return kept[block_kv, seqlen_k]
 
     @property
     def num_intervals(self) -> int:
@@ -136,11 +162,48 @@ class Columns(Mask):
         some, every = self.band.rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
         shift = shift_of(self.rows, seqlen_q, seqlen_k)
         top, end = q_first[:, None] + shift, q_end[:, None] + shift
-        for lo, hi in self._runs(seqlen_k):
-            least_lo, greatest_lo, least_hi, greatest_hi = extremes(lo, hi, k_first, int(k_end[-1]))
+        for least_lo, greatest_lo, least_hi, greatest_hi in self._extremes(k_first, int(k_end[-1])):
             some &= ~((top >= greatest_lo) & (end <= least_hi))
             every &= ~((top < greatest_hi) & (end > least_lo))
         return some, every
+
+    def visits(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Ints:
+        if self.band.irregular_kind:
+            return super().visits(block_q, block_kv, seqlen_q, seqlen_k)
+        seen = self.band.query_tiles(block_q, block_kv, seqlen_q, seqlen_k)
+        assert isinstance(seen, TileRanges)
+        # A key tile is visited by the query blocks first … end - 1, without those that a run of rows covers.
+        ranges, shift = [(1, seen.first, seen.end)], shift_of(self.rows, seqlen_q, seqlen_k)
+        for _, greatest_lo, least_hi, _ in self._extremes_of_tiles(block_kv, seqlen_k):
+            begin, end = -((shift - greatest_lo) // block_q), least_hi - shift
+            end = np.where(end < seqlen_q, end // block_q, seen.end)
+            ranges.append((-1, np.maximum(begin, seen.first), np.minimum(end, seen.end)))
+        if len(ranges) == 3:  # what both runs cover is taken away twice
+            (_, begin, end), (_, begin2, end2) = ranges[1:]
+            ranges.append((1, np.maximum(begin, begin2), np.minimum(end, end2)))
+        steps = np.zeros(-(-seqlen_q // block_q) + 1, np.int64)
+        for count, begin, end in ranges:
+            holds = begin < end
+            for places, step in ((begin, count), (end, -count)):
+                steps += step * np.bincount(places[holds], minlength=len(steps))
+        return np.cumsum(steps)[:-1]
+
+    def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
+        if self.band.irregular_kind:
+            return super().visible_scores(seqlen_q, seqlen_k)
+        values, starts = self._values(seqlen_k), self.intervals.starts
+        starts = starts[: np.searchsorted(starts, seqlen_k)]
+        keys, edges = (starts, np.append(starts[1:], seqlen_k)), self.band.edges(seqlen_q, seqlen_k)
+        runs = values[:, starts].astype(np.int64) - shift_of(self.rows, seqlen_q, seqlen_k)
+        hidden = [(-1, lo, hi) for lo, hi in zip(runs[::2], runs[1::2], strict=True)]
+        if len(hidden) == 2:  # what both runs hide is taken away twice
+            (_, lo, hi), (_, lo2, hi2) = hidden
+            hidden.append((1, np.maximum(lo, lo2), np.minimum(hi, hi2)))
+        seen = self.band.visible_scores(seqlen_q, seqlen_k)
+        for count, lo, hi in hidden:
+            top = np.clip(lo, 0, seqlen_q)
+            seen += count * int(scores_in_band(edges, (top, np.clip(hi, top, seqlen_q)), keys).sum())
+        return seen
 
     def visible_per_key(
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
@@ -154,21 +217,6 @@ class Columns(Mask):
         where = ", on a GPU" if self.intervals.on_gpu else ""
         title = self.title or f"{self.band}, columns of {self.intervals.shape[-1]:,} keys"
         return f"{title} #{self.intervals.digest[:6]}{where}"
-
-
-def extremes(lo: Ints, hi: Ints, first: Ints, end: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Least lo, greatest lo, least hi and greatest hi of each key block. ``first`` are the blocks' first keys, ``end``
-    is the end of the last block. An empty run covers no tile and touches none."""
-    lo, hi = lo[first[0] : end], hi[first[0] : end]
-    nothing = lo >= hi
-    lo, hi = np.where(nothing, TO_THE_END, lo), np.where(nothing, FROM_THE_START, hi)
-    at = first - first[0]
-    return (
-        np.minimum.reduceat(lo, at),
-        np.maximum.reduceat(lo, at),
-        np.minimum.reduceat(hi, at),
-        np.maximum.reduceat(hi, at),
-    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -157,6 +157,21 @@ class Band(Mask):
             return super().key_tiles(block_q, block_kv, seqlen_q, seqlen_k)
         return _band_tiles(self.edges(seqlen_q, seqlen_k), block_q, block_kv, seqlen_q, seqlen_k)
 
+    def visits(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Ints:
+        if not self.irregular_kind:
+            return super().visits(block_q, block_kv, seqlen_q, seqlen_k)
+        first, last = self.edges(seqlen_q, seqlen_k)
+        tiles, up_to_last = (
+            _band_tiles(edges, block_q, block_kv, seqlen_q, seqlen_k)
+            for edges in ((first, last), (None, last))
+        )
+        prefix, keep = (-(-min(x, seqlen_k) // block_kv) for x in self._first_keys())
+        exempt = -(-self._global_rows(seqlen_q, seqlen_k) // block_q)
+        low = np.maximum(prefix, np.minimum(keep, up_to_last.end))  # the first tiles, then those of the band
+        count = np.where(low < tiles.first, low + tiles.count, np.maximum(low, tiles.end))
+        count[:exempt] = -(-seqlen_k // block_kv)
+        return count
+
     def query_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
         if self.irregular_kind:
             return super().query_tiles(block_q, block_kv, seqlen_q, seqlen_k)
@@ -168,9 +183,7 @@ class Band(Mask):
     def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
         if self.irregular_kind:
             return super().visible_scores(seqlen_q, seqlen_k)
-        first, last = self.edges(seqlen_q, seqlen_k)
-        up_to_last = _keys_up_to(last, seqlen_q, seqlen_k)
-        return up_to_last - (0 if first is None else _keys_up_to(first - 1, seqlen_q, seqlen_k))
+        return int(scores_in_band(self.edges(seqlen_q, seqlen_k), (0, seqlen_q), (0, seqlen_k)))
 
     def visible_per_key(
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
@@ -223,15 +236,22 @@ def reduced(edges: Edges, seqlen_q: int, seqlen_k: int) -> Edges:
     return first, last
 
 
-def _keys_up_to(last: int | None, seqlen_q: int, seqlen_k: int) -> int:
-    """Pairs of row i and key j ≤ i + last: the sum over rows of clamp(i + 1 + last, 0, seqlen_k)."""
-    if last is None:
-        return seqlen_q * seqlen_k
-    rows_before = min(max(-last, 0), seqlen_q)  # rows that see none: i + 1 + last ≤ 0 up to i = -last - 1
-    rows_until_all = min(max(seqlen_k - 1 - last, rows_before), seqlen_q)  # from here on a row sees all
+def scores_in_band(edges: Edges, rows: tuple[Any, Any], keys: tuple[Any, Any]) -> Any:
+    """Visible scores of the rectangle of ``rows`` and ``keys``, [begin, end) each: ints, or arrays for many
+    rectangles."""
+    (top, bottom), (left, right), (first, last) = rows, keys, edges
+    sizes, shift = (bottom - top, right - left), top - left
+    up_to_last = sizes[0] * sizes[1] if last is None else _keys_up_to(last + shift, *sizes)
+    return up_to_last - (0 if first is None else _keys_up_to(first - 1 + shift, *sizes))
+
+
+def _keys_up_to(last: Any, rows: Any, keys: Any) -> Any:
+    """Pairs of row i and key j ≤ i + last: the sum over rows of clamp(i + 1 + last, 0, keys)."""
+    rows_before = np.clip(-last, 0, rows)  # rows that see none: i + 1 + last ≤ 0 up to i = -last - 1
+    rows_until_all = np.clip(keys - 1 - last, rows_before, rows)  # from here on a row sees all
     growing = rows_until_all - rows_before
     smallest = rows_before + 1 + last
-    return growing * (2 * smallest + growing - 1) // 2 + (seqlen_q - rows_until_all) * seqlen_k
+    return growing * (2 * smallest + growing - 1) // 2 + (rows - rows_until_all) * keys
 
 
 def _band_tiles(edges: Edges, block_rows: int, block_columns: int, rows: int, columns: int) -> TileRanges:

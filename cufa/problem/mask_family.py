@@ -143,6 +143,11 @@ class Mask:
             parts.append(_tile_classes(some, every & whole))
         return TileLists.of(parts)
 
+    def visits(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Ints:
+        """The number of key tiles of each query block. Unlike :meth:`key_tiles`, masks by key count in time that grows
+        with seqlen, not with its square."""
+        return self.key_tiles(block_q, block_kv, seqlen_q, seqlen_k).count
+
     def query_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Tiles:
         """The transpose: query tiles of each key block."""
         rows = _blocks(seqlen_q, block_q)

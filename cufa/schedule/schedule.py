@@ -22,9 +22,6 @@ from ..problem.problem import Problem
 from ..problem.tile_classes import TileClass, Tiles
 from ..problem.work import WORK
 
-_SAMPLE = 32
-"""Most query blocks that :meth:`Schedule.sample_visits` counts under an irregular mask."""
-
 
 class Tile(enum.IntEnum):
     """What a kernel does with one tile."""
@@ -94,10 +91,13 @@ class Schedule:
         """:class:`~cufa.problem.tile_classes.TileClass` of every tile, (num_blocks, tiles_of_block)."""
         return self.ranges.classes(self.tiles_of_block)
 
-    @property
+    @functools.cached_property
     def visits(self) -> npt.NDArray[np.int64]:
         """Tiles visited by each block, shape (num_blocks,)."""
-        return self.ranges.count
+        if self.by_keys or not self.skip_masked_tiles:
+            return self.ranges.count
+        mask = self.mask.for_kernels(self.seqlen_k)
+        return mask.visits(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
 
     @functools.cached_property
     def tiles(self) -> npt.NDArray[np.uint8]:
@@ -119,18 +119,6 @@ class Schedule:
             if hangs_over:
                 edge[edge == Tile.FULL] = Tile.PADDED
         return grid
-
-    def sample_visits(self) -> npt.NDArray[np.int64]:
-        """Tiles visited by each query block. Under an irregular mask, only evenly spaced query blocks are counted if
-        there are many: then the time grows with seqlen, not with its square."""
-        if not self.mask.irregular_kind or self.num_q_blocks <= _SAMPLE:
-            return self.visits
-        rows = np.linspace(0, self.num_q_blocks - 1, _SAMPLE).astype(np.int64) * self.block_q
-        keys = np.arange(0, self.seqlen_k, self.block_kv)
-        ends = np.minimum(rows + self.block_q, self.seqlen_q), np.minimum(keys + self.block_kv, self.seqlen_k)
-        some, _ = self.mask.rectangles(rows, ends[0], keys, ends[1], self.seqlen_q, self.seqlen_k)
-        count: npt.NDArray[np.int64] = some.sum(axis=1, dtype=np.int64)
-        return count
 
     @property
     def total(self) -> int:

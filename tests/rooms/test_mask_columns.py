@@ -80,6 +80,7 @@ def test_skip_is_never_wrong_and_clear_neither(schedule):
                 assert (kind == TileClass.CLEAR) == bool(tile.all() and whole)
                 assert not schedule.skip_masked_tiles or (kind == TileClass.SKIP) == (not tile.any())
     ranges = schedule.ranges
+    np.testing.assert_array_equal(schedule.visits, ranges.count)
     np.testing.assert_array_equal(ranges.count, (schedule.classes != TileClass.SKIP).sum(axis=1))
     np.testing.assert_array_equal(ranges.clear, (schedule.classes == TileClass.CLEAR).sum(axis=1))
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-import cufa
 from cufa import masks
+from cufa.gpu.architectures import Device
+from cufa.plan.planner import make_plan
+from cufa.problem.columns import Columns
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.mask_family import Mask
 from cufa.problem.problem import Problem
@@ -149,17 +151,14 @@ def test_of_a_problem():
     assert Schedule.of(problem, 16, 8, False) == Schedule(30, 50, 16, 8, CAUSAL, False)
 
 
-def test_a_sample_of_a_long_irregular_mask_has_the_mean_of_all_blocks():
-    """The planner asks for no more: all tiles of a mask by key take time that grows with the square of seqlen."""
-    schedule = Schedule(9000, 9000, 64, 128, masks.documents([1000] * 9))
-    sample = schedule.sample_visits()
-    assert len(sample) < schedule.num_q_blocks
-    assert sample.max() == schedule.visits.max()
-    assert sample.mean() == pytest.approx(schedule.visits.mean(), rel=0.1)
-    short = Schedule(900, 900, 64, 128, masks.documents([100] * 9))
-    np.testing.assert_array_equal(short.sample_visits(), short.visits)
-
-
-def test_planning_lists_no_tiles(monkeypatch):
-    monkeypatch.setattr(Mask, "key_tiles", None)
-    assert cufa.plan((1, 8, 131_000, 64), mask=masks.documents([1000] * 131), device="sm_90").config
+def test_planning_walks_no_matrix_of_tiles(monkeypatch):
+    """Its time would grow with the square of seqlen, and with seqlen where documents are few."""
+    for method in ("key_tiles", "query_tiles", "rectangles", "visible_per_key"):
+        monkeypatch.setattr(Mask, method, None)
+        monkeypatch.setattr(Columns, method, None, raising=False)
+    mask = masks.documents([1000] * 131)
+    assert len(mask.intervals.starts) == 131
+    for operation in ("forward", "backward"):
+        problem = Problem(1, 8, 8, 131_000, 131_000, 64, "bfloat16", mask, 0.125, operation=operation)
+        plan = make_plan(problem, Device.typical("sm_90"))
+        assert plan.launches and (plan.block_order is not None) == (operation == "forward")

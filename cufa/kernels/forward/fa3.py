@@ -88,12 +88,12 @@ def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     heads = problem.batch * problem.heads
     equal, uneven, long, short = _SLOWNESS.get(config, (1.0, 1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
-    longest = (int(blocks.sample_visits().max()) + ITEM_COST) * config.block_q
+    longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
     if not problem.later_rows_see_more:  # rounds of equal items
         return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
     # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
-    visited = float(groups.sample_visits().mean()) * groups.num_q_blocks
+    visited = float(groups.visits.mean()) * groups.num_q_blocks
     work = visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
     slowness = long if problem.seqlen_k >= _LONG else short if problem.seqlen_k <= _SHORT else uneven
     return max(longest, work * heads / num_sms) * config.block_kv * slowness
