@@ -79,12 +79,7 @@ def _sources() -> Iterator[Check]:
     try:
         files = {x for spec in KERNELS.values() for source in spec.sources for x in included_files(source)}
     except OSError as error:
-        yield Check(
-            "kernel sources",
-            Status.PROBLEM,
-            str(error),
-            "reinstall cufa: files are missing",
-        )
+        yield Check("kernel sources", Status.PROBLEM, str(error), "reinstall cufa: files are missing")
         return
     yield Check("kernel sources", Status.OK, f"{len(KERNELS)} kernels, {len(files)} files in {SOURCE_DIR}")
 
@@ -233,10 +228,7 @@ def _compilers() -> Iterator[Check]:
         yield Check("cuda-bindings", Status.OK, f"{version}: `cufa compile` works")
     else:
         yield Check(
-            "cuda-bindings",
-            Status.ABSENT,
-            "`cufa compile` needs it",
-            f"{install('cuda13')} (no GPU needed)",
+            "cuda-bindings", Status.ABSENT, "`cufa compile` needs it", f"{install('cuda13')} (no GPU needed)"
         )
     named = os.environ.get("CXX")
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Never
 
 import ml_dtypes
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
+from .calls.keywords import unknown_keyword
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
 from .problem.kept_masks import kept
 from .problem.mask import Mask
@@ -45,6 +46,7 @@ def attention(
     precision: Precision | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
+    **unknown: Never,
 ) -> Any:
     """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
@@ -71,6 +73,8 @@ def attention(
     TypeError, ValueError
         As :func:`cufa.flash_attention`.
     """
+    if unknown:
+        raise unknown_keyword(attention, unknown)
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
@@ -100,12 +104,15 @@ def attention_varlen(
     precision: Precision | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
+    **unknown: Never,
 ) -> Any:
     """:func:`cufa.flash_attention_varlen` with gradients: packed sequences, q (total_q, heads, head_dim).
 
     cu_seqlens_q and cu_seqlens_k are int32 (sequences + 1,); lse is (heads, total_q). The rest is as for
     :func:`attention`.
     """
+    if unknown:
+        raise unknown_keyword(attention_varlen, unknown)
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
@@ -200,88 +207,71 @@ def _on_stream_of(q: Tensor) -> Iterator[None]:
 
 @torch.library.custom_op("cufa::attention", mutates_args=())
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    seqlens_q: Tensor | None,
-    seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    has_window: bool,
-    left: int | None,
-    right: int | None,
-    softcap: float | None,
-    scale: float | None,
-    num_splits: int | None,
-    options: str,
-) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(q)
+    q: Tensor, k: Tensor, v: Tensor,
+    alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
+    num_splits: int | None, options: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    out, lse = _empty_results(q, options)
     given = [_array(x) for x in (q, k, v, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, num_splits=num_splits,
-        alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
+        options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, lse=lse,
+        num_splits=num_splits, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
     )  # fmt: skip
     call = flash_attention if cu_seqlens_q is None else flash_attention_varlen
     with _on_stream_of(q):
-        _, lse = call(*given, return_lse=True, **keywords)
-        return out, torch.from_dlpack(lse)
+        call(*given, return_lse=True, **keywords)
+    return out, lse
 
 
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    options = others[-1]
-    heads_last = q.dim() == 3 or _options(options).get("layout") == "bshd"
+def _empty_results(q: Tensor, options: str) -> tuple[Tensor, Tensor]:
+    """Memory of PyTorch for out and lse: a CUDA graph keeps its own, and not CuPy's."""
     rows = q.shape[:-1]
-    shape = (*rows[:-2], rows[-1], rows[-2]) if heads_last else rows
-    return torch.empty_like(q), q.new_empty(shape, dtype=torch.promote_types(q.dtype, torch.float32))
+    if q.dim() == 3 or _options(options).get("layout") == "bshd":
+        rows = rows[:-2] + rows[:-3:-1]
+    return torch.empty_like(q), q.new_empty(rows, dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+_attention.register_fake(lambda q, k, v, *others: _empty_results(q, others[-1]))
 
 
 @torch.library.custom_op("cufa::attention_backward", mutates_args=())
 def _backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    seqlens_q: Tensor | None,
-    seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    has_window: bool,
-    left: int | None,
-    right: int | None,
-    softcap: float | None,
-    scale: float | None,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
+    alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     options: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    results = _empty_gradients(q, k, v, lse, sink)
+    dq, dk, dv, dsink = results
     given = [_array(x) for x in (dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
-        options, (has_window, left, right, softcap, scale), (), q, dq=dq, dk=dk, dv=dv, dlse=dlse,
-        alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
+        options, (has_window, left, right, softcap, scale), (), q, dq=dq, dk=dk, dv=dv,
+        dsink=None if sink is None else dsink, dlse=dlse, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q,
+        seqlens_k=seqlens_k,
     )  # fmt: skip
     if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
         keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
-    call = flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
+    call: Callable[..., Any] = (
+        flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
+    )
     with _on_stream_of(q):
-        found = call(*given, **keywords)
-        dsink = lse.new_empty(0) if sink is None else torch.from_dlpack(found[3])
-    return dq, dk, dv, dsink
+        call(*given, **keywords)
+    return results
 
 
-@_backward.register_fake
-def _(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Any, alibi_slopes: Any, sink: Any,
-    *others: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dsink = lse.new_empty(0) if sink is None else lse.new_empty(sink.shape)
+def _empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, sink: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dsink = lse.new_empty(0 if sink is None else sink.shape)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsink
+
+
+_backward.register_fake(
+    lambda dout, q, k, v, out, lse, dlse, slopes, sink, *others: _empty_gradients(q, k, v, lse, sink)
+)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

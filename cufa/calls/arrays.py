@@ -30,16 +30,7 @@ def same_place(arrays: dict[str, Array]) -> None:
 
 
 def check_last_axis(name: str, x: Array) -> None:
-    if x.size and x.strides[-1] != x.itemsize:
-        module = "cupy" if is_device_array(x) else "numpy"
-        raise ValueError(
-            f"{name} has strides {x.strides}: its last axis (head_dim) must be contiguous; "
-            f"use {module}.ascontiguousarray({name})"
-        )
-
-
-def check_contiguous(name: str, x: Array) -> None:
-    """For arrays that kernels read by their address alone: lengths, scales, rows of a table."""
+    """For head dims, and for arrays that kernels read by their address alone: lengths, scales, rows of a table."""
     if x.shape[-1] > 1 and x.size and x.strides[-1] != x.itemsize:
         module = "cupy" if is_device_array(x) else "numpy"
         raise ValueError(

@@ -3,21 +3,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
-from ..problem.typing import BackwardAlgorithm, Layout, Place, Precision
+from ..problem.typing import (
+    BackwardAlgorithm,
+    BackwardOptions,
+    Element,
+    Four,
+    Layout,
+    Place,
+    Precision,
+    Three,
+)
 from .call import BackwardCall
 from .dispatch import plan_shapes, run
+from .keywords import unknown_keyword
 from .warm import find, typed
 
 
+# fmt: off
+@overload
+def flash_attention_backward(
+    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, *,
+    sink: None = ..., **options: Unpack[BackwardOptions],
+) -> Three[Element]: ...
+@overload
+def flash_attention_backward(
+    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, *,
+    sink: npt.ArrayLike, **options: Unpack[BackwardOptions],
+) -> Four[Element]: ...
+@overload
+def flash_attention_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
+    sink: Any = ..., **options: Unpack[BackwardOptions],
+) -> Any: ...
+# fmt: on
 def flash_attention_backward(
     dout: Any,
     q: Any,
@@ -43,7 +71,9 @@ def flash_attention_backward(
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
+    dsink: Any = None,
     device: Place | None = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of :func:`flash_attention` with respect to q, k and v, in memory linear in the sequence length:
     FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy; with the copies, products and warp
@@ -73,6 +103,8 @@ def flash_attention_backward(
         bits may differ. The CPU path is always deterministic.
     dq, dk, dv : array, optional
         Where to write the results: shape, dtype and kind of q, k and v; must not overlap an input or each other.
+    dsink : array, optional
+        Where to write the gradient of ``sink``: (heads,), in lse's dtype, q's kind.
     device : None, "cpu" or "cuda"
         Where NumPy inputs are computed, as for :func:`flash_attention`.
 
@@ -115,6 +147,8 @@ def flash_attention_backward(
       lengths, ALiBi, sinks and a fixed order of additions.
     - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.
     """
+    if unknown:
+        raise unknown_keyword(flash_attention_backward, unknown)
     if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
         causal = check_causal(causal)  # type: ignore[unreachable]
     if type(deterministic) is not bool:
@@ -124,8 +158,9 @@ def flash_attention_backward(
         deterministic, device,
     )  # fmt: skip
     given: tuple[Any, ...] = dout, q, k, v, out, lse, dlse, dq, dk, dv
-    if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
-        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, None
+    given_dsink = sink is not None or dsink is not None
+    if given_dsink or alibi_slopes is not None or seqlens_q is not None or seqlens_k is not None:
+        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, dsink
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -155,6 +190,7 @@ def plan_backward(
     precision: Precision | None = None,
     deterministic: bool = False,
     device: str | None = None,
+    **unknown: Never,
 ) -> Plan:
     """The plan of :func:`flash_attention_backward`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU
     and runs nothing.
@@ -164,6 +200,8 @@ def plan_backward(
     >>> cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_backward'
     """
+    if unknown:
+        raise unknown_keyword(plan_backward, unknown)
     mask = resolve_mask(causal, window, mask)
     deterministic = check_flag("deterministic", deterministic)
     options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)

@@ -44,6 +44,10 @@ class Call:
         """
         operation = OPERATIONS[cls.name]
         named = dict(zip((x.name for x in operation.all_operands), given, strict=False))
+        for x in operation.all_operands:
+            if x.result and x.name not in wanted and named.get(x.name) is not None:
+                also = {"lse": "return_lse=True", "dsink": "sink="}[x.name]
+                raise ValueError(f"{x.name}= is where a result goes that is not asked for: pass {also} too")
         found = {
             x.name: None
             if named[x.name] is None and (x.result or x.name in cls.may_be_none)
@@ -57,6 +61,7 @@ class Call:
         if len(given) > len(found):
             optional = {x.name: named.get(x.name) for x in operation.optional_operands if not x.result}
             inputs |= optional_operands.read(optional, q)
+            found |= {x: as_array(x, named[x]) for x in wanted if x not in found and named.get(x) is not None}
         return cls(inputs, {name: found.get(name) for name in wanted}, options)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack, overload
+from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ..problem.typing import DecodeOptions, DecodeSchedule, Element, Layout, Lse
 from . import optional_operands
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
 from .dispatch import plan_for, planning_device, run
+from .keywords import unknown_keyword
 from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 
@@ -61,6 +62,7 @@ def flash_decode(
     return_lse: bool = False,
     out: Any = None,
     device: Place | None = None,
+    **unknown: Never,
 ) -> Any:
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
 
@@ -170,6 +172,8 @@ def flash_decode(
     >>> cufa.flash_decode(q, k, v, cache_seqlens=[1000]).shape
     (1, 32, 1, 128)
     """
+    if unknown:
+        raise unknown_keyword(flash_decode, unknown)
     if num_splits is not None and type(num_splits) is not int:
         # Checked before the lookup of warm calls, to which 2.0 equals 2.
         num_splits = check_num_splits(num_splits)
@@ -210,6 +214,7 @@ def plan_decode(
     num_splits: int | None = None,
     schedule: DecodeSchedule = "auto",
     device: str | None = None,
+    **unknown: Never,
 ) -> Plan:
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
@@ -222,6 +227,8 @@ def plan_decode(
     >>> cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90").spec.name
     'decode_split_tma'
     """
+    if unknown:
+        raise unknown_keyword(plan_decode, unknown)
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache

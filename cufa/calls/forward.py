@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack, overload
+from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ..problem.options import Options, check_causal, check_num_splits, resolve_m
 from ..problem.typing import Algorithm, Element, ForwardOptions, Layout, Lse, Off, On, Place, Precision
 from .call import ForwardCall
 from .dispatch import plan_shapes, run
+from .keywords import unknown_keyword
 from .warm import find, typed
 
 
@@ -51,7 +52,9 @@ def flash_attention(
     precision: Precision | None = None,
     return_lse: bool = False,
     out: Any = None,
+    lse: Any = None,
     device: Place | None = None,
+    **unknown: Never,
 ) -> Any:
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
     :func:`flash_attention_backward`'s.
@@ -116,6 +119,8 @@ def flash_attention(
         float32; float64 where q is.
     out : array, optional
         Where to write the result: q's shape, dtype and kind; must not overlap an input.
+    lse : array, optional
+        Where to write lse, with ``return_lse=True``: its shape and dtype, q's kind, contiguous.
     device : None, "cpu" or "cuda"
         Where NumPy inputs are computed. None: on the GPU, if there is one that serves the call. Device arrays are
         computed on their own GPU.
@@ -159,10 +164,12 @@ def flash_attention(
     On a GPU, denormal float32 and bfloat16 values (below 1.2e-38 in magnitude) are read and written as 0. Denormal
     float16 values are kept.
     """
+    if unknown:
+        raise unknown_keyword(flash_attention, unknown)
     if type(causal) is not bool:  # before the warm lookup, to which 1.0 equals True
         causal = check_causal(causal)  # type: ignore[unreachable]
     changes = None  # most calls pass none of these: their key stays short
-    given: tuple[Any, ...] = q, k, v, out, None
+    given: tuple[Any, ...] = q, k, v, out, lse
     if window is not None or mask is not None or softcap is not None:
         plain = mask is None and softcap is None
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
@@ -171,17 +178,8 @@ def flash_attention(
     if num_splits is not None and type(num_splits) is not int:
         num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
     options = (
-        causal,
-        scale,
-        type(scale),
-        layout,
-        algorithm,
-        num_splits,
-        precision,
-        return_lse,
-        device,
-        changes,
-    )
+        causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
+    )  # fmt: skip
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -211,6 +209,7 @@ def plan(
     num_splits: int | None = None,
     precision: Precision | None = None,
     device: str | None = None,
+    **unknown: Never,
 ) -> Plan:
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
     nothing. For :func:`flash_decode` see :func:`plan_decode`.
@@ -225,6 +224,8 @@ def plan(
     >>> cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_forward'
     """
+    if unknown:
+        raise unknown_keyword(plan, unknown)
     mask = resolve_mask(causal, window, mask)
     options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}

@@ -125,7 +125,7 @@ def check_small(
             raise TypeError(
                 f"{name} is {x.dtype}; on a GPU it must be {dtype}: convert with {name}.astype({dtype!r})"
             )
-        arrays.check_contiguous(name, x)
+        arrays.check_last_axis(name, x)
         arrays.check_address(name, x)
 
 

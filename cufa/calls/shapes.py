@@ -67,11 +67,7 @@ def asked_dtype(dtype: Any) -> str:
         return str(dtype)
 
 
-def make_problem(
-    shapes: Sequence[tuple[int, ...]],
-    dtype: str,
-    options: Options,
-) -> Problem:
+def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options) -> Problem:
     """Check the shapes of q, k and v and the options, and state the problem.
 
     Raises ValueError naming the argument.
@@ -87,10 +83,11 @@ def make_problem(
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
     _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
     check_mask(options.mask, batch, kv_heads, seqlen_q, seqlen_k)
-    if layout == "bhsd" and heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
+    if heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
+        other = next(x for x in LAYOUTS if x != layout)
         warnings.warn(
-            f"q has shape {shapes[0]}: layout='bhsd' reads {heads:,} heads of {seqlen_q:,} tokens. If its axes are "
-            f"{AXES['bshd']}, pass layout='bshd'",
+            f"q has shape {shapes[0]}: layout={layout!r} reads {heads:,} heads of {seqlen_q:,} tokens. If its axes are "
+            f"{AXES[other]}, pass layout={other!r}",
             stacklevel=2,  # Python shows a warning of one place and text once
         )
     return Problem(
@@ -166,10 +163,7 @@ def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], lay
 
 
 def make_decode_problem(
-    shapes: Mapping[str, Shape | None],
-    dtype: str,
-    cache_dtype: str,
-    options: Options,
+    shapes: Mapping[str, Shape | None], dtype: str, cache_dtype: str, options: Options
 ) -> Problem:
     """Check the shapes of a call's arrays (None for those left out), and state the problem."""
     layout = options.layout

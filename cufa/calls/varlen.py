@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack, overload
+from typing import Any, Never, Unpack, overload
 
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from ..plan.dense import BACKWARD, FORWARD
@@ -14,15 +15,19 @@ from ..problem.typing import (
     Algorithm,
     BackwardAlgorithm,
     Element,
+    Four,
     Lse,
     Off,
     On,
+    PackedBackwardOptions,
     PackedOptions,
     Place,
     Precision,
+    Three,
 )
 from .call import PackedBackward, PackedForward
 from .dispatch import run
+from .keywords import unknown_keyword
 from .warm import find, typed
 
 
@@ -61,7 +66,9 @@ def flash_attention_varlen(
     precision: Precision | None = None,
     return_lse: bool = False,
     out: Any = None,
+    lse: Any = None,
     device: Place | None = None,
+    **unknown: Never,
 ) -> Any:
     """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
     of its own sequence only.
@@ -84,8 +91,8 @@ def flash_attention_varlen(
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
-    out : array, optional
-        Where to write the result, (total_q, heads, head_dim).
+    out, lse : array, optional
+        Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
     softcap, scale, algorithm, precision, return_lse, device
         As for :func:`flash_attention`.
 
@@ -100,10 +107,12 @@ def flash_attention_varlen(
         The message names the argument, its value and the cure; nothing has been launched. The kernels that take packed
         lengths on a GPU are listed at :func:`flash_attention`.
     """
+    if unknown:
+        raise unknown_keyword(flash_attention_varlen, unknown)
     causal = check_causal(causal)
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
-    given = q, k, v, out, None, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
+    given = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -113,6 +122,23 @@ def flash_attention_varlen(
     return run(PackedForward.read(given, wanted, asked), device, options)
 
 
+# fmt: off
+@overload
+def flash_attention_varlen_backward(
+    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    sink: None = ..., **options: Unpack[PackedBackwardOptions],
+) -> Three[Element]: ...
+@overload
+def flash_attention_varlen_backward(
+    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    sink: npt.ArrayLike, **options: Unpack[PackedBackwardOptions],
+) -> Four[Element]: ...
+@overload
+def flash_attention_varlen_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    sink: Any = ..., **options: Unpack[PackedBackwardOptions],
+) -> Any: ...
+# fmt: on
 def flash_attention_varlen_backward(
     dout: Any,
     q: Any,
@@ -137,7 +163,9 @@ def flash_attention_varlen_backward(
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
+    dsink: Any = None,
     device: Place | None = None,
+    **unknown: Never,
 ) -> Any:
     """Gradients of :func:`flash_attention_varlen`.
 
@@ -147,8 +175,8 @@ def flash_attention_varlen_backward(
         Gradient of the loss with respect to out, and the forward call's result.
     lse, dlse : array, (heads, total_q)
         The forward call's log-sum-exp, and optionally the gradient of the loss with respect to it.
-    dq, dk, dv : array, optional
-        Where to write the results, of q's, k's and v's shapes.
+    dq, dk, dv, dsink : array, optional
+        Where to write the results, of q's, k's, v's and sink's shapes.
     others
         As for :func:`flash_attention_varlen` and :func:`flash_attention_backward`.
 
@@ -162,12 +190,14 @@ def flash_attention_varlen_backward(
     TypeError, ValueError
         As :func:`flash_attention_varlen`.
     """
+    if unknown:
+        raise unknown_keyword(flash_attention_varlen_backward, unknown)
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes
     given = (
         dout, q, k, v, out, lse, dlse, dq, dk, dv,
-        alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, None,
+        alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, dsink,
     )  # fmt: skip
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:

@@ -67,13 +67,7 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command("compile")
 @click.option("--arch", "archs", multiple=True, metavar="sm_90", callback=_architecture, help="Default: all.")
-@click.option(
-    "--kernel",
-    "kernels",
-    multiple=True,
-    type=click.Choice(list(KERNELS)),
-    help="Default: all.",
-)
+@click.option("--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="Default: all.")
 @click.option(
     "--head-dim",
     "head_dims",

@@ -44,13 +44,7 @@ _ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algori
 @click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
 @common.json_option
 def tune_command(
-    operation: str,
-    algorithm: str,
-    regime: Regime,
-    seconds: float,
-    dry_run: bool,
-    as_json: bool,
-    **shape: Any,
+    operation: str, algorithm: str, regime: Regime, seconds: float, dry_run: bool, as_json: bool, **shape: Any
 ) -> None:
     """Measure every tile configuration of OPERATION that fits, for one shape on this GPU, and keep the fastest in the
     user's cache folder. The planner uses it for shapes of the same class: kernel, dtype, head dim, mask, and length and

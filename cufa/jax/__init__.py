@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax import Array
 
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention, plan
+from ..calls.keywords import unknown_keyword
 from ..problem.kept_masks import kept
 from ..problem.mask import Mask
 from ..problem.typing import Algorithm, Layout, Place, Precision
@@ -46,6 +47,7 @@ def attention(
     precision: Precision | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
+    **unknown: Never,
 ) -> Any:
     """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
@@ -78,6 +80,8 @@ def attention(
     -----
     ``vmap`` runs the mapped calls one after another. ALiBi slopes are taken for constants: their gradient is 0.
     """
+    if unknown:
+        raise unknown_keyword(attention, unknown)
     options: dict[str, Any] = {
         "layout": layout, "causal": causal, "window": window, "softcap": softcap, "scale": scale,
         "algorithm": algorithm, "num_splits": num_splits, "precision": precision,
@@ -93,7 +97,10 @@ def attention(
         name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None
     }
     plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
-    compiled = not jax.core.is_concrete(q)
+    value = q
+    while hasattr(value, "primal"):  # of gradients that are not compiled
+        value = value.primal
+    compiled = isinstance(value, jax.core.Tracer)
     options |= {
         "mask": None if mask is None else mask.name_for_operators(compiled),
         "deterministic": deterministic,
@@ -159,23 +166,19 @@ def _place(q: Any) -> Place | None:
 
 def _run_forward(text: str, arguments: list[Any], results: list[Any]) -> None:
     q, k, v, *optional = arguments
-    out, lse_written = results
+    out, lse = results
     keywords = _keywords(text, ("deterministic",), optional)
-    _, lse = flash_attention(q, k, v, out=out, return_lse=True, device=_place(q), **keywords)
-    lse_written[...] = lse
+    flash_attention(q, k, v, out=out, lse=lse, return_lse=True, device=_place(q), **keywords)
 
 
 def _run_backward(text: str, arguments: list[Any], results: list[Any]) -> None:
     dout, dlse, out, lse, q, k, v, *optional = arguments
-    dq, dk, dv, *dsink_written = results
     keywords = _keywords(text, ("num_splits",), optional)
     if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
         keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
     keywords |= {"dlse": dlse} if _options(text)["return_lse"] else {}
-    keywords |= {"dq": dq, "dk": dk, "dv": dv, "device": _place(q)}
-    found = flash_attention_backward(dout, q, k, v, out, lse, **keywords)
-    for written, dsink in zip(dsink_written, found[3:], strict=True):
-        written[...] = dsink
+    keywords |= {**dict(zip(("dq", "dk", "dv", "dsink"), results, strict=False)), "device": _place(q)}
+    flash_attention_backward(dout, q, k, v, out, lse, **keywords)
 
 
 ffi.register("cufa_attention", _run_forward)

@@ -29,78 +29,71 @@ _INVALID_ARGUMENT = 3  # XLA_FFI_Error_Code_INVALID_ARGUMENT
 _API_VERSION = (0, 1)
 
 
+class _Struct(Structure):
+    """What every struct of the interface begins with."""
+
+    _fields_ = [("struct_size", c_size_t), ("extension", c_void_p)]
+
+
 class _Extension(Structure):
     _fields_ = [("struct_size", c_size_t), ("type", c_int), ("next", c_void_p)]
 
 
-class _Version(Structure):
-    _fields_ = [("struct_size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int)]
+class _Version(_Struct):
+    _fields_ = [("major", c_int), ("minor", c_int)]
 
 
 class _Metadata(Structure):
     _fields_ = [("struct_size", c_size_t), ("version", _Version), ("traits", c_uint32)]
 
 
-class _MetadataExtension(Structure):
-    _fields_ = [("base", _Extension), ("metadata", POINTER(_Metadata))]
+class _MetadataExtension(_Extension):
+    _fields_ = [("metadata", POINTER(_Metadata))]
 
 
-class _ErrorArgs(Structure):
-    _fields_ = [("struct_size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int)]
+class _ErrorArgs(_Struct):
+    _fields_ = [("message", c_char_p), ("code", c_int)]
 
 
-class _StreamArgs(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("extension", c_void_p),
-        ("context", c_void_p),
-        ("stream", c_void_p),
-    ]
+class _StreamArgs(_Struct):
+    _fields_ = [("context", c_void_p), ("stream", c_void_p)]
 
 
 _CREATE_ERROR = ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArgs))
 _GET_STREAM = ctypes.CFUNCTYPE(c_void_p, POINTER(_StreamArgs))
 
 
-class _Api(Structure):
+class _Api(_Struct):
     _fields_ = [
-        ("struct_size", c_size_t), ("extension", c_void_p), ("version", _Version), ("internal", c_void_p),
-        ("create_error", _CREATE_ERROR), ("get_message", c_void_p), ("destroy_error", c_void_p),
-        ("register", c_void_p), ("get_stream", _GET_STREAM),
+        ("version", _Version), ("internal", c_void_p), ("create_error", _CREATE_ERROR), ("get_message", c_void_p),
+        ("destroy_error", c_void_p), ("register", c_void_p), ("get_stream", _GET_STREAM),
     ]  # fmt: skip
 
 
-class _Buffer(Structure):
-    _fields_ = [
-        ("struct_size", c_size_t), ("extension", c_void_p), ("dtype", c_int), ("data", c_void_p), ("rank", c_int64),
-        ("dims", POINTER(c_int64)),
-    ]  # fmt: skip
+class _Buffer(_Struct):
+    _fields_ = [("dtype", c_int), ("data", c_void_p), ("rank", c_int64), ("dims", POINTER(c_int64))]
 
 
-class _Buffers(Structure):
+class _Buffers(_Struct):
     """XLA_FFI_Args and XLA_FFI_Rets: all of type buffer."""
 
-    _fields_ = [
-        ("struct_size", c_size_t), ("extension", c_void_p), ("size", c_int64), ("types", c_void_p),
-        ("buffers", POINTER(POINTER(_Buffer))),
-    ]  # fmt: skip
+    _fields_ = [("size", c_int64), ("types", c_void_p), ("buffers", POINTER(POINTER(_Buffer)))]
 
 
 class _ByteSpan(Structure):
     _fields_ = [("pointer", c_void_p), ("length", c_size_t)]
 
 
-class _Attributes(Structure):
+class _Attributes(_Struct):
     _fields_ = [
-        ("struct_size", c_size_t), ("extension", c_void_p), ("size", c_int64), ("types", c_void_p),
-        ("names", c_void_p), ("values", POINTER(POINTER(_ByteSpan))),
+        ("size", c_int64), ("types", c_void_p), ("names", c_void_p), ("values", POINTER(POINTER(_ByteSpan))),
     ]  # fmt: skip
 
 
-class _CallFrame(Structure):
+class _CallFrame(_Struct):
     _fields_ = [
-        ("struct_size", c_size_t), ("extension", POINTER(_Extension)), ("api", POINTER(_Api)), ("context", c_void_p),
-        ("stage", c_int), ("arguments", _Buffers), ("results", _Buffers), ("attributes", _Attributes),
+        ("api", POINTER(_Api)), ("context", c_void_p), ("stage", c_int), ("arguments", _Buffers),
+        ("results", _Buffers), ("attributes", _Attributes),
     ]  # fmt: skip
 
 
@@ -125,8 +118,9 @@ def register(name: str, function: Function) -> None:
 def _handler(function: Function, on_gpu: bool) -> Callable[[Any], int | None]:
     def handle(pointer: Any) -> int | None:
         frame = pointer.contents
-        if frame.extension and frame.extension.contents.type == _METADATA:
-            metadata = ctypes.cast(frame.extension, POINTER(_MetadataExtension)).contents.metadata.contents
+        extension = ctypes.cast(frame.extension, POINTER(_MetadataExtension))
+        if extension and extension.contents.type == _METADATA:
+            metadata = extension.contents.metadata.contents
             metadata.version.major, metadata.version.minor = _API_VERSION
             metadata.traits = 0
             return None

@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem.checks import (
-    as_array,
-    check_diagonal,
-    check_flag,
-    integers,
-    is_device_array,
-    module_of,
-    shown,
-)
+from ..problem.checks import as_array, check_diagonal, check_flag, integers, is_device_array, module_of, shown
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
 from ..problem.mask_family import as_typed

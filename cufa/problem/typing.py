@@ -21,6 +21,8 @@ On = Literal[True]
 
 Element = TypeVar("Element", bound=np.generic)
 Lse: TypeAlias = npt.NDArray[np.floating[Any]]
+Three: TypeAlias = tuple[npt.NDArray[Element], npt.NDArray[Element], npt.NDArray[Element]]
+Four: TypeAlias = tuple[npt.NDArray[Element], npt.NDArray[Element], npt.NDArray[Element], Lse]
 
 
 class _Scores(TypedDict, total=False):
@@ -31,14 +33,18 @@ class _Scores(TypedDict, total=False):
     softcap: float | None
     scale: float | None
     alibi_slopes: Any
-    sink: Any
     device: Place | None
+
+
+class _Forward(_Scores, total=False):
+    sink: Any
     out: Any
 
 
-class PackedOptions(_Scores, total=False):
+class PackedOptions(_Forward, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen` except return_lse."""
 
+    lse: Any
     causal: bool
     algorithm: Algorithm
     precision: Precision | None
@@ -53,7 +59,29 @@ class ForwardOptions(PackedOptions, total=False):
     num_splits: int | None
 
 
-class DecodeOptions(_Scores, total=False):
+class PackedBackwardOptions(_Scores, total=False):
+    """Keywords of :func:`cufa.flash_attention_varlen_backward` except sink."""
+
+    causal: bool
+    algorithm: BackwardAlgorithm
+    precision: Precision | None
+    dlse: Any
+    deterministic: bool
+    dq: Any
+    dk: Any
+    dv: Any
+    dsink: Any
+
+
+class BackwardOptions(PackedBackwardOptions, total=False):
+    """Keywords of :func:`cufa.flash_attention_backward` except sink."""
+
+    seqlens_q: Any
+    seqlens_k: Any
+    layout: Layout
+
+
+class DecodeOptions(_Forward, total=False):
     """Keywords of :func:`cufa.flash_decode` except return_lse."""
 
     cache_seqlens: Any

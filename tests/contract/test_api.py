@@ -304,10 +304,26 @@ def test_bfloat16_is_ml_dtypes():
     assert cufa.flash_attention(q, k, v).dtype == ml_dtypes.bfloat16
 
 
-def test_tokens_before_heads_in_the_default_layout_are_warned_of():
+def test_lse_is_written_where_the_caller_says():
+    q = make_inputs(1, 2, 2, 9, 9, 8, "float32")[0]
+    out, lse = np.full_like(q, np.nan), np.full((1, 2, 9), np.nan, np.float32)
+    found = cufa.flash_attention(q, q, q, out=out, lse=lse, return_lse=True)
+    assert found[0] is out and found[1] is lse
+    assert_attention(out, lse, q, q, q)
+    with pytest.raises(ValueError, match=r"lse= .*pass return_lse=True too"):
+        cufa.flash_attention(q, q, q, lse=lse)
+    with pytest.raises(ValueError, match=r"lse has shape \(1, 9, 2\) but the result has"):
+        cufa.flash_attention(q, q, q, lse=lse.swapaxes(1, 2), return_lse=True)
+    x, cu = np.ascontiguousarray(q[0].swapaxes(0, 1)), [0, 9]
+    assert cufa.flash_attention_varlen(x, x, x, cu, cu, lse=lse[0], return_lse=True)[1].base is lse
+
+
+def test_tokens_and_heads_in_the_other_layouts_order_are_warned_of():
     q = np.zeros((1, 300, 8, 16), np.float32)
     with pytest.warns(UserWarning, match=r"300 heads of 8 tokens.*pass layout='bshd'"):
         cufa.flash_attention(q, q, q)
+    with pytest.warns(UserWarning, match=r"300 heads of 8 tokens.*pass layout='bhsd'"):
+        cufa.plan((1, 8, 300, 16), layout="bshd")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cufa.flash_attention(q, q, q, layout="bshd")

@@ -112,9 +112,21 @@ def test_dlse_alone_leaves_the_values_without_a_gradient():
     assert (dv == 0).all() and (dq != 0).any() and (dk != 0).any()
 
 
+def test_the_gradient_of_the_sink_is_written_where_the_caller_says():
+    q = np.random.default_rng(0).standard_normal((1, 2, 9, 8), np.float32)
+    out, lse = cufa.flash_attention(q, q, q, sink=[0.0, 1.0], return_lse=True)
+    dsink = np.full(2, np.nan, np.float32)
+    given = q, q, q, q, out, lse
+    found = cufa.flash_attention_backward(*given, sink=[0.0, 1.0], dsink=dsink)
+    assert found[3] is dsink
+    np.testing.assert_array_equal(dsink, cufa.flash_attention_backward(*given, sink=[0.0, 1.0])[3])
+    with pytest.raises(ValueError, match=r"dsink= .*pass sink= too"):
+        cufa.flash_attention_backward(*given, dsink=dsink)
+
+
 def test_every_argument_is_documented():
     text = inspect.getdoc(cufa.flash_attention_backward)
-    for name in inspect.signature(cufa.flash_attention_backward).parameters:
+    for name in inspect.signature(cufa.flash_attention_backward).parameters.keys() - {"unknown"}:
         lines = [line.split(" : ")[0].replace(",", " ").split() for line in text.splitlines()]
         assert any(name in words for words in lines), name
 

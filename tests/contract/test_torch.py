@@ -165,6 +165,38 @@ def test_the_array_api_takes_bfloat16_and_refuses_gradients():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("sinks", [False, True])
+def test_captured_in_a_cuda_graph(sinks):
+    """Results of replays stay in the graph's own memory: nothing that others allocate meanwhile comes in between."""
+    cp = pytest.importorskip("cupy")
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q, dout = torch.randn(2, 8, 300, 64, requires_grad=True, **make), torch.randn(2, 8, 300, 64, **make)
+    sink = torch.zeros(8, device="cuda", requires_grad=True) if sinks else None
+    inputs = [q] if sink is None else [q, sink]
+
+    def step():
+        out, lse = attention(q, q, q, causal=True, sink=sink, deterministic=True, return_lse=True)
+        return out, lse, *torch.autograd.grad((out, lse), inputs, (dout, torch.ones_like(lse)))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # compiles
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    others = [cp.full(n, cp.nan, cp.float32) for n in (8, 512, 4800, 300 * 64) for _ in range(20)]
+    for seed in range(3):
+        with torch.no_grad():
+            q.copy_(torch.randn(2, 8, 300, 64, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        found = [x.clone() for x in captured]
+        assert all(torch.equal(x, y) for x, y in zip(found, step(), strict=True))
+    assert all(bool(cp.isnan(x).all()) for x in others)
+
+
+@pytest.mark.gpu
 def test_kernels_run_on_torchs_stream():
     q = torch.randn(1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
     stream = torch.cuda.Stream()

@@ -27,12 +27,17 @@ from numpy.typing import NDArray
 q = np.ones((1, 2, 8, 16), np.float32)
 x, cu = np.ones((8, 2, 16), np.float32), np.array([0, 8], np.int32)
 F32 = NDArray[np.float32]
+Lse = NDArray[np.floating[Any]]
 assert_type(cufa.flash_attention(q, q, q, causal=True, layout="bshd", algorithm="fa2"), F32)
 out, lse = cufa.flash_attention(q, q, q, softcap=30.0, return_lse=True)
 assert_type(out, F32)
-assert_type(lse, NDArray[np.floating[Any]])
+assert_type(lse, Lse)
 assert_type(cufa.flash_attention_varlen(x, x, x, cu, cu), F32)
 assert_type(cufa.flash_decode(q[:, :, :1], q, q, schedule="balanced", return_lse=True)[0], F32)
+dq, dk, dv = cufa.flash_attention_backward(q, q, q, q, out, lse, causal=True)
+assert_type(dv, F32)
+*_, dsink = cufa.flash_attention_varlen_backward(x, x, x, x, x, lse[0], cu, cu, sink=[0.0, 0.0])
+assert_type(cufa.flash_attention_backward(q, q, q, q, out, lse, sink=lse[0, :, 0]), tuple[F32, F32, F32, Lse])
 print(cufa.plan(q, algorithm="fa3", device="sm_90").num_splits, lse.max())
 
 
@@ -44,9 +49,12 @@ def of_cupy(q: Any) -> Any:
 cufa.flash_attention(q, q, q, algorithm="fa22")  # call-overload
 cufa.flash_attention(q, q, q, attn_mask=None)  # call-overload
 cufa.flash_attention(q, q, q, return_lse=True).mean()  # attr-defined
-cufa.flash_attention_backward(q, q, q, q, q, lse, algorithm="fa1")  # arg-type
+cufa.flash_attention_backward(q, q, q, q, q, lse, algorithm="fa1")  # call-overload
 cufa.flash_decode(q, q, q, layout="sbhd")  # call-overload
+cufa.flash_attention_backward(q, q, q, q, q, lse, window_size=(3, 0))  # call-overload
+a, b, c = cufa.flash_attention_backward(q, q, q, q, out, lse, sink=[0.0, 0.0])  # misc
 cufa.plan(q, precision="tf16")  # arg-type
+cufa.plan(q, sm_scale=1.0)  # arg-type
 """
 
 
@@ -73,6 +81,8 @@ def test_a_user_program_is_checked(tmp_path):
         (cufa.flash_attention, names.ForwardOptions),
         (cufa.flash_attention_varlen, names.PackedOptions),
         (cufa.flash_decode, names.DecodeOptions),
+        (cufa.flash_attention_backward, names.BackwardOptions),
+        (cufa.flash_attention_varlen_backward, names.PackedBackwardOptions),
     ],
 )
 def test_overloads_have_the_keywords_of_the_signature(call, options):
@@ -81,7 +91,7 @@ def test_overloads_have_the_keywords_of_the_signature(call, options):
         for name, x in inspect.signature(call).parameters.items()
         if x.kind is x.KEYWORD_ONLY
     }
-    assert keywords.pop("return_lse") == "bool"
+    assert keywords.pop("return_lse", "") == "bool" or keywords.pop("sink") == "Any"
     texts = {
         name: x.__forward_arg__ for base in options.__mro__[:1] for name, x in base.__annotations__.items()
     }

@@ -7,10 +7,11 @@ and stream, which lives as long as the graph and its executables: a graph may be
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cupy
@@ -19,6 +20,7 @@ from ...gpu.driver import driver as _driver
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in every thread
 _CAPTURE_ACTIVE = 1  # CUstreamCaptureStatus
+_CAPTURE_MODE_RELAXED = 2  # CUstreamCaptureMode
 _NO_DESTRUCTOR_SYNC = 1  # CUuserObject_flags
 _MOVE_REFERENCE = 1  # CUuserObjectRetain_flags
 _SEMAPHORE_BYTES = 32  # sizeof(sem_t) of 64-bit Linux
@@ -71,13 +73,25 @@ def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, 
 def _allocate_outside_the_graph(device_id: int, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:
     """Memory that is zeroed before return, outside of the capture and of the pool of a stream with queued work: kernels
     from before the capture may still write to memory that was returned to that pool."""
-    if device_id not in _zeroing:
-        _zeroing[device_id] = cupy.cuda.Stream(non_blocking=True)
-    zeroing = _zeroing[device_id]
-    with zeroing:
-        memory = _allocate(zeroing, num_counters, partial_bytes)
-    zeroing.synchronize()
+    with _allocations_allowed():
+        if device_id not in _zeroing:
+            _zeroing[device_id] = cupy.cuda.Stream(non_blocking=True)
+        zeroing = _zeroing[device_id]
+        with zeroing:
+            memory = _allocate(zeroing, num_counters, partial_bytes)
+        zeroing.synchronize()
     return memory
+
+
+@contextlib.contextmanager
+def _allocations_allowed() -> Iterator[None]:
+    """During a capture in the mode "global", PyTorch's default, a thread may call cudaMalloc only in this mode."""
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 _zeroing: dict[int, Any] = {}
