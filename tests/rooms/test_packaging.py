@@ -137,24 +137,31 @@ def test_classifiers_are_the_versions_that_are_served():
     assert wanted <= set(PROJECT["classifiers"]) and PROJECT["requires-python"] == ">=3.11"
 
 
-def test_import_loads_no_gpu_library_and_no_command_line():
-    code = "import sys, cufa; print(*{n.split('.')[0] for n in sys.modules})"
-    loaded = set(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
-    )
-    assert not loaded & {
+def test_import_loads_numpy_and_little_else(tmp_path):
+    """Also where other libraries are installed: a package of each name lies on the path."""
+    others = (
         "cupy",
         "cupy_backends",
         "cuda",
         "torch",
+        "jax",
         "streamlit",
         "plotly",
-        "click",
-        "rich",
-        "thinc",
-    }
+        "pandas",
+        "scipy",
+        "numba",
+    )
+    others += ("click", "rich", "thinc", "pynvml", "PIL", "websockets")
+    for name in others:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import numpy, ml_dtypes; before = set(sys.modules); "
+    code += "import cufa; print(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert not {name.split(".")[0] for name in loaded} & set(others)
+    own = [name for name in loaded if name.split(".")[0] == "cufa"]
+    assert len(own) <= 80 and len(loaded) - len(own) <= 60
 
 
 def test_command_line_starts_without_importing_commands():
