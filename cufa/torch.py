@@ -252,8 +252,6 @@ def _backward(
         dsink=None if sink is None else dsink, dlse=dlse, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q,
         seqlens_k=seqlens_k,
     )  # fmt: skip
-    if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
-        keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
     call: Callable[..., Any] = (
         flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
     )

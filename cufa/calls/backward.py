@@ -14,7 +14,7 @@ from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import (
-    BackwardAlgorithm,
+    Algorithm,
     BackwardOptions,
     Element,
     Four,
@@ -64,7 +64,7 @@ def flash_attention_backward(
     seqlens_q: Any = None,
     seqlens_k: Any = None,
     layout: Layout = "bhsd",
-    algorithm: BackwardAlgorithm = "auto",
+    algorithm: Algorithm = "auto",
     precision: Precision | None = None,
     dlse: Any = None,
     deterministic: bool = False,
@@ -93,8 +93,9 @@ def flash_attention_backward(
         either layout; float64 if q is.
     causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
         The same values as in the forward call. precision may differ.
-    algorithm : "auto", "fa2" or "fa3"
-        Which kernel computes the gradients; it may differ from the forward call's.
+    algorithm : "auto", "fa3" or "fa2"
+        Which kernel computes the gradients; it may differ from the forward call's. Of the forward's algorithms, those
+        without a backward ("fa2_noskip", "fa1" and "naive") mean "auto".
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
     deterministic : bool
@@ -186,7 +187,7 @@ def plan_backward(
     seqlens_q: Any = None,
     seqlens_k: Any = None,
     layout: Layout = "bhsd",
-    algorithm: BackwardAlgorithm = "auto",
+    algorithm: Algorithm = "auto",
     precision: Precision | None = None,
     deterministic: bool = False,
     device: str | None = None,

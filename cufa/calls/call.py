@@ -163,6 +163,17 @@ class Call:
 class DenseCall(Call):
     """A call with arrays of four axes."""
 
+    def with_memory_checked(
+        self, of_dtype: dict[str, Any], inputs: dict[str, Any], problem: Problem
+    ) -> tuple[Self, Problem]:
+        """The end of :meth:`check`: the memory of ``of_dtype``, arrays of the call's dtype, and of the results."""
+        for name, x in of_dtype.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
+
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
         shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
@@ -214,13 +225,7 @@ class ForwardCall(DenseCall):
 
     def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
         qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
-        inputs, problem = self.problem(dtype_name(qkv, on_gpu))
-        for name, x in qkv.items():
-            arrays.check_last_axis(name, x)
-            arrays.check_address(name, x)
-        call = dataclasses.replace(self, inputs=inputs)
-        call.check_results(problem)
-        return call, problem
+        return self.with_memory_checked(qkv, *self.problem(dtype_name(qkv, on_gpu)))
 
 
 class BackwardCall(DenseCall):
@@ -238,12 +243,7 @@ class BackwardCall(DenseCall):
         for name in ("lse", "dlse"):
             if given[name] is not None:
                 _check_rows(name, given[name], problem, self.options.layout)
-        for name, x in of_dtype.items():
-            arrays.check_last_axis(name, x)
-            arrays.check_address(name, x)
-        call = dataclasses.replace(self, inputs=inputs)
-        call.check_results(problem)
-        return call, problem
+        return self.with_memory_checked(of_dtype, inputs, problem)
 
 
 def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:

@@ -13,7 +13,6 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import (
     Algorithm,
-    BackwardAlgorithm,
     Element,
     Four,
     Lse,
@@ -156,7 +155,7 @@ def flash_attention_varlen_backward(
     scale: float | None = None,
     alibi_slopes: Any = None,
     sink: Any = None,
-    algorithm: BackwardAlgorithm = "auto",
+    algorithm: Algorithm = "auto",
     precision: Precision | None = None,
     dlse: Any = None,
     deterministic: bool = False,

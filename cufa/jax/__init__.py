@@ -174,8 +174,6 @@ def _run_forward(text: str, arguments: list[Any], results: list[Any]) -> None:
 def _run_backward(text: str, arguments: list[Any], results: list[Any]) -> None:
     dout, dlse, out, lse, q, k, v, *optional = arguments
     keywords = _keywords(text, ("num_splits",), optional)
-    if keywords["algorithm"] not in ("auto", "fa2", "fa3"):
-        keywords["algorithm"] = "auto"  # fa1, naive and fa2_noskip have no backward
     keywords |= {"dlse": dlse} if _options(text)["return_lse"] else {}
     keywords |= {**dict(zip(("dq", "dk", "dv", "dsink"), results, strict=False)), "device": _place(q)}
     flash_attention_backward(dout, q, k, v, out, lse, **keywords)

@@ -40,22 +40,25 @@ def serving_kernels(
 ) -> tuple[list[Kernel], list[str]]:
     """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError,
     with each kernel's refusal, if no kernel serves."""
-    known = _known(operation.name)
+    known, replaced = _known(operation.name), []
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]
         if not named:
             raise ValueError(f"kernel={kernel!r} is not known; use one of {', '.join(s.name for s in known)}")
         reason = f"kernel={kernel!r} was asked for"
     else:
-        known_algorithms = algorithms(operation.name)
-        if not isinstance(algorithm, str) or algorithm not in known_algorithms:
-            choices = ", ".join(known_algorithms)
-            raise ValueError(f"algorithm={algorithm!r} is not known; use one of {choices}")
+        choices = algorithms(operation.name)
+        is_text = isinstance(algorithm, str)
+        if is_text and operation.name == "backward" and algorithm in set(algorithms()).difference(choices):
+            replaced = [f"algorithm={algorithm!r} has no backward: auto"]
+            algorithm = "auto"
+        if not is_text or algorithm not in choices:
+            raise ValueError(f"algorithm={algorithm!r} is not known; use one of {', '.join(choices)}")
         named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]
         reason = f"algorithm={algorithm!r} was asked for"
     if device is None:
         # NumPy runs every algorithm in every dtype: the kernel's name only selects the schedule.
-        return named, [reason] if algorithm != "auto" or kernel else []
+        return named, [reason] if algorithm != "auto" or kernel else replaced
     free = algorithm == "auto" and kernel is None
     measured = fastest.get(problem_class(problem)) if free and not operation.split_selects_kernel else None
     preferred = sorted(named, key=lambda spec: spec.name != measured)
@@ -69,7 +72,7 @@ def serving_kernels(
         reason = f"auto: kernels that read the cache by {kind}; the splits below select one of them"
     elif free:
         reason = _preference(serving[0], measured, named, problem, device)
-    return serving, [reason]
+    return serving, [*replaced, reason]
 
 
 def _preference(

@@ -12,7 +12,6 @@ from .mask import Mask
 
 Layout = Literal["bhsd", "bshd"]
 Algorithm = Literal["auto", "fa3", "fa2", "fa2_noskip", "fa1", "naive"]
-BackwardAlgorithm = Literal["auto", "fa3", "fa2"]
 DecodeSchedule = Literal["auto", "fixed", "balanced"]
 Precision = Literal["float32", "tf32"]
 Place = Literal["cpu", "cuda"]
@@ -63,7 +62,7 @@ class PackedBackwardOptions(_Scores, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen_backward` except sink."""
 
     causal: bool
-    algorithm: BackwardAlgorithm
+    algorithm: Algorithm
     precision: Precision | None
     dlse: Any
     deterministic: bool

@@ -171,7 +171,7 @@ BAD = [
     ({"softcap": 0}, ValueError, r"softcap=0"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0"),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'"),
-    ({"algorithm": "fa1"}, ValueError, r"algorithm='fa1' is not known; use one of auto, fa3, fa2"),
+    ({"algorithm": "fa4"}, ValueError, r"algorithm='fa4' is not known; use one of auto, fa3, fa2"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU"),
@@ -188,6 +188,13 @@ def test_bad_input_names_the_argument(changes, error, message, monkeypatch):
     monkeypatch.setattr(cpu_backward, "run", lambda *call: pytest.fail("computed something"))
     with pytest.raises(error, match=message):
         _call(**changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sm_90"])
+def test_an_algorithm_without_a_backward_means_auto(device):
+    plan = cufa.plan_backward((1, 4, 256, 64), algorithm="fa1", device=device)
+    assert plan.spec is cufa.plan_backward((1, 4, 256, 64), device=device).spec
+    assert plan.reasons[0] == "algorithm='fa1' has no backward: auto"
 
 
 @pytest.mark.parametrize("other", ["dout", "q", "k", "v", "out", "lse", "dlse", "dk", "dv", "itself"])

@@ -49,7 +49,7 @@ def of_cupy(q: Any) -> Any:
 cufa.flash_attention(q, q, q, algorithm="fa22")  # call-overload
 cufa.flash_attention(q, q, q, attn_mask=None)  # call-overload
 cufa.flash_attention(q, q, q, return_lse=True).mean()  # attr-defined
-cufa.flash_attention_backward(q, q, q, q, q, lse, algorithm="fa1")  # call-overload
+cufa.flash_attention_backward(q, q, q, q, q, lse, algorithm="fa4")  # call-overload
 cufa.flash_decode(q, q, q, layout="sbhd")  # call-overload
 cufa.flash_attention_backward(q, q, q, q, q, lse, window_size=(3, 0))  # call-overload
 a, b, c = cufa.flash_attention_backward(q, q, q, q, out, lse, sink=[0.0, 0.0])  # misc
@@ -101,7 +101,6 @@ def test_overloads_have_the_keywords_of_the_signature(call, options):
 def test_choices_are_those_of_the_registry():
     for operation, choices in (
         ("forward", names.Algorithm),
-        ("backward", names.BackwardAlgorithm),
         ("decode", names.DecodeSchedule),
     ):
         assert typing.get_args(choices) == algorithms(operation)
