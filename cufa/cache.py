@@ -31,6 +31,19 @@ def cache_dir() -> Path:
         return _without_home()
 
 
+def runs_dir() -> Path:
+    """The dashboard's runs: ``$CUFA_RUNS_DIR``, or ``cufa/runs`` in the user's data folder, or ``runs`` in the cache if
+    there is no home folder. Not created here."""
+    named = os.environ.get("CUFA_RUNS_DIR")
+    if named:
+        return Path(named)
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:
+        return cache_dir() / "runs"
+    return data / "cufa" / "runs"
+
+
 @functools.cache
 def _without_home() -> Path:
     folder = Path(tempfile.gettempdir(), f"cufa-{_user() or 'cache'}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from cufa.cache import runs_dir
 from cufa.dashboard import sentences
 from cufa.dashboard.model import evidence, measured_rows
 from cufa.dashboard.model.evidence import Evidence
@@ -15,7 +16,7 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run, Status
-from cufa.dashboard.worker.store import Store, runs_dir
+from cufa.dashboard.worker.store import Store
 
 _ERROR = "engine.error"
 

@@ -1,7 +1,8 @@
 """The size budget: `make size` prints what the house measures beside its budget.
 
-A measure that is over its budget fails where it also passes its ceiling, the figure of 2026-11-26: the house may only
-shrink towards its budget. Lines count as they stand in tracked files; a wheel's recorded data counts compressed.
+A measure that is over its budget fails where it also passes its ceiling, the figure of 2026-11-26 and what
+the dashboard for engineers and learners may add: the house may only shrink towards its budget. Lines count as they
+stand in tracked files; a wheel's recorded data counts compressed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ KERNELS = {
     "decode/balanced.cu": 3000,
 }
 HEADER_LINES, LINE_LENGTH, STAMPS = 45, 130, 60
-ADDED = {"the first hour (cufa.torch, cufa.jax, examples, ahead of time)": 1_200, "sound": 600}
+ADDED = {
+    "the first hour (cufa.torch, cufa.jax, examples, ahead of time)": 1_200,
+    "sound": 600,
+    "dashboard for engineers and learners": 1_500,
+}
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 56_800,
-    "lines of cufa": 25_000,
+    "lines of the product": 58_300,
+    "lines of cufa": 25_400,
     "lines of tests": 37_300,
     "lines of forward/fa3/kernel.cu with its includes": 3_470,
     "lines of forward/fa2/kernel.cu with its includes": 2_300,

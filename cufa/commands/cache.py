@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from ..cache import cache_dir
+from ..cache import cache_dir, runs_dir
 from .common import Exit, bytes_text, fail, json_option, print_json, stdout
 
 #: Folders below the cache folder whose files can be made again: what they hold, and the endings of the files.
@@ -50,12 +50,11 @@ def cache_command(action: str, as_json: bool) -> None:
 def places() -> list[tuple[str, Path, tuple[str, ...]]]:
     """What is kept, the folder, and the endings of the files that count; none: all files, also in folders below."""
     home, named = Path(os.path.expanduser("~")), os.environ.get
-    data = Path(named("XDG_DATA_HOME") or home / ".local" / "share")
     cupy = Path(named("CUPY_CACHE_DIR") or home / ".cupy" / "kernel_cache")
     return [
         *((what, cache_dir() / name, endings) for name, (what, endings) in _MADE.items()),
         ("tuned tiles, CUFA_CACHE_DIR", cache_dir(), (".json",)),
-        ("the dashboard's runs, CUFA_RUNS_DIR", Path(named("CUFA_RUNS_DIR") or data / "cufa" / "runs"), ()),
+        ("the dashboard's runs, CUFA_RUNS_DIR", runs_dir(), ()),
         ("kernels that CuPy compiled, of all programs, CUPY_CACHE_DIR", cupy, ()),
     ]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ..gpu.architectures import Device
-from ..kernels import TileConfig, kernels_of
+from ..kernels import TileConfig, kernels_of, read_config
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
 from . import peers
@@ -53,6 +54,19 @@ class Contender:
         )
         return one_item_a_block(plan) if self.one_item_a_block else plan
 
+    def as_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "problem": self.problem and self.problem.as_json()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], operation: str) -> Contender:
+        """Raises KeyError, TypeError or ValueError for what :meth:`as_json` has not written."""
+        config, problem = content.get("config"), content.get("problem")
+        read = {
+            "config": config and read_config(operation, content["algorithm"], config),
+            "problem": problem and Problem.from_json(problem),
+        }
+        return cls(**{**content, **read})
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -69,6 +83,25 @@ class Case:
 
     def problem_of(self, contender: Contender) -> Problem:
         return contender.problem or self.problem
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "problem": self.problem.as_json(),
+            "lengths": self.lengths and list(self.lengths),
+            "contenders": [contender.as_json() for contender in self.contenders],
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Case:
+        """Raises KeyError, TypeError or ValueError for what :meth:`as_json` has not written."""
+        problem, lengths = Problem.from_json(content["problem"]), content.get("lengths")
+        return cls(
+            problem,
+            tuple(Contender.from_json(c, problem.operation) for c in content["contenders"]),
+            str(content["name"]),
+            lengths and tuple(int(n) for n in lengths),
+        )
 
 
 def contenders(*algorithms: str) -> tuple[Contender, ...]:

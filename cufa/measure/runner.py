@@ -110,7 +110,7 @@ def predicted_speedup(slow: Plan, fast: Plan) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class Entry:
     """A contender that runs here."""
 
     label: str
@@ -150,11 +150,11 @@ def run_case(
         sets = measuring.sets_wanted(work.io_bytes, measuring.GpuLane().l2_bytes)
     seeds = (seed + _SEEDS_APART * n for n in range(sets))
     inputs = [Inputs(case.problem, case.lengths, on_gpu=on_gpu, seed=x) for x in seeds]
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     skipped: list[Skipped] = []
     for contender in case.contenders:
         try:
-            entries.append(_prepare(contender, case, device, inputs))
+            entries.append(prepare(contender, case, device, inputs))
         except (ValueError, NotImplementedError, MemoryError) as error:
             skipped.append(Skipped(case.name, contender.label, case.problem_of(contender), str(error)))
     if not entries or (only_all and skipped):
@@ -185,7 +185,7 @@ def with_bounds(row: Row, limits: Limits) -> Row:
     return dataclasses.replace(row, needs=needs, predicted=bounds.predict(row.plan, limits))
 
 
-def _prepare(contender: Contender, case: Case, device: Device | None, inputs: Sequence[Inputs]) -> _Entry:
+def prepare(contender: Contender, case: Case, device: Device | None, inputs: Sequence[Inputs]) -> Entry:
     """Raises ValueError or NotImplementedError, with a reason, when it does not serve the problem here."""
     problem, plan = case.problem_of(contender), None
     if device is None and not contender.is_ours:
@@ -205,7 +205,7 @@ def _prepare(contender: Contender, case: Case, device: Device | None, inputs: Se
     else:
         pairs = [peers.make(contender.algorithm, problem, each) for each in arrays]
         runs, results = tuple(run for run, _ in pairs), pairs[0][1]
-    return _Entry(contender.label, problem, plan, runs, results, arrays)
+    return Entry(contender.label, problem, plan, runs, results, arrays)
 
 
 def _poisoned(run: Run, results: dict[str, Any]) -> Callable[[], dict[str, Any]]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import cufa
-from cufa.dashboard.worker.store import runs_dir
+from cufa.cache import runs_dir
 from cufa.doctor import Check, Status
 
 _PATIENCE_SECONDS = 120

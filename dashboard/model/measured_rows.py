@@ -55,6 +55,7 @@ def _of_rows(
                 read.p50_ns / row.p50_ns if read is not None else None,
                 str(environment.get("commit") or row.json.get("digest") or ""),
                 str(environment.get("gpu", {}).get("clocks.max.sm", "")),
+                environment=environment,
             )
             _read(m)
             found.append(m)

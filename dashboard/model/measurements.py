@@ -60,6 +60,8 @@ class Measurement:
     """The card's highest SM clock, in words."""
     read_ceiling: float = 0.0
     """Bytes per second of the fastest known read of its machine (:func:`fastest_read`); 0: unknown."""
+    environment: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    """Of its run: :func:`cufa.measure.machine.environment`."""
 
     @property
     def problem(self) -> Problem:

@@ -16,7 +16,7 @@ from cufa.dashboard.model.many import days, grouped, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import links
+from cufa.dashboard.views import links, repro
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.measure.timing import RESAMPLES, Ratio
 
@@ -134,7 +134,9 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         page.verdict("A and B are the same measurement: choose a different one.", "warn", small=True)
         return
     links.show("history", a.subject, "A")
+    repro.show([a], "A")
     links.show("history", b.subject, "B")
+    repro.show([b], "B")
     lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
     if a.regime is not b.regime:
         page.verdict(

@@ -15,7 +15,7 @@ from cufa.dashboard.model.many import speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import rates_view, run_profile
+from cufa.dashboard.views import rates_view, repro, run_profile
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.dashboard.worker.run import Run
 from cufa.measure.regimes import Regime
@@ -52,6 +52,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         + "FLOP: 4 · head dim per visible score."
     )
     show_table(found)
+    repro.show(found, "run")
     _show_power(found)
     _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:

@@ -7,10 +7,8 @@ import math
 import re
 from typing import Any
 
-from cufa.kernels import read_config
-from cufa.measure.cases import Case, Contender
+from cufa.measure.cases import Case
 from cufa.measure.regimes import Regime
-from cufa.problem.problem import Problem
 
 CPU = "cpu"
 SCHEMA = 2
@@ -56,7 +54,7 @@ class Job:
             "device": self.device,
             "seconds": self.seconds,
             "regime": self.regime.value,
-            "cases": [_case_json(case) for case in self.cases],
+            "cases": [case.as_json() for case in self.cases],
         }
 
     @classmethod
@@ -65,43 +63,9 @@ class Job:
         schema = content.get("schema", 1)
         if schema != SCHEMA:
             raise ValueError(f"it has schema {schema!r}; this version reads schema {SCHEMA}")
-        cases = tuple(_case(case) for case in content["cases"])
+        cases = tuple(Case.from_json(case) for case in content["cases"])
         regime = Regime(content["regime"])
         return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]), regime)
-
-
-def _case_json(case: Case) -> Json:
-    contenders = [
-        {**dataclasses.asdict(c), "problem": c.problem and c.problem.as_json()} for c in case.contenders
-    ]
-    return {
-        "name": case.name,
-        "problem": case.problem.as_json(),
-        "lengths": case.lengths and list(case.lengths),
-        "contenders": contenders,
-    }
-
-
-def _case(content: Json) -> Case:
-    lengths = content["lengths"]
-    problem = Problem.from_json(content["problem"])
-    return Case(
-        problem,
-        tuple(_contender(c, problem.operation) for c in content["contenders"]),
-        str(content["name"]),
-        None if lengths is None else tuple(int(n) for n in lengths),
-    )
-
-
-def _contender(content: Json, operation: str) -> Contender:
-    config, problem = content["config"], content["problem"]
-    return Contender(
-        **{
-            **content,
-            "config": None if config is None else read_config(operation, content["algorithm"], config),
-            "problem": None if problem is None else Problem.from_json(problem),
-        }
-    )
 
 
 def gpu_index(device: str) -> int | None:

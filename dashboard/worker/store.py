@@ -11,7 +11,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from cufa.cache import cache_dir
+from cufa.cache import runs_dir
 from cufa.calls.tuning import write_json
 from cufa.dashboard.worker import reading
 from cufa.dashboard.worker.jobs import Job, gpu_index
@@ -20,19 +20,6 @@ from cufa.dashboard.worker.run import Run, Status
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}-[0-9a-f]{6}")
 _OUTCOME_BYTES = 4096
 """Reserved at submission: a worker can report a full disk."""
-
-
-def runs_dir() -> Path:
-    """``$CUFA_RUNS_DIR``, or ``cufa/runs`` in the user's data folder, or ``runs`` in the cache if there is no home
-    folder. Not created here."""
-    named = os.environ.get("CUFA_RUNS_DIR")
-    if named:
-        return Path(named)
-    try:
-        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    except RuntimeError:
-        return cache_dir() / "runs"
-    return data / "cufa" / "runs"
 
 
 class Store:

@@ -69,6 +69,9 @@ def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:
     assert all("cached" in x or "×" in x for x in app.dataframe[0].value["problem"])
     assert set(app.dataframe[0].value["regime"]) == {"sustained"}
     assert "energy per call" in app.dataframe[0].value
+    assert [x.label for x in app.get("download_button")[:2]] == [
+        f"Python file that repeats {x}" for x in "AB"
+    ]
     app = open_page("history", masks="window (63 0)")
     assert set(app.dataframe[0].value["mask"]) == {"window (63, 0)"}
     assert len(app.get("download_button")) == 3

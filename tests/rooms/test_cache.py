@@ -134,7 +134,7 @@ def test_runs_are_shown_where_the_dashboard_keeps_them(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_importable()
-    from cufa.dashboard.worker.store import runs_dir
+    from cufa.cache import runs_dir
 
     for name in ("XDG_DATA_HOME", "CUFA_RUNS_DIR"):
         monkeypatch.delenv(name, raising=False)

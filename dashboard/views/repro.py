@@ -1,0 +1,31 @@
+"""The pages Run and History: a download that repeats measurements, as `cufa repro` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.commands import repro
+from cufa.dashboard.model.measurements import Measurement
+
+
+def show(found: Sequence[Measurement], name: str) -> None:
+    """``found``: measurements of one run and regime. ``name``: "run", or the letter of a measurement on History."""
+    try:
+        text = repro.program([m.row for m in found], found[0].environment)
+    except (KeyError, TypeError, ValueError) as error:
+        st.caption(f"No Python file repeats {found[0].label}: {error}")
+        return
+    what = "this shape" if name == "run" else name
+    st.download_button(
+        f"Python file that repeats {what}",
+        text,
+        f"cufa-{found[0].id.replace('@', '-').replace(':', '')}.py",
+        "text/x-python",
+        key=f"repro.{name}",
+        icon=":material/replay:",
+        type="tertiary",
+        on_click="ignore",
+        help="Runs with cufa and CuPy, or with NumPy (`--cpu`); `--once LABEL` launches once, for a profiler.",
+    )
