@@ -27,27 +27,13 @@ Window = tuple[int | None, int | None]
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    layout: Layout = "bhsd",
-    causal: bool = False,
-    window: Window | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sink: Tensor | None = None,
-    seqlens_q: Tensor | None = None,
-    seqlens_k: Tensor | None = None,
-    algorithm: Algorithm = "auto",
-    num_splits: int | None = None,
-    precision: Precision | None = None,
-    deterministic: bool | None = None,
-    return_lse: bool = False,
-    **unknown: Never,
-) -> Any:
+    q: Tensor, k: Tensor, v: Tensor, *, layout: Layout = "bhsd",
+    causal: bool = False, window: Window | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
+    sink: Tensor | None = None, seqlens_q: Tensor | None = None, seqlens_k: Tensor | None = None,
+    algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
+    deterministic: bool | None = None, return_lse: bool = False, **unknown: Never,
+) -> Any:  # fmt: skip
     """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
     Parameters
@@ -87,25 +73,13 @@ def attention(
 
 
 def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
+    causal: bool = False, window: Window | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None,
-    algorithm: Algorithm = "auto",
-    precision: Precision | None = None,
-    deterministic: bool | None = None,
-    return_lse: bool = False,
-    **unknown: Never,
-) -> Any:
+    algorithm: Algorithm = "auto", precision: Precision | None = None, deterministic: bool | None = None,
+    return_lse: bool = False, **unknown: Never,
+) -> Any:  # fmt: skip
     """:func:`cufa.flash_attention_varlen` with gradients: packed sequences, q (total_q, heads, head_dim).
 
     cu_seqlens_q and cu_seqlens_k are int32 (sequences + 1,); lse is (heads, total_q). The rest is as for

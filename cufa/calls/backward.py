@@ -47,34 +47,15 @@ def flash_attention_backward(
 ) -> Any: ...
 # fmt: on
 def flash_attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    layout: Layout = "bhsd",
-    algorithm: Algorithm = "auto",
-    precision: Precision | None = None,
-    dlse: Any = None,
-    deterministic: bool = False,
-    dq: Any = None,
-    dk: Any = None,
-    dv: Any = None,
-    dsink: Any = None,
-    device: Place | None = None,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None,
+    layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
+    dlse: Any = None, deterministic: bool = False,
+    dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
     **unknown: Never,
-) -> Any:
+) -> Any:  # fmt: skip
     """Gradients of :func:`flash_attention` with respect to q, k and v, in memory linear in the sequence length:
     FlashAttention-2 (Dao, 2023, Algorithm 2), on GPUs from sm_80 on and in NumPy; with the copies, products and warp
     specialisation of FlashAttention-3 (Shah et al., 2024) on Hopper.
@@ -172,27 +153,13 @@ def flash_attention_backward(
 
 
 def plan_backward(
-    q: Any,
-    k: Any = None,
-    v: Any = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    layout: Layout = "bhsd",
-    algorithm: Algorithm = "auto",
-    precision: Precision | None = None,
-    deterministic: bool = False,
-    device: str | None = None,
-    **unknown: Never,
-) -> Plan:
+    q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None,
+    layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
+    deterministic: bool = False, device: str | None = None, **unknown: Never,
+) -> Plan:  # fmt: skip
     """The plan of :func:`flash_attention_backward`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU
     and runs nothing.
 

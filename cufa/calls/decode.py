@@ -40,30 +40,13 @@ def flash_decode(
     q: Any, k_cache: Any, v_cache: Any, *, return_lse: bool = ..., **options: Unpack[DecodeOptions]
 ) -> Any: ...
 def flash_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    *,
-    cache_seqlens: Any = None,
-    block_table: Any = None,
-    k_new: Any = None,
-    v_new: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    layout: Layout = "bhsd",
-    num_splits: int | None = None,
-    schedule: DecodeSchedule = "auto",
-    return_lse: bool = False,
-    out: Any = None,
-    device: Place | None = None,
-    **unknown: Never,
-) -> Any:
+    q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
+    k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
+    return_lse: bool = False, out: Any = None, device: Place | None = None, **unknown: Never,
+) -> Any:  # fmt: skip
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
 
     Flash-Decoding (Dao et al., 2023): the cache of a sequence is split over the whole GPU, and partial results are
@@ -195,27 +178,13 @@ def flash_decode(
 
 
 def plan_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any = None,
-    *,
-    cache_seqlens: Any = None,
-    block_table: Any = None,
-    k_new: Any = None,
-    dtype: npt.DTypeLike | None = None,
-    cache_dtype: npt.DTypeLike | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    layout: Layout = "bhsd",
-    num_splits: int | None = None,
-    schedule: DecodeSchedule = "auto",
-    device: str | None = None,
-    **unknown: Never,
-) -> Plan:
+    q: Any, k_cache: Any, v_cache: Any = None, *, cache_seqlens: Any = None, block_table: Any = None,
+    k_new: Any = None, dtype: npt.DTypeLike | None = None, cache_dtype: npt.DTypeLike | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
+    device: str | None = None, **unknown: Never,
+) -> Plan:  # fmt: skip
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
     Arrays may be given as shapes; other arguments are those of :func:`flash_decode`. Plans do not depend on lengths,

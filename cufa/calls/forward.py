@@ -33,29 +33,14 @@ def flash_attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = ..., **options: Unpack[ForwardOptions]
 ) -> Any: ...
 def flash_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    layout: Layout = "bhsd",
-    algorithm: Algorithm = "auto",
-    num_splits: int | None = None,
+    q: Any, k: Any, v: Any, *,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None,
+    layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
-    return_lse: bool = False,
-    out: Any = None,
-    lse: Any = None,
-    device: Place | None = None,
-    **unknown: Never,
-) -> Any:
+    return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
+) -> Any:  # fmt: skip
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
     :func:`flash_attention_backward`'s.
 
@@ -190,27 +175,13 @@ def flash_attention(
 
 
 def plan(
-    q: Any,
-    k: Any = None,
-    v: Any = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    layout: Layout = "bhsd",
-    algorithm: Algorithm = "auto",
-    num_splits: int | None = None,
-    precision: Precision | None = None,
-    device: str | None = None,
-    **unknown: Never,
-) -> Plan:
+    q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None,
+    layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
+    precision: Precision | None = None, device: str | None = None, **unknown: Never,
+) -> Plan:  # fmt: skip
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
     nothing. For :func:`flash_decode` see :func:`plan_decode`.
 

@@ -48,27 +48,12 @@ def flash_attention_varlen(
 ) -> Any: ...
 # fmt: on
 def flash_attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    algorithm: Algorithm = "auto",
-    precision: Precision | None = None,
-    return_lse: bool = False,
-    out: Any = None,
-    lse: Any = None,
-    device: Place | None = None,
-    **unknown: Never,
-) -> Any:
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    algorithm: Algorithm = "auto", precision: Precision | None = None,
+    return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
+) -> Any:  # fmt: skip
     """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
     of its own sequence only.
 
@@ -139,33 +124,14 @@ def flash_attention_varlen_backward(
 ) -> Any: ...
 # fmt: on
 def flash_attention_varlen_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    algorithm: Algorithm = "auto",
-    precision: Precision | None = None,
-    dlse: Any = None,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    algorithm: Algorithm = "auto", precision: Precision | None = None, dlse: Any = None,
     deterministic: bool = False,
-    dq: Any = None,
-    dk: Any = None,
-    dv: Any = None,
-    dsink: Any = None,
-    device: Place | None = None,
+    dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
     **unknown: Never,
-) -> Any:
+) -> Any:  # fmt: skip
     """Gradients of :func:`flash_attention_varlen`.
 
     Parameters

@@ -28,27 +28,13 @@ _OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k")
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    layout: Layout = "bshd",
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Array | None = None,
-    sink: Array | None = None,
-    seqlens_q: Array | None = None,
-    seqlens_k: Array | None = None,
-    algorithm: Algorithm = "auto",
-    num_splits: int | None = None,
-    precision: Precision | None = None,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    **unknown: Never,
-) -> Any:
+    q: Array, k: Array, v: Array, *, layout: Layout = "bshd",
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Array | None = None,
+    sink: Array | None = None, seqlens_q: Array | None = None, seqlens_k: Array | None = None,
+    algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
+    deterministic: bool = False, return_lse: bool = False, **unknown: Never,
+) -> Any:  # fmt: skip
     """:func:`cufa.flash_attention` with gradients for q, k, v and sink (FlashAttention-2, Dao, 2023, Algorithms 1, 2).
 
     Parameters
