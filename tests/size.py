@@ -32,12 +32,13 @@ ADDED = {
     "the first hour (cufa.torch, cufa.jax, examples, ahead of time)": 1_200,
     "sound": 600,
     "dashboard for engineers and learners": 1_500,
+    "fp8": 1_500,
 }
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 58_300,
-    "lines of cufa": 25_400,
+    "lines of the product": 59_800,
+    "lines of cufa": 26_300,
     "lines of tests": 37_300,
     "lines of forward/fa3/kernel.cu with its includes": 3_470,
     "lines of forward/fa2/kernel.cu with its includes": 2_300,

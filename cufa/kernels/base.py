@@ -44,6 +44,10 @@ class Kernel:
     """Elements of q."""
     k_dtypes: tuple[str, ...] = ()
     """Elements of k and v; empty: that of q."""
+    out_dtypes: tuple[str, ...] = ()
+    """Elements of the result; empty: that of q."""
+    scales: Mapping[str, tuple[str, ...]] = {}
+    """Inputs of e4m3: for "q", "k" and "v" what may share a scale, of :data:`cufa.problem.float8.MODES`."""
     precisions: tuple[str, ...] = ("native",)
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""

@@ -94,11 +94,11 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     Raises ValueError for other lines.
     """
     text = _COMMENT.sub("", (SOURCE_DIR / header).read_text(encoding="utf-8"))
-    body = re.search(rf"struct {struct} \{{(.*?)\}};", text, re.DOTALL)
+    body = re.search(rf"struct {struct}(?: : (\w+))? \{{(.*?)\}};", text, re.DOTALL)
     if body is None:
         raise ValueError(f"{header} declares no struct {struct}")
-    members = []
-    for statement in filter(None, (line.strip() for line in body[1].split(";"))):
+    members = read_struct("shared/params.cuh", body[1]) if body[1] else []  # a base class comes first
+    for statement in filter(None, (line.strip() for line in body[2].split(";"))):
         found = _MEMBER.fullmatch(statement)
         if found is None:
             raise ValueError(f"{header}: cannot read {statement!r} of struct {struct}")

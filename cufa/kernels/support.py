@@ -77,6 +77,11 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
     for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
         if element.name not in k_dtypes:
             yield f"takes {name} of {_and(k_dtypes)}, not {element.name}"
+    if problem.out_element.name not in (kernel.out_dtypes or (problem.dtype,)):
+        yield f"writes {_and(kernel.out_dtypes or (problem.dtype,))}, not {problem.out_element.name}"
+    for name, mode in zip("qkv", problem.scales, strict=False):
+        if mode not in kernel.scales.get(name, ()):
+            yield f"takes {name}_scale per {_and(kernel.scales.get(name, ()))}, not per {mode}"
     if problem.precision not in kernel.precisions:
         yield f"computes in {_and(kernel.precisions)}, not {problem.precision}"
     if problem.head_dim % kernel.head_dim_multiple:

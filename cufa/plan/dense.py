@@ -15,6 +15,7 @@ from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa2 import STRIP
 from ..kernels.params import Params, softmax_scalars
 from ..problem.columns import Columns
+from ..problem.float8 import key_tile
 from ..problem.integers import Integers
 from ..problem.lengths import Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
@@ -24,6 +25,7 @@ from .candidates import serving_configs, tuning_key
 from .operation import (
     OPERATIONS,
     PER_HEAD_AND_LENGTHS,
+    SCALES,
     Arrays,
     Choice,
     Operand,
@@ -72,7 +74,10 @@ class DenseOperation(Operation):
             reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
             if request.num_splits is not None:
                 reason += f"; keys are not split (num_splits={request.num_splits} is for GPUs)"
-            return Choice(self.cpu_kernel(serving), request.config or self.cpu_config, (reason,))
+            config = self.cpu_config
+            if problem.scales:  # the kernels' key tiles: rounded weights depend on their width
+                config = dataclasses.replace(config, block_kv=key_tile(problem.head_dim))
+            return Choice(self.cpu_kernel(serving), request.config or config, (reason,))
         return with_splits(problem, device, _whole(problem, device, serving[0], request), request)
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
@@ -141,13 +146,18 @@ class Forward(DenseOperation):
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
+    float8_params = Params("forward/float8_params.cuh", "Float8Params")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         own = {"heads_per_head_batch": plan.heads_per_head_batch, "num_splits": plan.num_splits}
         return {**super().scalars(plan, arrays), **own}
+
+    def params_of(self, problem: Problem) -> Params:
+        return self.float8_params if problem.scales else self.params
 
     def num_records(self, plan: Plan) -> int:
         return plan.config.query_items(plan.problem) * plan.num_splits

@@ -108,7 +108,7 @@ class Operation:
     optional_operands: tuple[Operand, ...] = ()
     """Follow all other operands. A warm call that passes no optional operand skips them in its lookup."""
     params: Params
-    """The parameter structure of the operation's kernels."""
+    """The parameter structure of the operation's kernels; of most problems: see :meth:`params_of`."""
     cpu_config: TileConfig
     """Tiles of the CPU path."""
     split_selects_kernel: bool = False
@@ -117,20 +117,24 @@ class Operation:
     memory_bound: bool = False
     """Rates are reported in bytes per second instead of FLOP/s."""
 
+    def params_of(self, problem: Problem) -> Params:
+        """The parameter structure of the kernels that serve a problem."""
+        return self.params
+
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
         """Every scalar of the parameter structure, by member."""
         raise NotImplementedError
 
     def pack(self, plan: Plan, arrays: Arrays) -> Any:
         """The filled parameter structure, except the pointers."""
-        problem, params = plan.problem, self.params.new()
+        problem, params = plan.problem, plan.params.new()
         for operand in self.operands:
             x = arrays[operand.name]
             if operand.stride and x is not None:
                 setattr(params, operand.stride, strides_of(x.strides, operand.element(problem).itemsize))
         for name, value in self.scalars(plan, arrays).items():
             setattr(params, name, value)
-        if "mask" in self.params.names:
+        if "mask" in plan.params.names:
             for name, number in problem.mask_params.items():
                 if isinstance(number, int):
                     setattr(params.mask, name, number)
@@ -198,6 +202,10 @@ PER_HEAD_AND_LENGTHS = (
     *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")),
 )
 """The optional operands of forward and backward."""
+
+
+SCALES = tuple(map(Operand, ("q_scale", "k_scale", "v_scale")))
+"""The optional operands of a forward of e4m3, which has all three."""
 
 
 def stride_of_sequences(slopes: Any) -> int:

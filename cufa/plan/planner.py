@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
 from ..kernels import Kernel, Launch, Split, TileConfig
+from ..kernels.params import Params
 from ..kernels.support import refusal
 from ..problem.integers import Integers
 from ..problem.problem import Problem
@@ -42,6 +43,10 @@ class Plan:
     @property
     def operation(self) -> Operation:
         return OPERATIONS[self.problem.operation]
+
+    @property
+    def params(self) -> Params:
+        return self.operation.params_of(self.problem)
 
     @property
     def backend(self) -> str:

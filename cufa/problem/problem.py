@@ -85,6 +85,8 @@ class Problem:
     """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
     sink: bool = False
     """Each head has a logit that joins the denominator (``sink``)."""
+    scales: tuple[str, ...] = ()
+    """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -309,6 +311,7 @@ class Problem:
         return cls(
             **{
                 **record,
+                "scales": tuple(record.get("scales", ())),
                 "mask": Mask.from_json(record["mask"]),
                 "lengths": Lengths.from_json(record["lengths"]),
             }

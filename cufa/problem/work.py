@@ -29,6 +29,8 @@ class ForwardWork:
     def describe(self, problem: Problem) -> str:
         p = problem
         dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
+        if p.scales:
+            dtype += f" (scales per {', '.join(dict.fromkeys(p.scales))}) to {p.out_element.name}"
         lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
         return (
             f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "

@@ -151,7 +151,7 @@ class Binding:
             of_mask["block_order"] = mask_uploads.of_numbers(block_order, prepared.device_id)
             self._params.block_order = of_mask["block_order"].data.ptr
         self._of_mask = list(of_mask.values())  # kept while kernels read them
-        operands, params = plan.operation.operands, plan.operation.params
+        operands, params = plan.operation.operands, plan.params
         # Pointers of the operands are adjacent in the structure, in its own order.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
         first = min(places)
@@ -182,7 +182,7 @@ class Binding:
     def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
         """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
         plan = self._plan
-        params = plan.operation.params
+        params = plan.params
         inside = operand.map_field in params.names
         address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
         return TensorMap(

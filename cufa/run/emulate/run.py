@@ -85,7 +85,7 @@ def run_plan(
     operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
     maps = _outside_maps(plan)
-    types = [operation.params.struct, *["TensorMap"] * len(maps)]
+    types = [plan.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, **trace_constants(trace, bool(inside))}
     entries = build.kernel(plan.spec.source_of(plan.config), constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
@@ -149,7 +149,7 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
     memory = {}
     for x in plan.operation.all_operands:
         array = given.get(x.name)
-        if array is None or x.field not in plan.operation.params.names:
+        if array is None or x.field not in plan.params.names:
             continue
         writable = x.result or (x.written and _is_appended_to(plan))
         if gap and x.stride:
@@ -191,7 +191,7 @@ def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
         own["trace"][room.before - len(room.head()) : room.before] = room.head()
     workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
     aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
-    names = plan.operation.params.names
+    names = plan.params.names
     if "partial" in names:
         own["partial"] = aligned.view(np.float32)
     else:
@@ -205,7 +205,7 @@ def _outside_maps(plan: Plan) -> list[str]:
     """Operands whose tensor maps are separate kernel arguments, not part of the parameters."""
     operation = plan.operation
     names = plan.spec.boxes(plan.config)
-    return [name for name in names if operation.operand(name).map_field not in operation.params.names]
+    return [name for name in names if operation.operand(name).map_field not in plan.params.names]
 
 
 def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
@@ -214,7 +214,7 @@ def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> 
     for name, box in plan.spec.boxes(plan.config).items():
         field = plan.operation.operand(name).map_field
         filled = tensor_map(operands[name].array, box.rows)
-        if field in plan.operation.params.names:
+        if field in plan.params.names:
             ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
         else:
             outside.append(filled)

@@ -1,0 +1,99 @@
+"""float8_e4m3 in attention: rounding, key tiles, shapes of scales, and the order of keys in transposed values.
+
+An operand is ``scale · x`` with x in e4m3 and float32 scales: one for the tensor, for each head, for each block of
+tokens of a head, or for each token of a head (:data:`MODES`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .lengths import Lengths, Packed
+
+NAME = "float8_e4m3"
+DTYPES = ("uint8", "float8_e4m3fn")
+"""dtypes of arrays that hold e4m3: CuPy has none of its own."""
+LARGEST = 448.0
+MODES = ("tensor", "head", "block", "token")
+HEAD_DIM_STEP = 16
+"""A row is whole units of 16 bytes."""
+
+KEY_TILES = {64: 160, 128: 192, 192: 160, 256: 128}
+"""Keys of a tile by the largest head dim. The width is part of the result: weights are rounded relative to the maximum
+after their tile."""
+QUERY_BLOCK = 64
+"""Queries that share a scale of mode "block": the rows of one warpgroup."""
+
+KEY_GROUP = 32
+"""Keys whose order is permuted together: the k of one 8-bit product."""
+KEY_PADDING = 128
+"""Keys in rows of transposed values are a multiple of this: whole 128-byte lines."""
+
+MEAN_CHUNK = 128
+"""Tokens that a thread block adds up for the mean key."""
+
+KEY_ORDER = np.array(
+    [16 * (p >> 4) + 8 * (p >> 1 & 1) + 2 * (p >> 2 & 3) + (p & 1) for p in range(KEY_GROUP)]
+)
+"""The key at each position of a group: ``cuda_src/quantize/key_order.cuh``, which says why."""
+
+
+def key_tile(head_dim: int) -> int:
+    return next(keys for largest, keys in KEY_TILES.items() if head_dim <= largest)
+
+
+def mean_lanes(head_dim: int) -> int:
+    """Tokens that a thread block of the quantiser reads at once: it has 256 threads of 8 columns, and a token has a
+    power of two of them."""
+    return 256 >> (-(-head_dim // 8) - 1).bit_length()
+
+
+def block_of(role: str, head_dim: int) -> int:
+    """Tokens that share a scale of mode "block"; ``role`` is "q", "k" or "v"."""
+    return QUERY_BLOCK if role == "q" else key_tile(head_dim)
+
+
+def round_to_e4m3(x: Any) -> Any:
+    """Round float32 within ±448 to e4m3, to nearest even, in x's memory. Adding and subtracting ``1.5 · 2^23`` units of
+    the last place does so; it takes half of the time of a conversion to e4m3."""
+    exponent = np.maximum(np.abs(x), np.float32(2**-6)).view(np.int32) & 0x7F800000
+    magic = (exponent + (20 << 23) | 0x400000).view(np.float32)
+    x += magic
+    x -= magic
+    return x
+
+
+def scale_shape(
+    mode: str, block: int, heads: int, batch: int, seqlen: int, lengths: Lengths
+) -> tuple[int, ...]:
+    """Shape of a scale array. ``seqlen``: room of a sequence; packed: rows of the array."""
+    packed = isinstance(lengths, Packed)
+    if mode == "tensor":
+        return ()
+    if mode == "head":
+        return batch, heads
+    if mode == "token":
+        return (1 if packed else batch), heads, seqlen
+    return (1, heads, seqlen // block + batch) if packed else (batch, heads, -(-seqlen // block))
+
+
+def padded_keys(keys: int, sequences: int | None = None) -> int:
+    """Positions in a row of transposed values of ``keys`` rows; of packed values with ``sequences``."""
+    if sequences is None:
+        return -(-keys // KEY_PADDING) * KEY_PADDING
+    return KEY_PADDING * (keys // KEY_PADDING + sequences)
+
+
+def first_block(start: int, block: int, sequence: int) -> int:
+    """The first block of a packed sequence that begins at row ``start``: each sequence has whole blocks of its own. In
+    transposed values its blocks are :data:`KEY_PADDING` positions."""
+    return start // block + sequence
+
+
+def per_token(scale: Any, mode: str, block: int, seqlen: int) -> Any:
+    """The scale of each token of dense sequences: (batch or 1, heads or 1, seqlen or 1), which broadcasts."""
+    if mode in ("tensor", "head"):
+        return np.reshape(scale, (*np.shape(scale), 1) if mode == "head" else (1, 1, 1))
+    return np.repeat(scale, block, axis=-1)[..., :seqlen] if mode == "block" else scale
