@@ -15,6 +15,7 @@ from cufa.dashboard import glossary  # noqa: E402 - importable after make_import
 #: script when a browser opens one of them first.
 PAGES = (
     ("understand", "Understand", "school"),
+    ("exercises", "Exercises", "fitness_center"),
     ("run", "Run", "play_arrow"),
     ("masked_work", "Masked work", "grid_on"),
     ("compare", "Compare", "show_chart"),
