@@ -14,6 +14,7 @@ _IRREGULAR = {
     "query": "queries",
     "entry": "entries",
     "access": "accesses",
+    "launch": "launches",
 }
 
 

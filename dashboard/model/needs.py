@@ -8,9 +8,11 @@ import functools
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.gpu.architectures import Device
+from cufa.kernels import Kernel, TileConfig
 from cufa.measure import costs, predictions
 from cufa.measure.costs import Cost
 from cufa.measure.measured import Measured
+from cufa.problem.problem import Problem
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
@@ -21,7 +23,7 @@ def with_needs(m: Measurement, found: Evidence) -> Measurement:
 @functools.lru_cache(64)
 def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
     """Rows of one suite by measurement id; each takes some milliseconds."""
-    device = _device(found)
+    device = device_of(found)
     if device is None or found.limits is None:
         return {}
     rows = [m for m in found.rows if m.kernel and m.suite == suite]
@@ -30,12 +32,18 @@ def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
 
 def cost_of(m: Measurement, found: Evidence) -> Cost | None:
     """Counters of the row's plan; None if the kernel's counters are not recorded."""
-    device = _device(found)
+    device = device_of(found)
     plan = None if device is None else predictions.plan_of(m.row, device)
     return None if plan is None or costs.why_not(plan) else costs.cost_of(plan)
 
 
-def _device(found: Evidence) -> Device | None:
+def shared_per_product(problem: Problem, kernel: Kernel, config: TileConfig) -> float | None:
+    """Bytes of shared memory per multiply-add; None if the kernel's counters are not recorded."""
+    cost = costs.cost_on(problem, kernel, config)
+    return None if cost is None else cost.shared / cost.products
+
+
+def device_of(found: Evidence) -> Device | None:
     """The card; None for a CPU or an unknown architecture."""
     try:
         return dataclasses.replace(Device.typical(found.arch), name=found.device) if found.arch else None

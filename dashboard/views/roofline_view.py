@@ -16,7 +16,7 @@ from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs
+from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs, roofline_why
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure.cases import Work
 from cufa.measure.suites import SUITES
@@ -58,6 +58,7 @@ def show(controls: Controls, palette: Palette) -> None:
     here = None if asked is None else _show_asked(asked, chosen)
     _show_roofline(chosen, rows, palette, here)
     row = roofline_needs.show(controls, rows, asked, chosen, palette)
+    roofline_why.show(row, chosen)
     if asked is None:
         links.show("roofline", row.subject)
         roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
