@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
@@ -15,8 +14,8 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import (
     Algorithm,
+    Array,
     BackwardOptions,
-    Element,
     Four,
     Layout,
     Place,
@@ -32,14 +31,14 @@ from .warm import find, typed
 # fmt: off
 @overload
 def flash_attention_backward(
-    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, *,
+    dout: Any, q: Array, k: Any, v: Any, out: Any, lse: Any, *,
     sink: None = ..., **options: Unpack[BackwardOptions],
-) -> Three[Element]: ...
+) -> Three[Array]: ...
 @overload
 def flash_attention_backward(
-    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, *,
+    dout: Any, q: Array, k: Any, v: Any, out: Any, lse: Any, *,
     sink: npt.ArrayLike, **options: Unpack[BackwardOptions],
-) -> Four[Element]: ...
+) -> Four[Array]: ...
 @overload
 def flash_attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from ..gpu.architectures import Device
 from ..plan.decode import DECODE
@@ -13,7 +12,7 @@ from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits, decode_mask
-from ..problem.typing import DecodeOptions, DecodeSchedule, Element, Layout, Lse, Off, On, Place
+from ..problem.typing import Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
 from . import optional_operands
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes
 from .dispatch import plan_for, planning_device, run
@@ -24,17 +23,17 @@ from .warm import find, typed
 
 @overload
 def flash_decode(
-    q: NDArray[Element],
+    q: Array,
     k_cache: Any,
     v_cache: Any,
     *,
     return_lse: Off = ...,
     **options: Unpack[DecodeOptions],
-) -> NDArray[Element]: ...
+) -> Array: ...
 @overload
 def flash_decode(
-    q: NDArray[Element], k_cache: Any, v_cache: Any, *, return_lse: On, **options: Unpack[DecodeOptions]
-) -> tuple[NDArray[Element], Lse]: ...
+    q: Array, k_cache: Any, v_cache: Any, *, return_lse: On, **options: Unpack[DecodeOptions]
+) -> tuple[Array, Lse]: ...
 @overload
 def flash_decode(
     q: Any, k_cache: Any, v_cache: Any, *, return_lse: bool = ..., **options: Unpack[DecodeOptions]

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
-from ..problem.typing import Algorithm, Element, ForwardOptions, Layout, Lse, Off, On, Place, Precision
+from ..problem.typing import Algorithm, Array, ForwardOptions, Layout, Lse, Off, On, Place, Precision
 from .call import ForwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
@@ -22,12 +21,12 @@ from .warm import find, typed
 
 @overload
 def flash_attention(
-    q: NDArray[Element], k: Any, v: Any, *, return_lse: Off = ..., **options: Unpack[ForwardOptions]
-) -> NDArray[Element]: ...
+    q: Array, k: Any, v: Any, *, return_lse: Off = ..., **options: Unpack[ForwardOptions]
+) -> Array: ...
 @overload
 def flash_attention(
-    q: NDArray[Element], k: Any, v: Any, *, return_lse: On, **options: Unpack[ForwardOptions]
-) -> tuple[NDArray[Element], Lse]: ...
+    q: Array, k: Any, v: Any, *, return_lse: On, **options: Unpack[ForwardOptions]
+) -> tuple[Array, Lse]: ...
 @overload
 def flash_attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = ..., **options: Unpack[ForwardOptions]

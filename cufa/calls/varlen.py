@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
@@ -13,7 +12,7 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import (
     Algorithm,
-    Element,
+    Array,
     Four,
     Lse,
     Off,
@@ -33,14 +32,14 @@ from .warm import find, typed
 # fmt: off
 @overload
 def flash_attention_varlen(
-    q: NDArray[Element], k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: Off = ...,
+    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: Off = ...,
     **options: Unpack[PackedOptions],
-) -> NDArray[Element]: ...
+) -> Array: ...
 @overload
 def flash_attention_varlen(
-    q: NDArray[Element], k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: On,
+    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: On,
     **options: Unpack[PackedOptions],
-) -> tuple[NDArray[Element], Lse]: ...
+) -> tuple[Array, Lse]: ...
 @overload
 def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: bool = ...,
@@ -109,14 +108,14 @@ def flash_attention_varlen(
 # fmt: off
 @overload
 def flash_attention_varlen_backward(
-    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    dout: Any, q: Array, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
     sink: None = ..., **options: Unpack[PackedBackwardOptions],
-) -> Three[Element]: ...
+) -> Three[Array]: ...
 @overload
 def flash_attention_varlen_backward(
-    dout: Any, q: NDArray[Element], k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    dout: Any, q: Array, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
     sink: npt.ArrayLike, **options: Unpack[PackedBackwardOptions],
-) -> Four[Element]: ...
+) -> Four[Array]: ...
 @overload
 def flash_attention_varlen_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,

@@ -18,10 +18,10 @@ Place = Literal["cpu", "cuda"]
 Off = Literal[False]
 On = Literal[True]
 
-Element = TypeVar("Element", bound=np.generic)
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 Lse: TypeAlias = npt.NDArray[np.floating[Any]]
-Three: TypeAlias = tuple[npt.NDArray[Element], npt.NDArray[Element], npt.NDArray[Element]]
-Four: TypeAlias = tuple[npt.NDArray[Element], npt.NDArray[Element], npt.NDArray[Element], Lse]
+Three: TypeAlias = tuple[Array, Array, Array]
+Four: TypeAlias = tuple[Array, Array, Array, Lse]
 
 
 class _Scores(TypedDict, total=False):

@@ -24,9 +24,10 @@ from typing import Any
 from typing_extensions import assert_type
 from numpy.typing import NDArray
 
-q = np.ones((1, 2, 8, 16), np.float32)
-x, cu = np.ones((8, 2, 16), np.float32), np.array([0, 8], np.int32)
 F32 = NDArray[np.float32]
+q: F32 = np.ones((1, 2, 8, 16), np.float32)
+x: F32 = np.ones((8, 2, 16), np.float32)
+cu = np.array([0, 8], np.int32)
 Lse = NDArray[np.floating[Any]]
 assert_type(cufa.flash_attention(q, q, q, causal=True, layout="bshd", algorithm="fa2"), F32)
 out, lse = cufa.flash_attention(q, q, q, softcap=30.0, return_lse=True)
