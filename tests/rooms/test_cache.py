@@ -84,11 +84,11 @@ def test_a_user_without_a_home_has_a_folder_in_the_temporary_one(tmp_path, monke
 
 
 def test_cufa_where_posix_is_not():
-    """What Windows and macOS lack; a call on the CPU."""
+    """Without what Windows and macOS lack: calls on the CPU, plans, and what the command line says."""
     code = """
 import os, sys
 sys.modules["fcntl"] = None
-for name in ("sched_getaffinity", "geteuid", "O_NOFOLLOW", "O_CLOEXEC"):
+for name in ("sched_getaffinity", "geteuid", "O_NOFOLLOW", "O_CLOEXEC", "register_at_fork", "fork", "killpg"):
     if hasattr(os, name):
         delattr(os, name)
 import numpy as np, cufa
@@ -100,6 +100,11 @@ cufa.flash_attention_backward(x, x, x, x, out, lse, causal=True)
 print(cufa.plan(x, causal=True))
 with locked(own_folder("host") / "a.lock"):
     assert usable_cores() >= 1
+from click.testing import CliRunner
+from cufa.cli import main
+for command, code, text in (["cache"], 0, "tuned"), (["doctor"], 0, "first gradients"), (["dashboard"], 3, "fcntl"):
+    done = CliRunner().invoke(main, command)
+    assert (done.exit_code, text in done.output) == (code, True), done.output
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
