@@ -67,7 +67,10 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     Needs the extra dashboard.
     """
     if importlib.util.find_spec("fcntl") is None:
-        fail(Exit.MISSING, "the dashboard needs fcntl's file locks, which Windows lacks. Fix: Linux, WSL included")
+        fail(
+            Exit.MISSING,
+            "the dashboard needs fcntl's file locks, which Windows lacks. Fix: Linux, WSL included",
+        )
     missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: {install('dashboard')}")
