@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import history_over_time, history_runs, history_view
+from cufa.dashboard.views import history_over_time, history_regressions, history_runs, history_view
 
 palette = page.begin(
     "History",
@@ -18,6 +18,7 @@ if rows:
     history_runs.show_ended(runs)
     history_view.show_difference(controls, rows, palette)
     history_over_time.show(controls, rows, palette)
+    history_regressions.show(controls, found)
 else:
     text = (
         "No measurement matches these filters."
