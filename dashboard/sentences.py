@@ -15,6 +15,7 @@ _IRREGULAR = {
     "entry": "entries",
     "access": "accesses",
     "launch": "launches",
+    "pass": "passes",
 }
 
 

@@ -5,6 +5,8 @@
 #include <set>
 #include <tuple>
 
+#include "host/runtime.h"
+
 namespace cufa_host {
 
 int wavefronts(const std::uint32_t* addresses, int count, std::uint32_t bytes) {
@@ -19,6 +21,26 @@ int wavefronts(const std::uint32_t* addresses, int count, std::uint32_t bytes) {
     }
   }
   return *std::max_element(distinct, distinct + kBanks);
+}
+
+namespace {
+struct Kept {
+  CufaPass* begin = nullptr;
+  std::uint64_t capacity = 0, count = 0;
+  std::int32_t instructions = 0;
+} kept;
+}  // namespace
+
+void keep_pass(CufaPass::Kind kind, Site site, int part, const std::uint32_t* addresses, const std::uint8_t* lanes, int count,
+               std::uint32_t bytes, int waves) {
+  if (kept.count == kept.capacity) return;
+  if (part == 0) ++kept.instructions;
+  CufaPass& pass = kept.begin[kept.count++];
+  pass = {site.file, site.line, kind, kept.instructions, count, bytes, static_cast<std::uint32_t>(waves), {}, {}};
+  for (int i = 0; i < count; ++i) {
+    pass.addresses[i] = addresses[i] - kSharedBase;
+    pass.lanes[i] = lanes ? lanes[i] : static_cast<std::uint8_t>((8 * part + i) % 32);
+  }
 }
 
 void AccessLog::add(Kind kind, Site site, int lane, std::uint64_t address, std::uint32_t bytes) {
@@ -54,18 +76,30 @@ void AccessLog::count_group(const Entry* first, const Entry* last, Counters& cou
     return;
   }
   const std::uint32_t bytes = first->bytes;
+  const Kind kind = first->kind;
+  const Site site = first->site;
   const int lanes_per_pass = bytes <= 4 ? 32 : 128 / bytes;
-  while (first != last) {
+  for (int part = 0; first != last; ++part) {
     std::uint32_t addresses[32];
+    std::uint8_t lanes[32];
     const int pass = first->lane / lanes_per_pass;
     int count = 0;
     for (; first != last && first->lane / lanes_per_pass == pass; ++first) {
+      lanes[count] = first->lane;
       addresses[count++] = static_cast<std::uint32_t>(first->address);
     }
     const int waves = wavefronts(addresses, count, bytes);
     counters.shared_wavefronts += waves;
     counters.bank_conflicts += waves - 1;
+    const auto pass_kind = kind == shared_read ? CufaPass::kLoad : CufaPass::kStore;
+    keep_pass(pass_kind, site, part, addresses, lanes, count, bytes, waves);
   }
 }
 
 }  // namespace cufa_host
+
+std::uint64_t cufa_keep_passes(CufaPass* begin, std::uint64_t capacity) {
+  const std::uint64_t count = cufa_host::kept.count;
+  cufa_host::kept = {begin, capacity, 0, 0};
+  return count;
+}

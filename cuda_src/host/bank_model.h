@@ -8,11 +8,17 @@
 
 #include "host/counters.h"
 #include "host/cuda_language.h"
+#include "host/launch.h"
 
 namespace cufa_host {
 
 // Wavefronts of one pass.
 int wavefronts(const std::uint32_t* addresses, int count, std::uint32_t bytes);
+
+// Keeps a pass for a picture of its banks, if `cufa_keep_passes` asked for them. `part`: index of the pass in its instruction.
+// `lanes`: of each address; null: address i is of lane 8 · part + i.
+void keep_pass(CufaPass::Kind kind, Site site, int part, const std::uint32_t* addresses, const std::uint8_t* lanes, int count,
+               std::uint32_t bytes, int waves);
 
 // Loads and stores are executed lane by lane. The log joins them to warp-wide accesses: by source line, and by the number of
 // times that each lane has passed there.

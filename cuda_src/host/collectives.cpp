@@ -24,6 +24,7 @@ void for_each_row(Block& block, Warp& warp, int m, Access kind, F f) {
   const int waves = wavefronts(addresses, 8, 16);
   block.counters.shared_wavefronts += waves;
   block.counters.bank_conflicts += waves - 1;
+  keep_pass(is_read(kind) ? CufaPass::kLdmatrix : CufaPass::kStmatrix, warp.site, m, addresses, nullptr, 8, 16, waves);
 }
 
 template <int COUNT, bool TRANSPOSED>

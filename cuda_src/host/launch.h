@@ -41,6 +41,20 @@ struct CufaLaunch {
   std::uint64_t findings_bytes;
 };
 
+// One pass of a warp's access to shared memory: up to 128 bytes, or one 8 × 16-byte matrix.
+struct CufaPass {
+  enum Kind : std::int32_t { kLoad, kStore, kLdmatrix, kStmatrix, kWgmmaA, kWgmmaB };
+  const char* file;
+  std::int32_t line, kind, instruction, count;
+  std::uint32_t bytes, waves;   // of each address; wavefronts of the pass
+  std::uint32_t addresses[32];  // offsets in the block's shared memory
+  std::uint8_t lanes[32];
+};
+
+// Keep the passes of the next launches, which must be counted and on one CPU thread, until `capacity` is reached; null: no more.
+// Returns how many the last call has kept.
+std::uint64_t cufa_keep_passes(CufaPass* begin, std::uint64_t capacity);
+
 // 0: clean; 1: findings; 2: stopped early (deadlock or divergence).
 int cufa_launch(const CufaLaunch* launch);
 

@@ -198,12 +198,14 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   ++block.counters.wgmma;
   block.counters.products += 16 * 16 * p.n;
   if (!block.counted) return;
+  int part = 0;
   for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool is_a) {
     if (!is_a && warp.index % 4) return;  // the four warps share B
     const int waves = wavefronts(rows, 8, 16);
     block.counters.shared_read_bytes += 128;
     block.counters.add_engine_wavefronts(waves);
     block.counters.bank_conflicts += waves - 1;
+    keep_pass(is_a ? CufaPass::kWgmmaA : CufaPass::kWgmmaB, entry.site, part++, rows, nullptr, 8, 16, waves);
   });
 }
 

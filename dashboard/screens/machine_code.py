@@ -2,7 +2,7 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import links, machine_code_view, occupancy_choice
+from cufa.dashboard.views import links, machine_code_banks, machine_code_view, occupancy_choice
 
 palette = page.begin(
     "Machine code",
@@ -12,4 +12,5 @@ controls = Controls("code")
 choice = occupancy_choice.choose(controls)
 links.show("machine_code", occupancy_choice.subject_of(choice))
 machine_code_view.show(choice, controls, palette)
+machine_code_banks.show(choice, controls, palette)
 controls.finish()

@@ -79,10 +79,12 @@ class _Launch(ctypes.Structure):
 
 
 @functools.cache
-def _runtime() -> ctypes.CDLL:
+def runtime() -> ctypes.CDLL:
     library = host_build.load(str(host_build.runtime()))
     library.cufa_launch.argtypes = [ctypes.POINTER(_Launch)]
     library.cufa_counter_names.restype = ctypes.c_char_p
+    library.cufa_keep_passes.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.cufa_keep_passes.restype = ctypes.c_uint64
     return library
 
 
@@ -141,8 +143,8 @@ def execute(
         raise ValueError(
             f"{launch.entry}: {launch.grid[0]} blocks along x cannot be cut into clusters of {launch.cluster}"
         )
-    runtime = _runtime()
-    names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
+    library = runtime()
+    names = [x for x in library.cufa_counter_names().decode().split(",") if x]
     counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(x) for x in arguments))
     table, findings = as_ctypes(memory, before, now), ctypes.create_string_buffer(_FINDINGS_BYTES)
@@ -166,7 +168,7 @@ def execute(
         findings=ctypes.cast(findings, ctypes.c_char_p),
         findings_bytes=_FINDINGS_BYTES,
     )
-    status = runtime.cufa_launch(ctypes.byref(call))
+    status = library.cufa_launch(ctypes.byref(call))
     # A text that fills the buffer may end within a line.
     lines = findings.value.decode(errors="replace").splitlines(keepends=True)
     found = tuple(_parse(line.rstrip("\n")) for line in lines if line.endswith("\n"))

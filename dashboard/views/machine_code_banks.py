@@ -1,0 +1,68 @@
+"""The page Machine code: which bytes and banks of shared memory a warp touches."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.dashboard import page
+from cufa.dashboard.charts import banks as charts
+from cufa.dashboard.model import banks
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.occupancy_choice import Choice
+
+_LAYOUT = {
+    True: "The copy engine swizzles each 128-byte row: 16-byte unit u of row r lies at u ⊕ (r mod 8).",
+    False: "Each row of a tile is padded by 16 bytes, so that rows begin on different banks.",
+}
+
+
+def show(choice: Choice, controls: Controls, palette: Palette) -> None:
+    """An access of the kernel to shared memory, from executing its source for one tile; on demand."""
+    page.header("Which bytes and banks")
+    if choice.config is None:
+        return
+    key = (choice.spec, choice.config, choice.problem)
+    asked = controls.flag(
+        "banks", "Execute one tile on this CPU", help="Needs a C++ compiler, no GPU; some seconds."
+    )
+    if not asked:
+        st.caption(
+            "Shared memory has 32 banks of 4 bytes; a bank serves one word at a time. Executing one query tile of the "
+            "kernel's source shows which bytes each lane touches, and whether lanes collide on a bank."
+        )
+        return
+    with st.spinner("Compiling and executing the kernel's source…"):
+        found = banks.accesses(*key)
+    if isinstance(found, str):
+        st.error(found, icon=":material/error:")
+        return
+    if not found:
+        page.verdict(f"{choice.spec.name} does not access shared memory through its threads.", small=True)
+        return
+    words = {f"{x.kind} {x.file} {x.line}".replace(",", ""): f"{x.kind} · {x.file}:{x.line}" for x in found}
+    by_key = dict(zip(words, found, strict=True))
+    first = next((name for name, x in by_key.items() if x.kind in banks.MATRICES), next(iter(words)))
+    chosen = by_key[controls.choice("access", "Access", words, first, local=True)]
+    swizzled, passes = banks.is_swizzled(choice.spec), chosen.passes
+    layout = "swizzle" if swizzled else "padding"
+    if chosen.kind in banks.MATRICES:
+        kinds = {"on": f"{layout} on", "off": f"{layout} off"}
+        if controls.choice("layout", "Tile in shared memory", kinds, segmented=True) == "off":
+            passes = tuple(banks.plain(x, swizzled) for x in passes)
+    said = banks.sentence(passes)
+    page.verdict(f"{chosen.kind}: {said}.", "good" if "no bank" in said else "warn", "executed", small=True)
+    rows = banks.rows(passes)
+    who = "row" if chosen.kind.startswith("wgmma") else "lane"
+    alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {said}. " + " ".join(
+        f"Pass {row.number}: {sum(x is not None for x in row.words)} of 32 banks."
+        for row in rows[: charts.MOST_ROWS]
+    )
+    page.figure(charts.banks_figure(rows, who, palette), "code.banks.figure", alt)
+    st.caption(
+        f"The first time that a warp executes {chosen.file}, line {chosen.line}; {chosen.times:,} times for one query "
+        f"tile and two key tiles of one head, {choice.config}. Numbers are {who}s. A pass moves up to 128 bytes: 8 "
+        "rows of 16 bytes of a matrix, or as many lanes as fit. " + _LAYOUT[swizzled]
+    )
+    if len(rows) > charts.MOST_ROWS:
+        st.caption(f"The first {charts.MOST_ROWS} of {len(rows)} wavefronts are drawn.")
