@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from planted_runs import appending, below_zero, forward, listing, merging, of, steep, steep_decoding
+from planted_runs import appending, below_zero, forward, listing, merging, of, paged, steep, steep_decoding
 
 from cufa.problem.mask import Band
 
@@ -144,6 +144,21 @@ DECODE_MERGE = [
 ]
 
 TMA = "decode_split_tma"
+DECODE_PAGES = [
+    *of(partial(paged, TMA), "decode/tma.cuh",
+        ("the second 32 tiles take the pages of the first", "      pages = next_pages;\n", "", "wrong"),
+        ("the third 32 tiles take the pages of the second", "pages = next_pages;\n      next_pages = page_of(",
+         "pages = next_pages;\n      page_of(", "wrong"),
+        ("pages are replaced a tile early", "++index == 32", "++index == 31", "wrong"),
+        ("a new token goes to the page of the next position", "page_of(p, position);", "page_of(p, position + 1);",
+         "wrong"),
+    ),
+    *of(partial(paged, "decode_split"), "decode/stream.cuh",
+        ("a page's last row is taken from the next page", "table + mine / p.page_size",
+         "table + (mine + 1) / p.page_size", "out-of-range wrong"),
+    ),
+]
+
 DECODE_APPEND = [
     *(bug for kernel in (TMA, "decode_balanced_tma", "decode_split", "decode_balanced")
       for bug in of(partial(appending, kernel), "decode/stream.cuh",

@@ -163,6 +163,19 @@ def appending(kernel: str, schedule: str | int = "ascending") -> str:
     )
 
 
+def paged(kernel: str) -> str:
+    """One sequence in pages, of more tiles than a warp's lanes look up twice; new tokens fill the last page."""
+    config = min(configs(kernel, 64), key=lambda config: config.block_kv)
+    case = decode_case([-(-70 * config.block_kv // 32) * 32], kv_heads=1, head_dim=64, page_size=32, new=2)
+    plan, operands = plan_of(case, kernel, splits(kernel, 1), config), operands_of(case)
+
+    def check(_: Emulation) -> None:
+        case.check(operands["out"], operands["lse"])
+        case.assert_stored(operands)
+
+    return kinds_of(lambda: run_plan(plan, operands, Execution(), trace=False), check)
+
+
 def merging(**_: Any) -> str:
     """Decoding's splits of three sequences, merged in a cluster."""
     case = decode_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
