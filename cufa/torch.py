@@ -19,8 +19,10 @@ from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .calls.keywords import unknown_keyword
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .problem.checks import import_cupy
 from .problem.kept_masks import kept
 from .problem.mask import Mask
+from .problem.options import resolve_mask
 from .problem.typing import Algorithm, Layout, Precision
 
 Window = tuple[int | None, int | None]
@@ -112,6 +114,7 @@ torch.compiler.assume_constant_result(Mask.name_for_operators)
 def _name(mask: Mask | None) -> str | None:
     if mask is None:
         return None
+    resolve_mask(False, None, mask)
     id(mask)  # makes torch.compile guard on this mask: it compiles anew for another one
     return mask.name_for_operators(torch.compiler.is_compiling())
 
@@ -172,8 +175,7 @@ def _on_stream_of(q: Tensor) -> Iterator[None]:
     if not q.is_cuda:
         yield
         return
-    import cupy
-
+    cupy = import_cupy("q")
     stream = torch.cuda.current_stream(q.device).cuda_stream
     with cupy.cuda.Device(q.device.index), cupy.cuda.ExternalStream(stream, q.device.index):
         yield
@@ -187,6 +189,9 @@ def _attention(
     has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     num_splits: int | None, options: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype is not q.dtype:
+            raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}: convert with {name}.to(q.dtype)")
     out, lse = _empty_results(q, options)
     given = [_array(x) for x in (q, k, v, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(

@@ -88,7 +88,7 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
         warnings.warn(
             f"q has shape {shapes[0]}: layout={layout!r} reads {heads:,} heads of {seqlen_q:,} tokens. If its axes are "
             f"{AXES[other]}, pass layout={other!r}",
-            stacklevel=2,  # Python shows a warning of one place and text once
+            stacklevel=1,  # Python shows a warning of one place and text once
         )
     return Problem(
         batch,
@@ -246,7 +246,8 @@ def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, ax
 def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
     """In the order (batch or pages, heads, tokens, head_dim)."""
     if shape is None or len(shape) != 4:
-        raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}")
+        cure = f"; a batch of one is {name}[None]" if shape is not None and len(shape) == 3 else ""
+        raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}{cure}")
     shape = check_sizes(name, shape)
     return tuple(shape[i] for i in LAYOUTS[layout])
 

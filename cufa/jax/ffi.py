@@ -18,6 +18,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from ..problem.checks import import_cupy
+
 #: XLA_FFI_DataType: the elements that attention takes.
 _DTYPES = {
     4: np.dtype(np.int32), 10: np.dtype(np.float16), 11: np.dtype(np.float32), 12: np.dtype(np.float64),
@@ -171,8 +173,7 @@ def _device_array(buffer: tuple[int, tuple[int, ...], np.dtype[Any]]) -> Any:
 
 @contextlib.contextmanager
 def _stream(frame: _CallFrame) -> Iterator[None]:
-    import cupy
-
+    cupy = import_cupy("q")
     asked = _StreamArgs(ctypes.sizeof(_StreamArgs), None, frame.context, None)
     if frame.api.contents.get_stream(ctypes.byref(asked)):
         raise RuntimeError("XLA names no stream")

@@ -3,6 +3,7 @@ CuPy is imported only for device arrays."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,11 @@ def as_array(name: str, x: Any) -> Any:
         try:
             if on_cpu and "bfloat16" in str(getattr(x, "dtype", "")):
                 return _host_bfloat16(x)
-            return np.from_dlpack(x) if on_cpu else _import_cupy(name, x).from_dlpack(x)
+            return np.from_dlpack(x) if on_cpu else import_cupy(f"{name}: {array_kind(x)}").from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TypeError(f"{name}: {array_kind(x)} could not be read through DLPack: {error}") from error
     if hasattr(x, "__cuda_array_interface__"):
-        return _import_cupy(name, x).asarray(x)
+        return import_cupy(f"{name}: {array_kind(x)}").asarray(x)
     raise TypeError(
         f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
         f"not {array_kind(x)}; use numpy.asarray or cupy.asarray"
@@ -72,20 +73,28 @@ def check_not_masked(name: str, x: Any) -> None:
         )
 
 
-def _import_cupy(name: str, x: Any) -> Any:
+def import_cupy(what: str) -> Any:
+    """CuPy. Raises TypeError, if it is missing, for ``what``, which is on a GPU."""
     try:
         import cupy
     except ImportError as error:
-        raise TypeError(
-            f"{name}: {array_kind(x)} lives on a GPU, which needs CuPy: {install('cuda13')}"
-        ) from error
+        raise TypeError(f"{what} lives on a GPU, which needs CuPy: {install('cuda13')}") from error
     return cupy
 
 
 def install(extra: str) -> str:
-    """The pip command for an extra: from the checkout that holds this file, or by name for an installed cufa."""
-    root = Path(__file__).parents[2]
-    return f"pip install '{root if (root / 'pyproject.toml').is_file() else 'cufa'}[{extra}]'"
+    """The pip command for an extra, from where cufa came: this checkout, the folder or wheel that pip was given, or the
+    package index."""
+    import importlib.metadata
+    import json
+
+    root, origin = Path(__file__).parents[2], ""
+    if (root / "pyproject.toml").is_file():
+        return f"pip install '{root}[{extra}]'"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        text = importlib.metadata.distribution("cufa").read_text("direct_url.json")
+        origin = f" @ {json.loads(text)['url']}" if text else ""
+    return f"pip install 'cufa[{extra}]{origin}'"
 
 
 def array_kind(x: object) -> str:

@@ -127,7 +127,7 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     if mask is not None and not isinstance(mask, Mask):
         raise TypeError(
             f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {shown(mask)}: "
-            "arrays of booleans are not taken"
+            "cufa.masks.from_dense makes one of booleans"
         )
     if mask is not None:
         for name, given in (("causal", causal or None), ("window", window)):

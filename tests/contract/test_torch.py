@@ -208,3 +208,15 @@ def test_kernels_run_on_torchs_stream():
         got = attention(doubled, doubled, doubled)
     stream.synchronize()
     assert torch.equal(got, expected)
+
+
+def test_masks_and_dtypes_of_pytorch_are_answered_with_ours():
+    q = torch.randn(1, 2, 8, 16)
+    with pytest.raises(
+        TypeError, match=r"mask must be made by cufa\.masks.*from_dense makes one of booleans"
+    ):
+        attention(q, q, q, mask=torch.ones(8, 8, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"v is torch\.float32 but q is torch\.bfloat16: convert with v\.to"):
+        attention(q.bfloat16(), q.bfloat16(), q)
+    with pytest.raises(ValueError, match=r"a batch of one is q\[None\]"):
+        attention(q[0], q[0], q[0])

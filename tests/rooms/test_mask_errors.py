@@ -122,7 +122,7 @@ OTHERS = [
     (
         {"mask": np.ones((8, 8), bool)},
         TypeError,
-        "mask must be made by cufa.masks.*not numpy.ndarray: arrays",
+        "mask must be made by cufa.masks.*not numpy.ndarray: cufa.masks.from_dense",
     ),
     ({"mask": True}, TypeError, "mask must be made by cufa.masks.*not True"),
     ({"mask": "causal"}, TypeError, "mask must be made by cufa.masks.*not 'causal'"),

@@ -10,12 +10,14 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import cufa
 from cufa.build.compiler import SOURCE_DIR, included_files
 from cufa.kernels import KERNELS
+from cufa.problem import checks
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -173,6 +175,16 @@ print(CliRunner().invoke(main, ["--help"]).exit_code, *(n for n in sys.modules i
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0"]
+
+
+def test_advice_to_install_an_extra_names_where_cufa_came_from(tmp_path, monkeypatch):
+    assert checks.install("train") == f"pip install '{ROOT}[train]'"
+    monkeypatch.setattr(checks, "__file__", str(tmp_path / "cufa" / "problem" / "checks.py"))
+    found = SimpleNamespace(read_text=lambda _: '{"dir_info": {}, "url": "file:///a/clone"}')
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: found)
+    assert checks.install("train") == "pip install 'cufa[train] @ file:///a/clone'"
+    found.read_text = lambda _: None  # from the package index
+    assert checks.install("train") == "pip install 'cufa[train]'"
 
 
 def test_dev_install_reads_the_checkout():
