@@ -191,6 +191,23 @@ def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
     assert apart is not stream and apart.synchronized and not apart.is_capturing()
 
 
+def test_a_capture_in_any_mode_lets_memory_be_allocated(allocated, monkeypatch):
+    """PyTorch captures in the mode "global" (0), in which cudaMalloc fails unless the thread's mode is relaxed (2)."""
+    from cufa.run.cuda import workspace as workspaces
+
+    modes, during, alloc = [0], [], cp.cuda.alloc
+
+    def exchange(mode):
+        modes[0], mode._obj.value = mode._obj.value, modes[0]
+
+    monkeypatch.setattr(cp.cuda, "alloc", lambda size: during.append(modes[0]) or alloc(size))
+    monkeypatch.setattr(
+        workspaces, "_driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    )
+    reserve(Stream(7, capture=1))
+    assert set(during) == {2} and modes == [0]
+
+
 def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatch):
     from cufa.run.cuda import workspace as workspaces
 

@@ -86,12 +86,17 @@ def _allocate_outside_the_graph(device_id: int, num_counters: int, partial_bytes
 @contextlib.contextmanager
 def _allocations_allowed() -> Iterator[None]:
     """During a capture in the mode "global", PyTorch's default, a thread may call cudaMalloc only in this mode."""
+    try:
+        exchange = _driver().cuThreadExchangeStreamCaptureMode
+    except (AttributeError, OSError):
+        yield
+        return
     mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
-    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    exchange(ctypes.byref(mode))  # leaves the thread's mode in `mode`
     try:
         yield
     finally:
-        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        exchange(ctypes.byref(mode))
 
 
 _zeroing: dict[int, Any] = {}
