@@ -163,7 +163,7 @@ def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
     if len(falls):
         n = int(falls[0])
         raise ValueError(
-            f"{name}[{n + 1}] is {x[n + 1]}, less than {name}[{n}], {x[n]}: cumulative lengths must not decrease "
+            f"{name}[{n + 1}] is {x[n + 1]}, less than {name}[{n}], {x[n]}: cumulative lengths must not fall "
             "(equal: a sequence without tokens)"
         )
     if x[-1] > total:
