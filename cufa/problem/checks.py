@@ -27,12 +27,15 @@ def is_device_array(x: object) -> bool:
 
 
 def as_array(name: str, x: Any) -> Any:
-    """``x`` as a NumPy or CuPy array over the same memory.
+    """``x`` as a NumPy or CuPy array over the same memory; of a subclass of NumPy's array, whose functions may do
+    something else, as a plain one.
 
     Raises TypeError for an object that is not an array, for one that records gradients, and for a masked array.
     """
     check_not_masked(name, x)
-    if isinstance(x, np.ndarray) or is_device_array(x):
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)
+    if is_device_array(x):
         return x
     if getattr(x, "requires_grad", False):
         raise TypeError(

@@ -36,6 +36,10 @@ class Integers:
         self.shape = shape if array is None else tuple(array.shape)
         self._given_digest = digest
 
+    def __reduce__(self) -> Any:
+        """A copy that pickle makes is frozen too."""
+        return Integers, (self._array, self.shape, self._given_digest)
+
     @property
     def array(self) -> Any:
         """The NumPy or CuPy array. Raises ValueError if JSON held only its digest."""

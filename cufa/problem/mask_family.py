@@ -103,7 +103,8 @@ class Mask:
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):
             if count not in (1, given):
-                return f"is of {count} {name} but k has {given}: make it for {given}, or for 1 that all share"
+                cure = f"make it for {given}" + (", or for 1 that all share" if given > 1 else "")
+                return f"is of {count} {name} but k has {given}: {cure}"
         return None
 
     @property

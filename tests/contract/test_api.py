@@ -336,3 +336,19 @@ def test_plans_of_shapes_are_of_the_dtype_that_is_measured_beside_peers():
     plans = cufa.plan(shape), cufa.plan_backward(shape), cufa.plan_decode((1, 2, 1, 64), shape)
     assert [x.problem.dtype for x in plans] == ["bfloat16"] * 3
     assert cufa.plan(np.zeros(shape, np.float16)).problem.dtype == "float16"
+
+
+class Loud(np.ndarray):
+    """As arrays with units: NumPy's functions do something else with them."""
+
+    def __array_ufunc__(self, *ufunc, **how):
+        raise AssertionError("a function of the subclass was called")
+
+
+def test_a_subclass_is_read_as_a_plain_array():
+    q = np.random.default_rng(0).standard_normal((1, 2, 8, 16), np.float32)
+    loud = q.view(Loud)
+    out = np.empty_like(q).view(Loud)
+    cufa.flash_attention(loud, loud, loud, out=out, mask=cufa.masks.evict(np.full(8, 5).view(Loud)))
+    expected = cufa.flash_attention(q, q, q, mask=cufa.masks.evict(np.full(8, 5)))
+    np.testing.assert_array_equal(out.view(np.ndarray), expected)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -281,3 +283,10 @@ def test_integers_of_any_kind():
     again = Integers.from_json(json.loads(json.dumps(x.as_json())))
     assert again == x and x != Integers(np.zeros((2, 3, 5), int)) and x != 3 and "(2, 3, 5)" in repr(x)
     np.testing.assert_array_equal(again.values, x.values)
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy])
+def test_copies_are_frozen(copied):
+    mask = masks.documents([3, 5])
+    found = copied(mask)
+    assert found == mask and not found.intervals.values.flags.writeable
