@@ -65,7 +65,7 @@ def repro_command(source: str, rows: tuple[int, ...], sustained: bool, output: P
     Exit codes: 0 done; 2 wrong usage, or a row that this version cannot repeat.
     """
     try:
-        found, environment = _rows(source)
+        found, environment = rows_of_source(source)
         if max(rows, default=0) >= len(found):
             raise ValueError(f"--row {max(rows)}: there are rows 0 to {len(found) - 1}")
         chosen = [found[n] for n in rows] if rows else found
@@ -79,7 +79,7 @@ def repro_command(source: str, rows: tuple[int, ...], sustained: bool, output: P
         raise click.UsageError(f"{error.filename}: {error.strerror}") from error
 
 
-def _rows(source: str) -> tuple[list[Measured], Json]:
+def rows_of_source(source: str) -> tuple[list[Measured], Json]:
     """Rows, and the environment of their run. Raises ValueError for an unknown source."""
     files = (Path(source), runs_dir() / source / "record.json")
     file = next((x for x in files if x.is_file()), None)

@@ -25,7 +25,7 @@ def banks_figure(rows: Sequence[Row], who: str, palette: Palette) -> go.Figure:
     low, high = palette.scale[0], palette.scale[-2]
     figure.add_heatmap(
         z=cells,
-        text=cells,
+        text=[_texts(row) for row in cells],
         texttemplate="%{text}",
         textfont={"size": 11},
         customdata=offsets,
@@ -40,14 +40,17 @@ def banks_figure(rows: Sequence[Row], who: str, palette: Palette) -> go.Figure:
     names = []
     for row in shown:
         waves[row.number] = waves.get(row.number, 0) + 1
-        names.append(
-            f"pass {row.number}" + (f", wavefront {waves[row.number]}" if waves[row.number] > 1 else "")
-        )
+        names.append(f"{row.number}.{waves[row.number]}")
     figure.update_xaxes(
         title_text="bank (4 bytes)", tickvals=list(range(0, BANKS, 4)), range=[-0.5, BANKS - 0.5]
     )
     figure.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False
     )
-    theme.fixed_margins(figure, left=150, top=16, right=16)
+    theme.fixed_margins(figure, left=70, top=16, right=16)
     return figure
+
+
+def _texts(lanes: Sequence[int | None]) -> list[str]:
+    """A number for each run of banks that serve one lane: numbers in all cells would overlap in a narrow window."""
+    return ["" if x is None or (n and lanes[n - 1] == x) else str(x) for n, x in enumerate(lanes)]

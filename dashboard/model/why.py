@@ -222,7 +222,7 @@ def power_limit(f: Facts) -> Advice | None:
     return Advice(
         "Power limit",
         1 - load["clock_mhz"] / float(most),
-        f"{load['clock_mhz']:,.0f} of {most} MHz at {load.get('watts') or 0:,.0f} W",
+        f"{load['clock_mhz']:,.0f} of {float(most):,.0f} MHz at {load.get('watts') or 0:,.0f} W",
         attempt,
         f.row.origin if f.row.origin == "recorded" else "measured",
     )

@@ -15,6 +15,7 @@ from cufa.dashboard.charts import machine_code as charts
 from cufa.dashboard.model.listed import Listed, Lister, slots_per_tile, source_lines
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import machine_code_stalls
 from cufa.dashboard.views.occupancy_choice import Choice, begin
 from cufa.run.cpu.blas import usable_cores
 
@@ -100,6 +101,8 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
         page.figure(charts.live_figure(code, own, palette), "code.live", alt)
         st.caption("Live general registers at each instruction; loops over tiles are shaded.")
     _show_source(code, file, controls)
+    if language == "sass":
+        machine_code_stalls.show(code, name, file)
 
 
 def _verdict(code: Code, loops: list[LoopCost], choice: Choice) -> str:

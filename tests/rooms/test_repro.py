@@ -14,6 +14,7 @@ from cufa.measure import cards
 from cufa.measure.cases import Case
 from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
+from cufa.problem.problem import Problem
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_file_of_bench(tmp_path):
     done = invoke(str(tmp_path / "run.json"), "--row", "1")
     (case,), (figures,) = _cases(done.stdout)
     row = json.loads(ran.stdout)["rows"][1]
-    assert (case.problem.as_json(), figures["label"]) == (row["problem"], row["label"])
+    assert (case.problem, figures["label"]) == (Problem.from_json(row["problem"]), row["label"])
 
 
 def test_unknown_sources_say_what_there_is():
