@@ -9,7 +9,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Never
+from typing import Any, Never, Unpack, overload
 
 import ml_dtypes
 import torch
@@ -23,11 +23,28 @@ from .problem.checks import import_cupy
 from .problem.kept_masks import kept
 from .problem.mask import Mask
 from .problem.options import resolve_mask
-from .problem.typing import Algorithm, Layout, Precision
+from .problem.typing import Algorithm, Layout, Off, On, OperatorOptions, PackedOperatorOptions, Precision
 
 Window = tuple[int | None, int | None]
 
 
+# fmt: off
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *,
+    deterministic: bool | None = ..., return_lse: Off = ..., **options: Unpack[OperatorOptions],
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *,
+    deterministic: bool | None = ..., return_lse: On, **options: Unpack[OperatorOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *,
+    deterministic: bool | None = ..., return_lse: bool = ..., **options: Unpack[OperatorOptions],
+) -> Any: ...
+# fmt: on
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, layout: Layout = "bhsd",
     causal: bool = False, window: Window | None = None, mask: Mask | None = None,
@@ -74,6 +91,23 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+# fmt: off
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
+    deterministic: bool | None = ..., return_lse: Off = ..., **options: Unpack[PackedOperatorOptions],
+) -> Tensor: ...
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
+    deterministic: bool | None = ..., return_lse: On, **options: Unpack[PackedOperatorOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
+    deterministic: bool | None = ..., return_lse: bool = ..., **options: Unpack[PackedOperatorOptions],
+) -> Any: ...
+# fmt: on
 def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
     causal: bool = False, window: Window | None = None, mask: Mask | None = None,

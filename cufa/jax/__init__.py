@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Never
+from typing import Any, Never, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from ..calls.forward import flash_attention, plan
 from ..calls.keywords import unknown_keyword
 from ..problem.kept_masks import kept
 from ..problem.mask import Mask
-from ..problem.typing import Algorithm, Layout, Place, Precision
+from ..problem.typing import Algorithm, Layout, Off, On, OperatorOptions, Place, Precision
 from . import ffi
 
 __all__ = ["attention"]
@@ -27,6 +27,23 @@ __all__ = ["attention"]
 _OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k")
 
 
+# fmt: off
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *,
+    deterministic: bool = ..., return_lse: Off = ..., **options: Unpack[OperatorOptions],
+) -> Array: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *,
+    deterministic: bool = ..., return_lse: On, **options: Unpack[OperatorOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *,
+    deterministic: bool = ..., return_lse: bool = ..., **options: Unpack[OperatorOptions],
+) -> Any: ...
+# fmt: on
 def attention(
     q: Array, k: Array, v: Array, *, layout: Layout = "bshd",
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,

@@ -32,12 +32,12 @@ class _Scores(TypedDict, total=False):
     softcap: float | None
     scale: float | None
     alibi_slopes: Any
-    device: Place | None
 
 
 class _Forward(_Scores, total=False):
     sink: Any
     out: Any
+    device: Place | None
 
 
 class PackedOptions(_Forward, total=False):
@@ -70,6 +70,7 @@ class PackedBackwardOptions(_Scores, total=False):
     dk: Any
     dv: Any
     dsink: Any
+    device: Place | None
 
 
 class BackwardOptions(PackedBackwardOptions, total=False):
@@ -78,6 +79,24 @@ class BackwardOptions(PackedBackwardOptions, total=False):
     seqlens_q: Any
     seqlens_k: Any
     layout: Layout
+
+
+class PackedOperatorOptions(_Scores, total=False):
+    """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
+
+    sink: Any
+    causal: bool
+    algorithm: Algorithm
+    precision: Precision | None
+
+
+class OperatorOptions(PackedOperatorOptions, total=False):
+    """Keywords of attention in :mod:`cufa.torch` and :mod:`cufa.jax` except deterministic and return_lse."""
+
+    seqlens_q: Any
+    seqlens_k: Any
+    layout: Layout
+    num_splits: int | None
 
 
 class DecodeOptions(_Forward, total=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import cufa
 
 jax = pytest.importorskip("jax", reason="needs JAX")
 from cufa.jax import attention  # noqa: E402
+from cufa.problem.typing import OperatorOptions  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS: list[dict[str, Any]] = [
@@ -109,3 +111,11 @@ def test_a_mask_with_many_numbers_and_numpy_scalars(compiled):
     (q,) = on("cpu", np.ones((1, seqlen, 1, 8), np.float32))
     call = jax.grad(lambda q: attention(q, q, q, mask=cufa.masks.evict(rows), scale=np.float32(0.5)).sum())
     assert np.isfinite((jax.jit(call) if compiled else call)(q)).all()
+
+
+def test_keywords_of_others_are_answered_and_ours_are_typed():
+    with pytest.raises(TypeError, match=r"attention takes no is_causal: causal=True"):
+        attention(None, None, None, is_causal=True)
+    parameters = inspect.signature(attention).parameters.values()
+    keywords = {x.name for x in parameters if x.kind is x.KEYWORD_ONLY}
+    assert keywords == {*OperatorOptions.__annotations__, "deterministic", "return_lse"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 
 import numpy as np
 import pytest
@@ -70,12 +69,3 @@ def test_every_answer_is_given_by_some_call():
             if name not in inspect.signature(call).parameters
         ]
         assert any(answer in x for x in said), names
-
-
-@pytest.mark.parametrize("module", ["torch", "jax"])
-def test_frameworks_answer_too(module):
-    pytest.importorskip(module, reason=f"needs {module}")
-    __import__(f"cufa.{module}")
-    attention = sys.modules[f"cufa.{module}"].attention
-    with pytest.raises(TypeError, match=r"attention takes no is_causal: causal=True"):
-        attention(None, None, None, is_causal=True)

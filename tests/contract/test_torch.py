@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support import assert_attention, make_inputs
 import cufa
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
+from cufa.problem.typing import OperatorOptions, PackedOperatorOptions  # noqa: E402
 from cufa.torch import _text, attention, attention_varlen  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -220,3 +222,12 @@ def test_masks_and_dtypes_of_pytorch_are_answered_with_ours():
         attention(q.bfloat16(), q.bfloat16(), q)
     with pytest.raises(ValueError, match=r"a batch of one is q\[None\]"):
         attention(q[0], q[0], q[0])
+
+
+def test_keywords_of_others_are_answered_and_ours_are_typed():
+    with pytest.raises(TypeError, match=r"attention takes no is_causal: causal=True"):
+        attention(None, None, None, is_causal=True)
+    for call, options in ((attention, OperatorOptions), (attention_varlen, PackedOperatorOptions)):
+        parameters = inspect.signature(call).parameters.values()
+        keywords = {x.name for x in parameters if x.kind is x.KEYWORD_ONLY}
+        assert keywords == {*options.__annotations__, "deterministic", "return_lse"}
