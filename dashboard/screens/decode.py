@@ -4,7 +4,7 @@ import streamlit as st
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import links, rates_view, run_live, splits_ragged, splits_view
+from cufa.dashboard.views import inside_traces, links, rates_view, run_live, splits_ragged, splits_view
 
 palette = page.begin(
     "Decode",
@@ -28,5 +28,6 @@ if words:
     rates_view.show([m for m in shown if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded yet.", "warn", small=True)
+inside_traces.show_decode(controls, palette)
 controls.finish()
 run_live.redraw_when_done()

@@ -19,6 +19,7 @@ from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
+from cufa.dashboard.views.shape_controls import capability_of
 from cufa.gpu.architectures import Device, find_architecture
 from cufa.plan.candidates import serving_configs
 from cufa.plan.operation import OPERATIONS
@@ -98,7 +99,7 @@ def _card(subject: Subject) -> dict[str, Any]:
 def _capability(subject: Subject) -> int:
     """Compute capability of the card, or the newest on which the kernel runs."""
     if subject.card:
-        return int(subject.card.partition("x")[0])
+        return capability_of(subject.card)
     return 90 if subject.spec is None or subject.spec.runs_on(90) else subject.spec.min_capability
 
 

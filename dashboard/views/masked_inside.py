@@ -32,7 +32,7 @@ def show_inside(view: View, palette: Palette) -> None:
     if trace is None:
         trace = _execute(view)
     if trace is not None:
-        _show(trace, palette)
+        show_trace(trace, palette)
 
 
 def _execute(view: View) -> InsideTrace | None:
@@ -64,7 +64,7 @@ def _execute(view: View) -> InsideTrace | None:
     return found
 
 
-def _show(trace: InsideTrace, palette: Palette) -> None:
+def show_trace(trace: InsideTrace, palette: Palette) -> None:
     found = trace.intervals()
     of_sm = sums(trace, found, busiest_sm(trace))
     mine = [lane for lane in lanes(trace, found) if lane.sm == of_sm.sm]

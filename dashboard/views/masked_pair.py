@@ -20,7 +20,7 @@ from cufa.dashboard.model.pair import Launched
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_editor, masked_grid
+from cufa.dashboard.views import inside_traces, mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, MOST_THREAD_BLOCKS, View, choose_config
 from cufa.measure.costs import cost_on
 from cufa.schedule.schedule import Schedule
@@ -77,6 +77,7 @@ def show(view: View, other: View, palette: Palette) -> None:
         "and writes of the tiles of all thread blocks, hits and misses; counted from the kernel's loops."
     )
     _show_timelines(sides, names, lines, palette)
+    inside_traces.show_pair(sides, names, palette)
 
 
 def _names(view: View, other: View) -> list[str]:

@@ -220,7 +220,10 @@ def open_trace(trace: Trace) -> None:
         "d": str(p.head_dim),
     }
     arch = find_architecture(trace.environment.get("arch", "sm_90"))
-    settings |= {"tiles": config_key(trace.config), "card": card_key(Device("", arch, trace.num_sms))}
+    settings |= {
+        "tiles": config_key(trace.config),
+        "card": card_key(Device(str(trace.environment["device"]), arch, trace.num_sms)),
+    }
     for name, value in settings.items():
         Controls.put("masked", name, value)
     mask = mask_settings.settings(p) if p.mask.irregular_kind else mask_control.settings(p.mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 from cufa.dashboard.model import devices
 from cufa.dashboard.state import Controls
@@ -12,6 +13,8 @@ from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 _MOST_SMS = 1024
 HEAD_DIMS = [str(d) for d in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)]
 """Head dims that kernels serve."""
+_H100 = dataclasses.replace(Device.typical(90), name="H100")
+"""As many SMs as the typical card, and less memory bandwidth: plans and times differ."""
 
 
 def choose_kv_heads(
@@ -23,9 +26,10 @@ def choose_kv_heads(
 
 
 def choose_card(controls: Controls) -> Device:
-    """This machine's GPU, or the typical card of an architecture. Links name the architecture, and the number of SMs if
-    it is not typical: a link means the same on every machine."""
+    """This machine's GPU, an architecture's typical card, or an H100. Links name the architecture, and the number of
+    SMs if it is not typical: a link means the same on every machine."""
     cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
+    cards[card_key(_H100)] = _H100
     default = "90"
     if devices.gpu_count():
         with contextlib.suppress(ValueError):  # older than sm_80
@@ -40,9 +44,15 @@ def choose_card(controls: Controls) -> Device:
 
 
 def card_key(device: Device) -> str:
-    """Name of a card in links: 90, or 90x114."""
+    """Name of a card in links: 90, 90-h100, or 90x114."""
     typical = device.num_sms == device.arch.typical_sms
-    return str(device.arch.capability) + ("" if typical else f"x{device.num_sms}")
+    named = "-h100" if device.slow_memory else ""
+    return f"{device.arch.capability}{named}" if typical else f"{device.arch.capability}x{device.num_sms}"
+
+
+def capability_of(key: str) -> int:
+    """Of a :func:`card_key`."""
+    return int(key.partition("x")[0].partition("-")[0])
 
 
 def _card(key: str) -> Device | None:

@@ -1,0 +1,99 @@
+"""Recorded traces from inside a block: of decoding on the page Decode, of two kernels side by side on Masked work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import streamlit as st
+
+from cufa.build.phases import WORDS
+from cufa.dashboard import page, sentences
+from cufa.dashboard.charts import inside as charts
+from cufa.dashboard.model import counters
+from cufa.dashboard.model.devices import is_same_card
+from cufa.dashboard.sentences import share
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.masked_controls import View
+from cufa.dashboard.views.masked_inside import show_trace
+from cufa.measure.inside import InsideTrace
+from cufa.measure.inside_sums import Intervals, lanes, sums
+
+_SPAN = 20.0
+"""Microseconds of both kernels that are drawn."""
+
+
+def _words(trace: InsideTrace) -> str:
+    environment = trace.environment
+    return f"{environment['device']}, {environment['recorded'][:10]}: {trace.kernel}, {trace.problem}, {trace.config}"
+
+
+def show_decode(controls: Controls, palette: Palette) -> None:
+    """A recorded trace of decoding, whatever the controls of the page say: its own card and shape stand above it."""
+    page.header("Inside a block")
+    found = {n: x for n, x in counters.inside_traces()[0].items() if x.problem.operation == "decode"}
+    if not found:
+        page.verdict("No trace from inside a decoding block is recorded.", small=True)
+        return
+    name = controls.choice("inside", "Recorded trace", {n: _words(x) for n, x in found.items()}, local=True)
+    show_trace(found[name], palette)
+
+
+def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> None:
+    """Two kernels from inside: the same stretch of time, and the time of each phase."""
+    page.header("Inside a block, side by side")
+    found = [counters.matching_inside(x.problem, x.spec, x.config, x.device) for x in sides]
+    kept = [
+        x for x in found if x is not None and is_same_card(str(x.environment["device"]), sides[0].device.name)
+    ]
+    if len(kept) < len(sides):
+        missing = [name for name, x in zip(names, found, strict=True) if not any(x is y for y in kept)]
+        st.info(
+            f"**Measured:** no trace from inside a block of {sentences.listed(missing)} is recorded on "
+            f"{sides[0].device.name}.",
+            icon=":material/info:",
+        )
+        return
+    intervals = [x.intervals() for x in kept]
+    of_sm = [sums(x, found) for x, found in zip(kept, intervals, strict=True)]
+    said = [
+        f"{name}: {share(x.exposed / x.span)} of the time is exposed softmax, its warps wait "
+        f"{share(x.share(sum(x.waits.values())))}"
+        for name, x in zip(names, of_sm, strict=True)
+    ]
+    page.verdict(f"{'; '.join(said)}.", "", "recorded", small=True)
+    for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True):
+        mine = [lane for lane in lanes(trace, times) if lane.sm == total.sm][: charts.MOST_LANES]
+        drawn = _first(times, [lane.log for lane in mine])
+        st.caption(
+            f"**{name}**: {_words(trace)}." + ("" if trace.is_current else " The sources have changed since.")
+        )
+        figure = charts.inside_figure(trace, drawn, mine, palette)
+        begin = float(drawn["begin"].min())
+        figure.update_xaxes(range=[begin, begin + _SPAN])
+        page.figure(
+            figure, f"masked.pair.inside.{len(mine)}.{name}", charts.describe(trace, mine), describe=False
+        )
+    phases = sorted(
+        {p for x in of_sm for p in x.phases}, key=lambda p: -max(x.phases.get(p, 0.0) for x in of_sm)
+    )
+    rows = [
+        {
+            "phase": WORDS[p],
+            **{n: share(x.share(x.phases.get(p, 0.0))) for n, x in zip(names, of_sm, strict=True)},
+        }
+        for p in phases
+    ]
+    page.table(rows)
+    st.caption(
+        f"The first {_SPAN:g} µs of one SM of each kernel, on one scale. Shares are of all warps' time. The traces' "
+        "own shapes stand above the figures and may differ from the controls."
+    )
+
+
+def _first(times: Intervals, logs: Sequence[int]) -> Intervals:
+    """The intervals of these logs that begin within the drawn span."""
+    mine = times[np.isin(times["log"], logs)]
+    begin = float(mine["begin"].min())
+    return charts.drawn(mine, begin, begin + _SPAN)[: charts.MOST_BARS]
