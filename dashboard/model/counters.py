@@ -20,6 +20,7 @@ from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, TileConfig
 from cufa.measure import inside, traces
 from cufa.measure.inside import InsideTrace
+from cufa.measure.inside_sums import Intervals, lanes
 from cufa.plan.planner import make_plan
 from cufa.problem.element import ELEMENTS
 from cufa.problem.problem import Problem
@@ -182,6 +183,15 @@ def matching_inside(problem: Problem, spec: Kernel, config: TileConfig, device: 
         return is_same_card(str(trace.environment["device"]), device.name), lengths
 
     return max(same, key=nearness, default=None)
+
+
+def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:
+    """Share of the time of one SM's consumer warps (of all warps, without a producer) that they wait for data."""
+    consumers = [lane.log for lane in lanes(trace, found) if lane.sm == sm and lane.role != "producer"]
+    states = found[np.isin(found["log"], consumers) & ~found["flight"]]
+    times = states["end"] - states["begin"]
+    waiting = times[states["phase"] == trace.phases.index("WAIT_DATA")]
+    return float(waiting.sum() / times.sum()) if len(times) else 0.0
 
 
 def has_stamps(spec: Kernel) -> bool:

@@ -24,7 +24,7 @@ from cufa.gpu.architectures import Architecture
 from cufa.kernels import KERNELS
 from cufa.measure import costs, memory_rates, predictions
 from cufa.measure.inside import InsideTrace
-from cufa.measure.inside_sums import Sums, lanes, sums
+from cufa.measure.inside_sums import Sums, sums
 from cufa.measure.regimes import Regime
 from cufa.plan.planner import Plan
 
@@ -332,9 +332,4 @@ def _inside(m: Measurement, plan: Plan | None) -> tuple[InsideTrace, Sums, float
     of_sm = sums(trace, found)
     if not of_sm.products:
         return None
-    consumers = {lane.log for lane in lanes(trace, found) if lane.sm == of_sm.sm and lane.role != "producer"}
-    mine = found[[log in consumers for log in found["log"].tolist()]]
-    states = mine[~mine["flight"]]
-    waiting = states[states["phase"] == trace.phases.index("WAIT_DATA")]
-    spans = float((states["end"] - states["begin"]).sum())
-    return trace, of_sm, float((waiting["end"] - waiting["begin"]).sum()) / spans if spans else 0.0
+    return trace, of_sm, counters.waits_for_data(trace, found, of_sm.sm)

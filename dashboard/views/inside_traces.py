@@ -58,14 +58,16 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
     intervals = [x.intervals() for x in kept]
     of_sm = [sums(x, found) for x, found in zip(kept, intervals, strict=True)]
     said = [
-        f"{name}: {share(x.exposed / x.span)} of the time is exposed softmax, its warps wait "
-        f"{share(x.share(sum(x.waits.values())))}"
-        for name, x in zip(names, of_sm, strict=True)
+        f"{name}: {share(total.exposed / total.span)} of the time is exposed softmax; warps that multiply wait "
+        f"{share(counters.waits_for_data(trace, times, total.sm))} for data"
+        for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True)
     ]
-    page.verdict(f"{'; '.join(said)}.", "", "recorded", small=True)
+    page.verdict(f"{'. '.join(said)}.", "", "recorded", small=True)
     for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True):
-        mine = [lane for lane in lanes(trace, times) if lane.sm == total.sm][: charts.MOST_LANES]
+        mine = [lane for lane in lanes(trace, times) if lane.sm == total.sm]
         drawn = _first(times, [lane.log for lane in mine])
+        there = set(drawn["log"].tolist())
+        mine = [lane for lane in mine if lane.log in there][: charts.MOST_LANES]
         st.caption(
             f"**{name}**: {_words(trace)}." + ("" if trace.is_current else " The sources have changed since.")
         )

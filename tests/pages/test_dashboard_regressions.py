@@ -1,8 +1,9 @@
-"""History, "Regressions": every row of two versions of one machine, ranked, host-bound rows apart."""
+"""Two cards or days on Compare; History, "Regressions": rows of two versions, ranked, host-bound rows apart."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,22 @@ def test_the_page_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_version_is_not_compared(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     has(words(open_page("history")), "No machine has measurements of two versions")
+
+
+def test_two_cards_stand_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of both in words, and never two regimes."""
+    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
+    app = open_page("compare")
+    said = words(app)
+    has(said, "Two cards, or two days")
+    verdict = re.search(
+        r"NVIDIA [^.;]* takes ([0-9.]+)× the time of (NVIDIA [^.;]*) over \d+ common problems", said
+    )
+    assert verdict and 0.5 < float(verdict[1]) < 2
+    (choice,) = (x for x in app.selectbox if x.label == "Kernel, shapes and regime")
+    assert all(x.endswith(("in turns", "sustained")) for x in choice.options)
+
+
+def test_one_card_and_day_has_nothing_to_stand_beside(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    has(words(open_page("compare")), "No kernel was measured on two cards or days.")
