@@ -36,10 +36,15 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
         page.verdict("No kernel was measured on two cards or days.", small=True)
         return
 
-    def interest(name: str) -> tuple[bool, int, int]:
-        first, days = next(iter(several[name].values())), several[name]
-        machines = {m.machine for x in days.values() for m in x}
-        return first[0].kernel is not None, len(machines), len({m.problem.seqlen_k for m in first})
+    def interest(name: str) -> tuple[bool, int, bool, float]:
+        rows = [m for x in several[name].values() for m in x]
+        lengths = {m.problem.seqlen_k for m in rows}
+        return (
+            rows[0].kernel is not None,
+            len({m.machine for m in rows}),
+            len(lengths) > 2,
+            max(m.tflops for m in rows),
+        )
 
     ranked = sorted(several, key=interest, reverse=True)
     name = controls.choice("both", "Kernel, shapes and regime", ranked, local=True)

@@ -100,8 +100,8 @@ _DISTRIBUTIONS = {
     "pynvml": "nvidia-ml-py",
     "xdist": "pytest-xdist",
 }
-#: Peers and frameworks that cufa measures or serves and never asks for, and what they bring.
-_GUESTS = {"torch", "jax", "flash_attn", "triton", "cutlass"}
+#: Peers and frameworks that cufa measures or serves and never asks for, and what they bring; NVIDIA's ncu_report.
+_GUESTS = {"torch", "jax", "flash_attn", "triton", "cutlass", "ncu_report"}
 
 
 @pytest.mark.parametrize(
