@@ -121,7 +121,7 @@ def _of(
 
 
 def save(trace: InsideTrace, directory: Path) -> Path:
-    """Write ``<name>.npz``, all of it or nothing. Raises ValueError for a trace of a CPU."""
+    """Write ``<name>.trace``, all of it or nothing. Raises ValueError for a trace of a CPU."""
     if not trace.is_time:
         raise ValueError(
             "this trace was made on a CPU: its clock counts primitives, not time, so it cannot be stored"
@@ -138,7 +138,7 @@ def save(trace: InsideTrace, directory: Path) -> Path:
         "code": stamps["code"],
     }
     described = trace.described() | {"refused": logs.refused}
-    return kernel_runs.save(directory / f"{trace.name}.npz", described, arrays)
+    return kernel_runs.save(directory / f"{trace.name}{kernel_runs.SUFFIX}", described, arrays)
 
 
 def load(file: Path) -> InsideTrace:
@@ -168,4 +168,4 @@ def _read(described: dict[str, Any], stored: kernel_runs.Arrays) -> InsideTrace:
 
 def load_all(directory: Path = INSIDE_DIR) -> dict[str, InsideTrace]:
     """Every inside trace of a directory by file name. Raises ValueError for a damaged one."""
-    return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
+    return {file.stem: load(file) for file in sorted(directory.glob(f"*{kernel_runs.SUFFIX}"))}

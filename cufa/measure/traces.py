@@ -66,12 +66,12 @@ def record(plan: Plan) -> Trace:
 
 
 def save(trace: Trace, directory: Path) -> Path:
-    """Write ``<name>.npz``. Start times count from the first."""
+    """Write ``<name>.trace``. Start times count from the first."""
     shifted = trace.records.copy()
     for field in ("start_ns", "end_ns"):
         shifted[field] -= trace.records["start_ns"].min()
     return kernel_runs.save(
-        directory / f"{trace.name}.npz", trace.described(), kernel_runs.fields_of(shifted)
+        directory / f"{trace.name}{kernel_runs.SUFFIX}", trace.described(), kernel_runs.fields_of(shifted)
     )
 
 
@@ -86,7 +86,7 @@ def load(file: Path) -> Trace:
 
 def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
     """Every trace of a directory by file name. Raises ValueError for a damaged one."""
-    return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
+    return {file.stem: load(file) for file in sorted(directory.glob(f"*{kernel_runs.SUFFIX}"))}
 
 
 @click.command()

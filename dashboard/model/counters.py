@@ -21,6 +21,7 @@ from cufa.kernels import Kernel, TileConfig
 from cufa.measure import inside, traces
 from cufa.measure.inside import InsideTrace
 from cufa.measure.inside_sums import Intervals, lanes
+from cufa.measure.kernel_runs import SUFFIX
 from cufa.plan.planner import make_plan
 from cufa.problem.element import ELEMENTS
 from cufa.problem.problem import Problem
@@ -70,10 +71,10 @@ def all_traces() -> tuple[dict[str, Kept], list[str]]:
 
 
 def read_folder(folder: Path, load: Callable[[Path], Read]) -> tuple[dict[str, Read], list[str]]:
-    """The ``.npz`` files of a folder by name, and the error of each unreadable file. Unchanged files are read once."""
+    """The ``.trace`` files of a folder by name, and the error of each unreadable one. Unchanged files are read once."""
     found: dict[str, Read] = {}
     damaged: list[str] = []
-    for file in sorted(folder.glob("*.npz")):
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             found[file.stem] = _load(load, file, file.stat().st_mtime_ns)
         except (OSError, ValueError) as error:

@@ -155,9 +155,9 @@ def test_a_recorded_trace_can_be_opened(elsewhere: Path) -> None:
 def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
     folder = elsewhere / "records" / "traces"
     folder.mkdir(parents=True)
-    (folder / "broken.npz").write_bytes(b"not a zip file")
+    (folder / "broken.trace").write_bytes(b"no trace")
     app = open_page("masked_work")
-    assert "broken.npz" in app.warning[0].value
+    assert "broken.trace" in app.warning[0].value
 
 
 def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,5 +308,5 @@ def test_a_recorded_trace_is_shown_with_its_sums(
         "of the softmax overlaps products",
         "in a special build: its run takes 12.5% longer than a run without stamps.",
     )
-    (folder / "damaged.npz").write_text("nothing")
+    (folder / "damaged.trace").write_text("nothing")
     assert not open_page("masked_work", **{**SMALL, "d": "128"}).exception
