@@ -197,10 +197,10 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
     words = "(kv_heads,), or one number on the host"
     optional_operands.check_small(name, x, "float32", "fiu", (shape,), words)
     if not on_device:
-        with np.errstate(all="ignore"):  # what is too large is infinite, and named below
-            x = np.ascontiguousarray(x, np.float32)
-    if not on_device and not np.isfinite(x).all():
-        raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
+        with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
+            given, x = x, np.ascontiguousarray(x, np.float32)
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name} must be finite in float32, but holds {given[~np.isfinite(x)][0]}")
     if name == "k_scale" and not on_device and (x < 0).any():
         raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
     return x

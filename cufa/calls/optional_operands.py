@@ -83,7 +83,7 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
     if wrong.any():
         place = np.argwhere(wrong)[0].tolist()
         may = "finite, or -inf for no sink" if name == "sink" else "finite"
-        raise ValueError(f"{name}{place} is {values[tuple(place)]}: it must be {may}")
+        raise ValueError(f"{name}{place} is {x[tuple(place)]}: in {problem.lse_dtype} it must be {may}")
     return np.ascontiguousarray(bounded(values), problem.lse_dtype)
 
 
