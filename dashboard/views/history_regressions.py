@@ -20,6 +20,8 @@ _MOST = 40
 def show(controls: Controls, found: Sequence[Measurement]) -> None:
     """Every row that two versions measured on one machine, grouped by kernel and suite."""
     page.header("Regressions")
+    if not controls.flag("regressions", "Find the rows that became slower between two commits"):
+        return
     try:
         past = evidence.past()
     except ValueError as error:
@@ -104,7 +106,7 @@ def _show_rows(slow: Sequence[Change]) -> None:
     with st.expander(
         f"The {min(_MOST, len(slow))} rows that slowed down most", icon=":material/trending_down:"
     ):
-        st.dataframe(
+        page.table(
             [
                 {
                     "slower": f"{x.slower:+.1%}",
@@ -118,8 +120,7 @@ def _show_rows(slow: Sequence[Change]) -> None:
                     "days": f"{x.before.recorded[:10]} → {x.after.recorded[:10]}",
                 }
                 for x in slow[:_MOST]
-            ],
-            hide_index=True,
+            ]
         )
 
 

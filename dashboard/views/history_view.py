@@ -134,9 +134,7 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         page.verdict("A and B are the same measurement: choose a different one.", "warn", small=True)
         return
     links.show("history", a.subject, "A")
-    repro.show([a], "A")
     links.show("history", b.subject, "B")
-    repro.show([b], "B")
     lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
     if a.regime is not b.regime:
         page.verdict(
@@ -154,6 +152,8 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         st.warning(warning, icon=":material/balance:")
     page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
     _show_ratios([(f"{a.label} ÷ {b.label}", ratio)], palette)
+    for letter, m in (("A", a), ("B", b)):
+        repro.show([m], letter)
 
 
 def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:

@@ -33,6 +33,7 @@ def test_roofline_says_why_and_history_finds_regressions(server: str, browser: B
     expect(page.get_by_role("columnheader", name="at most")).to_be_visible()
     assert_nothing_is_cut(page, 800)
     page = visit.open(f"{server}/history?rm=NVIDIA+H200")
+    page.get_by_text("Find the rows that became slower").click()
     expect(page.locator(".cufa-verdict", has_text="are slower,")).to_be_visible()
     page.get_by_text("Commits between").or_(page.get_by_text("lists the commits between")).first.wait_for()
     screenshot(page, "history-regressions")

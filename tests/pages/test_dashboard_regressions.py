@@ -84,7 +84,7 @@ def test_commits_between_are_of_this_checkout() -> None:
 
 def test_the_page_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
-    app = open_page("history", rm="NVIDIA H200")
+    app = open_page("history", regressions="1", rm="NVIDIA H200")
     has(
         words(app),
         "Regressions",
@@ -97,7 +97,7 @@ def test_the_page_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_version_is_not_compared(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
-    has(words(open_page("history")), "No machine has measurements of two versions")
+    has(words(open_page("history", regressions="1")), "No machine has measurements of two versions")
 
 
 def test_two_cards_stand_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
