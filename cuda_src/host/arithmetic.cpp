@@ -44,6 +44,17 @@ static u16 half_from_e4m3(u32 x) {
   return u16(sign | half_from_float(float(rest) / 512));        // subnormal: units of 2^-9
 }
 
+// Rounded to nearest even; beyond 448 it is 448.
+static u32 e4m3_from_float(float x) {
+  const u32 sign = float_as_u32(x) >> 24 & 0x80;
+  if (x != x) return 0x7f;
+  const float magnitude = std::min(std::fabs(x), 448.0f);
+  int exponent = std::max(std::ilogb(magnitude), -6);  // of the unit of the last place, 3 more
+  if (magnitude == 0.0f) exponent = -6;
+  const u32 units = u32(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  return sign | (u32(exponent + 6) * 8 + units);  // 8 units are the implicit bit: they count the exponent up
+}
+
 }  // namespace cufa_host
 
 u32 cvt_f16x2(float lo, float hi) { return half_from_float(lo) | u32(half_from_float(hi)) << 16; }
@@ -59,6 +70,7 @@ u32 cvt_tf32(float x) {
   return (bits + 0x1000u) & 0xffffe000u;  // ties away from zero: the magnitude is rounded half up
 }
 u32 cvt_f16x2_e4m3x2(u16 x) { return half_from_e4m3(x & 0xff) | u32(half_from_e4m3(x >> 8)) << 16; }
+u32 cvt_e4m3x2(float lo, float hi) { return e4m3_from_float(lo) | e4m3_from_float(hi) << 8; }
 u32 byte_permute(u32 lo, u32 hi, u32 selector) {
   const u64 bytes = u64(hi) << 32 | lo;
   u32 r = 0;

@@ -9,4 +9,5 @@ void grid_await_previous();
 
 // ---- float8.cuh: arithmetic.cpp
 u32 cvt_f16x2_e4m3x2(u16 x);
+u32 cvt_e4m3x2(float lo, float hi);
 u32 byte_permute(u32 lo, u32 hi, u32 selector);

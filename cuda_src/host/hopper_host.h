@@ -30,6 +30,7 @@ struct WarpgroupProduct {
   const u32* a_registers;  // the address of four consecutive operand registers; null: not known
   u64 a_descriptor, b_descriptor;
   float* d;
+  bool e4m3 = false;  // else 16-bit elements
 };
 void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
 void await_warpgroup_products(u32 pending, Site site);
@@ -99,5 +100,21 @@ struct Wgmma {
     const u32* const place = cufa_host::consecutive(a0, a1, a2, a3);
     cufa_host::queue_warpgroup_product(
         {N, BF16, ACCUMULATE, TRANSPOSED, true, {a0.value, a1.value, a2.value, a3.value}, place, 0, b, d}, site);
+  }
+};
+
+// ---- wgmma_e4m3.cuh
+template <int N>
+struct WgmmaE4m3 {
+  using Operand = cufa_host::RegisterOperand;
+  template <bool ACCUMULATE>
+  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
+    cufa_host::queue_warpgroup_product({N, false, ACCUMULATE, false, false, {}, nullptr, a, b, d, true}, site);
+  }
+  template <bool ACCUMULATE>
+  static DEVICE void rs(float (&d)[N / 2], Operand a0, Operand a1, Operand a2, Operand a3, u64 b, SITE) {
+    const u32* const place = cufa_host::consecutive(a0, a1, a2, a3);
+    cufa_host::queue_warpgroup_product(
+        {N, false, ACCUMULATE, false, true, {a0.value, a1.value, a2.value, a3.value}, place, 0, b, d, true}, site);
   }
 };

@@ -55,6 +55,35 @@ void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site
   });
 }
 
+float e4m3_value(u32 byte) { return cvt_f32_f16(u16(cvt_f16x2_e4m3x2(u16(byte)))); }
+
+// An 8-bit operand: rows of 16 bytes, k along the rows. A in four blocks of 8 rows and 16 columns; columns 8 j ... 8 j + 7 of B.
+void load_a_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site, float (&A)[4][8][16]) {
+  const Operand64 operand(p.a_descriptor);
+  for (int m = 0; m < 4; ++m) {
+    for (int r = 0; r < 8; ++r) {
+      u32 words[4] = {};
+      if (p.a_in_registers) {
+        std::memcpy(words, &a[m][4 * r], 16);
+      } else {
+        const u32 row = operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2);
+        if (const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site)) std::memcpy(words, bytes, 16);
+      }
+      for (int k = 0; k < 16; ++k) A[m][r][k] = e4m3_value(words[k / 4] >> k % 4 * 8 & 0xff);
+    }
+  }
+}
+void load_b_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[32]) {
+  const Operand64 operand(p.b_descriptor);
+  for (int half = 0; half < 2; ++half) {
+    for (int column = 0; column < 8; ++column) {
+      const u32 row = operand.k_major(8 * j + column, half);
+      const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
+      for (int k = 0; k < 16; ++k) B[16 * half + k][column] = bytes ? e4m3_value(bytes[k]) : 0.0f;
+    }
+  }
+}
+
 template <float (*VALUE)(u32)>
 void load_row(Block& block, Warp& warp, u32 address, Site site, float* out) {
   const unsigned char* bytes = shared_bytes(block.thread(warp, 0), address, 16, "wgmma operand", site);
@@ -181,6 +210,19 @@ void WarpgroupQueue::multiply(Block& block, Warp& warp, const Entry& entry) {
   }
 }
 
+void WarpgroupQueue::multiply_e4m3(Block& block, Warp& warp, const Entry& entry) {
+  const WarpgroupProduct& p = entry.shared;
+  float A[4][8][16];
+  load_a_e4m3(block, warp, p, entry.a, entry.site, A);
+  for (int j = 0; j < p.n / 8; ++j) {
+    Row B[32], C[16] = {};
+    load_b_e4m3(block, warp, p, j, entry.site, B);
+    if (p.accumulate) gather_rows(entry.d, 4 * j, C);
+    multiply_add<16>(A, B, C);
+    scatter_rows(C, entry.d, 4 * j);
+  }
+}
+
 void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   const WarpgroupProduct& p = entry.shared;
   if (block.checked) {
@@ -190,13 +232,15 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
     abandon(block, "barrier", entry.site, text_of("only wgmma descriptors with 128-byte swizzle are emulated: ", entry.site));
   }
-  if (p.bfloat16) {
+  if (p.e4m3) {
+    multiply_e4m3(block, warp, entry);
+  } else if (p.bfloat16) {
     multiply<bfloat16_value>(block, warp, entry);
   } else {
     multiply<half_value>(block, warp, entry);
   }
   ++block.counters.wgmma;
-  block.counters.products += 16 * 16 * p.n;
+  block.counters.products += 16 * (p.e4m3 ? 32 : 16) * p.n;
   if (!block.counted) return;
   int part = 0;
   for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool is_a) {

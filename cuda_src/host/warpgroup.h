@@ -32,6 +32,7 @@ class WarpgroupQueue {
   void run(Block& block, Warp& warp, Entry& entry);
   template <float (*VALUE)(u32)>
   static void multiply(Block& block, Warp& warp, const Entry& entry);
+  static void multiply_e4m3(Block& block, Warp& warp, const Entry& entry);
   // Checked mode: the registers of a lane were not touched during the product; the thread owns them again.
   static void check_registers(Thread& thread, const Entry& entry);
   std::vector<Entry> entries_;  // oldest first

@@ -12,6 +12,13 @@ DEVICE u32 cvt_f16x2_e4m3x2(u16 x) {
   return r;
 }
 
+// cvt.rn.satfinite.e4m3x2.f32: `lo` goes to the lower byte of 16 bits. Beyond 448, infinity included, becomes 448 with its sign.
+DEVICE u32 cvt_e4m3x2(float lo, float hi) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
 // prmt.b32: byte i of the result is byte (selector >> 4 i) & 7 of the eight bytes hi:lo.
 DEVICE u32 byte_permute(u32 lo, u32 hi, u32 selector) {
   u32 r;

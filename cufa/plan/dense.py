@@ -15,6 +15,7 @@ from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa2 import STRIP
 from ..kernels.params import Params, softmax_scalars
 from ..problem.columns import Columns
+from ..problem.float8 import NAME as E4M3
 from ..problem.float8 import key_tile
 from ..problem.integers import Integers
 from ..problem.lengths import Packed, Padded
@@ -46,6 +47,18 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
     {"alibi": True, "sink": True},
 )
 """Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
+
+_OF_E4M3: tuple[dict[str, Any], ...] = (
+    {"scales": ("head",) * 3, "out_dtype": "bfloat16"},
+    {"scales": ("block", "block", "tensor"), "out_dtype": "float16"},
+    {"scales": ("tensor",) * 3, "out_dtype": "bfloat16", "lengths": Padded((1024,), (1024,))},
+    {
+        "scales": ("block", "block", "head"),
+        "out_dtype": "float16",
+        "lengths": Packed(1024, 1024, (1024,), (1024,)),
+    },
+)
+"""The same for inputs of e4m3."""
 
 #: One mask of each kind, for the same builds.
 _MASKS = (
@@ -130,7 +143,7 @@ class DenseOperation(Operation):
                 problem = Problem(
                     1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap
                 )
-                for optional in _OPTIONAL:
+                for optional in _OF_E4M3 if dtype == E4M3 else _OPTIONAL:
                     yield dataclasses.replace(
                         problem, precision=precision, operation=kernel.operation, **optional
                     )

@@ -20,7 +20,7 @@ MODES = ("tensor", "head", "block", "token")
 HEAD_DIM_STEP = 16
 """A row is whole units of 16 bytes."""
 
-KEY_TILES = {64: 160, 128: 192, 192: 160, 256: 128}
+KEY_TILES = {64: 160, 128: 224, 256: 128}
 """Keys of a tile by the largest head dim. The width is part of the result: weights are rounded relative to the maximum
 after their tile."""
 QUERY_BLOCK = 64

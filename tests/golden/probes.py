@@ -71,10 +71,10 @@ UNOBSERVABLE = {
 
 
 #: Added since the vectors were recorded last: until then only compared with what NumPy expects.
-NOT_YET_RECORDED: set[str] = set()
+NOT_YET_RECORDED: set[str] = {"cvt_e4m3x2"}
 
 #: Those of their probes that golden.npz has not.
-AWAITED_PROBES: set[str] = set()
+AWAITED_PROBES: set[str] = {"cvt_e4m3x2"}
 
 
 def primitive_digests() -> dict[str, str]:
@@ -183,11 +183,12 @@ def probes() -> Iterator[Probe]:
 
 def decode_probes() -> Iterator[Probe]:
     """Of primitives that decoding adds: every e4m3 number (not NaN, whose bits nothing depends on) in either
-    half, bytes by any selector, a counter."""
+    half, the way back, bytes by any selector, a counter."""
     low, high = np.arange(1024, dtype=np.uint32) % 256, random_words("e4m3", 1024) % 256
     low, high = (np.where(x % 128 == 127, x - 1, x) for x in (low, high))
     pairs = low | high << 8
     yield Probe("cvt_f16x2_e4m3x2", pairs, 1024, 32, source=DECODE_SOURCE)
+    yield Probe("cvt_e4m3x2", _pairs("cvt_e4m3x2"), 1024, 32, source=DECODE_SOURCE)
     words = random_words("permute", 3 * 256)
     words[2::3] &= 0x7777
     yield Probe("byte_permute", words, 256, 8, source=DECODE_SOURCE)

@@ -13,6 +13,11 @@ KERNEL probe_cvt_f16x2_e4m3x2(const __grid_constant__ ProbeParams p) {
   st_global<u32>(p.out + i, cvt_f16x2_e4m3x2(u16(ld_global<u32>(p.in + i))));
 }
 
+KERNEL probe_cvt_e4m3x2(const __grid_constant__ ProbeParams p) {
+  const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+  st_global<u32>(p.out + i, cvt_e4m3x2(u32_as_float(ld_global<u32>(p.in + 2 * i)), u32_as_float(ld_global<u32>(p.in + 2 * i + 1))));
+}
+
 // Three words per thread: lo, hi, selector.
 KERNEL probe_byte_permute(const __grid_constant__ ProbeParams p) {
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -161,9 +161,14 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
     return memory
 
 
+_E4M3_NAN = 0x7F
+
+
 def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
     """Padding after a sequence must not be read. The copy engine reads whole tiles: there the padding is NaN, which
     must not reach a result."""
+    if plan.problem.scales and memory.name == "v":  # transposed, with zeros behind a sequence
+        return
     array, valid = memory.array, memory.valid
     assert valid is not None
     elements = [stride // array.itemsize for stride in array.strides]
@@ -173,7 +178,7 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
         of_keys = memory.name in ("k", "v")
         allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
     if plan.spec.uses_copy_engine:
-        array[np.broadcast_to(allowed == 0, array.shape)] = np.nan
+        array[np.broadcast_to(allowed == 0, array.shape)] = _E4M3_NAN if array.dtype == np.uint8 else np.nan
     else:
         mine &= allowed
 

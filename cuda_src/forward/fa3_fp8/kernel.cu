@@ -1,0 +1,367 @@
+// FlashAttention-3 forward for e4m3 on Hopper (sm_90a): q, k and v are scales times 8-bit floats, results are 16-bit.
+// Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+// Low-precision", 2024, section 3.3, with the pipeline of Algorithms 1 and 2: forward/fa3/kernel.cu explains it.
+//   Alg. 1  l. 3-10   the producer: one thread asks TMA for tiles                  producer.cuh
+//           l. 11-23  consumers: one warpgroup for each 64 query rows              Consumer::run() below
+//   Alg. 2  l. 8-14   next tile's S = Q K^T in flight with this tile's O += P V    step()
+// Tiles, shared memory and descriptors: memory.cuh. Compile-time choices: config.cuh. Measurements: NOTES.md.
+//
+// What differs from the 16-bit kernel, and why:
+// - Both operands of an 8-bit wgmma have k along their rows. V comes transposed, and its keys are permuted inside each 32, so that
+//   P's accumulators are P's operand as they stand (cufa/problem/float8.py): no shuffle, no byte permutation.
+// - The scales of q and k are one factor of the scores of a tile; the scale of v is a factor of O at the end.
+// - P is 448 exp(s - m): it uses all of e4m3's range. m is always the true maximum, because a lazy rescale would overflow. l sums P
+//   before it is rounded.
+// - Keys go from last to first: the first keys, often attention sinks, come when m is known best.
+// - TWO_LEVELS: the tensor core adds with about 14 bits. P V of a tile is summed from 0 and added to O in float32, which keeps long
+//   rows exact (needle in a haystack).
+// - Descriptors carry the mask and the sequence of an item: one path for dense, padded and packed arrays.
+#include "forward/fa3_fp8/config.cuh"
+#include "primitives/grid.cuh"
+#include "primitives/register_budget.cuh"
+#include "primitives/float8.cuh"
+#include "primitives/wgmma_e4m3.cuh"
+#include "forward/fa3/integer_maxima.cuh"
+#include "forward/fa3_fp8/producer.cuh"
+#include "shared/named_barriers.cuh"
+#include "shared/score.cuh"
+#include "shared/softcap.cuh"
+#include "wgmma/accumulator.cuh"
+
+constexpr int PRODUCER_REGISTERS = CONSUMERS <= 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS <= 2 ? 240 : CONSUMERS == 3 ? 160 : 112;
+static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS),
+              "setmaxnreg of a consumer would wait forever");
+constexpr int K_STEPS = (HEAD_DIM + 31) / 32;  // k32 steps of S = Q K^T; TMA fills the last one up with zeros
+constexpr int V_STEPS = Bc / 32;               // k32 steps of P V
+constexpr int O_TILES = HEAD_DIM / 8;
+// One product at a time. A soft cap needs registers that products in flight would hold.
+constexpr bool IN_TURN = TWO_LEVELS || SOFTCAP;
+constexpr int SLICE = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;  // IN_TURN: columns of V whose tile sum is in registers at once
+constexpr float LOG2_448 = 8.8073549220576041f, LN_448 = 6.1047932324149849f;
+
+using Scores = float[Bc / 2];
+using Output = float[HEAD_DIM / 2];
+using Probabilities = u32[Bc / 8];
+
+// Offset of the 32 bytes of k-step `k` in a tile of ROWS rows.
+template <int ROWS>
+constexpr u64 byte_step(int k) {
+  return descriptor_step(k / 4 * ROWS * ATOM_BYTES + k % 4 * 32);
+}
+
+// Four probabilities of a row as e4m3: of 8-column tiles n and n + 1.
+DEVICE u32 pack_e4m3(const Scores& S, int n, int r) {
+  return cvt_e4m3x2(S[4 * n + 2 * r], S[4 * n + 2 * r + 1]) | cvt_e4m3x2(S[4 * n + 4 + 2 * r], S[4 * n + 5 + 2 * r]) << 16;
+}
+
+// Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
+struct Consumer {
+  const Float8Params& p;
+  const SharedMemory& smem;
+  const int consumer, warp, lane;
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_TILE_BYTES);
+  const u64 K_desc = k_major_descriptor(smem.K), V_desc = k_major_descriptor(smem.V);
+
+  Scores S;
+  Output O;
+  Probabilities P;
+  OnlineSoftmax<2, 0> softmax;
+
+  Item item;
+  HeadMask mask;
+  TileRange tiles;     // the tiles that this consumer's rows see
+  int row;             // this lane's first query row; its second is row + 8
+  float qk_scale = 1;  // scale of q, times that of k unless it differs from tile to tile
+  mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
+
+  DEVICE void run() {
+    if (CONSUMERS > 1 && consumer == CONSUMERS - 1) bar_arrive(PING_PONG_BARRIER, 256);  // consumer 0 has the first slot
+    for (u32 round = 0;; ++round) {
+      inside.enter(WAIT_ITEM);
+      mbarrier_wait(smem.Q_full + 8 * consumer, round % 2);
+      const u32 descriptor = smem.item(round);
+      item = read_16_bytes<Item>(descriptor);
+      if (item.q_block == NO_MORE_ITEMS) break;
+      const u64 start_ns = TRACE ? global_timer() : 0;
+      inside.item(item.index);
+      mask = read_16_bytes<HeadMask>(descriptor + MASK_AT);
+      const auto sequence = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT);
+      compute(sequence);
+      if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of<Br>(mask, item.q_block), start_ns);
+      store(sequence);
+      warp_sync();  // all lanes have read the descriptor
+      if (lane == 0) mbarrier_arrive(smem.Q_empty + 8 * consumer);
+    }
+    inside.close();
+  }
+
+  // O, m and l of the item. Every consumer takes part in every tile that the block visits, as the rings and the ping-pong are
+  // shared.
+  DEVICE void compute(const SequenceOfItem& sequence) {
+    const int group = item.q_block * CONSUMERS + consumer;
+    row = group * GROUP_ROWS + warp * 16 + lane / 4;
+    tiles = tiles_of<GROUP_ROWS>(mask, group);
+    const TileRange block = tiles_of<Br>(mask, item.q_block);
+    softmax.reset();
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
+    if (tiles.empty()) return pass_over(block.end - block.first);
+    read_scales(sequence);
+    pass_over(block.end - tiles.end);
+    int j = tiles.end - 1;
+    if constexpr (IN_TURN) {
+      walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step_in_turn(j, segment); });
+    } else {
+      if (j >= tiles.clear_end) {
+        first(j, SegmentTag<RIGHT_MASKED>{});
+      } else {
+        first(j, SegmentTag<CLEAR>{});
+      }
+      --j;
+      walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step(j, segment); });
+      V_ring.wait_full(inside, tiles.first);
+      fence_values();
+      issue_values(tiles.first);
+      end_values(tiles.first);
+    }
+    pass_over(tiles.first - block.first);
+  }
+
+  // The scores of tile j, alone.
+  DEVICE void scores_of(int j) {
+    K_ring.wait_full(inside, j);
+    begin_slot();
+    wgmma_fence();
+    issue_scores(j);
+    end_slot();
+    end_scores<0>(j);
+  }
+  template <typename Tag>
+  DEVICE void first(int j, Tag segment) {
+    float alpha[2];
+    scores_of(j);
+    softmax_of_tile(j, segment, alpha);
+    pack();
+  }
+
+  // Alg. 2, l. 8-14: the scores of tile j and the values of tile j + 1 in flight together; the softmax of j runs under the values.
+  template <typename Tag>
+  DEVICE void step(int j, Tag segment) {
+    K_ring.wait_full(inside, j);
+    begin_slot();
+    fence_values();
+    issue_scores(j);
+    V_ring.wait_full(inside, j + 1);
+    issue_values(j + 1);
+    end_slot();
+    end_scores<1>(j);
+    float alpha[2];
+    const bool grown = softmax_of_tile(j, segment, alpha);
+    end_values(j + 1);
+    pack();
+    if (grown) rescale(alpha);
+  }
+
+  DEVICE void fence_values() {
+    wgmma_registers(O);
+    wgmma_registers(P);
+    wgmma_fence();
+  }
+  DEVICE void issue_scores(int j) {
+    const u64 k = K_desc + descriptor_step(K_TILE_BYTES) * K_ring.stage;
+#pragma unroll
+    for (int s = 0; s < K_STEPS; ++s) {
+      const u64 q_s = Q_desc + byte_step<GROUP_ROWS>(s), k_s = k + byte_step<Bc>(s);
+      if (s == 0) {
+        WgmmaE4m3<Bc>::template ss<false>(S, q_s, k_s);
+      } else {
+        WgmmaE4m3<Bc>::template ss<true>(S, q_s, k_s);
+      }
+    }
+    wgmma_commit(inside, SCORES, j);
+  }
+  template <int PENDING>
+  DEVICE void end_scores(int j) {
+    wgmma_wait<PENDING>(inside, j);
+    wgmma_registers(S);
+    inside.landed(SCORES, j);
+    inside.enter(SOFTMAX, j);
+    K_ring.release(lane);
+    K_ring.advance();
+  }
+  DEVICE void issue_values(int j) {
+    const u64 v = V_desc + descriptor_step(V_TILE_BYTES) * V_ring.stage;
+#pragma unroll
+    for (int s = 0; s < V_STEPS; ++s) {
+      WgmmaE4m3<HEAD_DIM>::template rs<true>(O, P[4 * s], P[4 * s + 1], P[4 * s + 2], P[4 * s + 3], v + byte_step<HEAD_DIM>(s));
+    }
+    wgmma_commit(inside, VALUES, j);
+  }
+  DEVICE void end_values(int j) {
+    wgmma_wait<0>(inside, j);
+    wgmma_registers(O);
+    wgmma_registers(P);
+    inside.landed(VALUES, j);
+    V_ring.release(lane);
+    V_ring.advance();
+  }
+  DEVICE void rescale(const float (&alpha)[2]) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] *= alpha[i / 2 % 2];
+  }
+
+  // IN_TURN: the scores, the softmax and the values of a tile one after another; other consumers' products run meanwhile. The
+  // tile's P V takes the registers of S, a slice of V's columns after another.
+  template <typename Tag>
+  DEVICE void step_in_turn(int j, Tag segment) {
+    float alpha[2];
+    scores_of(j);
+    if (softmax_of_tile(j, segment, alpha)) rescale(alpha);
+    pack();
+    V_ring.wait_full(inside, j);
+    const u64 v = V_desc + descriptor_step(V_TILE_BYTES) * V_ring.stage;
+#pragma unroll
+    for (int first = 0; first < HEAD_DIM; first += SLICE) {
+      float tile_O[SLICE / 2];
+      wgmma_registers(P);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < V_STEPS; ++s) {
+        const u64 v_s = v + byte_step<HEAD_DIM>(s) + descriptor_step(first * ATOM_BYTES);
+        if (s == 0) {
+          WgmmaE4m3<SLICE>::template rs<false>(tile_O, P[0], P[1], P[2], P[3], v_s);
+        } else {
+          WgmmaE4m3<SLICE>::template rs<true>(tile_O, P[4 * s], P[4 * s + 1], P[4 * s + 2], P[4 * s + 3], v_s);
+        }
+      }
+      wgmma_commit(inside, VALUES, j);
+      wgmma_wait<0>(inside, j);
+      wgmma_registers(tile_O);
+      wgmma_registers(P);
+#pragma unroll
+      for (int i = 0; i < SLICE / 2; ++i) O[first / 2 + i] += tile_O[i];
+    }
+    inside.landed(VALUES, j);
+    V_ring.release(lane);
+    V_ring.advance();
+  }
+
+  // S becomes 448 exp(s - m). True if O must be multiplied by alpha.
+  template <typename Tag>
+  DEVICE bool softmax_of_tile(int j, Tag, float (&alpha)[2]) {
+    const auto scores = fragment_view(S);
+    float scale = qk_scale;
+    if constexpr (K_SCALE == OF_BLOCK) scale *= ld_global<float>(k_scales + j);
+    if constexpr (SOFTCAP) cap_scores<true>(scores, p.softcap * scale);
+    const float scale_log2 = SOFTCAP ? p.scale_log2 : fmaxf(p.scale_log2 * scale, 0x1p-126f);
+    hide_scores<Tag::value>(scores, mask, row, j * Bc, lane % 4 * 2);
+    float top[2];
+    row_maxima(scores, scale_log2, top);
+    const bool grown = softmax.raise_max_by_lanes(top, scale_log2, alpha);
+    const float shift[2] = {LOG2_448 - softmax.m_scaled[0], LOG2_448 - softmax.m_scaled[1]};
+#pragma unroll
+    for (int i = 0; i < Bc / 2; ++i) {  // both rows in turn: two chains of sums
+      const int r = i / 2 % 2;
+      S[i] = ex2(fmaf(S[i], scale_log2, shift[r]));
+      softmax.l[r] += S[i];
+    }
+    return grown;
+  }
+  // Maximum of each row over this lane's columns; where it cannot raise the row's maximum, any lower number. Integer comparisons
+  // take three operands (integer_maxima.cuh).
+  template <typename View>
+  DEVICE void row_maxima(View scores, float scale_log2, float (&top)[2]) const {
+    int bits[2];
+    lane_tops(bits, scores);
+    const bool exact = (bits[0] > 0 || softmax.m_scaled[0] >= 0.0f) && (bits[1] > 0 || softmax.m_scaled[1] >= 0.0f);
+    if (warp_any(!exact)) return lane_maxima<true>(top, scores);
+    top[0] = bits[0] > 0 ? u32_as_float(u32(bits[0])) : NEG_INF;
+    top[1] = bits[1] > 0 ? u32_as_float(u32(bits[1])) : NEG_INF;
+  }
+  DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < Bc / 8; ++i) P[i] = pack_e4m3(S, i / 2 * 2, i % 2);
+    wgmma_registers(P);
+    wgmma_registers(softmax.l);
+  }
+
+  const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
+  DEVICE void read_scales(const SequenceOfItem& s) {
+    const int kv_head = item.head / (p.heads / p.kv_heads), group = item.q_block * CONSUMERS + consumer;
+    qk_scale = ld_global<float>(p.q_scale + scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q,
+                                                                             p.total_q, s.first_row) + (Q_SCALE == OF_BLOCK ? group : 0));
+    k_scales = p.k_scale + scale_index<K_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, s.first_key);
+    if constexpr (K_SCALE != OF_BLOCK) qk_scale *= ld_global<float>(k_scales);
+  }
+
+  // Gives back `count` tiles of K and V that this consumer's rows do not see.
+  DEVICE void pass_over(int count) {
+    for (int i = 0; i < count; ++i) {
+      K_ring.wait_full(inside, NO_TILE);
+      K_ring.release(lane);
+      K_ring.advance();
+      begin_slot();
+      end_slot();
+      V_ring.wait_full(inside, NO_TILE);
+      V_ring.release(lane);
+      V_ring.advance();
+    }
+  }
+
+  // Ping-pong: consumers issue their products one after another, so that the softmax of one overlaps with the products of others.
+  DEVICE void begin_slot() const {
+    inside.enter(WAIT_TURN, NO_TILE);
+    if constexpr (CONSUMERS > 1) bar_sync(PING_PONG_BARRIER + consumer, 256);
+    inside.enter(ISSUE, NO_TILE);
+  }
+  DEVICE void end_slot() const {
+    if constexpr (CONSUMERS > 1) bar_arrive(PING_PONG_BARRIER + (consumer + 1) % CONSUMERS, 256);
+  }
+
+  // Alg. 1, l. 19-20: O v_scale / l, L = m + log l. Rows in padding get 0 and -inf.
+  DEVICE void store(const SequenceOfItem& s) {
+    inside.enter(STORE, item.index);
+    const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
+    const int kv_head = item.head / (p.heads / p.kv_heads);
+    const float v_scale =
+        ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, s.first_key));
+    const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
+    float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);
+    softmax.reduce_sum();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = row + 8 * r;
+      const bool exists = i < mask.rows, stored = i < s.stored_rows;
+      if (lse != nullptr && lane % 4 == 0 && stored) st_global(lse + i, exists ? softmax.lse(r) - LN_448 : NEG_INF);
+      if (LENGTHS_KIND != DENSE && !exists) {  // rows past the end may hold NaN
+#pragma unroll
+        for (int n = 0; n < O_TILES; ++n) O[4 * n + 2 * r] = O[4 * n + 2 * r + 1] = 0.0f;
+      }
+      store_accumulator_row<O_TILES, Element>(output_row(p, {item.q_block, item.head, batch}, s.first_row + i), O, r,
+                                                 exists ? softmax.inverse_sum(r) * v_scale : 0.0f, stored, lane);
+    }
+    inside.enter(NOTHING);
+  }
+};
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_forward_fp8(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap Q_map,
+                    const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
+                    const __grid_constant__ TensorMap) {
+  DYN_SMEM(start);
+  const SharedMemory smem{smem_address(start)};
+  const int warpgroup = shfl(u32(threadIdx.x / 128), 0);  // shfl: ptxas knows that the result is warp-uniform
+
+  if (threadIdx.x == 0) smem.init_barriers();
+  block_sync();  // all mbarriers are initialised before a thread waits for one
+
+  if (warpgroup == 0) {
+    registers_release_to<PRODUCER_REGISTERS>();
+    PersistentItems items(p);
+    if (threadIdx.x == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
+  } else {
+    registers_raise_to<CONSUMER_REGISTERS>();
+    Consumer{p, smem, warpgroup - 1, int(threadIdx.x) / 32 % 4, int(threadIdx.x) % 32}.run();
+  }
+}

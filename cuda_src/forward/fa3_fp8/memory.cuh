@@ -1,0 +1,104 @@
+// The tiles of fa3_forward_fp8 in shared memory, their mbarriers, and the item descriptors that the producer leaves for
+// consumers.
+#pragma once
+#include "forward/fa3_fp8/config.cuh"
+constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,
+constexpr int PACKED_HEADS = 1;     // and rows of one head
+#include "forward/float8_params.cuh"
+#include "forward/fa3/persistent_items.cuh"
+#include "wgmma/pipeline.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int GROUP_ROWS = 64;                // query rows of one consumer warpgroup
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int ATOM_BYTES = 128;               // columns of e4m3 in an atom (wgmma/operands.cuh)
+constexpr int V_BOX_ROWS = 16;                // rows of V^T that one copy brings
+constexpr int column_atoms(int columns) { return (columns + ATOM_BYTES - 1) / ATOM_BYTES; }
+constexpr int tile_bytes(int rows, int columns) { return column_atoms(columns) * rows * ATOM_BYTES; }
+constexpr int Q_TILE_BYTES = tile_bytes(GROUP_ROWS, HEAD_DIM), K_TILE_BYTES = tile_bytes(Bc, HEAD_DIM);
+constexpr int V_TILE_BYTES = tile_bytes(HEAD_DIM, Bc);  // V^T: a row for each column of V
+static_assert(Br == CONSUMERS * GROUP_ROWS, "BLOCK_Q: 64 query rows for each consumer warpgroup");
+static_assert(Bc % 32 == 0 && Bc <= 256, "BLOCK_KV: P V takes 32 keys per wgmma, S = Q K^T at most 256");
+static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
+static_assert(!is_irregular(MASK_KIND), "fa3_forward_fp8 takes band masks");
+
+// What a scale belongs to: the array, a head of a sequence, a block of rows (64 queries, or the keys of a tile), or a row.
+enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK };
+static_assert(Q_SCALE <= OF_BLOCK && K_SCALE <= OF_BLOCK && V_SCALE <= OF_HEAD, "support.py refuses other scales");
+
+// Index of the scale of a head of a sequence; OF_BLOCK: of its first block of BLOCK tokens. `room`: tokens of a sequence; packed:
+// `total` tokens of the arrays, of which the sequence's first is `first`.
+template <int MODE, int BLOCK>
+DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, int room, int total, int first) {
+  if constexpr (MODE == OF_TENSOR) return 0;
+  if constexpr (MODE == OF_HEAD) return i64(batch) * heads + head;
+  if constexpr (LENGTHS_KIND == PACKED) return i64(head) * (total / BLOCK + p.batch) + first_packed_block<BLOCK>(first, batch);
+  return (i64(batch) * heads + head) * ((room - 1) / BLOCK + 1);
+}
+
+// ---- Item descriptors: one query block of one head, the mask of its sequence, and where the sequence lies in the arrays. After
+// the last item comes one with q_block NO_MORE_ITEMS.
+struct alignas(16) Item : WorkItem {
+  u32 index;  // its number, for the trace
+};
+struct alignas(16) SequenceOfItem {
+  int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
+};
+constexpr int MASK_AT = 16, SEQUENCE_AT = 32, ITEM_BYTES = 48;
+constexpr int ITEM_DESCRIPTORS = 4;
+
+template <typename T>
+DEVICE void write_16_bytes(u32 smem, const T& x) {
+  static_assert(sizeof(T) == 16, "one access moves 16 bytes");
+  vec4 bits;
+  memcpy(&bits, &x, sizeof(T));
+  st_shared_vec4(smem, bits);
+}
+template <typename T>
+DEVICE T read_16_bytes(u32 smem) {
+  static_assert(sizeof(T) == 16, "one access moves 16 bytes");
+  const vec4 bits = ld_shared_vec4(smem);
+  T x;
+  memcpy(&x, &bits, sizeof(T));
+  return x;
+}
+
+// ---- Shared memory
+
+struct SharedMemory {
+  static constexpr int K_AT = CONSUMERS * Q_TILE_BYTES, V_AT = K_AT + NUM_STAGES * K_TILE_BYTES;
+  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * V_TILE_BYTES, Q_EMPTY_AT = Q_FULL_AT + 8 * CONSUMERS;
+  static constexpr int K_FULL_AT = Q_EMPTY_AT + 8 * CONSUMERS, K_EMPTY_AT = K_FULL_AT + 8 * NUM_STAGES;
+  static constexpr int V_FULL_AT = K_EMPTY_AT + 8 * NUM_STAGES, V_EMPTY_AT = V_FULL_AT + 8 * NUM_STAGES;
+  static constexpr int ITEMS_AT = (V_EMPTY_AT + 8 * NUM_STAGES + 15) / 16 * 16;
+  static constexpr int BYTES = ITEMS_AT + ITEM_BYTES * ITEM_DESCRIPTORS;
+  static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
+  static_assert(V_TILE_BYTES % 1024 == 0 || NUM_STAGES == 1, "every stage of V begins at a multiple of 1024 bytes");
+  static_assert(BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3_fp8.py must ask for the bytes that the buffers take");
+
+  u32 start, Q = start, K = start + K_AT, V = start + V_AT, Q_full = start + Q_FULL_AT, Q_empty = start + Q_EMPTY_AT;
+
+  DEVICE RingCursor<NUM_STAGES> K_ring() const { return {start + K_FULL_AT, start + K_EMPTY_AT}; }
+  DEVICE RingCursor<NUM_STAGES> V_ring() const { return {start + V_FULL_AT, start + V_EMPTY_AT}; }
+  DEVICE u32 item(u32 round) const { return start + ITEMS_AT + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
+
+  // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when
+  // every warp that reads it has arrived.
+  DEVICE void init_barriers() const {
+    for (int i = 0; i < CONSUMERS; ++i) {
+      mbarrier_init(Q_full + 8 * i, 1);
+      mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
+    }
+    K_ring().init(1, 4 * CONSUMERS);
+    V_ring().init(1, 4 * CONSUMERS);
+    mbarrier_init_fence();
+  }
+};
+
+// The key tiles that a query block of ROWS rows visits; none for a block past the end of its sequence.
+template <int ROWS>
+DEVICE TileRange tiles_of(const HeadMask& mask, int block) {
+  if (mask.keys == 0 || block * ROWS >= mask.rows) return {};
+  return mask.tiles<ROWS, Bc, SKIP_MASKED_TILES>(block);
+}

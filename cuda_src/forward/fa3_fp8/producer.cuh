@@ -1,0 +1,70 @@
+// The producer of fa3_forward_fp8: one thread asks TMA for tiles in the order in which consumers need them.
+#pragma once
+#include "forward/fa3_fp8/memory.cuh"
+
+// A tile of ROWS rows of e4m3 as wgmma takes it, in copies of BOX_ROWS rows and 128 columns.
+template <int ROWS, int BOX_ROWS, int COLUMNS>
+DEVICE void load_bytes(u32 tile, u32 full_barrier, const TensorMap* map, int column, int row, int head, int batch) {
+  mbarrier_arrive_expect_tx(full_barrier, tile_bytes(ROWS, COLUMNS));
+  for (int a = 0; a < column_atoms(COLUMNS); ++a) {
+    for (int r = 0; r < ROWS; r += BOX_ROWS) {
+      tma_load_4d(tile + (a * ROWS + r) * ATOM_BYTES, map, full_barrier, column + a * ATOM_BYTES, row + r, head, batch);
+    }
+  }
+}
+
+struct Producer {
+  const Float8Params& p;
+  const TensorMap *Q_map, *K_map, *V_map;
+  const SharedMemory& smem;
+  RingCursor<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  u32 round = 0;
+  PhaseLog inside = PhaseLog(p.trace, true);
+
+  DEVICE void run(PersistentItems& items) {
+    for (u32 index; items.next(index);) {
+      const WorkItem work = items.item(p, index);
+      const auto sequence = sequence_of(p, work.batch);
+      if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // past the end of its sequence
+      inside.item(index);
+      load_item({work, index}, head_mask(p, sequence), sequence);
+    }
+    for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
+    write_16_bytes(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
+    for (int w = 0; w < CONSUMERS; ++w) mbarrier_arrive(smem.Q_full + 8 * w);
+    inside.close();
+  }
+
+  // Consumers read the descriptor after they have waited for the item's Q. K comes one tile ahead of V.
+  template <typename Sequence>
+  DEVICE void load_item(const Item& item, const HeadMask& mask, const Sequence& sequence) {
+    const TileRange tiles = tiles_of<Br>(mask, item.q_block);
+    const int kv_head = item.head / (p.heads / p.kv_heads), batch = sequence.batch(), first_key = int(sequence.first_key());
+    // V^T of a packed sequence begins at a multiple of 128 positions (cufa/problem/float8.py).
+    const int first_value = LENGTHS_KIND == PACKED ? ATOM_BYTES * int(first_packed_block<ATOM_BYTES>(first_key, item.batch)) : 0;
+    auto load_keys = [&](int j) {
+      K_ring.wait_empty(inside, j);
+      load_bytes<Bc, Bc, HEAD_DIM>(smem.K + K_ring.stage * K_TILE_BYTES, K_ring.full_barrier(), K_map, 0, first_key + j * Bc,
+                                   kv_head, batch);
+      K_ring.advance();
+    };
+    if (!tiles.empty()) load_keys(tiles.end - 1);
+    for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
+    const u32 descriptor = smem.item(round++);
+    write_16_bytes(descriptor, item);
+    write_16_bytes(descriptor + MASK_AT, mask);
+    write_16_bytes(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
+                                                            int(sequence.first_row()), first_key});
+    for (int w = 0; w < CONSUMERS; ++w) {
+      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0,
+                                                   int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS, item.head, batch);
+    }
+    for (int j = tiles.end - 1; j >= tiles.first; --j) {
+      if (j > tiles.first) load_keys(j - 1);
+      V_ring.wait_empty(inside, j);
+      load_bytes<HEAD_DIM, V_BOX_ROWS, Bc>(smem.V + V_ring.stage * V_TILE_BYTES, V_ring.full_barrier(), V_map,
+                                           first_value + j * Bc, 0, kv_head, batch);
+      V_ring.advance();
+    }
+  }
+};

@@ -1,0 +1,183 @@
+"""fa3_forward_fp8 on the executor against float64 of the same e4m3 numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cufa.gpu.architectures import Device
+from cufa.kernels import KERNELS
+from cufa.kernels.forward.fa3_fp8 import Fa3ForwardFp8
+from cufa.plan.planner import make_plan
+from cufa.problem.float8 import KEY_ORDER, first_block, key_tile, padded_keys, scale_shape
+from cufa.problem.lengths import DENSE, Lengths, Packed, Padded
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
+from cufa.problem.problem import Problem
+from cufa.run.emulate.launch import Execution
+from cufa.run.emulate.run import Emulation, run_plan
+
+HOPPER = Device.typical(90)
+HEADS, KV_HEADS = 4, 2
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KERNELS, "fa3_forward_fp8", Fa3ForwardFp8())
+
+
+def transposed(v: Any, lengths: Lengths) -> Any:
+    """V^T (batch, kv_heads, head_dim, positions) of e4m3, its keys in the order of :data:`KEY_ORDER`."""
+    if not isinstance(lengths, Packed):
+        batch, heads, keys, head_dim = v.shape
+        padded = np.zeros((batch, heads, padded_keys(keys), head_dim), v.dtype)
+        padded[:, :, :keys] = v
+    else:
+        _, heads, keys, head_dim = v.shape
+        padded = np.zeros((1, heads, padded_keys(keys, len(lengths.queries or ())), head_dim), v.dtype)
+        for sequence, _, _, rows in lengths.places() or []:
+            start = 128 * first_block(rows.start, 128, sequence)
+            padded[:, :, start : start + rows.stop - rows.start] = v[:, :, rows]
+    grouped = padded.reshape(*padded.shape[:2], -1, 32, head_dim)[:, :, :, KEY_ORDER]
+    return np.ascontiguousarray(grouped.reshape(padded.shape).swapaxes(2, 3))
+
+
+def run(
+    head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask = FULL, lengths: Lengths = DENSE, *,
+    modes: tuple[str, str, str] = ("head",) * 3, two_levels: bool = False, softcap: float | None = None,
+    batch: int = 1, mode: str = "checked",
+) -> tuple[Emulation, dict[str, Any], Problem]:  # fmt: skip
+    rng = np.random.default_rng(head_dim + seqlen_q + seqlen_k)
+    problem = Problem(
+        batch, HEADS, KV_HEADS, seqlen_q, seqlen_k, head_dim, "float8_e4m3", mask, head_dim**-0.5, softcap,
+        lengths=lengths, out_dtype="bfloat16", scales=modes,
+    )  # fmt: skip
+    given: dict[str, Any] = {}
+    for name, heads, seqlen, block, scale in zip(
+        "qkv", (HEADS, KV_HEADS, KV_HEADS), (seqlen_q, seqlen_k, seqlen_k), (64, key_tile(head_dim), 0), modes,
+        strict=True,
+    ):  # fmt: skip
+        rows = (1 if isinstance(lengths, Packed) else batch, heads, seqlen, head_dim)
+        given[name] = (rng.standard_normal(rows) * 60).astype(ml_dtypes.float8_e4m3fn)
+        shape = scale_shape(scale, block, heads, batch, seqlen, lengths)
+        given[f"{name}_scale"] = rng.uniform(0.005, 0.02, shape).astype(np.float32)
+    arrays = {name: x.view(np.uint8) if name in "qkv" else x for name, x in given.items()}
+    arrays["v"] = transposed(arrays["v"], lengths)
+    arrays["out"] = np.full(given["q"].shape, np.nan, ml_dtypes.bfloat16)
+    arrays["lse"] = np.full(problem.lse_shape, np.nan, np.float32)
+    if isinstance(lengths, Padded):
+        arrays["seqlens_q"], arrays["seqlens_k"] = (
+            np.array(x, np.int32) for x in (lengths.queries, lengths.keys)
+        )
+    if isinstance(lengths, Packed):
+        for side, counts in (("q", lengths.queries), ("k", lengths.keys)):
+            arrays[f"cu_seqlens_{side}"] = np.cumsum([0, *(counts or ())], dtype=np.int32)
+    spec = KERNELS["fa3_forward_fp8"]
+    assert isinstance(spec, Fa3ForwardFp8)
+    config = next(x for x in spec.fitting(spec.configs, head_dim, HOPPER) if x.two_levels == two_levels)
+    plan = make_plan(problem, HOPPER, "fa3", config=config)
+    return run_plan(plan, arrays, Execution(mode=mode)), given, problem
+
+
+def expected(given: dict[str, Any], problem: Problem, batch: int, head: int, rows: slice, keys: slice) -> Any:
+    """out of one head of one sequence in float64, from a scale per tensor or head."""
+
+    def whole(name: str, head: int, tokens: slice) -> Any:
+        scale = given[f"{name}_scale"]
+        x = given[name][0 if isinstance(problem.lengths, Packed) else batch, head, tokens].astype(np.float64)
+        return x * float(scale if scale.ndim == 0 else scale[batch, head])
+
+    kv_head = head // (HEADS // KV_HEADS)
+    scores = whole("q", head, rows) @ whole("k", kv_head, keys).T * problem.scale
+    if problem.softcap is not None:
+        scores = problem.softcap * np.tanh(scores / problem.softcap)
+    visible = problem.mask.dense(*scores.shape) if problem.mask is not FULL else np.ones(scores.shape, bool)
+    scores = np.where(visible, scores, -np.inf)
+    top = scores.max(axis=1, keepdims=True, initial=-1e300)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.divide(weights, total, where=total > 0, out=np.zeros_like(weights)) @ whole("v", kv_head, keys)
+
+
+def check(out: Any, right: Any) -> None:
+    """Rounding P to three bits of mantissa leaves 2 to 3% of the result's norm."""
+    error = np.linalg.norm(out.astype(np.float64) - right) / max(np.linalg.norm(right), 1e-9)
+    assert error < 0.035, error
+
+
+@pytest.mark.parametrize("two_levels", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "seqlen_q", "seqlen_k", "mask"),
+    [
+        (64, 200, 500, FULL),
+        (16, 70, 333, CAUSAL),
+        (128, 130, 700, CAUSAL),
+        (144, 90, 300, Band(100, 20)),
+        (256, 140, 300, CAUSAL),
+    ],
+)
+def test_dense(head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, two_levels: bool) -> None:
+    if mask is not FULL:
+        assert isinstance(mask, Band)
+        mask = dataclasses.replace(mask, diagonal=seqlen_k - seqlen_q)
+    found, given, problem = run(head_dim, seqlen_q, seqlen_k, mask, two_levels=two_levels)
+    assert not found.findings
+    for head in range(HEADS):
+        right = expected(given, problem, 0, head, slice(0, seqlen_q), slice(0, seqlen_k))
+        check(found.out[0, head], right)
+
+
+@pytest.mark.parametrize(
+    ("modes", "softcap"),
+    [(("tensor",) * 3, None), (("head", "tensor", "head"), 20.0)],
+)
+def test_scales_and_soft_cap(modes: tuple[str, str, str], softcap: float | None) -> None:
+    found, given, problem = run(96, 65, 257, modes=modes, softcap=softcap, batch=2)
+    assert not found.findings
+    for batch in range(2):
+        for head in range(HEADS):
+            right = expected(given, problem, batch, head, slice(0, 65), slice(0, 257))
+            check(found.out[batch, head], right)
+
+
+def test_scales_of_blocks() -> None:
+    """A scale per 64 queries and per key tile: as one per head, where all are equal; and other numbers where not."""
+    seqlens = 130, 500
+    found, given, problem = run(128, *seqlens, modes=("block", "block", "head"), mode="plain")
+    q_scale, k_scale = given["q_scale"], given["k_scale"]
+    assert q_scale.shape == (1, HEADS, 3) and k_scale.shape == (1, KV_HEADS, 3)
+    q = given["q"].astype(np.float64) * np.repeat(q_scale, 64, axis=-1)[..., :130, None]
+    k = given["k"].astype(np.float64) * np.repeat(k_scale, key_tile(128), axis=-1)[..., :500, None]
+    one = np.ones((1, HEADS))
+    whole = {**given, "q": q, "k": k, "q_scale": one, "k_scale": one}
+    for head in range(HEADS):
+        check(found.out[0, head], expected(whole, problem, 0, head, slice(0, 130), slice(0, 500)))
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+def test_padded(mask: Mask) -> None:
+    lengths = Padded((100, 0, 33), (300, 7, 0))
+    found, given, problem = run(64, 120, 310, mask, lengths, batch=3)
+    assert not found.findings
+    for batch, (rows, keys) in enumerate(zip((100, 0, 33), (300, 7, 0), strict=True)):
+        for head in range(HEADS):
+            out = found.out[batch, head]
+            assert not out[rows:].any()
+            if rows and keys and mask is FULL:
+                check(out[:rows], expected(given, problem, batch, head, slice(0, rows), slice(0, keys)))
+            elif not keys:
+                assert not out.any() and np.isneginf(found.lse[batch, head]).all()
+
+
+def test_packed() -> None:
+    rows, keys = (70, 1, 130), (300, 40, 129)
+    lengths = Packed(201, 469, rows, keys)
+    found, given, problem = run(128, 201, 469, FULL, lengths, batch=3)
+    assert not found.findings
+    for sequence in range(3):
+        q, k = (slice(sum(x[:sequence]), sum(x[: sequence + 1])) for x in (rows, keys))
+        for head in range(HEADS):
+            check(found.out[0, head, q], expected(given, problem, sequence, head, q, k))
