@@ -6,7 +6,7 @@ Not in the registry: calls make no transposed values on a GPU, so that no call c
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
 
 from ...gpu.architectures import Device
 from ...problem.float8 import KEY_TILES
@@ -61,7 +61,7 @@ class Fa3ForwardFp8(Kernel):
     entry = "fa3_forward_fp8"
     dtypes = ("float8_e4m3",)
     out_dtypes = ("float16", "bfloat16")
-    scales: ClassVar[dict[str, tuple[str, ...]]] = {
+    scales: Mapping[str, tuple[str, ...]] = {
         "q": ("tensor", "head", "block"),
         "k": ("tensor", "head", "block"),
         "v": ("tensor", "head"),
