@@ -8,6 +8,7 @@ from .calls.backward import flash_attention_backward, plan_backward
 from .calls.decode import flash_decode, plan_decode
 from .calls.forward import flash_attention, plan
 from .calls.merge import merge_attention_states
+from .calls.quantize import QuantizedValues, dequantize, quantize
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
 from .reference.decode import decode_reference
 from .reference.dense import attention_reference, attention_reference_backward
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .run.emulate.calls import emulate, emulate_backward
 
 __all__ = [
+    "QuantizedValues",
     "__version__",
     "attention_reference",
     "attention_reference_backward",
@@ -25,6 +27,7 @@ __all__ = [
     "attention_varlen_reference_backward",
     "compile",
     "decode_reference",
+    "dequantize",
     "emulate",
     "emulate_backward",
     "flash_attention",
@@ -37,6 +40,7 @@ __all__ = [
     "plan",
     "plan_backward",
     "plan_decode",
+    "quantize",
 ]
 __version__ = "0.1.0"
 

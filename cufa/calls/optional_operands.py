@@ -47,7 +47,7 @@ def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], 
         if name in found:
             found[name] = _numbers(name, found[name], heads[name], problem)
     seqlens = {
-        name: _seqlens(f"seqlens_{name}", found[f"seqlens_{name}"], problem.batch, most)
+        name: checked_lengths(f"seqlens_{name}", found[f"seqlens_{name}"], problem.batch, most)
         for name, most in (("q", problem.seqlen_q), ("k", problem.seqlen_k))
         if f"seqlens_{name}" in found
     }
@@ -87,7 +87,7 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
     return np.ascontiguousarray(bounded(values), problem.lse_dtype)
 
 
-def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:
+def checked_lengths(name: str, x: Any, batch: int, most: int) -> Any:
     x = int32(name, x, (batch,), "(batch,)")
     if isinstance(x, np.ndarray):
         wrong = np.flatnonzero((x < 0) | (x > most))

@@ -92,6 +92,38 @@ def first_block(start: int, block: int, sequence: int) -> int:
     return start // block + sequence
 
 
+def mode_of(
+    name: str, shape: tuple[int, ...], block: int, heads: int, batch: int, seqlen: int, lengths: Lengths
+) -> str:
+    """The mode of a scale array by its shape. Raises ValueError for any other shape."""
+    shapes = {mode: scale_shape(mode, block, heads, batch, seqlen, lengths) for mode in MODES}
+    found = [mode for mode in MODES if shapes[mode] == shape]
+    if found == ["block", "token"] and isinstance(lengths, Packed):
+        raise ValueError(
+            f"{name} has shape {shape}, of a scale per block and of one per token: pass one per head"
+        )
+    if not found:
+        raise ValueError(
+            f"{name} has shape {shape}; it takes a scale per tensor (), per head {shapes['head']}, per block of "
+            f"{block} tokens {shapes['block']} or per token {shapes['token']}"
+        )
+    return found[0]
+
+
+def of_tokens(scale: Any, mode: str, block: int, seqlen: int, lengths: Lengths) -> Any:
+    """The scale of each token of the arrays, which broadcasts to (batch, heads, seqlen); 1 in packed padding."""
+    if not isinstance(lengths, Packed) or mode in ("tensor", "token"):
+        return per_token(scale, mode, block, seqlen)
+    found = np.ones((1, scale.shape[1], seqlen), scale.dtype)
+    for sequence, _, _, rows in lengths.places() or []:
+        start, count = first_block(rows.start, block, sequence), rows.stop - rows.start
+        if mode == "head":
+            found[0, :, rows] = scale[sequence, :, None]
+        else:
+            found[0, :, rows] = np.repeat(scale[0, :, start:], block, axis=-1)[:, :count]
+    return found
+
+
 def per_token(scale: Any, mode: str, block: int, seqlen: int) -> Any:
     """The scale of each token of dense sequences: (batch or 1, heads or 1, seqlen or 1), which broadcasts."""
     if mode in ("tensor", "head"):

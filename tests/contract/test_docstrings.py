@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cufa
-from cufa.calls import backward, decode, forward, merge, varlen
+from cufa.calls import backward, decode, forward, merge, quantize, varlen
 from cufa.masks import bands, by_key
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -23,7 +23,9 @@ def _arrays(axes: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("module", [forward, backward, varlen, decode, merge, bands, by_key, cufa.masks])
+@pytest.mark.parametrize(
+    "module", [forward, backward, varlen, decode, merge, quantize, bands, by_key, cufa.masks]
+)
 def test_examples_of_docstrings(module):
     names = {"cufa": cufa, "np": np} | _arrays(3 if module is varlen else 4)
     found = [x for x in doctest.DocTestFinder(recurse=True).find(module, globs=names) if x.examples]

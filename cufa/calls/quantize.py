@@ -1,0 +1,214 @@
+"""Quantisation to e4m3: :func:`quantize`, :func:`dequantize` and :class:`QuantizedValues`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import float8
+from ..problem.checks import as_array, check_choice, check_flag, is_device_array, module_of
+from ..problem.lengths import DENSE, Lengths, Packed, Padded
+from ..problem.problem import MAX_HEAD_DIM
+from . import optional_operands
+from .arrays import check_last_axis
+from .shapes import AXES, LAYOUTS, check_layout
+
+_ROLES, _DTYPES = ("q", "k", "v"), ("float16", "bfloat16", "float32")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedValues:
+    """Values in e4m3 as the kernels read them: transposed, each 32 keys of a sequence in the order
+    :data:`cufa.problem.float8.KEY_ORDER`, so that keys are contiguous and weights need no shuffle. Made by
+    :func:`cufa.quantize`; taken as ``v`` by :func:`cufa.flash_attention` with ``v_scale=values.scale``."""
+
+    data: Any
+    """uint8, (batch, kv_heads, head_dim, keys padded to a multiple of 128); packed: (1, kv_heads, head_dim, 128 ·
+    (keys // 128 + sequences)), where sequence b begins at 128 · (cu_seqlens[b] // 128 + b). Zeros in the padding."""
+    shape: tuple[int, ...]
+    """Of the rows, in ``layout``: (batch, kv_heads, seqlen, head_dim), or packed (keys, kv_heads, head_dim)."""
+    scale: Any
+    """float32: see :func:`cufa.quantize`."""
+    layout: str = "bhsd"
+    lengths: Lengths = DENSE
+
+    @property
+    def seqlen(self) -> int:
+        """Keys of a sequence; of all sequences if they are packed."""
+        return self.shape[-3 if self.layout == "bshd" or len(self.shape) == 3 else -2]
+
+    def rows(self) -> Any:
+        """The values as e4m3 of shape :attr:`shape`, for NumPy arrays whose lengths are on the host."""
+        from ..run.cpu.quantize import rows_of
+
+        if is_device_array(self.data) or not self.lengths.known:
+            raise TypeError("the rows of QuantizedValues are made on the host: move data with .get() before")
+        found = np.empty(self.shape, np.uint8)
+        rows_of(self.data, _canonical(found, self.layout), self.lengths)
+        return found.view(ml_dtypes.float8_e4m3fn)
+
+
+def quantize(
+    x: Any, *, role: str, per: str = "head", rotate: int | None = None, smooth: bool = False,
+    layout: str = "bhsd", seqlens: Any = None, cu_seqlens: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Queries, keys or values in e4m3 for :func:`flash_attention`: ``x ≈ scale · e4m3``, with 448 the largest number.
+
+    Parameters
+    ----------
+    x : array, (batch, heads, seqlen, head_dim), or with ``cu_seqlens`` (tokens, heads, head_dim)
+        float16, bfloat16 or float32, NumPy or CuPy, finite. head_dim is a multiple of 16, at most 256.
+    role : "q", "k" or "v"
+        Values come back transposed, as :class:`QuantizedValues`.
+    per : "tensor", "head", "block" or "token"
+        What shares a scale. A block is 64 queries, or as many keys as a tile of the kernel has
+        (:func:`cufa.problem.float8.key_tile`).
+    rotate : int, optional
+        Seed of random signs: rows are multiplied by diag(signs) H / √n, H a Hadamard matrix (FlashAttention-3,
+        section 3.3). Outliers are spread over the head's columns, and scores are unchanged if q and k have one seed. n
+        is the largest power of two that divides head_dim. Not for values.
+    smooth : bool
+        Subtract the mean key of each head (SageAttention). The result of attention is unchanged, but not with a sink or
+        a soft cap, and lse is that of the smoothed keys. For keys only.
+    layout : "bhsd" or "bshd"
+        As for :func:`flash_attention`.
+    seqlens, cu_seqlens : int32 array, optional
+        Lengths of padded sequences, (batch,), or the begins of packed sequences and the end, (sequences + 1,). Padding
+        is not read, and gives zeros.
+
+    Returns
+    -------
+    array, scale
+        For q and k e4m3 in x's shape: ``ml_dtypes.float8_e4m3fn`` in NumPy, uint8 in CuPy. For v
+        :class:`QuantizedValues`. The scale is float32 and positive: per tensor (), per head (batch, heads), per block
+        (batch, heads, blocks), per token (batch, heads, seqlen). With ``cu_seqlens``: (), (sequences, heads),
+        (1, heads, tokens // block + sequences) where sequence b begins with block cu_seqlens[b] // block + b, and
+        (1, heads, tokens).
+
+    Raises
+    ------
+    TypeError, ValueError
+        The message names the argument, its value and the cure. Numbers of CuPy arrays are not checked.
+
+    >>> k8, k_scale = cufa.quantize(np.ones((1, 8, 1000, 128), np.float32), role="k")
+    >>> k8.dtype, k_scale.shape
+    (dtype(float8_e4m3fn), (1, 8))
+    """
+    x = as_array("x", x)
+    check_choice("role", role, {name: repr(name) for name in _ROLES})
+    check_choice("per", per, {name: repr(name) for name in float8.MODES})
+    if check_flag("smooth", smooth) and role != "k":
+        raise ValueError(f"smooth=True with role={role!r}: only a mean key leaves softmax as it is")
+    lengths, given = _lengths(x, layout, seqlens, cu_seqlens)
+    head_dim = _check_numbers(x)
+    signs = None if rotate is None else _signs(rotate, role, head_dim)
+    xp, rows = module_of(x), _canonical(x, layout)
+    batch, heads, seqlen, _ = rows.shape
+    sequences = len(given) - 1 if isinstance(lengths, Packed) else batch
+    block = float8.block_of(role, head_dim)
+    scale = xp.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
+    if role == "v":
+        keys = float8.padded_keys(seqlen, sequences if isinstance(lengths, Packed) else None)
+        out = data = xp.empty((batch, heads, head_dim, keys), np.uint8)
+    else:
+        out = xp.empty(x.shape, np.uint8)
+        data = _canonical(out, layout)
+    _quantizer(x).quantize(
+        rows, data, scale, lengths, given, per, block, signs, smooth, transpose=role == "v"
+    )
+    if role == "v":
+        return QuantizedValues(data, x.shape, scale, layout, lengths), scale
+    return out if is_device_array(x) else out.view(ml_dtypes.float8_e4m3fn), scale
+
+
+def dequantize(
+    x: Any, scale: Any, *, role: str, layout: str = "bhsd", cu_seqlens: Any = None
+) -> npt.NDArray[np.float64]:
+    """``scale · x`` in float64, for NumPy arrays: ``x`` and ``scale`` are those of :func:`quantize`, ``role`` and the
+    other arguments its arguments. A rotation is not undone, and a mean key not added.
+
+    Raises TypeError or ValueError, naming the argument.
+    """
+    name = role
+    check_choice("role", role, {name: repr(name) for name in _ROLES})
+    bits = x.rows() if isinstance(x, QuantizedValues) else as_array(name, x)
+    if str(bits.dtype) not in float8.DTYPES:
+        raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
+    lengths, given = _lengths(bits, layout, None, cu_seqlens)
+    rows = _canonical(bits, layout)
+    batch, heads, seqlen, head_dim = rows.shape
+    sequences = len(given) - 1 if isinstance(lengths, Packed) else batch
+    block = float8.block_of(role, head_dim)
+    scale = np.asarray(scale)
+    mode = float8.mode_of(f"{role}_scale", scale.shape, block, heads, sequences, seqlen, lengths)
+    found = np.empty(bits.shape)
+    wide = _canonical(found, layout)
+    wide[...] = rows.view(ml_dtypes.float8_e4m3fn)
+    wide *= float8.of_tokens(scale.astype(np.float64), mode, block, seqlen, lengths)[..., None]
+    return found
+
+
+def _quantizer(x: Any) -> Any:
+    """The module that quantises NumPy's arrays."""
+    if is_device_array(x):
+        raise TypeError("x is a CuPy array; quantize takes NumPy arrays: pass x.get()")
+    from ..run.cpu import quantize as host
+
+    return host
+
+
+def _canonical(x: Any, layout: str) -> Any:
+    """A view with axes (batch, heads, seqlen, head_dim); packed tokens, of three axes, have batch 1."""
+    return x.swapaxes(0, 1)[None] if x.ndim == 3 else x.transpose(LAYOUTS[layout])
+
+
+def _check_numbers(x: Any) -> int:
+    """The head dim of an array that can be quantised."""
+    if str(x.dtype) not in _DTYPES:
+        raise TypeError(
+            f"x is {x.dtype}; quantize takes {', '.join(_DTYPES)}: convert with x.astype('float32')"
+        )
+    check_last_axis("x", x)
+    head_dim = int(x.shape[-1])
+    if head_dim % float8.HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim is {head_dim} (last axis of x); e4m3 takes multiples of {float8.HEAD_DIM_STEP} up to "
+            f"{MAX_HEAD_DIM}: pad with zeros, and pass scale={head_dim}**-0.5 to flash_attention"
+        )
+    return head_dim
+
+
+def _signs(seed: Any, role: str, head_dim: int) -> npt.NDArray[np.float32]:
+    """±1 for each column. RandomState's numbers are the same in every version of NumPy."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+        raise ValueError(f"rotate={seed!r} is not possible; use a seed from 0 to 2**32 - 1, or None")
+    if role == "v":
+        raise ValueError(f"rotate={seed} with role='v': values are not rotated; pass rotate=None")
+    bits = np.unpackbits(np.frombuffer(np.random.RandomState(seed).bytes(head_dim // 8), np.uint8))
+    return np.where(bits == 1, np.float32(-1), np.float32(1))
+
+
+def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Lengths, Any]:
+    """The lengths of the sequences of x, and the array that states them, or None."""
+    check_layout(layout)
+    axes = 3 if cu_seqlens is not None else 4
+    if x.ndim != axes:
+        takes = "(tokens, heads, head_dim) with cu_seqlens" if axes == 3 else AXES[layout]
+        raise ValueError(f"x has shape {x.shape}; it takes {axes} axes, {takes}")
+    if cu_seqlens is not None:
+        if seqlens is not None:
+            raise ValueError("seqlens and cu_seqlens both say where sequences end: pass one of them")
+        begins = optional_operands.read({"cu_seqlens": cu_seqlens}, x)["cu_seqlens"]
+        begins, _, lengths = optional_operands.packed(begins, begins, (len(x), len(x)))
+        return lengths, begins
+    if seqlens is None:
+        return DENSE, None
+    valid = optional_operands.read({"seqlens": seqlens}, x)["seqlens"]
+    batch, _, seqlen, _ = _canonical(x, layout).shape
+    valid = optional_operands.checked_lengths("seqlens", valid, batch, seqlen)
+    known = not is_device_array(valid)
+    return Padded(None, tuple(valid.tolist()) if known else None, on_host=known), valid

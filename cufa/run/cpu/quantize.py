@@ -1,0 +1,173 @@
+"""Quantisation to e4m3 in NumPy: the arithmetic of ``cuda_src/quantize/kernel.cu`` in its order, so that both give the
+same bits. Arrays are (batch, heads, seqlen, head_dim); packed sequences have batch 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ...problem.float8 import (
+    KEY_GROUP,
+    KEY_ORDER,
+    KEY_PADDING,
+    LARGEST,
+    MEAN_CHUNK,
+    first_block,
+    mean_lanes,
+    per_token,
+)
+from ...problem.lengths import Lengths, Packed, Place
+
+Array = npt.NDArray[Any]
+
+_ALL = slice(None)
+_SMALLEST = np.float32(2.0**-126)
+
+
+def places_of(lengths: Lengths) -> list[Place]:
+    return lengths.places() or [(0, _ALL, _ALL, _ALL)]
+
+
+def quantize(
+    x: Array,
+    out: Array,
+    scale: Array,
+    lengths: Lengths,
+    given: Array | None,
+    mode: str,
+    block: int,
+    signs: Array | None,
+    smooth: bool,
+    transpose: bool,
+) -> None:
+    """Writes e4m3 of x to ``out`` (bytes, zeros in the padding; ``transpose``: as :func:`transposed` does), and
+    ``scale``, of the shape that :func:`~cufa.problem.float8.scale_shape` returns. ``given`` is for kernels, which read
+    lengths from an array. Raises ValueError for numbers that are not finite."""
+    if transpose:
+        rows = np.empty(x.shape, np.uint8)
+        quantize(x, rows, scale, lengths, given, mode, block, signs, smooth, transpose=False)
+        transposed(rows, out, lengths)
+        return
+    out[...], scale[...] = 0, 1
+    if mode == "tensor":
+        amax = [_amax(_prepared(x, place, signs, smooth)).max(initial=0) for place in places_of(lengths)]
+        scale[...] = _scale(np.array(max(amax, default=0), np.float32))
+    for place in places_of(lengths):
+        sequence, batch, _, rows = place
+        y = _prepared(x, place, signs, smooth)
+        count, own = y.shape[2], scale
+        if not count:
+            continue
+        if mode != "tensor":
+            amax = _amax(y)
+            if mode == "head":
+                own, at = _scale(amax.max(axis=-1)), (slice(sequence, sequence + len(y)),)
+            elif mode == "token":
+                own, at = _scale(amax), (batch, _ALL, rows)
+            else:
+                own = _scale(np.maximum.reduceat(amax, np.arange(0, count, block), axis=-1))
+                start = first_block(rows.start, block, sequence) if isinstance(lengths, Packed) else 0
+                at = (batch, _ALL, slice(start, start + own.shape[-1]))
+            scale[at] = own
+        y *= (np.float32(1) / per_token(own, mode, block, count))[..., None]
+        np.clip(y, -LARGEST, LARGEST, out=y)
+        out[batch, :, rows] = y.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def _scale(amax: Array) -> Array:
+    """amax / 448, a normal number; 1 where everything is 0."""
+    found: Array = np.where(amax > 0, np.maximum(amax / np.float32(LARGEST), _SMALLEST), np.float32(1))
+    return found
+
+
+def _amax(y: Array) -> Array:
+    """The largest magnitude of each token."""
+    found: Array = np.abs(y).max(axis=-1)
+    if not np.isfinite(found).all():
+        b, head, token = np.argwhere(~np.isfinite(found))[0].tolist()
+        raise ValueError(
+            f"x has a number that is inf or NaN: sequence {b}, head {head}, token {token}; e4m3 takes finite numbers"
+        )
+    return found
+
+
+def _prepared(x: Array, place: Place, signs: Array | None, smooth: bool) -> Array:
+    """The tokens of some sequences in float32, smoothed and rotated."""
+    _, batch, _, rows = place
+    y: Array = x[batch, :, rows].astype(np.float32)
+    if smooth and y.shape[2]:
+        y -= _mean(y)
+    return y if signs is None else rotated(y, signs)
+
+
+def _mean(y: Array) -> Array:
+    """The mean token, (batch, heads, 1, head_dim), added as the kernel does: in each chunk the tokens of each lane,
+    then the lanes, then the chunks."""
+    batch, heads, count, head_dim = y.shape
+    lanes = mean_lanes(head_dim)
+    padded = np.zeros((batch, heads, -(-count // MEAN_CHUNK) * MEAN_CHUNK, head_dim), np.float32)
+    padded[:, :, :count] = y
+    chunks = padded.reshape(batch, heads, -1, MEAN_CHUNK // lanes, lanes, head_dim)
+    total = _added(_added(_added(chunks, 3), 3), 2)
+    found: Array = total[:, :, None] / np.float32(count)
+    return found
+
+
+def _added(x: Array, axis: int) -> Array:
+    """Sums along an axis, one element after the other."""
+    total: Array = x.take(0, axis).copy()
+    for i in range(1, x.shape[axis]):
+        total += x.take(i, axis)
+    return total
+
+
+def rotated(y: Array, signs: Array) -> Array:
+    """y times diag(signs) H / √n in place, for each n columns; H is the Hadamard matrix of n columns, n the largest
+    power of two that divides head_dim."""
+    head_dim = y.shape[-1]
+    size = head_dim & -head_dim
+    y *= signs
+    distance = 1
+    while distance < size:
+        pairs = y.reshape(*y.shape[:-1], -1, 2, distance)
+        low, high = pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]
+        pairs[..., 0, :], pairs[..., 1, :] = low, high
+        distance *= 2
+    y *= np.float32(size**-0.5)
+    return y
+
+
+def transposed(x: Array, out: Array, lengths: Lengths) -> None:
+    """Bytes (batch, heads, keys, head_dim) to (batch, heads, head_dim, padded keys), in the order
+    :data:`~cufa.problem.float8.KEY_ORDER` of each 32 keys of a sequence; zeros in the padding."""
+    out[...] = 0
+    for place in places_of(lengths):
+        _, batch, _, rows = place
+        own = x[batch, :, rows]
+        count, heads, keys, head_dim = own.shape
+        groups = -(-keys // KEY_GROUP)
+        padded = np.zeros((count, heads, groups, KEY_GROUP, head_dim), np.uint8)
+        padded.reshape(count, heads, -1, head_dim)[:, :, :keys] = own
+        in_order = padded[:, :, :, KEY_ORDER].reshape(count, heads, -1, head_dim)
+        start = _first_position(place, lengths)
+        out[batch, :, :, start : start + groups * KEY_GROUP] = in_order.swapaxes(2, 3)
+
+
+def rows_of(data: Array, out: Array, lengths: Lengths) -> None:
+    """The inverse of :func:`transposed`: writes bytes (batch, heads, keys, head_dim)."""
+    groups = data.reshape(*data.shape[:3], -1, KEY_GROUP)
+    in_order = groups[..., np.argsort(KEY_ORDER)].reshape(data.shape).swapaxes(2, 3)
+    out[...] = 0
+    for place in places_of(lengths):
+        _, batch, _, rows = place
+        start = _first_position(place, lengths)
+        out[batch, :, rows] = in_order[batch, :, start : start + out[batch, :, rows].shape[2]]
+
+
+def _first_position(place: Place, lengths: Lengths) -> int:
+    """Where the keys of a sequence begin in a row of transposed values."""
+    sequence, _, _, rows = place
+    return KEY_PADDING * first_block(rows.start, KEY_PADDING, sequence) if isinstance(lengths, Packed) else 0
