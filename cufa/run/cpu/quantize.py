@@ -23,12 +23,11 @@ from ...problem.lengths import Lengths, Packed, Place
 
 Array = npt.NDArray[Any]
 
-_ALL = slice(None)
 _SMALLEST = np.float32(2.0**-126)
 
 
 def places_of(lengths: Lengths) -> list[Place]:
-    return lengths.places() or [(0, _ALL, _ALL, _ALL)]
+    return lengths.places() or [(0, slice(None), slice(None), slice(None))]
 
 
 def quantize(
@@ -51,30 +50,36 @@ def quantize(
         quantize(x, rows, scale, lengths, given, mode, block, signs, smooth, transpose=False)
         transposed(rows, out, lengths)
         return
-    out[...], scale[...] = 0, 1
+    out[...] = 0
+    scale[...] = 1
+    places = places_of(lengths)
     if mode == "tensor":
-        amax = [_amax(_prepared(x, place, signs, smooth)).max(initial=0) for place in places_of(lengths)]
-        scale[...] = _scale(np.array(max(amax, default=0), np.float32))
-    for place in places_of(lengths):
-        sequence, batch, _, rows = place
+        largest = max(
+            (_amax(_prepared(x, place, signs, smooth)).max(initial=0) for place in places), default=0
+        )
+        scale[...] = _scale(np.array(largest, np.float32))
+    for place in places:
         y = _prepared(x, place, signs, smooth)
-        count, own = y.shape[2], scale
-        if not count:
+        if not y.shape[2]:
             continue
-        if mode != "tensor":
-            amax = _amax(y)
-            if mode == "head":
-                own, at = _scale(amax.max(axis=-1)), (slice(sequence, sequence + len(y)),)
-            elif mode == "token":
-                own, at = _scale(amax), (batch, _ALL, rows)
-            else:
-                own = _scale(np.maximum.reduceat(amax, np.arange(0, count, block), axis=-1))
-                start = first_block(rows.start, block, sequence) if isinstance(lengths, Packed) else 0
-                at = (batch, _ALL, slice(start, start + own.shape[-1]))
-            scale[at] = own
-        y *= (np.float32(1) / per_token(own, mode, block, count))[..., None]
+        own = scale if mode == "tensor" else _scale_of(place, _amax(y), scale, lengths, mode, block)
+        y *= (np.float32(1) / per_token(own, mode, block, y.shape[2]))[..., None]
         np.clip(y, -LARGEST, LARGEST, out=y)
-        out[batch, :, rows] = y.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        out[place[1], :, place[3]] = y.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def _scale_of(place: Place, amax: Array, scale: Array, lengths: Lengths, mode: str, block: int) -> Array:
+    """The scales of some sequences from the largest magnitude of each token, also written to ``scale``."""
+    sequence, batch, _, rows = place
+    if mode == "token":
+        own = scale[batch, :, rows] = _scale(amax)
+    elif mode == "head":
+        own = scale[sequence : sequence + len(amax)] = _scale(amax.max(axis=-1))
+    else:
+        own = _scale(np.maximum.reduceat(amax, np.arange(0, amax.shape[-1], block), axis=-1))
+        start = first_block(rows.start, block, sequence) if isinstance(lengths, Packed) else 0
+        scale[batch, :, start : start + own.shape[-1]] = own
+    return own
 
 
 def _scale(amax: Array) -> Array:
