@@ -149,14 +149,15 @@ def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Pac
     ):
         x = int32(name, x, cu_q.shape, "(sequences + 1,), as cu_seqlens_q")
         if isinstance(x, np.ndarray):
-            _check_cumulative(name, x, total, kind)
+            check_cumulative(name, x, total, kind)
             lengths.append(tuple(np.diff(x).tolist()))
         found.append(x)
     known = lengths if len(lengths) == 2 else (None, None)
     return *found, Packed(*totals, *known)
 
 
-def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
+def check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
+    """Raises ValueError unless ``x`` has the begins of sequences and their end within ``total`` rows of ``kind``."""
     if x[0] != 0:
         raise ValueError(f"{name}[0] is {x[0]}: the first sequence begins at 0")
     falls = np.flatnonzero(np.diff(x) < 0)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import float8
-from ..problem.checks import as_array, check_choice, check_flag, is_device_array, module_of
+from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.lengths import DENSE, Lengths, Packed, Padded
 from ..problem.problem import MAX_HEAD_DIM
 from . import optional_operands
@@ -24,7 +24,7 @@ _ROLES, _DTYPES = ("q", "k", "v"), ("float16", "bfloat16", "float32")
 class QuantizedValues:
     """Values in e4m3 as the kernels read them: transposed, each 32 keys of a sequence in the order
     :data:`cufa.problem.float8.KEY_ORDER`, so that keys are contiguous and weights need no shuffle. Made by
-    :func:`cufa.quantize`; taken as ``v`` by :func:`cufa.flash_attention` with ``v_scale=values.scale``."""
+    :func:`cufa.quantize`."""
 
     data: Any
     """uint8, (batch, kv_heads, head_dim, keys padded to a multiple of 128); packed: (1, kv_heads, head_dim, 128 ·
@@ -42,13 +42,9 @@ class QuantizedValues:
         return self.shape[-3 if self.layout == "bshd" or len(self.shape) == 3 else -2]
 
     def rows(self) -> Any:
-        """The values as e4m3 of shape :attr:`shape`, for NumPy arrays whose lengths are on the host."""
-        from ..run.cpu.quantize import rows_of
-
-        if is_device_array(self.data) or not self.lengths.known:
-            raise TypeError("the rows of QuantizedValues are made on the host: move data with .get() before")
+        """The values as e4m3 of shape :attr:`shape`."""
         found = np.empty(self.shape, np.uint8)
-        rows_of(self.data, _canonical(found, self.layout), self.lengths)
+        _host().rows_of(self.data, _canonical(found, self.layout), self.lengths)
         return found.view(ml_dtypes.float8_e4m3fn)
 
 
@@ -56,12 +52,12 @@ def quantize(
     x: Any, *, role: str, per: str = "head", rotate: int | None = None, smooth: bool = False,
     layout: str = "bhsd", seqlens: Any = None, cu_seqlens: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Queries, keys or values in e4m3 for :func:`flash_attention`: ``x ≈ scale · e4m3``, with 448 the largest number.
+    """Queries, keys or values in e4m3: ``x ≈ scale · e4m3``, with 448 the largest number. Computed by NumPy.
 
     Parameters
     ----------
     x : array, (batch, heads, seqlen, head_dim), or with ``cu_seqlens`` (tokens, heads, head_dim)
-        float16, bfloat16 or float32, NumPy or CuPy, finite. head_dim is a multiple of 16, at most 256.
+        NumPy array of float16, bfloat16 or float32, finite. head_dim is a multiple of 16, at most 256.
     role : "q", "k" or "v"
         Values come back transposed, as :class:`QuantizedValues`.
     per : "tensor", "head", "block" or "token"
@@ -83,22 +79,21 @@ def quantize(
     Returns
     -------
     array, scale
-        For q and k e4m3 in x's shape: ``ml_dtypes.float8_e4m3fn`` in NumPy, uint8 in CuPy. For v
-        :class:`QuantizedValues`. The scale is float32 and positive: per tensor (), per head (batch, heads), per block
-        (batch, heads, blocks), per token (batch, heads, seqlen). With ``cu_seqlens``: (), (sequences, heads),
-        (1, heads, tokens // block + sequences) where sequence b begins with block cu_seqlens[b] // block + b, and
-        (1, heads, tokens).
+        For q and k ``ml_dtypes.float8_e4m3fn`` in x's shape, for v :class:`QuantizedValues`. The scale is float32 and
+        positive: per tensor (), per head (batch, heads), per block (batch, heads, blocks), per token (batch, heads,
+        seqlen). With ``cu_seqlens``: (), (sequences, heads), (1, heads, tokens // block + sequences) where sequence b
+        begins with block cu_seqlens[b] // block + b, and (1, heads, tokens).
 
     Raises
     ------
     TypeError, ValueError
-        The message names the argument, its value and the cure. Numbers of CuPy arrays are not checked.
+        The message names the argument, its value and the cure. A CuPy array is refused: pass ``x.get()``.
 
     >>> k8, k_scale = cufa.quantize(np.ones((1, 8, 1000, 128), np.float32), role="k")
     >>> k8.dtype, k_scale.shape
     (dtype(float8_e4m3fn), (1, 8))
     """
-    x = as_array("x", x)
+    x = _on_host("x", x)
     check_choice("role", role, {name: repr(name) for name in _ROLES})
     check_choice("per", per, {name: repr(name) for name in float8.MODES})
     if check_flag("smooth", smooth) and role != "k":
@@ -106,23 +101,21 @@ def quantize(
     lengths, given = _lengths(x, layout, seqlens, cu_seqlens)
     head_dim = _check_numbers(x)
     signs = None if rotate is None else _signs(rotate, role, head_dim)
-    xp, rows = module_of(x), _canonical(x, layout)
+    rows = _canonical(x, layout)
     batch, heads, seqlen, _ = rows.shape
     sequences = len(given) - 1 if isinstance(lengths, Packed) else batch
     block = float8.block_of(role, head_dim)
-    scale = xp.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
+    scale = np.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
     if role == "v":
         keys = float8.padded_keys(seqlen, sequences if isinstance(lengths, Packed) else None)
-        out = data = xp.empty((batch, heads, head_dim, keys), np.uint8)
+        out = data = np.empty((batch, heads, head_dim, keys), np.uint8)
     else:
-        out = xp.empty(x.shape, np.uint8)
+        out = np.empty(x.shape, np.uint8)
         data = _canonical(out, layout)
-    _quantizer(x).quantize(
-        rows, data, scale, lengths, given, per, block, signs, smooth, transpose=role == "v"
-    )
+    _host().quantize(rows, data, scale, lengths, per, block, signs, smooth, transpose=role == "v")
     if role == "v":
         return QuantizedValues(data, x.shape, scale, layout, lengths), scale
-    return out if is_device_array(x) else out.view(ml_dtypes.float8_e4m3fn), scale
+    return out.view(ml_dtypes.float8_e4m3fn), scale
 
 
 def dequantize(
@@ -133,9 +126,8 @@ def dequantize(
 
     Raises TypeError or ValueError, naming the argument.
     """
-    name = role
     check_choice("role", role, {name: repr(name) for name in _ROLES})
-    bits = x.rows() if isinstance(x, QuantizedValues) else as_array(name, x)
+    bits = x.rows() if isinstance(x, QuantizedValues) else _on_host("x", x)
     if str(bits.dtype) not in float8.DTYPES:
         raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
     lengths, given = _lengths(bits, layout, None, cu_seqlens)
@@ -152,13 +144,19 @@ def dequantize(
     return found
 
 
-def _quantizer(x: Any) -> Any:
-    """The module that quantises NumPy's arrays."""
-    if is_device_array(x):
-        raise TypeError("x is a CuPy array; quantize takes NumPy arrays: pass x.get()")
+def _host() -> Any:
+    """The arithmetic, imported on first use."""
     from ..run.cpu import quantize as host
 
     return host
+
+
+def _on_host(name: str, x: Any) -> Any:
+    """``x`` as a NumPy array."""
+    x = as_array(name, x)
+    if is_device_array(x):
+        raise TypeError(f"{name} is on a GPU; quantize takes NumPy arrays: pass {name}.get()")
+    return x
 
 
 def _canonical(x: Any, layout: str) -> Any:
@@ -202,13 +200,22 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
     if cu_seqlens is not None:
         if seqlens is not None:
             raise ValueError("seqlens and cu_seqlens both say where sequences end: pass one of them")
-        begins = optional_operands.read({"cu_seqlens": cu_seqlens}, x)["cu_seqlens"]
-        begins, _, lengths = optional_operands.packed(begins, begins, (len(x), len(x)))
-        return lengths, begins
+        begins = _small("cu_seqlens", cu_seqlens)
+        if begins.ndim != 1 or not len(begins):
+            raise ValueError(
+                f"cu_seqlens has shape {begins.shape}; it takes (sequences + 1,), the begins and the end"
+            )
+        begins = optional_operands.int32("cu_seqlens", begins, begins.shape, "(sequences + 1,)")
+        optional_operands.check_cumulative("cu_seqlens", begins, len(x), "x")
+        counts = tuple(np.diff(begins).tolist())
+        return Packed(len(x), len(x), counts, counts), begins
     if seqlens is None:
         return DENSE, None
-    valid = optional_operands.read({"seqlens": seqlens}, x)["seqlens"]
+    valid = _small("seqlens", seqlens)
     batch, _, seqlen, _ = _canonical(x, layout).shape
     valid = optional_operands.checked_lengths("seqlens", valid, batch, seqlen)
-    known = not is_device_array(valid)
-    return Padded(None, tuple(valid.tolist()) if known else None, on_host=known), valid
+    return Padded(None, tuple(valid.tolist())), valid
+
+
+def _small(name: str, x: Any) -> Any:
+    return _on_host(name, optional_operands.read({name: x}, None)[name])

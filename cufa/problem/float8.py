@@ -31,38 +31,21 @@ KEY_GROUP = 32
 KEY_PADDING = 128
 """Keys in rows of transposed values are a multiple of this: whole 128-byte lines."""
 
-MEAN_CHUNK = 128
-"""Tokens that a thread block adds up for the mean key."""
-
 KEY_ORDER = np.array(
     [16 * (p >> 4) + 8 * (p >> 1 & 1) + 2 * (p >> 2 & 3) + (p & 1) for p in range(KEY_GROUP)]
 )
-"""The key at each position of a group: ``cuda_src/quantize/key_order.cuh``, which says why."""
+"""The key at each position of a group. The accumulator of S, packed to e4m3 as its registers lie, is then the A operand
+of P V without shuffles (PTX ISA, fragments of 8-bit mma and wgmma): position 16h + 4t + 2a + e holds key
+16h + 8a + 2t + e."""
 
 
 def key_tile(head_dim: int) -> int:
     return next(keys for largest, keys in KEY_TILES.items() if head_dim <= largest)
 
 
-def mean_lanes(head_dim: int) -> int:
-    """Tokens that a thread block of the quantiser reads at once: it has 256 threads of 8 columns, and a token has a
-    power of two of them."""
-    return 256 >> (-(-head_dim // 8) - 1).bit_length()
-
-
 def block_of(role: str, head_dim: int) -> int:
     """Tokens that share a scale of mode "block"; ``role`` is "q", "k" or "v"."""
     return QUERY_BLOCK if role == "q" else key_tile(head_dim)
-
-
-def round_to_e4m3(x: Any) -> Any:
-    """Round float32 within ±448 to e4m3, to nearest even, in x's memory. Adding and subtracting ``1.5 · 2^23`` units of
-    the last place does so; it takes half of the time of a conversion to e4m3."""
-    exponent = np.maximum(np.abs(x), np.float32(2**-6)).view(np.int32) & 0x7F800000
-    magic = (exponent + (20 << 23) | 0x400000).view(np.float32)
-    x += magic
-    x -= magic
-    return x
 
 
 def scale_shape(

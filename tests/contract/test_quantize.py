@@ -1,5 +1,4 @@
-"""cufa.quantize: e4m3 with scales, rotation, the mean key, transposed values. The kernel gives the same bits
-(tests/kernels/test_quantize_kernel.py)."""
+"""cufa.quantize: e4m3 with scales, rotation, the mean key, transposed values."""
 
 from __future__ import annotations
 
@@ -143,15 +142,6 @@ def test_zeros_and_tiny_numbers_have_scales_that_are_normal():
     assert not x8[0, 0].astype(np.float32).any()
 
 
-def test_rounding_in_place_is_that_of_e4m3():
-    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    every = np.sort(every[np.isfinite(every)])
-    between = (every[1:] + every[:-1]) / 2
-    x = np.concatenate([every, between, np.nextafter(between, 448), np.nextafter(between, -448)])
-    wanted = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    np.testing.assert_array_equal(float8.round_to_e4m3(x.astype(np.float32)), wanted)
-
-
 X = np.ones((1, 2, 8, 32), np.float32)
 
 
@@ -170,6 +160,8 @@ X = np.ones((1, 2, 8, 32), np.float32)
         (X, {"role": "k", "cu_seqlens": [0, 8]}, ValueError, "x has shape"),
         (X, {"role": "k", "seqlens": [9]}, ValueError, r"seqlens\[0\] is 9"),
         (X[0], {"role": "k", "seqlens": [2], "cu_seqlens": [0, 2]}, ValueError, "pass one of them"),
+        (X[0], {"role": "k", "cu_seqlens": [0, 3]}, ValueError, r"cu_seqlens\[-1\] is 3 but x has 2 rows"),
+        (X[0], {"role": "k", "cu_seqlens": [[0]]}, ValueError, r"cu_seqlens has shape \(1, 1\)"),
         (X, {"role": "k", "layout": "sbhd"}, ValueError, "layout='sbhd'"),
         (X.swapaxes(2, 3), {"role": "k"}, ValueError, "strides"),
         (np.where(X == 1, np.nan, X), {"role": "k"}, ValueError, "inf or NaN"),
@@ -179,3 +171,10 @@ X = np.ones((1, 2, 8, 32), np.float32)
 def test_errors_name_the_argument(x, options, error, words):
     with pytest.raises(error, match=words):
         cufa.quantize(x, **options)
+
+
+@pytest.mark.parametrize("call", [cufa.quantize, lambda x, role: cufa.dequantize(x, 1.0, role=role)])
+def test_arrays_on_a_gpu_are_refused(call, monkeypatch):
+    monkeypatch.setattr("cufa.calls.quantize.is_device_array", lambda x: True)
+    with pytest.raises(TypeError, match=r"quantize takes NumPy arrays: pass x\.get\(\)"):
+        call(X, role="k")

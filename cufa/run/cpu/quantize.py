@@ -1,5 +1,4 @@
-"""Quantisation to e4m3 in NumPy: the arithmetic of ``cuda_src/quantize/kernel.cu`` in its order, so that both give the
-same bits. Arrays are (batch, heads, seqlen, head_dim); packed sequences have batch 1."""
+"""Quantisation to e4m3 in NumPy. Arrays are (batch, heads, seqlen, head_dim); packed sequences have batch 1."""
 
 from __future__ import annotations
 
@@ -9,16 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ...problem.float8 import (
-    KEY_GROUP,
-    KEY_ORDER,
-    KEY_PADDING,
-    LARGEST,
-    MEAN_CHUNK,
-    first_block,
-    mean_lanes,
-    per_token,
-)
+from ...problem.float8 import KEY_GROUP, KEY_ORDER, KEY_PADDING, LARGEST, first_block, per_token
 from ...problem.lengths import Lengths, Packed, Place
 
 Array = npt.NDArray[Any]
@@ -35,7 +25,6 @@ def quantize(
     out: Array,
     scale: Array,
     lengths: Lengths,
-    given: Array | None,
     mode: str,
     block: int,
     signs: Array | None,
@@ -43,11 +32,11 @@ def quantize(
     transpose: bool,
 ) -> None:
     """Writes e4m3 of x to ``out`` (bytes, zeros in the padding; ``transpose``: as :func:`transposed` does), and
-    ``scale``, of the shape that :func:`~cufa.problem.float8.scale_shape` returns. ``given`` is for kernels, which read
-    lengths from an array. Raises ValueError for numbers that are not finite."""
+    ``scale``, of the shape that :func:`~cufa.problem.float8.scale_shape` returns. Raises ValueError for numbers that
+    are not finite."""
     if transpose:
         rows = np.empty(x.shape, np.uint8)
-        quantize(x, rows, scale, lengths, given, mode, block, signs, smooth, transpose=False)
+        quantize(x, rows, scale, lengths, mode, block, signs, smooth, transpose=False)
         transposed(rows, out, lengths)
         return
     out[...] = 0
@@ -104,29 +93,8 @@ def _prepared(x: Array, place: Place, signs: Array | None, smooth: bool) -> Arra
     _, batch, _, rows = place
     y: Array = x[batch, :, rows].astype(np.float32)
     if smooth and y.shape[2]:
-        y -= _mean(y)
+        y -= y.mean(axis=2, keepdims=True, dtype=np.float64).astype(np.float32)
     return y if signs is None else rotated(y, signs)
-
-
-def _mean(y: Array) -> Array:
-    """The mean token, (batch, heads, 1, head_dim), added as the kernel does: in each chunk the tokens of each lane,
-    then the lanes, then the chunks."""
-    batch, heads, count, head_dim = y.shape
-    lanes = mean_lanes(head_dim)
-    padded = np.zeros((batch, heads, -(-count // MEAN_CHUNK) * MEAN_CHUNK, head_dim), np.float32)
-    padded[:, :, :count] = y
-    chunks = padded.reshape(batch, heads, -1, MEAN_CHUNK // lanes, lanes, head_dim)
-    total = _added(_added(_added(chunks, 3), 3), 2)
-    found: Array = total[:, :, None] / np.float32(count)
-    return found
-
-
-def _added(x: Array, axis: int) -> Array:
-    """Sums along an axis, one element after the other."""
-    total: Array = x.take(0, axis).copy()
-    for i in range(1, x.shape[axis]):
-        total += x.take(i, axis)
-    return total
 
 
 def rotated(y: Array, signs: Array) -> Array:
