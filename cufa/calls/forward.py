@@ -10,9 +10,22 @@ import numpy.typing as npt
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
+from ..problem.float8 import is_float8
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
-from ..problem.typing import Algorithm, Array, ForwardOptions, Layout, Lse, Off, On, Place, Precision
+from ..problem.typing import (
+    Algorithm,
+    Array,
+    ForwardOptions,
+    Layout,
+    Lse,
+    Off,
+    On,
+    OutDtype,
+    Place,
+    Precision,
+    ScaledOptions,
+)
 from .call import ForwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
@@ -29,7 +42,7 @@ def flash_attention(
 ) -> tuple[Array, Lse]: ...
 @overload
 def flash_attention(
-    q: Any, k: Any, v: Any, *, return_lse: bool = ..., **options: Unpack[ForwardOptions]
+    q: Any, k: Any, v: Any, *, return_lse: bool = ..., **options: Unpack[ScaledOptions]
 ) -> Any: ...
 def flash_attention(
     q: Any, k: Any, v: Any, *,
@@ -38,6 +51,7 @@ def flash_attention(
     seqlens_q: Any = None, seqlens_k: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
+    q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
@@ -98,6 +112,13 @@ def flash_attention(
         masks; the CPU does not.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
+    q_scale, k_scale, v_scale : float32 array, optional
+        With q, k and v of float8_e4m3 (``ml_dtypes.float8_e4m3fn``, or its bytes as uint8): q is ``q_scale`` times its
+        numbers. Positive and finite; the shapes are those of :func:`quantize`, and v takes no scale per token. NumPy
+        only. head_dim is a multiple of 16. v is an array, or :class:`QuantizedValues`, whose own scale is the default.
+        See the notes for the accuracy.
+    out_dtype : None, "bfloat16", "float16" or "float32"
+        dtype of the result with q of float8_e4m3. None: bfloat16.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.
@@ -123,6 +144,10 @@ def flash_attention(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
+
+    With inputs of float8_e4m3, weights are rounded to e4m3 too, relative to the maximum of their row after their tile
+    of keys. Tiles go from the last key to the first; sums are float32. Standard normal inputs give an error of 2 to 3%
+    of the result's norm beside that of quantising them.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
@@ -164,12 +189,20 @@ def flash_attention(
     options = (
         causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
     )  # fmt: skip
-    seen, _, addresses = find(FORWARD, given, options)
-    if seen is not None:
-        return seen(given, addresses)
+    scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
+    if not scaled:
+        seen, _, addresses = find(FORWARD, given, options)
+        if seen is not None:
+            return seen(given, addresses)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask = resolve_mask(causal, window, mask)
     asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    if scaled or is_float8(q):
+        from .float8 import Float8Call
+
+        given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
+        call = Float8Call.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
+        return run(call, device, options)
     return run(ForwardCall.read(given, wanted, asked), device, options)
 
 

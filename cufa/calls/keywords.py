@@ -33,6 +33,7 @@ _ANSWERS = (
     ("block_table block_tables page_table cache_seqlens", "", "cufa.flash_decode reads a cache"),
     ("k", "k_new", "k_new="),
     ("v", "v_new", "v_new="),
+    ("q_descale", "q_scale", "q_scale="),
     ("k_descale", "k_scale", "k_scale="),
     ("v_descale", "v_scale", "v_scale="),
     ("kv_layout tensor_layout qkv_format", "layout", 'layout="bhsd" or "bshd"'),

@@ -24,7 +24,7 @@ _ROLES, _DTYPES = ("q", "k", "v"), ("float16", "bfloat16", "float32")
 class QuantizedValues:
     """Values in e4m3 as the kernels read them: transposed, each 32 keys of a sequence in the order
     :data:`cufa.problem.float8.KEY_ORDER`, so that keys are contiguous and weights need no shuffle. Made by
-    :func:`cufa.quantize`."""
+    :func:`cufa.quantize`; taken as ``v`` by :func:`cufa.flash_attention`."""
 
     data: Any
     """uint8, (batch, kv_heads, head_dim, keys padded to a multiple of 128); packed: (1, kv_heads, head_dim, 128 ·
@@ -52,7 +52,7 @@ def quantize(
     x: Any, *, role: str, per: str = "head", rotate: int | None = None, smooth: bool = False,
     layout: str = "bhsd", seqlens: Any = None, cu_seqlens: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Queries, keys or values in e4m3: ``x ≈ scale · e4m3``, with 448 the largest number. Computed by NumPy.
+    """Queries, keys or values in e4m3 for :func:`flash_attention`: ``x ≈ scale · e4m3``, with 448 the largest number.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def dequantize(
     """
     check_choice("role", role, {name: repr(name) for name in _ROLES})
     bits = x.rows() if isinstance(x, QuantizedValues) else _on_host("x", x)
-    if str(bits.dtype) not in float8.DTYPES:
+    if not float8.is_float8(bits):
         raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
     lengths, given = _lengths(bits, layout, None, cu_seqlens)
     rows = _canonical(bits, layout)

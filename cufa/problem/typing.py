@@ -14,6 +14,7 @@ Layout = Literal["bhsd", "bshd"]
 Algorithm = Literal["auto", "fa3", "fa2", "fa2_noskip", "fa1", "naive"]
 DecodeSchedule = Literal["auto", "fixed", "balanced"]
 Precision = Literal["float32", "tf32"]
+OutDtype = Literal["bfloat16", "float16", "float32"]
 Place = Literal["cpu", "cuda"]
 Off = Literal[False]
 On = Literal[True]
@@ -50,12 +51,21 @@ class PackedOptions(_Forward, total=False):
 
 
 class ForwardOptions(PackedOptions, total=False):
-    """Keywords of :func:`cufa.flash_attention` except return_lse."""
+    """Keywords of :func:`cufa.flash_attention` except return_lse, where the result has q's dtype."""
 
     seqlens_q: Any
     seqlens_k: Any
     layout: Layout
     num_splits: int | None
+
+
+class ScaledOptions(ForwardOptions, total=False):
+    """Keywords of :func:`cufa.flash_attention` except return_lse."""
+
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    out_dtype: OutDtype | None
 
 
 class PackedBackwardOptions(_Scores, total=False):

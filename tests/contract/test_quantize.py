@@ -142,6 +142,15 @@ def test_zeros_and_tiny_numbers_have_scales_that_are_normal():
     assert not x8[0, 0].astype(np.float32).any()
 
 
+def test_rounding_in_place_is_that_of_e4m3():
+    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    every = np.sort(every[np.isfinite(every)])
+    between = (every[1:] + every[:-1]) / 2
+    x = np.concatenate([every, between, np.nextafter(between, 448), np.nextafter(between, -448)])
+    wanted = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(float8.round_to_e4m3(x.astype(np.float32)), wanted)
+
+
 X = np.ones((1, 2, 8, 32), np.float32)
 
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import cufa
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.kernels.forward.fa3_fp8 import Fa3ForwardFp8
@@ -128,6 +129,16 @@ def test_dense(head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, two_leve
     for head in range(HEADS):
         right = expected(given, problem, 0, head, slice(0, seqlen_q), slice(0, seqlen_k))
         check(found.out[0, head], right)
+
+
+@pytest.mark.parametrize(("head_dim", "modes"), [(64, ("head",) * 3), (128, ("block", "block", "head"))])
+def test_the_cpu_path_has_the_same_arithmetic(head_dim: int, modes: tuple[str, str, str]) -> None:
+    """Both round the same weights to e4m3: they differ by far less than either does from float64."""
+    found, given, problem = run(head_dim, 130, 700, dataclasses.replace(CAUSAL, diagonal=570), modes=modes)
+    options = {"return_lse": True, "out_dtype": "float32", "device": "cpu"}
+    out, lse = cufa.flash_attention(**given, mask=problem.mask, **options)
+    assert np.linalg.norm(found.out.astype(np.float64) - out) < 5e-3 * np.linalg.norm(out)
+    np.testing.assert_allclose(found.lse, lse, atol=2e-4)
 
 
 @pytest.mark.parametrize(

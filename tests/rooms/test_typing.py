@@ -79,7 +79,7 @@ def test_a_user_program_is_checked(tmp_path):
 @pytest.mark.parametrize(
     ("call", "options"),
     [
-        (cufa.flash_attention, names.ForwardOptions),
+        (cufa.flash_attention, names.ScaledOptions),
         (cufa.flash_attention_varlen, names.PackedOptions),
         (cufa.flash_decode, names.DecodeOptions),
         (cufa.flash_attention_backward, names.BackwardOptions),

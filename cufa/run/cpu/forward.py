@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from ...plan.planner import Plan
+from ...problem.float8 import LARGEST, round_to_e4m3
 from ...problem.problem import Problem
 from ...problem.scores import softcapped_in_place, with_sink
 from ...schedule.schedule import Schedule
@@ -46,8 +47,8 @@ def run(
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
     q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), in
-    the problem's dtype, with any strides and no empty axis; lse is float32 (batch, heads, seqlen_q) or None,
-    alibi_slopes (heads,) or (batch, heads), sink (heads,).
+    the problem's dtype, with any strides and no empty axis. Inputs of e4m3 come in float32, times their scales. lse is
+    float32 (batch, heads, seqlen_q) or None, alibi_slopes (heads,) or (batch, heads), sink (heads,).
 
     ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, all others use FA2's. The plan's
     schedule says whether masked tiles are skipped. ``observer`` receives every tile, in one thread ("naive" has none).
@@ -66,7 +67,7 @@ def run(
     def work(task: _Task) -> None:
         heads, q_blocks = task
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
-        stack = _Stack(schedule, problem, *operands)
+        stack = (_Float8Stack if problem.scales else _Stack)(schedule, problem, *operands)
         stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
         if observer is not None:
             batch, kv_head, member = (x.start for x in heads)
@@ -231,6 +232,20 @@ class _Stack(Heads):
         self.out[..., rows, :] = O
         if self.lse is not None:
             self.lse[..., rows] = (m + np.log(l))[..., 0]
+
+
+class _Float8Stack(_Stack):
+    """Heads of e4m3, given as float32. As in ``fa3_forward_fp8``, keys go from the last tile to the first, and P is
+    rounded to e4m3 after multiplication by 448; the denominator sums P unrounded."""
+
+    def visits(self, block: int) -> list[int]:
+        return super().visits(block)[::-1]
+
+    def weighted_values(self, P: Array, i: int, j: int) -> Array:
+        P *= np.float32(LARGEST)
+        PV = super().weighted_values(round_to_e4m3(P), i, j)
+        PV /= np.float32(LARGEST)
+        return PV
 
 
 # --- Tasks of threads ------------------------------------------------------------------------------------

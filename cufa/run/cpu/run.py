@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
+from ...problem.element import ELEMENTS
+from ...problem.float8 import NAME, block_of, per_token
+from ...problem.problem import Problem
 from . import backward, decode, forward, parts
 
 
@@ -19,6 +23,8 @@ def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
 
 
 def _forward(plan: Plan, arrays: Arrays) -> None:
+    if plan.problem.scales:
+        arrays = _dequantized(plan.problem, arrays)
     for part, x in parts.each(plan, arrays):
         slopes, sink = x.get("alibi_slopes"), x.get("sink")
         if not part.problem.empty:
@@ -26,6 +32,17 @@ def _forward(plan: Plan, arrays: Arrays) -> None:
             forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
         elif sink is not None and x["lse"] is not None:
             x["lse"][...] = sink[:, None]
+
+
+def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:
+    """Inputs of e4m3 times their scales in float32. The scores, and products of a tile's values that share a scale,
+    differ from products of unscaled numbers by the rounding of float32 only."""
+    found = dict(arrays)
+    for name, mode in zip("qkv", problem.scales, strict=True):
+        x, scale = arrays[name].view(ELEMENTS[NAME].dtype), found.pop(f"{name}_scale")
+        block = block_of(name, problem.head_dim)
+        found[name] = x.astype(np.float32) * per_token(scale, mode, block, x.shape[2])[..., None]
+    return found
 
 
 def _backward(plan: Plan, arrays: Arrays) -> None:

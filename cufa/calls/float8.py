@@ -1,0 +1,139 @@
+"""Forward calls with inputs of e4m3: how :func:`cufa.flash_attention` checks them. They run on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ..plan.operation import Operand
+from ..problem import float8
+from ..problem.checks import as_array, check_choice, is_device_array
+from ..problem.options import Options
+from ..problem.problem import Problem
+from . import optional_operands
+from .call import ForwardCall
+from .quantize import QuantizedValues
+from .shapes import make_problem
+
+_OUT_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8Call(ForwardCall):
+    out_dtype: str = _OUT_DTYPES[0]
+
+    @classmethod
+    def of(
+        cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, wanted: Sequence[str],
+        options: Options, device: Any,
+    ) -> Self:  # fmt: skip
+        """The call of q, k, v, out, lse, the optional operands of a dense call, and three scales. Raises TypeError or
+        ValueError, naming the argument, for what is not served and for what is missing."""
+        out_dtype = _OUT_DTYPES[0] if out_dtype is None else out_dtype
+        check_choice("out_dtype", out_dtype, {name: repr(name) for name in _OUT_DTYPES})
+        if options.algorithm not in ("auto", "fa3"):
+            raise ValueError(
+                f"algorithm={options.algorithm!r} with q of e4m3: it takes algorithm='auto' or 'fa3'"
+            )
+        if device == "cuda":
+            raise ValueError(
+                "device='cuda' with q of e4m3: it is computed on the CPU; pass device=None or 'cpu'"
+            )
+        q, k, v, *others = given
+        if isinstance(v, QuantizedValues):
+            v, scales = (
+                _rows(v, scales, options, others[5]),
+                (*scales[:2], v.scale if scales[2] is None else scales[2]),
+            )
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _check_elements(name, as_array(name, x))
+        for name, x in zip("qkv", scales, strict=True):
+            if x is None:
+                raise ValueError(
+                    f"{name}_scale is missing: {name} of e4m3 is {name}_scale times its numbers; pass the scale that "
+                    f"cufa.quantize(..., role={name!r}) returns, or {name}_scale=1.0"
+                )
+        scales = [np.asarray(x) if isinstance(x, (int, float, np.number)) else x for x in scales]
+        call = cls.read((q, k, v, *others, None, None, *scales), wanted, options)
+        return dataclasses.replace(call, out_dtype=out_dtype)
+
+    def check(self, on_gpu: bool) -> tuple[Self, Problem]:
+        qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
+        problem = make_problem([x.shape for x in qkv.values()], float8.NAME, self.options)
+        if problem.head_dim % float8.HEAD_DIM_STEP:
+            raise ValueError(
+                f"head_dim is {problem.head_dim} (last axis of q); e4m3 takes multiples of {float8.HEAD_DIM_STEP}: pad "
+                f"q, k and v with zeros and pass scale={problem.head_dim}**-0.5"
+            )
+        inputs, problem = optional_operands.check(self.inputs, problem)
+        modes = []
+        for name in "qkv":
+            inputs[f"{name}_scale"], mode = _checked_scale(name, inputs[f"{name}_scale"], problem)
+            modes.append(mode)
+        problem = dataclasses.replace(problem, out_dtype=self.out_dtype, scales=tuple(modes))
+        out = self.results["out"]
+        if out is not None and str(out.dtype) != self.out_dtype:
+            raise TypeError(
+                f"out is {out.dtype} but out_dtype={self.out_dtype!r}: allocate it with that dtype, or pass "
+                "another out_dtype"
+            )
+        return self.with_memory_checked(qkv, inputs, problem)
+
+    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
+        shape, dtype = super()._form(operand, problem)
+        return shape, problem.out_element.dtype if operand.name == "out" else dtype
+
+
+def _check_elements(name: str, x: Any) -> None:
+    if not float8.is_float8(x):
+        cure = f"quantise it, {name}8, {name}_scale = cufa.quantize({name}, role={name!r})"
+        raise TypeError(
+            f"{name} is {x.dtype}; with q_scale=, k_scale= and v_scale= q, k and v are {' or '.join(float8.DTYPES)}: "
+            f"{cure}, or leave out scales and out_dtype and pass q, k and v of one other dtype"
+        )
+    if is_device_array(x):
+        raise TypeError(f"{name} is on a GPU; attention in e4m3 takes NumPy arrays: pass {name}.get()")
+
+
+def _rows(v: QuantizedValues, scales: Sequence[Any], options: Options, seqlens_k: Any) -> Any:
+    """The rows of transposed values, whose padding is zeros."""
+    if len(v.shape) == 4 and v.layout != options.layout:
+        raise ValueError(
+            f"v was quantised with layout={v.layout!r} but layout is {options.layout!r}: they must be equal"
+        )
+    lengths = getattr(v.lengths, "keys", None)
+    if len(v.shape) == 4 and lengths is not None:
+        given = () if seqlens_k is None else tuple(np.asarray(seqlens_k).tolist())
+        if given != lengths:
+            raise ValueError(f"v was quantised with seqlens={list(lengths)}: pass the same seqlens_k")
+    return v.rows()
+
+
+def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
+    """The scale as float32, and what shares one. Its numbers are positive and finite."""
+    argument = f"{name}_scale"
+    if x.dtype.kind not in "fiu":
+        raise TypeError(
+            f"{argument} is {x.dtype}: it takes float32; convert with {argument}.astype('float32')"
+        )
+    heads, seqlen = (problem.heads, problem.seqlen_q) if name == "q" else (problem.kv_heads, problem.seqlen_k)
+    block = float8.block_of(name, problem.head_dim)
+    mode = float8.mode_of(argument, x.shape, block, heads, problem.batch, seqlen, problem.lengths)
+    if name == "v" and mode == "token":
+        raise ValueError(
+            f"v_scale has shape {x.shape}, a scale per token; values take one per tensor, head or block: quantise "
+            "with per='block'"
+        )
+    with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
+        found = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+    wrong = ~(np.isfinite(found) & (found > 0))
+    if wrong.any():
+        place = np.argwhere(wrong)[0].tolist()
+        raise ValueError(
+            f"{argument}{place or ''} is {x[tuple(place)]}: in float32 it must be finite and above 0; for numbers that "
+            "are not scaled pass 1"
+        )
+    return found, mode
