@@ -1,4 +1,5 @@
-"""Forward calls with inputs of e4m3: how :func:`cufa.flash_attention` checks them. They run on the CPU."""
+"""Forward calls with inputs of e4m3: how :func:`cufa.flash_attention` and
+:func:`cufa.flash_attention_varlen` check them. They run on the CPU."""
 
 from __future__ import annotations
 
@@ -8,15 +9,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..plan.operation import Operand
+from ..plan.operation import OPERATIONS, Operand
 from ..problem import float8
 from ..problem.checks import as_array, check_choice, is_device_array
+from ..problem.lengths import Packed
 from ..problem.options import Options
 from ..problem.problem import Problem
-from . import optional_operands
-from .call import ForwardCall
+from .call import ForwardCall, PackedForward
 from .quantize import QuantizedValues
-from .shapes import make_problem
 
 _OUT_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -30,7 +30,7 @@ class Float8Call(ForwardCall):
         cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, wanted: Sequence[str],
         options: Options, device: Any,
     ) -> Self:  # fmt: skip
-        """The call of q, k, v, out, lse, the optional operands of a dense call, and three scales. Raises TypeError or
+        """The call of ``given``, the operands of a forward call without scales, and three scales. Raises TypeError or
         ValueError, naming the argument, for what is not served and for what is missing."""
         out_dtype = _OUT_DTYPES[0] if out_dtype is None else out_dtype
         check_choice("out_dtype", out_dtype, {name: repr(name) for name in _OUT_DTYPES})
@@ -42,12 +42,10 @@ class Float8Call(ForwardCall):
             raise ValueError(
                 "device='cuda' with q of e4m3: it is computed on the CPU; pass device=None or 'cpu'"
             )
-        q, k, v, *others = given
+        q, k, v, *others = given  # out, lse, ALiBi, sink, lengths or begins of queries and of keys
         if isinstance(v, QuantizedValues):
-            v, scales = (
-                _rows(v, scales, options, others[5]),
-                (*scales[:2], v.scale if scales[2] is None else scales[2]),
-            )
+            scales = (*scales[:2], v.scale if scales[2] is None else scales[2])
+            v = cls.rows(v, options, others[-1])
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_elements(name, as_array(name, x))
         for name, x in zip("qkv", scales, strict=True):
@@ -57,18 +55,19 @@ class Float8Call(ForwardCall):
                     f"cufa.quantize(..., role={name!r}) returns, or {name}_scale=1.0"
                 )
         scales = [np.asarray(x) if isinstance(x, (int, float, np.number)) else x for x in scales]
-        call = cls.read((q, k, v, *others, None, None, *scales), wanted, options)
+        last = (None,) * (len(OPERATIONS[cls.name].all_operands) - len(scales) - len(given))
+        call = cls.read((q, k, v, *others, *last, *scales), wanted, options)
         return dataclasses.replace(call, out_dtype=out_dtype)
 
     def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
-        problem = make_problem([x.shape for x in qkv.values()], float8.NAME, self.options)
+        inputs, problem = self.problem(float8.NAME)
+        inputs = dict(inputs)
         if problem.head_dim % float8.HEAD_DIM_STEP:
             raise ValueError(
                 f"head_dim is {problem.head_dim} (last axis of q); e4m3 takes multiples of {float8.HEAD_DIM_STEP}: pad "
                 f"q, k and v with zeros and pass scale={problem.head_dim}**-0.5"
             )
-        inputs, problem = optional_operands.check(self.inputs, problem)
         modes = []
         for name in "qkv":
             inputs[f"{name}_scale"], mode = _checked_scale(name, inputs[f"{name}_scale"], problem)
@@ -82,9 +81,36 @@ class Float8Call(ForwardCall):
             )
         return self.with_memory_checked(qkv, inputs, problem)
 
+    @staticmethod
+    def rows(v: QuantizedValues, options: Options, lengths: Any) -> Any:
+        """The rows of transposed values, whose padding is zeros. ``lengths`` are the call's, of keys."""
+        if len(v.shape) == 4 and v.layout != options.layout:
+            raise ValueError(
+                f"v was quantised with layout={v.layout!r} but layout is {options.layout!r}: they must be equal"
+            )
+        counts = getattr(v.lengths, "keys", None)
+        if counts is not None and (lengths is None or counts != tuple(np.asarray(lengths).tolist())):
+            packed = len(v.shape) == 3
+            cure = "flash_attention_varlen takes it" if packed else "pass the same seqlens_k"
+            raise ValueError(
+                f"v was quantised with {'packed lengths ' if packed else 'seqlens='}{list(counts)}: {cure}"
+            )
+        return v.rows()
+
     def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
         shape, dtype = super()._form(operand, problem)
         return shape, problem.out_element.dtype if operand.name == "out" else dtype
+
+
+class PackedFloat8(Float8Call, PackedForward):
+    """The same for packed sequences."""
+
+    @staticmethod
+    def rows(v: QuantizedValues, options: Options, lengths: Any) -> Any:
+        counts = getattr(v.lengths, "keys", None)
+        if len(v.shape) != 3 or counts != tuple(np.diff(np.asarray(lengths)).tolist()):
+            raise ValueError("v was quantised with other cu_seqlens: pass the same as cu_seqlens_k")
+        return v.rows()
 
 
 def _check_elements(name: str, x: Any) -> None:
@@ -98,20 +124,6 @@ def _check_elements(name: str, x: Any) -> None:
         raise TypeError(f"{name} is on a GPU; attention in e4m3 takes NumPy arrays: pass {name}.get()")
 
 
-def _rows(v: QuantizedValues, scales: Sequence[Any], options: Options, seqlens_k: Any) -> Any:
-    """The rows of transposed values, whose padding is zeros."""
-    if len(v.shape) == 4 and v.layout != options.layout:
-        raise ValueError(
-            f"v was quantised with layout={v.layout!r} but layout is {options.layout!r}: they must be equal"
-        )
-    lengths = getattr(v.lengths, "keys", None)
-    if len(v.shape) == 4 and lengths is not None:
-        given = () if seqlens_k is None else tuple(np.asarray(seqlens_k).tolist())
-        if given != lengths:
-            raise ValueError(f"v was quantised with seqlens={list(lengths)}: pass the same seqlens_k")
-    return v.rows()
-
-
 def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
     """The scale as float32, and what shares one. Its numbers are positive and finite."""
     argument = f"{name}_scale"
@@ -119,9 +131,13 @@ def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
         raise TypeError(
             f"{argument} is {x.dtype}: it takes float32; convert with {argument}.astype('float32')"
         )
-    heads, seqlen = (problem.heads, problem.seqlen_q) if name == "q" else (problem.kv_heads, problem.seqlen_k)
+    of_queries, lengths = name == "q", problem.lengths
+    heads = problem.heads if of_queries else problem.kv_heads
+    seqlen = problem.seqlen_q if of_queries else problem.seqlen_k
+    if isinstance(lengths, Packed):
+        seqlen = lengths.total_q if of_queries else lengths.total_k
     block = float8.block_of(name, problem.head_dim)
-    mode = float8.mode_of(argument, x.shape, block, heads, problem.batch, seqlen, problem.lengths)
+    mode = float8.mode_of(argument, x.shape, block, heads, problem.batch, seqlen, lengths)
     if name == "v" and mode == "token":
         raise ValueError(
             f"v_scale has shape {x.shape}, a scale per token; values take one per tensor, head or block: quantise "

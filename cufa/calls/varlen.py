@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
+from ..problem.float8 import is_float8
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.typing import (
@@ -17,10 +18,12 @@ from ..problem.typing import (
     Lse,
     Off,
     On,
+    OutDtype,
     PackedBackwardOptions,
     PackedOptions,
     Place,
     Precision,
+    ScaledPackedOptions,
     Three,
 )
 from .call import PackedBackward, PackedForward
@@ -43,7 +46,7 @@ def flash_attention_varlen(
 @overload
 def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: bool = ...,
-    **options: Unpack[PackedOptions],
+    **options: Unpack[ScaledPackedOptions],
 ) -> Any: ...
 # fmt: on
 def flash_attention_varlen(
@@ -51,6 +54,7 @@ def flash_attention_varlen(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None,
+    q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
     """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
@@ -76,7 +80,9 @@ def flash_attention_varlen(
         As for :func:`flash_attention`, with batch the number of sequences.
     out, lse : array, optional
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
-    softcap, scale, algorithm, precision, return_lse, device
+    q_scale, k_scale, v_scale : float32 array, optional
+        As for :func:`flash_attention`, in the shapes that :func:`quantize` returns with ``cu_seqlens``.
+    softcap, scale, algorithm, precision, out_dtype, return_lse, device
         As for :func:`flash_attention`.
 
     Returns
@@ -96,12 +102,19 @@ def flash_attention_varlen(
     changes = typed(window), mask, softcap, type(softcap)
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
     given = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
-    seen, _, addresses = find(FORWARD, given, options)
-    if seen is not None:
-        return seen(given, addresses)
+    scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
+    if not scaled:
+        seen, _, addresses = find(FORWARD, given, options)
+        if seen is not None:
+            return seen(given, addresses)
     _check_given(cu_seqlens_q, cu_seqlens_k)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     asked = Options(resolve_mask(causal, window, mask), softcap, scale, precision, "bshd", algorithm)
+    if scaled or is_float8(q):
+        from .float8 import PackedFloat8
+
+        call = PackedFloat8.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
+        return run(call, device, options)
     return run(PackedForward.read(given, wanted, asked), device, options)
 
 

@@ -108,12 +108,13 @@ def mode_of(
     return found[0]
 
 
-def of_tokens(scale: Any, mode: str, block: int, seqlen: int, lengths: Lengths) -> Any:
+def of_tokens(scale: Any, mode: str, block: int, seqlen: int, lengths: Lengths, role: str = "k") -> Any:
     """The scale of each token of the arrays, which broadcasts to (batch, heads, seqlen); 1 in packed padding."""
     if not isinstance(lengths, Packed) or mode in ("tensor", "token"):
         return per_token(scale, mode, block, seqlen)
     found = np.ones((1, scale.shape[1], seqlen), scale.dtype)
-    for sequence, _, _, rows in lengths.places() or []:
+    for sequence, _, queries, keys in lengths.places() or []:
+        rows = queries if role == "q" else keys
         start, count = first_block(rows.start, block, sequence), rows.stop - rows.start
         if mode == "head":
             found[0, :, rows] = scale[sequence, :, None]

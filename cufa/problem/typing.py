@@ -42,7 +42,7 @@ class _Forward(_Scores, total=False):
 
 
 class PackedOptions(_Forward, total=False):
-    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse."""
+    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse, where the result has q's dtype."""
 
     lse: Any
     causal: bool
@@ -59,13 +59,21 @@ class ForwardOptions(PackedOptions, total=False):
     num_splits: int | None
 
 
-class ScaledOptions(ForwardOptions, total=False):
-    """Keywords of :func:`cufa.flash_attention` except return_lse."""
+class _Scaled(TypedDict, total=False):
+    """Scales of inputs in float8_e4m3, and the dtype of their result."""
 
     q_scale: Any
     k_scale: Any
     v_scale: Any
     out_dtype: OutDtype | None
+
+
+class ScaledPackedOptions(PackedOptions, _Scaled, total=False):
+    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse."""
+
+
+class ScaledOptions(ForwardOptions, _Scaled, total=False):
+    """Keywords of :func:`cufa.flash_attention` except return_lse."""
 
 
 class PackedBackwardOptions(_Scores, total=False):

@@ -143,6 +143,48 @@ def test_empty_and_unseen_rows_are_zeros():
     assert none.shape == (1, 4, 5, 64) and (none == 0).all()
 
 
+CU_Q, CU_K = [0, 40, 40, 170], [0, 7, 200, 500]
+
+
+@pytest.mark.parametrize("per", [("tensor",) * 3, ("head",) * 3, ("block",) * 3, ("token", "token", "head")])
+def test_packed_sequences_are_those_of_calls_of_their_own(per):
+    """Tile borders count from the first key of a sequence. Row 170 and those after it are padding."""
+    q, k, v = (x[0].swapaxes(0, 1) for x in inputs(64, 180, 510, 1))
+    given: dict[str, Any] = {}
+    for role, x, cu, mode in zip(ROLES, (q, k, v), (CU_Q, CU_K, CU_K), per, strict=True):
+        given[role], given[f"{role}_scale"] = cufa.quantize(x, role=role, per=mode, cu_seqlens=cu)
+    out, lse = cufa.flash_attention_varlen(
+        **given, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K, causal=True, out_dtype="float32", return_lse=True
+    )
+    assert (out[170:] == 0).all()
+    exact = [
+        cufa.dequantize(given[role], given[f"{role}_scale"], role=role, cu_seqlens=cu)
+        for role, cu in zip(ROLES, (CU_Q, CU_K, CU_K), strict=True)
+    ]
+    for rows, keys in zip(itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True):
+        rows, keys = slice(*rows), slice(*keys)
+        if rows.start == rows.stop:
+            continue
+        parts = [x[None, part] for x, part in zip(exact, (rows, keys, keys), strict=True)]
+        right, right_lse = cufa.attention_reference(*parts, causal=True, layout="bshd", return_lse=True)
+        assert error(out[None, rows], right) < 0.035
+        np.testing.assert_allclose(lse[None, :, rows], right_lse, atol=2e-4)
+        if per[0] == "head":
+            alone = {
+                role: cufa.quantize(x[None, part], role=role, layout="bshd")
+                for role, x, part in zip(ROLES, (q, k, v), (rows, keys, keys), strict=True)
+            }
+            dense = cufa.flash_attention(
+                *(x for x, _ in alone.values()), causal=True, layout="bshd", out_dtype="float32",
+                **{f"{role}_scale": scale for role, (_, scale) in alone.items()},
+            )  # fmt: skip
+            assert error(out[None, rows], dense) < 2e-3
+    with pytest.raises(ValueError, match="v was quantised with other cu_seqlens"):
+        cufa.flash_attention_varlen(**given, cu_seqlens_q=CU_Q, cu_seqlens_k=[0, 8, 200, 500])
+    with pytest.raises(ValueError, match="k_scale is missing"):
+        cufa.flash_attention_varlen(**given | {"k_scale": None}, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K)
+
+
 GOOD = quantized(inputs(64, 8, 8, 1))
 ROWS = GOOD | {"v": GOOD["v"].rows()}
 

@@ -80,7 +80,7 @@ def test_a_user_program_is_checked(tmp_path):
     ("call", "options"),
     [
         (cufa.flash_attention, names.ScaledOptions),
-        (cufa.flash_attention_varlen, names.PackedOptions),
+        (cufa.flash_attention_varlen, names.ScaledPackedOptions),
         (cufa.flash_decode, names.DecodeOptions),
         (cufa.flash_attention_backward, names.BackwardOptions),
         (cufa.flash_attention_varlen_backward, names.PackedBackwardOptions),

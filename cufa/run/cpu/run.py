@@ -10,7 +10,7 @@ import numpy as np
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
 from ...problem.element import ELEMENTS
-from ...problem.float8 import NAME, block_of, per_token
+from ...problem.float8 import NAME, block_of, of_tokens
 from ...problem.problem import Problem
 from . import backward, decode, forward, parts
 
@@ -41,7 +41,9 @@ def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:
     for name, mode in zip("qkv", problem.scales, strict=True):
         x, scale = arrays[name].view(ELEMENTS[NAME].dtype), found.pop(f"{name}_scale")
         block = block_of(name, problem.head_dim)
-        found[name] = x.astype(np.float32) * per_token(scale, mode, block, x.shape[2])[..., None]
+        found[name] = (
+            x.astype(np.float32) * of_tokens(scale, mode, block, x.shape[2], problem.lengths, name)[..., None]
+        )
     return found
 
 
