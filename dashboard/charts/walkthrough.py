@@ -20,7 +20,7 @@ from cufa.dashboard.model.walkthrough_backward import BackwardStep, BackwardWalk
 from cufa.dashboard.theme import Palette
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
-_SCRIPTS = ("draw.js", "order.js", "tile.js", "gradient.js", "memory.js", "player.js")
+_SCRIPTS = ("draw.js", "order.js", "tile.js", "gradient.js", "memory.js", "timeline.js", "player.js")
 """One module, in this order."""
 _DIGITS = 4
 

@@ -44,7 +44,7 @@ class Excerpt:
         return f"**{self.title}**, `cuda_src/{self.file}`"
 
 
-_FA1, _FA2 = "forward/fa1/kernel.cu", "forward/fa2/kernel.cu"
+_FA1, _FA2, _FA3 = "forward/fa1/kernel.cu", "forward/fa2/kernel.cu", "forward/fa3"
 _BACKWARD, _PRODUCTS = "backward/fa2/kernel.cu", "backward/fa2/products.cuh"
 _TILES = (
     Excerpt(
@@ -130,6 +130,17 @@ PHASES: dict[str, dict[str, Excerpt]] = {
         "Rescale": Excerpt("Algorithm 1, l. 9 and 10", _FA2, "// Alg. 1, l. 9: the row maxima."),
         "Add": Excerpt("Algorithm 1, l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
         "Store": Excerpt("Algorithm 1, l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
+    },
+    "fa3": {
+        "Producer": Excerpt(
+            "Algorithm 1, l. 3 to 10", f"{_FA3}/producer.cuh", "// Alg. 1, l. 3-10: one thread asks"
+        ),
+        "Consumer": Excerpt(
+            "Algorithm 2, l. 8 to 14", f"{_FA3}/kernel.cu", "// One step of the pipeline (Alg. 2, l. 8-14)"
+        ),
+        "Ping-pong": Excerpt(
+            "Section 3.1", f"{_FA3}/consumer_items.cuh", "// Ping-pong: consumers issue their products"
+        ),
     },
     "decode": {"Split": _SPLITS[0], "Merge": _MERGE},
     "fa2_backward": {

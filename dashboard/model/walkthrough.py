@@ -45,12 +45,12 @@ class Case:
     """The choice of the page."""
 
     algorithm: str
-    """"fa1", "fa2" or "decode"; "fa2_backward" (:mod:`cufa.dashboard.model.walkthrough_backward`)."""
+    """"fa1", "fa2", "fa3" or "decode"; "fa2_backward" (:mod:`cufa.dashboard.model.walkthrough_backward`)."""
     mask: str = "full"
     """A name of :data:`MASKS`; the token of decode sees all keys."""
     seed: int = 0
-    num_splits: int = 4
-    """Of decode."""
+    parts: int = 4
+    """Splits of decode, stages of each of FA3's rings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _decode(case: Case) -> Walk:
         1, BLOCK, 1, 1, length, HEAD_DIM, "float16", CAUSAL, default_scale(HEAD_DIM), lengths=Cached(),
         operation="decode",
     )  # fmt: skip
-    splits = case.num_splits
+    splits = case.parts
     plan = make_plan(problem, None, "fixed", TileConfig(BLOCK, BLOCK, num_warps=0), num_splits=splits)
     operands = dict.fromkeys(x.name for x in plan.operation.operands)
     out, observed = np.empty_like(q), list[TileStep]()

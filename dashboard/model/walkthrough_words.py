@@ -21,6 +21,7 @@ ALGORITHMS = {
     "naive": "naive",
     "fa1": "FA1",
     "fa2": "FA2",
+    "fa3": "FA3",
     "decode": "Flash-Decoding",
     "whole": "keys not split",
     "fa2_backward": "FA2 backward",

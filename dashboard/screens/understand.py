@@ -7,7 +7,7 @@ from cufa.dashboard.views import understand_view
 palette = page.begin(
     "Understand",
     "FlashAttention never stores the scores. It reads the keys tile by tile, and rescales its partial result when a "
-    "larger maximum appears. This page shows every step; all numbers come from cufa's CPU path.",
+    "larger maximum appears. This page shows every step; the numbers in tiles come from cufa's CPU path.",
 )
 controls = Controls("understand")
 case = understand_view.choose(controls)

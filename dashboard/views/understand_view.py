@@ -8,9 +8,10 @@ from typing import Any
 import streamlit as st
 
 from cufa.dashboard import page
-from cufa.dashboard.charts import walkthrough, walkthrough_backward
+from cufa.dashboard.charts import walkthrough, walkthrough_backward, walkthrough_fa3
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import source, traffic_steps
+from cufa.dashboard.model import walkthrough_fa3 as fa3
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import Case, Walk, walk
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
@@ -23,16 +24,16 @@ from cufa.problem.mask import FULL
 from cufa.problem.problem import Problem, default_scale
 
 _STEP = "understand.walk"
-_FIRST = 6
-"""The step shown first: it shows more than step 1. Play begins at step 1."""
 _ORDERS = {
     "fa2": "FA2: queries outside",
     "fa1": "FA1: keys outside",
+    "fa3": "FA3: producer and consumers",
     "decode": "Flash-Decoding: keys split",
     BACKWARD: "FA2 backward: keys outside",
 }
 _MASKS = {"full": "full", "causal": "causal", "window": "window of 10 keys"}
 _SPLITS = ("1", "2", "4", "8")
+_STAGES = ("1", "2", "3")
 _LENGTH, _HEAD_DIM = 4096, 128
 
 
@@ -40,16 +41,19 @@ def choose(controls: Controls) -> Case:
     """Algorithm, mask and seed."""
     with page.control_box():
         algorithm = controls.choice("algorithm", "Algorithm and loop order", _ORDERS, segmented=True)
-        places = page.fields(2.2, 1, 3.4)
+        places, mask, splits = page.fields(2.2, 1, 3.4), "full", "4"
         if algorithm == "decode":
             splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True, at=places[0])
-            mask = "full"
+        elif algorithm == "fa3":
+            splits = controls.choice(
+                "stages", "Stages of each ring", _STAGES, "2", segmented=True, at=places[0]
+            )
         else:
             mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0])
-            splits = "4"
-        seed = controls.integer(
-            "seed", "Seed", 0, 0, 9999, help="For the random Q, K and V (and dO).", at=places[1]
-        )
+        seed = 0
+        if algorithm != "fa3":
+            help = "For the random Q, K and V (and dO)."
+            seed = controls.integer("seed", "Seed", 0, 0, 9999, help=help, at=places[1])
     return Case(algorithm, mask, seed, int(splits))
 
 
@@ -62,7 +66,10 @@ def _walk(case: Case) -> Walk | BackwardWalk:
 def _data(case: Case, palette_name: str) -> dict[str, Any]:
     from cufa.dashboard.theme import PALETTES
 
-    found, palette = _walk(case), PALETTES[palette_name]
+    palette = PALETTES[palette_name]
+    if case.algorithm == "fa3":
+        return walkthrough_fa3.data(case.parts, palette)
+    found = _walk(case)
     if isinstance(found, BackwardWalk):
         return walkthrough_backward.data(found, palette)
     return walkthrough.data(found, palette)
@@ -71,11 +78,10 @@ def _data(case: Case, palette_name: str) -> dict[str, Any]:
 @st.fragment
 def show_walk(case: Case, controls: Controls, palette: Palette) -> None:
     """The component plays by itself; the step where it stops goes into the link."""
-    found = _walk(case)
-    first = min(_FIRST, len(found.steps))
-    start = controls.kept("step", first, 1, len(found.steps))
-    page.verdict(_verdict(found))
-    content = {**_data(case, palette.name), "start": start, "fresh": start == first}
+    content = _data(case, palette.name)
+    start = controls.kept("step", 1, 1, len(content["steps"]))
+    page.verdict(_verdict(case))
+    content = {**content, "start": start}
     walkthrough.show(content, _STEP, lambda: _take_step(controls))
     controls.write_link()
 
@@ -86,8 +92,15 @@ def _take_step(controls: Controls) -> None:
         controls.set("step", int(step))
 
 
-def _verdict(found: Walk | BackwardWalk) -> str:
-    """Bytes moved, against the alternative."""
+def _verdict(case: Case) -> str:
+    """Bytes moved, against the alternative. FA3: use of the tensor cores."""
+    if case.algorithm == "fa3":
+        (computing, units), (alone, of) = (fa3.busy(fa3.pipeline(case.parts, n)) for n in (fa3.CONSUMERS, 1))
+        return (
+            f"Ping-pong: one consumer has the tensor cores while the other computes its softmax. In this model they "
+            f"compute {computing / units:.0%} of the time; with one consumer, {alone / of:.0%}."
+        )
+    found = _walk(case)
     moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
     own = found.case.algorithm
     if own == BACKWARD:
@@ -124,6 +137,12 @@ def show_lines(case: Case) -> None:
 
 def show_real_size(case: Case) -> None:
     """The same byte counts for one head of a real size."""
+    if case.algorithm == "fa3":
+        st.caption(
+            "The order is the kernel's, the lengths are assumed. Masked work shows recorded timelines. "
+            "When the figure has the focus, the arrow keys step and the space bar plays."
+        )
+        return
     is_backward = case.algorithm == BACKWARD
     moved = real_size("backward" if is_backward else "forward")
     most = max(moved.values())

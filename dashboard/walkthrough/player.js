@@ -11,21 +11,32 @@ class Walkthrough {
   constructor(root, data) {
     this.data = data;
     this.timer = null;
-    this.fresh = data.fresh;  // the shown step is the default
-    this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
-    const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
+    this.fresh = data.start === 1;  // nothing has been chosen: Play begins with the first phase
     this.cards = html("ol", { class: "phases" });
-    const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
-                       section("Inside the tile", "inside", tile));
-    const below = html("div", { class: "below" }, section("Bytes through device memory", "", meter),
-                       section("Contents of each memory", "", memory), section(data.against, "", error));
-    this.node = html("div", { class: `walk ${data.palette.name}`, tabindex: 0 }, this.bar(), this.cards, stage, below);
+    const views = data.timeline ? this.overTime() : this.ofTiles();
+    this.node = html("div", { class: `walk ${data.palette.name}`, tabindex: 0 }, this.bar(), this.cards, ...views);
     for (const [name, colour] of Object.entries(data.palette)) {
       if (typeof colour === "string") this.node.style.setProperty(`--${name}`, colour);
     }
     this.node.style.setProperty("--second", data.palette.series[1]);
     this.node.addEventListener("keydown", (event) => this.pressed(event));
     root.append(this.node);
+  }
+
+  overTime() {
+    this.figures = [timelineFigure(this.data)];
+    return [section("Who does what, when", "", this.figures[0].node)];
+  }
+
+  ofTiles() {
+    const { data } = this;
+    this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
+    const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
+    const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
+                       section("Inside the tile", "inside", tile));
+    const below = html("div", { class: "below" }, section("Bytes through device memory", "", meter),
+                       section("Contents of each memory", "", memory), section(data.against, "", error));
+    return [stage, below];
   }
 
   bar() {
@@ -67,13 +78,13 @@ class Walkthrough {
     const steps = this.data.steps;
     this.at = Math.min(Math.max(at, 0), steps.length - 1);
     const step = steps[this.at];
-    this.phase = Math.min(phase, step.phases.length - 1);
+    this.phase = Math.min(this.data.timeline ? Infinity : phase, step.phases.length - 1);
     this.figures.forEach((figure) => figure.update(this.at, this.phase));
     this.slider.value = this.at + 1;
     this.place.textContent = `step ${this.at + 1} of ${steps.length}`;
     this.cards.replaceChildren(...step.phases.map(([title, text], n) => {
-      const state = n < this.phase ? "past" : n === this.phase ? "now" : "next";
-      const card = html("li", { class: state }, html("button", { type: "button" }, `${n + 1}. ${title}`), html("p", {}, text));
+      const state = this.data.timeline || n === this.phase ? "now" : n < this.phase ? "past" : "next";
+      const card = html("li", { class: state }, html("button", { type: "button" }, this.data.timeline ? title : `${n + 1}. ${title}`), html("p", {}, text));
       card.addEventListener("click", () => this.go(this.at, n));
       return card;
     }));

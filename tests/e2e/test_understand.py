@@ -32,7 +32,7 @@ def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browse
     page.get_by_role("button", name="Next step").click()
     at_step(page, 6)
     assert own_meter(page) > before
-    page.wait_for_url(re.compile(r"mask=causal&seed=3$"))  # 6 is the default
+    page.wait_for_url(re.compile(r"[?&]step=6\b"))
     page.get_by_role("button", name="Next step").click()
     expect(page.locator(".walk .phases")).to_contain_text("No key of 16–23 is visible to queries 8–15")
     page.wait_for_url(re.compile(r"[?&]step=7\b"))
@@ -68,7 +68,7 @@ def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str
 
 def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark")
-    page = visit.open(f"{server}/?algorithm=fa1")
+    page = visit.open(f"{server}/?algorithm=fa1&step=6")
     page.locator(".walk .phases li").nth(2).click()
     expect(page.locator(".walk .phases .now")).to_contain_text("Rescale")
     expect(page.locator(".walk .rescaled.on").first).to_be_visible()
@@ -86,18 +86,22 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
 
 
 @pytest.mark.in_turn
-def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
+def test_it_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     server: str, browser: Browser
 ) -> None:
-    """Play begins at the first step, not at the step shown first."""
     visit = Visit(browser)
     page = visit.open(server)
-    at_step(page, 6)
-    press_play_twice(page)
     at_step(page, 1)
     page.get_by_role("radio", name="FA1: keys outside").click()
     walk = page.locator(".walk")  # for a moment, the former algorithm or both
     expect(walk.filter(has_text="Outer loop: keys; inner loop: queries").first).to_be_visible()
+    page.get_by_role("radio", name="FA3: producer and consumers").click()
+    expect(walk.get_by_role("img", name="Consumer 1: Waits for its first tile.")).to_be_visible()
+    page.get_by_role("slider", name="Step").fill("7")
+    expect(walk.locator(".phases")).to_contain_text(
+        "O += P V of tile 0 on the tensor cores. Softmax of tile 1"
+    )
+    screenshot(page, "understand-fa3-light")
     page.get_by_role("radio", name="Flash-Decoding: keys split").click()
     expect(walk.filter(has_text="Keys split").first).to_be_visible()
     page.wait_for_url(re.compile(r"[?&]algorithm=decode\b"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -14,6 +15,7 @@ from cufa.dashboard.charts import walkthrough as chart
 from cufa.dashboard.charts import walkthrough_backward as backward_chart
 from cufa.dashboard.model import traffic_steps, walkthrough_words
 from cufa.dashboard.model import walkthrough_backward_words as said_of
+from cufa.dashboard.model import walkthrough_fa3 as fa3
 from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
@@ -22,7 +24,7 @@ from cufa.kernels import kernels_of
 from cufa.schedule.schedule import Tile
 
 FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]
-CASES = [*FORWARD, *(Case("decode", seed=1, num_splits=n) for n in (1, 2, 3, 4, 8))]
+CASES = [*FORWARD, *(Case("decode", seed=1, parts=n) for n in (1, 2, 3, 4, 8))]
 BACKWARD = [Case(ALGORITHM, mask, seed) for mask in MASKS for seed in (0, 3)]
 
 
@@ -82,7 +84,7 @@ def test_skipped_tiles_are_those_of_the_schedule(case: Case) -> None:
 
 @pytest.mark.parametrize("splits", [2, 3, 4, 8])
 def test_the_merge_is_the_librarys(splits: int) -> None:
-    found = walk(Case("decode", seed=1, num_splits=splits))
+    found = walk(Case("decode", seed=1, parts=splits))
     q = found.Q[None, :, None]
     out = cufa.flash_decode(q, found.K[None, None], found.V[None, None], num_splits=splits, device="cpu")
     merge = found.steps[-1]
@@ -271,6 +273,28 @@ def test_the_backwards_shared_memory_is_what_the_kernel_declares() -> None:
     assert {"K", "V", "Q", "DO", "ROWS", "DS"} <= names
 
 
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_fa3s_timeline_keeps_the_kernels_rules(stages: int) -> None:
+    events = fa3.pipeline(stages)
+    at = {(e.row, e.name, e.tile): e for e in events}
+    for row in (*fa3.rows(stages), "products"):  # nothing overlaps in a row, or on the tensor cores
+        mine = sorted((e.start, e.end) for e in events if row in (e.row, e.row.partition(": ")[2]))
+        assert mine and all(a[1] <= b[0] for a, b in itertools.pairwise(mine)), row
+    for n, tile in itertools.product(range(fa3.CONSUMERS), range(fa3.TILES)):
+        S, PV = (at[fa3.products(n), name, tile] for name in ("S", "P V"))
+        weights = at[fa3.softmax(n), "softmax", tile]
+        assert (
+            at[fa3.PRODUCER, "K", tile].end <= S.start and S.end <= weights.start and weights.end <= PV.start
+        )
+        assert at[fa3.PRODUCER, "V", tile].end <= PV.start
+        for ring, reader in (("K", S), ("V", PV)):
+            held = at[fa3.stage(ring, tile % stages), ring, tile]
+            assert held.start < reader.start and reader.end <= held.end
+    busy, alone = (fa3.busy(fa3.pipeline(stages, n)) for n in (fa3.CONSUMERS, 1))
+    assert busy[0] / busy[1] > alone[0] / alone[1]
+    assert all(len(fa3.words(events, stages, time)) == 3 for time in range(busy[1]))
+
+
 # --- The page ---------------------------------------------------------------------------------------------
 
 
@@ -284,7 +308,8 @@ def test_the_backwards_shared_memory_is_what_the_kernel_declares() -> None:
         {"algorithm": "decode", "splits": "1", "seed": "12"},
         {"algorithm": ALGORITHM},
         {"algorithm": ALGORITHM, "mask": "causal", "seed": "7", "step": "18"},
-        {"algorithm": ALGORITHM, "mask": "window", "step": "1"},
+        {"algorithm": ALGORITHM, "mask": "window", "step": "2"},
+        {"algorithm": "fa3", "stages": "1", "step": "24"},
     ],
     ids=str,
 )
