@@ -12,6 +12,7 @@ from cufa.dashboard.model import exercises, exercises_executed
 from cufa.dashboard.model.exercises import BEFORE, BLOCK, CACHED, STEPS, TOKENS
 from cufa.dashboard.model.exercises_executed import PLANTED, STATEMENTS
 from cufa.dashboard.views import exercises_view
+from cufa.kernels import KERNELS
 
 TILES = {i: {i - 2, i - 1, i} - {-1, -2} for i in range(TOKENS // BLOCK)}
 COMMIT, WAIT, SYNC = STATEMENTS
@@ -73,6 +74,7 @@ def test_race(lines: tuple[str, str, str], why: str) -> None:
     verdict = exercises_executed.race(lines)
     assert verdict.right == (not why) and why in verdict.why
     assert verdict.right or "forward/fa1/kernel.cu:" in verdict.why
+    assert KERNELS["fa1_forward"].source == exercises_executed.KERNEL
 
 
 @pytest.mark.emulate
