@@ -38,4 +38,5 @@ pages = [
 page = st.navigation(pages)
 with st.sidebar.popover("Glossary", type="tertiary", icon=":material/menu_book:"):
     st.markdown(glossary.as_markdown())
+st.set_page_config(page_title=f"{page.title} · cufa")
 page.run()

@@ -86,7 +86,9 @@ class _Checked:
         if known is not None and known[0] is run:
             return known[1:]
         sound = measured_rows.checked(run)
-        found = sound, measured_rows.of_run(sound)
+        rows = measured_rows.of_run(sound)
+        own = evidence.of_run(sound, rows)
+        found = sound, rows if own is None else list(own.rows)
         if run.is_settled:
             self.runs[run.id] = (run, *found)
         return found

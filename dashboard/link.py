@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -14,6 +14,11 @@ _UNKNOWN = "the link has {names}, which is no control of this page; the page ign
 def said(value: Any) -> str:
     """A control's value in a link."""
     return NONE if value is None else str(value)
+
+
+def several(values: Iterable[str]) -> str:
+    """Several values in a link. A comma separates values: commas of names become semicolons."""
+    return ",".join(x.replace(",", ";") for x in values)
 
 
 def distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:

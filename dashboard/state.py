@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.dashboard.link import NONE, Link, distinct, said
+from cufa.dashboard.link import NONE, Link, distinct, said, several
 
 __all__ = ["Controls", "said"]
 
@@ -145,17 +145,15 @@ class Controls:
         default = [x for x in default if x in words]
 
         def parse(text: str) -> list[str]:
-            values = [x for x in text.split(",") if x]
-            if any(x not in words for x in values):
-                raise ValueError
-            return values
+            by_link = {several([x]): x for x in words}
+            return [by_link[x] for x in text.split(",") if x]
 
         wanted = f"any of {_named(words)}, separated by commas"
         key = self._settle(name, default, parse, wanted, among=tuple(words))
         st.session_state[key] = [x for x in st.session_state[key] if x in words]
         with _inside(at):
             got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key, **_KEPT)
-        self._show(name, ",".join(got), ",".join(default), local)
+        self._show(name, several(got), several(default), local)
         return list(got)
 
     def flag(

@@ -45,10 +45,10 @@ def exponential_ceiling(limits: Limits, problem: Problem) -> float:
 
 def roofline(
     rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, *,
-    read_bytes: float = 0.0, here: Here | None = None,
+    here: Here | None = None,
 ) -> go.Figure:  # fmt: skip
     """TFLOP/s against FLOP per byte, both logarithmic, with a roof for each of ``products``. Masked rows get open marks
-    where unmasked rows are shown too. ``read_bytes``: the fastest read rate, the roof of kernels that only read."""
+    where unmasked rows are shown too."""
     figure = theme.new_figure(palette, 560)
 
     def line(x: list[float], y: float | list[float], name: str, dash: str, colour: str) -> None:
@@ -60,12 +60,10 @@ def roofline(
 
     at = [intensity(r) for r in rows] + ([here.intensity] if here else [])
     roof = max(limits.flops[p] for p in products)
-    memory, moving = limits.copy_bytes, "copying"
-    if read_bytes and all(r.operation.memory_bound for r in rows):
-        memory, moving = read_bytes, "reading"
+    memory = max(limits.copy_bytes, limits.read_bytes)
     ridge = roof / memory
     low, high = min(min(at) / 2, ridge / 4), 2 * max(at)
-    name = f"memory, {moving}: {memory / 1e12:.2f} TB/s"
+    name = f"memory: {memory / 1e12:.2f} TB/s"
     line([low, ridge], [low * memory, roof], name, "solid", palette.series[2])
     for number, product in enumerate(products):
         top = limits.flops[product]

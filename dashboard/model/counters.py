@@ -186,6 +186,15 @@ def matching_inside(problem: Problem, spec: Kernel, config: TileConfig, device: 
     return max(same, key=nearness, default=None)
 
 
+def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
+    """Card, problem and day of a recorded trace where its card or its problem is not the asked one; "": it is."""
+    if not trace.is_time:
+        return ""
+    of = str(trace.environment["device"])
+    same = is_same_card(of, card) and trace.problem == problem
+    return "" if same else f"{of}, {trace.environment['recorded'][:10]}: {trace.problem}"
+
+
 def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:
     """Share of the time of one SM's consumer warps (of all warps, without a producer) that they wait for data."""
     consumers = [lane.log for lane in lanes(trace, found) if lane.sm == sm and lane.role != "producer"]

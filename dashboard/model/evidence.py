@@ -96,7 +96,9 @@ def _made(
     stale: Sequence[str] = (),
 ) -> Evidence:  # fmt: skip
     reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
-    known = tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows)
+    # One ceiling of device memory for all pages: a kernel that reads faster than the plain read sets it.
+    limits = limits and dataclasses.replace(limits, read_bytes=reading)
+    known = tuple(dataclasses.replace(m, limits=limits) for m in rows)
     arch, num_sms = environment.get("arch", ""), environment.get("num_sms", 0)
     return Evidence(
         name, environment["device"], arch, recorded, limits, known, reading, tuple(stale), num_sms

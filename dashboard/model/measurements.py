@@ -6,16 +6,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from cufa.commands.common import rate_text
 from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.model.work import flops_per_score
 from cufa.dashboard.worker.jobs import Json
 from cufa.kernels import KERNELS, Split
+from cufa.measure.cases import Work
+from cufa.measure.limits import Limits
 from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
+
+_FLOP_PER_CLOCK = 4096
+"""Of one SM of Hopper, by wgmma with 16-bit operands."""
 
 #: Columns of the downloads, in order; samples follow.
 COLUMNS = (
@@ -58,8 +65,8 @@ class Measurement:
     """Commit of the measured checkout, or digest of the kernel's source; empty: unknown."""
     clock_limit: str = ""
     """The card's highest SM clock, in words."""
-    read_ceiling: float = 0.0
-    """Bytes per second of the fastest known read of its machine (:func:`fastest_read`); 0: unknown."""
+    limits: Limits | None = dataclasses.field(default=None, repr=False, compare=False)
+    """The ceilings of its machine, the same for all of its measurements; None: those of its own session."""
     environment: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
     """Of its run: :func:`cufa.measure.machine.environment`."""
 
@@ -126,19 +133,34 @@ class Measurement:
             return f"{self.gbytes / 1e3:.2f} TB/s" if self.gbytes >= 100 else f"{self.gbytes:.3g} GB/s"
         return rate_text(self.tflops)
 
+    @functools.cached_property
+    def bound(self) -> tuple[float, str]:
+        """The least seconds that the machine's ceilings allow, and the resource that sets them."""
+        row = self.row.json
+        if self.limits is not None:
+            scores = row["flops"] // flops_per_score(self.problem)
+            least = self.limits.floor(self.problem, Work(row["flops"], row["io_bytes"], scores))
+            return max(least, self._at_clock, key=lambda x: x[0])
+        share = row["of_ceiling"] or self.of_read or 0.0  # earlier decoding rows have no ceiling
+        return float(share) * self.seconds, str(row["ceiling"] or "a plain read")
+
+    @property
+    def _at_clock(self) -> tuple[float, str]:
+        """Products at the recorded SM clock, which the power limit sets under lasting load; 0: not known."""
+        clock, sms = self.load.get("clock_mhz"), self.environment.get("num_sms")
+        if not (clock and sms and self.environment.get("arch") == "sm_90" and self.problem.itemsize == 2):
+            return 0.0, ""
+        seconds = self.row.json["flops"] / (sms * _FLOP_PER_CLOCK * clock * 1e6)
+        return seconds, f"products at {clock:,.0f} MHz"
+
     @property
     def of_ceiling(self) -> float:
-        """1.0: as fast as the ceiling allows. A kernel that only reads is compared with the fastest read: the copy of
-        the recorded limits is slower."""
-        if self.operation.memory_bound and self.ceiling == "memory" and self.read_ceiling:
-            return float(self.row.json["io_bytes"]) / self.read_ceiling / self.seconds
-        return float(
-            self.row.json["of_ceiling"] or self.of_read or 0.0
-        )  # earlier decoding rows have no ceiling
+        """1.0: as fast as the ceiling allows."""
+        return self.bound[0] / self.seconds
 
     @property
     def ceiling(self) -> str:
-        return str(self.row.json["ceiling"] or "a plain read")
+        return self.bound[1]
 
     @property
     def error(self) -> float | None:

@@ -17,7 +17,14 @@ from cufa.problem.problem import Problem
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
     """The measurement with its needs; unchanged if the needs are recorded, or the kernel is not covered."""
-    return dataclasses.replace(m, row=_derived(found, m.suite).get(m.id, m.row))
+    row = _derived(found, m.suite).get(m.id, m.row)
+    if m.limits is not None and "memory" in row.json.get("needs_ns", {}):
+        # The ceiling of all pages: recorded needs have that of their own session.
+        memory = row.json["io_bytes"] / m.limits.read_bytes * 1e9
+        row = dataclasses.replace(
+            row, json={**row.json, "needs_ns": {**row.json["needs_ns"], "memory": memory}}
+        )
+    return dataclasses.replace(m, row=row)
 
 
 @functools.lru_cache(64)

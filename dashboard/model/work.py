@@ -50,6 +50,12 @@ def flops_per_score(problem: Problem) -> int:
     return one.flops
 
 
+def flop_words(problems: Iterable[Problem]) -> str:
+    """How the FLOP of these problems are counted."""
+    counted = sorted({flops_per_score(p) // p.head_dim for p in problems})
+    return f"FLOP are {' or '.join(map(str, counted))} · head dim per visible score"
+
+
 def class_counts(schedule: Schedule) -> dict[Tile, int]:
     """Tiles of one head by class."""
     counts = np.bincount(schedule.tiles.ravel(), minlength=len(Tile))

@@ -62,6 +62,9 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
         f"{share(counters.waits_for_data(trace, times, total.sm))} for data"
         for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True)
     ]
+    for name, trace, side in zip(names, kept, sides, strict=True):
+        if differs := counters.differences(trace, side.problem, side.device.name):
+            page.verdict(f"{name}: not of the controls above, but of {differs}.", "warn", small=True)
     page.verdict(f"{'. '.join(said)}.", "", "recorded", small=True)
     for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True):
         mine = [lane for lane in lanes(trace, times) if lane.sm == total.sm]
@@ -89,8 +92,7 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
     ]
     page.table(rows)
     st.caption(
-        f"The first {_SPAN:g} µs of one SM of each kernel, on one scale. Shares are of all warps' time. The traces' "
-        "own shapes stand above the figures and may differ from the controls."
+        f"The first {_SPAN:g} µs of one SM of each kernel, on one scale. Shares are of all warps' time."
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import streamlit as st
 
+from cufa.dashboard.link import several
 from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
 from cufa.dashboard.model.compiled import compiled_problems
 from cufa.dashboard.model.configs import config_key
@@ -226,7 +227,7 @@ def _roofline(subject: Subject) -> dict[str, Any]:
         found |= {"machine": e.name, "suite": row.suite, "regime": row.regime, "mask": "all"}
         return (
             found
-            | {"show": ",".join(dict.fromkeys(beside))}
+            | {"show": several(dict.fromkeys(beside))}
             | ({"shape": f"{row.label}, {p}"} if row.needs else {})
         )
     return found

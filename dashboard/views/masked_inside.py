@@ -32,6 +32,8 @@ def show_inside(view: View, palette: Palette) -> None:
     if trace is None:
         trace = _execute(view)
     if trace is not None:
+        if differs := counters.differences(trace, view.problem, view.device.name):
+            page.verdict(f"Not of the controls above, but of {differs}.", "warn", small=True)
         show_trace(trace, palette)
 
 

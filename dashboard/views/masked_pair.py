@@ -22,6 +22,7 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import inside_traces, mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, MOST_THREAD_BLOCKS, View, choose_config
+from cufa.dashboard.views.masked_sms import TRACE_TIME
 from cufa.measure.costs import cost_on
 from cufa.schedule.schedule import Schedule
 
@@ -207,7 +208,7 @@ def _show_timelines(
     page.figure(charts.timelines(names, seen, palette), "masked.pair.measured", _describe(names, seen))
     st.caption(
         f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
-        "written by trace builds of the kernels, one launch each."
+        f"written by trace builds of the kernels. {TRACE_TIME}"
     )
 
 

@@ -27,6 +27,10 @@ from cufa.kernels import KERNELS
 from cufa.measure.traces import Trace
 
 _TRACE_TIMEOUT = 180
+TRACE_TIME = (
+    "One launch with these stores, at the clock of that moment: benchmarks, which take the median of many launches of "
+    "the build without stores, give other times."
+)
 
 
 def show_timelines(view: View, palette: Palette) -> None:
@@ -123,7 +127,7 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
         f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
-        f"written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
+        f"written by a trace build of the kernel ({trace.problem.dtype}). {TRACE_TIME}{stale}"
     )
     offer_trace(lambda: perfetto(timeline, f"{tag}: {trace.name}"), tag)
 

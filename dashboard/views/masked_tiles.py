@@ -87,5 +87,5 @@ def _line(tiling: Tiling, shortest: float) -> dict[str, str]:
         "÷ shortest": f"{tiling.seconds / shortest:.2f}×",
         "bound by": tiling.binds,
         "recorded": "–" if measured is None else seconds_text(measured.seconds),
-        "prediction off by": "–" if error is None else f"{error:+.0%}",
+        "prediction off by": "–" if error is None else f"{round(error, 2) + 0.0:+.0%}",
     }

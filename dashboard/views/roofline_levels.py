@@ -58,7 +58,8 @@ def _verdict(subject: Subject, levels: list[Level], row: Measurement | None) -> 
     text = f"The tiles request {si(l2.bytes, 'B')} from L2, {l2.bytes / levels[0].bytes:.1f}× the compulsory bytes"
     timed = [level for level in levels if level.seconds is not None]
     slowest = max(timed, key=lambda level: level.seconds or 0.0)
-    text += f"; {slowest.name} is the slowest level, {seconds_text(slowest.seconds or 0.0)} at its ceiling"
+    which = f"{slowest.name} is the slowest level" if len(timed) == len(levels) else f"{slowest.name} takes"
+    text += f"; {which}, {seconds_text(slowest.seconds or 0.0)} at its ceiling".replace("takes,", "takes")
     return (
         f"{text}, {(slowest.seconds or 0.0) / row.seconds:.0%} of the time."
         if row is not None

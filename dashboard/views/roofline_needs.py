@@ -69,7 +69,8 @@ def _verdict(row: Measurement) -> str:
 
 def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
-        "Each bar: the kernel's counter of one resource ÷ its ceiling. **Busiest block**: the longest bar times the "
+        "Each bar: the kernel's counter of one resource ÷ its ceiling; **products** are those of whole tiles, "
+        "while the limit above counts visible scores only. **Busiest block**: the longest bar times the "
         "imbalance between SMs. **No overlap**: products, then exponentials, then the threads' own accesses to shared "
         "memory. Ceiling of shared memory: 128 bytes per clock and SM, at the clock of the exponentials' ceiling."
     )

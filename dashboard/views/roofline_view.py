@@ -12,11 +12,13 @@ from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import devices, evidence, work
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.many import days
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs, roofline_why
+from cufa.dashboard.views.compare_view import load_cells
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure.cases import Work
 from cufa.measure.suites import SUITES
@@ -160,22 +162,40 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
-    roofline = charts.roofline(
-        rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes, here=here
-    )
+    roofline = charts.roofline(rows, chosen.limits, products, palette, here=here)
     page.figure(roofline, "roofline", alt)
-    counted = {work.flops_per_score(r.problem) // r.problem.head_dim for r in rows}
     st.caption(
-        f"{page.origin_tag(best.origin).capitalize()} on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
-        "The ceilings were measured in the same run: a large copy (the fastest read for kernels that only read), "
-        "products from registers, and exponentials. Traffic is every operand once; FLOP are "
-        f"{sentences.listed([str(n) for n in sorted(counted)])} · head dim per visible score."
+        f"{page.origin_tag(best.origin).capitalize()} on **{chosen.device}**, {days(rows)}, {rows[0].regime}: "
+        f"{rows[0].how} The ceilings are the card's own: the fastest recorded read or copy, products from registers, "
+        f"and exponentials. Traffic is every operand once; {work.flop_words(r.problem for r in rows)}."
         + (" Open marks: masked problems." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
+    _show_loads(rows)
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
     if stale:
         text = f"These kernels have changed since the measurement: {', '.join(stale)}."
         st.warning(text, icon=":material/history:")
+
+
+def _show_loads(rows: list[Measurement]) -> None:
+    """Beside each sustained figure the clock, power and energy that it was measured at, and its bound at that clock."""
+    lines = [
+        {
+            "kernel": m.label,
+            "problem": str(m.problem),
+            "time": seconds_text(m.seconds),
+            "bound": f"{seconds_text(m.bound[0])}, {m.ceiling}",
+            "of the bound": f"{m.of_ceiling:.0%}",
+            **load_cells(m),
+        }
+        for m in sorted(rows, key=lambda m: -m.of_ceiling)
+        if m.load.get("clock_mhz")
+    ]
+    if lines:
+        st.dataframe(lines, hide_index=True, height="content" if len(lines) < 10 else 300)
+        st.caption(
+            "At the recorded clock, an SM multiplies at most 4,096 FLOP per cycle (wgmma, 16-bit operands)."
+        )
 
 
 def _product(problem: Problem) -> str:

@@ -10,7 +10,7 @@ import streamlit as st
 from cufa.commands.common import seconds_text
 from cufa.dashboard import glossary, page
 from cufa.dashboard.charts import samples as charts
-from cufa.dashboard.model import measured_rows, measurements
+from cufa.dashboard.model import measured_rows, measurements, work
 from cufa.dashboard.model.many import speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
@@ -49,7 +49,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         f"{first.how} Each dot is {dot}, from top to bottom in measuring order. The band is p10 to p90, the line is "
         "the median. "
         + (f"{charts.beyond(lanes)} slower calls are beyond the right edge. " if zoomed else "")
-        + "FLOP: 4 · head dim per visible score."
+        + f"{work.flop_words(m.problem for m in found)}."
     )
     show_table(found)
     repro.show(found, "run")

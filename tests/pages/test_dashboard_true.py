@@ -1,0 +1,96 @@
+"""Figures of pages over the shipped records: one value of each quantity, no time below its bound, no card unnamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import open_page, words
+
+from cufa.commands.common import seconds_text
+from cufa.dashboard.link import several
+from cufa.dashboard.model import counters, evidence
+from cufa.dashboard.model.levels import levels_of
+from cufa.dashboard.model.needs import with_needs
+from cufa.dashboard.model.subject import problem_key
+from cufa.measure import cards, inside
+
+SHIPPED = Path(cards.__file__).parents[1] / "records"
+
+
+@pytest.fixture
+def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED)
+    monkeypatch.setattr(inside, "INSIDE_DIR", SHIPPED / "inside")
+
+
+def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: None) -> None:
+    """Over all cards, suites and regimes, with the ceilings of the page Roofline."""
+    sustained = 0
+    for card in evidence.load():
+        assert card.limits is not None
+        for m in card.rows:
+            least, binds = m.bound
+            assert 0 < least <= m.seconds, (m.label, str(m.problem), m.regime, binds)
+            memory = m.row.json["io_bytes"] / card.read_bytes
+            told = with_needs(m, card).needs.get("memory") if m.suite == "forward" else None
+            assert told is None or told == pytest.approx(memory, rel=1e-6)
+            sustained += binds.endswith(" MHz")
+        m = next(m for m in card.rows if m.kernel and m.lengths is None)
+        level = levels_of(m.subject, card.limits, card.device)[0]
+        assert level.ceiling == card.read_bytes
+    assert sustained > 20
+
+
+def test_the_roofline_says_at_best_no_more_than_it_says_recorded(shipped: None) -> None:
+    card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
+    row = min(
+        (m for m in card.rows if m.suite == "decode" and m.kernel), key=lambda m: m.seconds / m.bound[0]
+    )
+    app = open_page("roofline", machine=card.name, suite="decode", of=problem_key(row.problem))
+    said = words(app)
+    assert f"at best {seconds_text(card.limits.floor(row.problem)[0])}" in said  # type: ignore[union-attr]
+    assert f"{row.label} {seconds_text(row.seconds)} ({row.of_ceiling:.0%}" in said
+    assert card.limits.floor(row.problem)[0] <= row.seconds  # type: ignore[union-attr]
+
+
+def test_sustained_figures_show_clock_power_and_energy(shipped: None) -> None:
+    app = open_page("roofline", machine="nvidia-h200", suite="energy")
+    table = next(e.value for e in app.dataframe if "bound" in e.value)
+    assert {"clock", "power", "energy per call"} <= set(table.columns)
+    assert any("products at " in text for text in table["bound"])
+    assert "same run" not in words(app)
+
+
+def test_the_flop_of_a_backward_are_those_of_a_backward(shipped: None) -> None:
+    app = open_page("roofline", machine="nvidia-h200", suite="backward")
+    assert "FLOP are 10 · head dim" in words(app)
+
+
+def test_a_trace_of_another_card_or_problem_says_so(shipped: None) -> None:
+    trace = next(iter(counters.inside_traces()[0].values()))
+    p = trace.problem
+    assert counters.differences(trace, p, str(trace.environment["device"])) == ""
+    said = counters.differences(trace, p, "NVIDIA A100")
+    assert str(trace.environment["device"]) in said and str(p) in said
+    said = words(open_page("masked_work", alg="fa3", sq="512", sk="512", d="128"))
+    assert "µs on one SM" in said
+    assert "Not of the controls above, but of NVIDIA H" in said
+
+
+def test_names_with_commas_come_back_from_a_link(shipped: None) -> None:
+    """Kernels of the ladder are named by sentences with commas."""
+    card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
+    label = next(m.label for m in card.rows if m.suite == "ladder" and "," in m.label)
+    app = open_page("roofline", machine=card.name, suite="ladder", show=several([label]))
+    assert not [x for x in app.warning if "the link asks" in x.value]
+    assert app.multiselect(key="roofline.show").value == [label]
+
+
+@pytest.mark.parametrize("name", ["roofline", "occupancy", "machine_code"])
+def test_rubbish_for_a_shape_is_refused_in_words(shipped: None, name: str) -> None:
+    app = open_page(name, of="rubbish")
+    assert "'rubbish'" in app.warning[0].value
