@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from cufa.dashboard.model import work
+from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import Measurement
@@ -46,12 +47,13 @@ class Launched:
         return is_same and is_of(self.config, m.row.json.get("config"))
 
 
-def times_of_both(found: Iterable[Measurement], sides: Sequence[Launched]) -> list[Measurement]:
-    """The newest times in turns of all sides from one source; empty if no source has all sides."""
+def times_of_both(found: Iterable[Measurement], sides: Sequence[Launched], card: str) -> list[Measurement]:
+    """The newest times in turns of all sides from one source, of this card if there are some; empty if no source has
+    all sides."""
     complete = []
     for of_source in grouped((m for m in found if m.regime is Regime.IN_TURNS), lambda m: m.source).values():
         both = [next((m for m in of_source if side.is_in(m)), None) for side in sides]
         told = [m for m in both if m is not None]
         if len(told) == len(sides):
             complete.append(told)
-    return max(complete, key=lambda told: told[0].recorded, default=[])
+    return max(complete, key=lambda told: (is_same_card(told[0].machine, card), told[0].recorded), default=[])

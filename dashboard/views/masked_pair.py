@@ -14,6 +14,7 @@ from cufa.dashboard.charts import pair as charts
 from cufa.dashboard.charts.timeline import describe_timeline
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import counters, pair, work
+from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.launch import Timeline, algorithms
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.pair import Launched
@@ -64,9 +65,9 @@ def show(view: View, other: View, palette: Palette) -> None:
     for side in sides:
         masked_grid.show_refusal(side)
     kept = pair.times_of_both(
-        engine.all_measurements(), [Launched(x.problem, x.spec, x.config) for x in sides]
+        engine.all_measurements(), [Launched(x.problem, x.spec, x.config) for x in sides], view.device.name
     )
-    _say_measured(kept, names)
+    _say_measured(kept, names, view.device.name)
     alt = "Two grids of tiles in queries (downwards) and keys (to the right). " + " ".join(
         f"{name}: {x.schedule.visited:,} of {x.schedule.total:,} tiles are computed under the mask {x.schedule.mask}."
         for name, x in zip(names, sides, strict=True)
@@ -120,13 +121,14 @@ def _ends(ratio: float) -> str:
     return f"{1 / ratio:.2f}× sooner" if ratio < 1 else f"{ratio:.2f}× later"
 
 
-def _say_measured(kept: list[Measurement], names: list[str]) -> None:
-    """Times of both from one run, if available."""
+def _say_measured(kept: list[Measurement], names: list[str], card: str) -> None:
+    """Times of both from one run, if available; times of another card name it first."""
     if not kept:
         return
     first, second = (m.seconds for m in kept)
     ratio = first / second
-    text = f"{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
+    other = "" if is_same_card(kept[0].machine, card) else f"Not of {card}, but of {kept[0].machine}: "
+    text = f"{other}{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
     text += f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
     page.verdict(
         f"{text} ({kept[0].where}, {kept[0].regime}).", "", page.origin_tag(kept[0].origin), small=True
@@ -158,7 +160,8 @@ def _table(
         told += [("SM time idle at the end, predicted", [t.tail for t in lines], sentences.share)]
         told += [("end of the last block, predicted", [t.span for t in lines], _flop)]
     if kept:
-        told += [(f"time, {page.origin_tag(kept[0].origin)}", [m.seconds for m in kept], seconds_text)]
+        of = "" if is_same_card(kept[0].machine, sides[0].device.name) else f" on {kept[0].machine}"
+        told += [(f"time, {page.origin_tag(kept[0].origin)}{of}", [m.seconds for m in kept], seconds_text)]
     return [_line(what, names, values, words) for what, values, words in told]
 
 

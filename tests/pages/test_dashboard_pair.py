@@ -113,9 +113,11 @@ def test_times_of_one_run_are_compared(elsewhere: Path) -> None:
     )
     assert said is not None
     assert "recorded</span>" in words(app)
-    assert "time, recorded" in numbers(app)
+    assert "Not of H200, but of Made-up GPU: " in words(app)
+    assert "time, recorded on Made-up GPU" in numbers(app)
     file.unlink()
-    assert "time, recorded" not in numbers(open_page("masked_work", two="1", **problem))
+    rows = numbers(open_page("masked_work", two="1", **problem))
+    assert not [name for name in rows if name.startswith("time, recorded")]
 
 
 def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:

@@ -15,8 +15,10 @@ from cufa.dashboard.link import several
 from cufa.dashboard.model import counters, evidence
 from cufa.dashboard.model.levels import levels_of
 from cufa.dashboard.model.needs import with_needs
+from cufa.dashboard.model.pair import Launched, times_of_both
 from cufa.dashboard.model.subject import problem_key
 from cufa.measure import cards, inside
+from cufa.measure.regimes import Regime
 
 SHIPPED = Path(cards.__file__).parents[1] / "records"
 
@@ -94,3 +96,17 @@ def test_names_with_commas_come_back_from_a_link(shipped: None) -> None:
 def test_rubbish_for_a_shape_is_refused_in_words(shipped: None, name: str) -> None:
     app = open_page(name, of="rubbish")
     assert "'rubbish'" in app.warning[0].value
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
+def test_two_kernels_have_the_times_of_the_chosen_card(shipped: None, device: str) -> None:
+    found = evidence.measurements()
+    first = next(m for m in found if m.suite == "forward" and m.kernel and m.regime is Regime.IN_TURNS)
+    sides = [
+        Launched(m.problem, m.subject.spec, m.subject.config)  # type: ignore[arg-type]
+        for m in found
+        if m.group == first.group and m.kernel
+    ]
+    kept = times_of_both(found, sides, device)
+    assert len(kept) == len(sides) > 1
+    assert {m.machine for m in kept} == {device} or "A100" in device
