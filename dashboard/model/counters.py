@@ -12,6 +12,7 @@ import numpy as np
 
 from cufa import flash_attention
 from cufa.build.compiler import keeps_logs
+from cufa.build.phases import WAITS
 from cufa.cache import cache_dir
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_same_card
@@ -193,6 +194,17 @@ def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
     of = str(trace.environment["device"])
     same = is_same_card(of, card) and trace.problem == problem
     return "" if same else f"{of}, {trace.environment['recorded'][:10]}: {trace.problem}"
+
+
+def waits_of(trace: InsideTrace, found: Intervals, sm: int, producer: bool) -> float | None:
+    """Share of the time of one SM's producer warps, or of its other warps, that they wait; None: there are none."""
+    mine = [
+        lane.log for lane in lanes(trace, found) if lane.sm == sm and (lane.role == "producer") == producer
+    ]
+    states = found[np.isin(found["log"], mine) & ~found["flight"]]
+    times = states["end"] - states["begin"]
+    waiting = times[np.isin(states["phase"], [trace.phases.index(x) for x in WAITS if x in trace.phases])]
+    return float(waiting.sum() / times.sum()) if len(times) else None
 
 
 def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:

@@ -13,7 +13,7 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_controls import View
 from cufa.dashboard.views.masked_sms import offer_trace
 from cufa.measure.inside import InsideTrace
-from cufa.measure.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
+from cufa.measure.inside_sums import Intervals, Sums, busiest_sm, lanes, perfetto, sums
 
 _FIRST = 600
 """Phases drawn at first: a few tiles per warp."""
@@ -71,7 +71,7 @@ def show_trace(trace: InsideTrace, palette: Palette) -> None:
     of_sm = sums(trace, found, busiest_sm(trace))
     mine = [lane for lane in lanes(trace, found) if lane.sm == of_sm.sm]
     tone, tag = ("", "recorded") if trace.is_time else ("warn", "")
-    page.verdict(_verdict(trace, of_sm), tone, tag, small=True)
+    page.verdict(_verdict(trace, of_sm, found), tone, tag, small=True)
     for text in mistakes(trace.logs):
         st.warning(text, icon=":material/broken_image:")
     intervals = found[np.isin(found["log"], [lane.log for lane in mine])]
@@ -103,13 +103,14 @@ def show_trace(trace: InsideTrace, palette: Palette) -> None:
     offer_trace(lambda: perfetto(trace, found), f"inside-{trace.name}")
 
 
-def _verdict(trace: InsideTrace, of_sm: Sums) -> str:
+def _verdict(trace: InsideTrace, of_sm: Sums, found: Intervals) -> str:
     if not trace.is_time:
         return "Executed on the CPU: order, not time. Only a GPU trace shows which phases overlap."
-    waits = sum(of_sm.waits.values())
-    text = (
-        f"{of_sm.span:,.1f} µs on one SM; its warps wait {sentences.share(of_sm.share(waits))} of their time"
-    )
+    lost, design = (counters.waits_of(trace, found, of_sm.sm, producer) for producer in (False, True))
+    text = f"{of_sm.span:,.1f} µs on one SM{_cost(trace).replace(':', ', with stamps:')}; "
+    text += f"warps that multiply wait {sentences.share(lost or 0.0)} of their time, which is lost"
+    if design is not None:
+        text += f"; the producer waits {sentences.share(design)}, for free buffers by design"
     if of_sm.softmax and of_sm.products:
         text += (
             f". {sentences.share(of_sm.overlap)} of the softmax overlaps products; {of_sm.exposed:,.1f} µs "

@@ -24,7 +24,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decode_shows_its_recorded_trace(shipped: None) -> None:
     app = open_page("decode")
-    has(words(app), "Inside a block", "on one SM; its warps wait")
+    has(words(app), "Inside a block", "warps that multiply wait")
     (choice,) = (x for x in app.selectbox if x.label == "Recorded trace")
     assert all("32,768 cached" in x for x in choice.options)
     assert {x.partition(",")[0] for x in choice.options} >= {"NVIDIA H200"}, (

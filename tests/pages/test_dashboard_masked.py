@@ -304,7 +304,8 @@ def test_a_recorded_trace_is_shown_with_its_sums(
         pytest.fail(f"tiles {tiles} of the trace are not those that the page shows")
     has(
         said,
-        "µs on one SM; its warps wait",
+        "µs on one SM",
+        "warps that multiply wait",
         "of the softmax overlaps products",
         "in a special build: its run takes 12.5% longer than a run without stamps.",
     )

@@ -110,3 +110,10 @@ def test_two_kernels_have_the_times_of_the_chosen_card(shipped: None, device: st
     kept = times_of_both(found, sides, device)
     assert len(kept) == len(sides) > 1
     assert {m.machine for m in kept} == {device} or "A100" in device
+
+
+def test_waits_are_those_of_consumers_and_of_the_producer_apart(shipped: None) -> None:
+    said = words(open_page("masked_work", alg="fa3", sq="2048", sk="2048", d="128"))
+    assert "warps that multiply wait " in said
+    assert "; the producer waits " in said
+    assert "with stamps: its run takes " in said
