@@ -160,8 +160,8 @@ def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
 
 
 def _draws(page: str) -> bool:
-    """Whether the page has a figure before the first run."""
-    return page not in ("run", "doctor")
+    """Whether the page has a figure before the first run or answer."""
+    return page not in ("run", "doctor", "exercises")
 
 
 def main() -> int:
