@@ -289,8 +289,8 @@ struct Consumer {
   const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
   DEVICE void read_scales(const SequenceOfItem& s) {
     const int kv_head = item.head / (p.heads / p.kv_heads), group = item.q_block * CONSUMERS + consumer;
-    qk_scale = ld_global<float>(p.q_scale + scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q,
-                                                                             p.total_q, s.first_row) + (Q_SCALE == OF_BLOCK ? group : 0));
+    const i64 q_index = scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q, p.total_q, s.first_row);
+    qk_scale = ld_global<float>(p.q_scale + q_index + (Q_SCALE == OF_BLOCK ? group : 0));
     k_scales = p.k_scale + scale_index<K_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, s.first_key);
     if constexpr (K_SCALE != OF_BLOCK) qk_scale *= ld_global<float>(k_scales);
   }
