@@ -5,6 +5,9 @@
 // place of a 16-bit element. The order of k in a product is free, so Q takes the same order as K: four consecutive columns per
 // lane. Of V, transposed, a lane gets two columns of two keys: its bytes are operands of two products, one for even and one for
 // odd columns.
+//
+// bfloat16 queries over an e4m3 cache become float16, whose range is smaller: the rows of a quad are multiplied by the power of
+// two that brings their largest element to 2^14 ... 2^15, and the softmax scale is divided by that power.
 #pragma once
 #include "primitives/float8.cuh"
 #include "decode/tma.cuh"
@@ -19,6 +22,7 @@ constexpr int K_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products: an e4m3 cache is widened to float16
+constexpr bool NARROWS_QUERIES = FP8_CACHE && BFLOAT16;
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
@@ -52,6 +56,7 @@ struct TileAttention {
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
+  float q_factor = 1.0f;       // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
 
   DEVICE void start(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
     softmax.reset();
@@ -66,7 +71,8 @@ struct TileAttention {
     scale_log2 = p.scale_log2;
     softcap = p.softcap;
     if constexpr (FP8_CACHE) {
-      const float k_scale = ld_global<float>(p.k_scale + span.kv_head);
+      float k_scale = ld_global<float>(p.k_scale + span.kv_head);
+      if constexpr (NARROWS_QUERIES) k_scale *= fit_queries(Q_lane);
       softcap *= k_scale;
       // A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
       if constexpr (!SOFTCAP) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
@@ -80,8 +86,8 @@ struct TileAttention {
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
           constexpr float LOG2_E = 1.44269504088896341f;
-          slope[r] = LOG2_E * ld_global<float>(p.alibi_slopes + i64(span.batch) * p.alibi_stride +
-                                               span.kv_head * p.group_size + head);
+          slope[r] = LOG2_E * load_bounded(p.alibi_slopes + i64(span.batch) * p.alibi_stride +
+                                           span.kv_head * p.group_size + head);
         }
       }
     }
@@ -91,9 +97,27 @@ struct TileAttention {
     }
   }
 
+  // Chooses q_factor for the lane's rows of Q, and returns its inverse.
+  DEVICE float fit_queries(u32 Q_lane) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) {
+        const vec2 four = ld_shared_vec2(Q_lane + i * 8 * Q_PITCH + k * 32);
+        largest = fmaxf(largest, fmaxf(fabsf(cvt_f32_bf16(u16(four.x))), fabsf(cvt_f32_bf16(u16(four.x >> 16)))));
+        largest = fmaxf(largest, fmaxf(fabsf(cvt_f32_bf16(u16(four.y))), fabsf(cvt_f32_bf16(u16(four.y >> 16)))));
+      }
+    }
+    // Exponents of float32, biased by 127: that of the largest, such that factor and inverse are normal numbers.
+    const int exponent = min(max(int(float_as_u32(quad_max(largest)) >> 23), 15), 254);
+    q_factor = u32_as_float(u32(127 + 141 - exponent) << 23);
+    return u32_as_float(u32(127 - 141 + exponent) << 23);
+  }
+
   // The k16 step `k` of all row tiles.
   template <int STEPS>
-  DEVICE static void load_q(u32 (&q)[M_TILES][STEPS][4], int k, u32 Q_lane) {
+  DEVICE void load_q(u32 (&q)[M_TILES][STEPS][4], int k, u32 Q_lane) const {
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
       u32(&a)[4] = q[i][STEPS == 1 ? 0 : k];
@@ -116,9 +140,9 @@ struct TileAttention {
     return lane_offset_rows_first<Q_PITCH>(lane);
   }
 
-  static DEVICE u32 as_half(u32 pair) {
+  DEVICE u32 as_half(u32 pair) const {
     if constexpr (!BFLOAT16) return pair;
-    return cvt_f16x2_satfinite(cvt_f32_bf16(u16(pair)), cvt_f32_bf16(u16(pair >> 16)));
+    return cvt_f16x2_satfinite(cvt_f32_bf16(u16(pair)) * q_factor, cvt_f32_bf16(u16(pair >> 16)) * q_factor);
   }
 
   // One tile of a ring, as in FlashAttention-2. All tiles are masked: eight comparisons per row cost less than fetching a second

@@ -89,11 +89,11 @@ def flash_attention(
     alibi_slopes : array, (heads,) or (batch, heads), optional
         ``slope · |i + δ - j|`` is subtracted from the score of query i and key j, after the soft cap (ALiBi, Press et
         al., 2022, section 3). δ is the mask's: seqlen_k - seqlen_q unless its diagonal differs. Slopes of any sign;
-        beyond ±1e30 they behave as ±1e30, and an array on a GPU must be within it.
+        finite ones beyond ±1e30 behave as ±1e30.
     sink : array, (heads,), optional
         A logit of each query head that joins the softmax denominator of every row, after the mask; lse includes it
         (gpt-oss). It has no value vector. A row that sees no key gives zeros and lse = sink. -inf: no sink. Finite
-        sinks beyond ±1e30 behave as ±1e30, and an array on a GPU must be within it.
+        sinks beyond ±1e30 behave as ±1e30.
     seqlens_q, seqlens_k : int32 array, (batch,), optional
         Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of batch entry b. The
         padding after them is ignored; it may contain NaN, and its rows give zeros and lse = -inf. Masks are aligned to

@@ -518,6 +518,17 @@ def test_fp8_under_any_query(backend, dtype):
     check(backend, make_case([100, 3], fp8=True, dtype=dtype, tokens=2, page_size=16), "decode_split", 3)
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("spread", [1e-30, 1e-6, 1e6, 1e30])
+@each("emulate", "gpu", kernels=["decode_split_fp8", "decode_split_tma_fp8"])
+def test_bfloat16_queries_of_any_size_over_e4m3(backend, kernel, spread, softcap):
+    """They become float16, which has fewer exponents. Rows differ in size, scores are near 1."""
+    made = {"heads": 8, "kv_heads": 1, "tokens": 3, "head_dim": 64, "fp8": True, "dtype": "bfloat16"}
+    case = make_case([150, 33], **made, spread=spread, scale=1 / (4 * spread), softcap=softcap)
+    case.q[...] *= 2.0 ** -np.random.default_rng(1).integers(0, 5, case.q.shape[:3])[..., None]
+    check(backend, case, kernel, 3)
+
+
 # --- Anything ---------------------------------------------------------------------------------------------
 
 
