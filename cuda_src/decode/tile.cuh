@@ -56,7 +56,7 @@ struct TileAttention {
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
-  float q_factor = 1.0f;       // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
+  float q_factor;              // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
 
   DEVICE void start(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
     softmax.reset();
@@ -86,8 +86,8 @@ struct TileAttention {
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
           constexpr float LOG2_E = 1.44269504088896341f;
-          slope[r] = LOG2_E * load_bounded(p.alibi_slopes + i64(span.batch) * p.alibi_stride +
-                                           span.kv_head * p.group_size + head);
+          slope[r] = LOG2_E * load_slope(p.alibi_slopes + i64(span.batch) * p.alibi_stride +
+                                         span.kv_head * p.group_size + head);
         }
       }
     }

@@ -2,12 +2,16 @@
 #pragma once
 #include "shared/lengths.cuh"
 
-// A slope or a sink. Finite numbers beyond ±1e30 count as ±1e30 (MAX_NUMBER in cufa/problem/scores.py): in units of log2, and
-// times a distance, float32 holds them. Infinities and NaN stay as they are.
-DEVICE float load_bounded(const float* number) {
+// Slopes and sinks beyond ±1e30 count as ±1e30 (MAX_NUMBER in cufa/problem/scores.py): in units of log2, and times a distance,
+// float32 holds them. NaN stays NaN: fminf() would hide it.
+DEVICE float load_slope(const float* slope) {
   constexpr float MAX_NUMBER = 1.0e30f;
-  const float x = ld_global<float>(number);
-  return fabsf(x) < -NEG_INF ? fmaxf(fminf(x, MAX_NUMBER), -MAX_NUMBER) : x;
+  const float x = ld_global<float>(slope), bounded = x > MAX_NUMBER ? MAX_NUMBER : x;
+  return bounded < -MAX_NUMBER ? -MAX_NUMBER : bounded;
+}
+// A sink of -inf is none.
+DEVICE float load_sink(const float* sink) {
+  return ld_global<float>(sink) == NEG_INF ? NEG_INF : load_slope(sink);
 }
 
 // ALiBi subtracts slope * |i + diagonal - j| from the score of row i and key j. After it, scores are in units of log2.
@@ -21,7 +25,7 @@ struct Alibi {
     constexpr float LOG2_E = 1.44269504088896341f;
     // The rest after the last packed sequence has no slope, and no scores.
     const int index = min(sequence.sequence_index, p.batch - 1);
-    slope = load_bounded(p.alibi_slopes + i64(index) * p.alibi_stride + head) * LOG2_E;
+    slope = load_slope(p.alibi_slopes + i64(index) * p.alibi_stride + head) * LOG2_E;
   }
 
   // `row` and `key` are the lane's first. Scores at the same distance share the subtracted value.
@@ -47,6 +51,6 @@ DEVICE float softmax_scale(const Params& p) {
 template <typename Params, typename Softmax>
 DEVICE float row_factor(const Params& p, Softmax& softmax, int r, int head) {
   constexpr float LOG2_E = 1.44269504088896341f;
-  if constexpr (SINK) return softmax.join(r, load_bounded(p.sink + head) * LOG2_E);
+  if constexpr (SINK) return softmax.join(r, load_sink(p.sink + head) * LOG2_E);
   return softmax.inverse_sum(r);
 }

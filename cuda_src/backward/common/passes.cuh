@@ -174,7 +174,7 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
     st_global(workspace.rows + at * ROW_STATS_BYTES, vec2{float_as_u32(L), float_as_u32(D)});
   }
   if constexpr (SINK) {
-    float of_sink = here && !blind ? ex2((load_bounded(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
+    float of_sink = here && !blind ? ex2((load_sink(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
     of_sink = warp_sum(of_sink);
     if (lane == 0 && item.head < workspace.num_heads(p)) {
       st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);

@@ -127,7 +127,7 @@ DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread
     const int row = item.q_block * Br + i / O_TILES;
     st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
     if (p.lse != nullptr && i % O_TILES == 0) {
-      st_global(lse_row(p, item, row), SINK ? load_bounded(p.sink + item.head) : NEG_INF);
+      st_global(lse_row(p, item, row), SINK ? load_sink(p.sink + item.head) : NEG_INF);
     }
   }
   if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
