@@ -37,11 +37,11 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 59_800,
-    "lines of cufa": 26_300,
-    "lines of tests": 37_300,
-    "lines of forward/fa3/kernel.cu with its includes": 3_470,
-    "lines of forward/fa2/kernel.cu with its includes": 2_300,
+    "lines of the product": 61_400,
+    "lines of cufa": 26_500,
+    "lines of tests": 39_300,
+    "lines of forward/fa3/kernel.cu with its includes": 3_480,
+    "lines of forward/fa2/kernel.cu with its includes": 2_310,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_050,
     "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_060,
     "lines of backward/fa3_pair/kernel.cu with its includes": 3_730,

@@ -325,7 +325,8 @@ struct Consumer {
     const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
     const int kv_head = item.head / (p.heads / p.kv_heads);
     const float v_scale =
-        ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, s.first_key));
+        ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k,
+                                                              s.first_key));
     const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
     float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);
     softmax.reduce_sum();
