@@ -299,6 +299,7 @@ class TestOnAGpu:
 
         return cuda.current_device()
 
+    @pytest.mark.alone
     def test_limits(self, device):
         limits = measure_limits(device)
         assert limits.copy_bytes > 1e11

@@ -7,14 +7,14 @@
 // Tiles, shared memory and descriptors: memory.cuh. Compile-time choices: config.cuh. Measurements: NOTES.md.
 //
 // What differs from the 16-bit kernel, and why:
-// - Both operands of an 8-bit wgmma have k along their rows. V comes transposed, and its keys are permuted inside each 32, so that
+// - Both operands of an 8-bit wgmma have k along their rows. V comes transposed, its keys permuted inside each 32, so that
 //   P's accumulators are P's operand as they stand (cufa/problem/float8.py): no shuffle, no byte permutation.
 // - The scales of q and k are one factor of the scores of a tile; the scale of v is a factor of O at the end.
-// - P is 448 exp(s - m): it uses all of e4m3's range. m is always the true maximum, because a lazy rescale would overflow. l sums P
+// - P is 448 exp(s - m): it uses all of e4m3's range. m is always the true maximum: a lazy rescale would overflow. l sums P
 //   before it is rounded.
 // - Keys go from last to first: the first keys, often attention sinks, come when m is known best.
-// - TWO_LEVELS: the tensor core adds with about 14 bits. P V of a tile is summed from 0 and added to O in float32, which keeps long
-//   rows exact (needle in a haystack).
+// - TWO_LEVELS: the tensor core adds with about 14 bits. P V of a tile is summed from 0 and added to O in float32, for long
+//   rows (needle in a haystack).
 // - Descriptors carry the mask and the sequence of an item: one path for dense, padded and packed arrays.
 #include "forward/fa3_fp8/config.cuh"
 #include "primitives/grid.cuh"
@@ -28,7 +28,8 @@
 #include "shared/softcap.cuh"
 #include "wgmma/accumulator.cuh"
 
-constexpr int PRODUCER_REGISTERS = CONSUMERS <= 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS <= 2 ? 240 : CONSUMERS == 3 ? 160 : 112;
+constexpr int PRODUCER_REGISTERS = CONSUMERS <= 2 ? 24 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS <= 2 ? 240 : CONSUMERS == 3 ? 160 : 112;
 static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS),
               "setmaxnreg of a consumer would wait forever");
 constexpr int K_STEPS = (HEAD_DIM + 31) / 32;  // k32 steps of S = Q K^T; TMA fills the last one up with zeros
@@ -145,7 +146,7 @@ struct Consumer {
     pack();
   }
 
-  // Alg. 2, l. 8-14: the scores of tile j and the values of tile j + 1 in flight together; the softmax of j runs under the values.
+  // Alg. 2, l. 8-14: the scores of tile j and the values of tile j + 1 in flight together; the softmax runs under the values.
   template <typename Tag>
   DEVICE void step(int j, Tag segment) {
     K_ring.wait_full(inside, j);

@@ -56,8 +56,8 @@ struct Producer {
     write_16_bytes(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
                                                             int(sequence.first_row()), first_key});
     for (int w = 0; w < CONSUMERS; ++w) {
-      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0,
-                                                   int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS, item.head, batch);
+      const int row = int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS;
+      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0, row, item.head, batch);
     }
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
       if (j > tiles.first) load_keys(j - 1);
