@@ -57,7 +57,8 @@ struct Producer {
                                                             int(sequence.first_row()), first_key});
     for (int w = 0; w < CONSUMERS; ++w) {
       const int row = int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS;
-      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0, row, item.head, batch);
+      load_bytes<GROUP_ROWS, GROUP_ROWS, HEAD_DIM>(smem.Q + w * Q_TILE_BYTES, smem.Q_full + 8 * w, Q_map, 0, row, item.head,
+                                                   batch);
     }
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
       if (j > tiles.first) load_keys(j - 1);
