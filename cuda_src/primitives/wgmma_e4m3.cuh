@@ -8,8 +8,8 @@
 #include "host/hopper_host.h"
 #else
 
-// wgmma.mma_async.m64nNk32. `ss`: A and B in shared memory; `rs`: A in four registers: bytes k = 4t ... 4t + 3 of rows g and g + 8,
-// then bytes 16 + 4t ... of both, of lane 4g + t. With ACCUMULATE false D is overwritten.
+// wgmma.mma_async.m64nNk32. `ss`: A and B in shared memory; `rs`: A in four registers: bytes k = 4t ... 4t + 3 of rows g and
+// g + 8, then bytes 16 + 4t ... of both, of lane 4g + t. With ACCUMULATE false D is overwritten.
 template <int N>
 struct WgmmaE4m3;
 
