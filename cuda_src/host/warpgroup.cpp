@@ -67,7 +67,8 @@ void load_a_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 
         std::memcpy(words, &a[m][4 * r], 16);
       } else {
         const u32 row = operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2);
-        if (const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site)) std::memcpy(words, bytes, 16);
+        const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
+        if (bytes) std::memcpy(words, bytes, 16);
       }
       for (int k = 0; k < 16; ++k) A[m][r][k] = e4m3_value(words[k / 4] >> k % 4 * 8 & 0xff);
     }
