@@ -172,7 +172,7 @@ class Columns(Mask):
             return super().visits(block_q, block_kv, seqlen_q, seqlen_k)
         seen = self.band.query_tiles(block_q, block_kv, seqlen_q, seqlen_k)
         assert isinstance(seen, TileRanges)
-        # A key tile is visited by the query blocks first … end - 1, without those that a run of rows covers.
+        # A key tile is visited by the query blocks first … end - 1, minus the query blocks that a run of rows covers.
         ranges, shift = [(1, seen.first, seen.end)], shift_of(self.rows, seqlen_q, seqlen_k)
         for _, greatest_lo, least_hi, _ in self._extremes_of_tiles(block_kv, seqlen_k):
             begin, end = -((shift - greatest_lo) // block_q), least_hi - shift

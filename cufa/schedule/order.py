@@ -235,7 +235,7 @@ def best_head_batch(
     items = schedule.num_q_blocks * heads
     if items <= num_blocks or items > _MOST_ITEMS:
         return fitting
-    # Only likely sizes are simulated, mostly those that divide the blocks evenly: each simulation takes 0.1 ms.
+    # Only likely sizes are simulated, mostly divisors of the number of blocks: each simulation takes 0.1 ms.
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
     ends: dict[int, float] = {}

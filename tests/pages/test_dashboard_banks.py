@@ -63,7 +63,7 @@ def test_the_swizzle_is_undone_twice() -> None:
 
 
 def test_the_record_agrees_with_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wavefronts of all kept passes, each line's first execution times its executions, are those that are counted."""
+    """Wavefronts of all kept passes, each line's first execution times its executions, equal the counted ones."""
     counted = []
 
     def run(*arguments: object, **options: object) -> object:
