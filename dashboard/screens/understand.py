@@ -7,7 +7,8 @@ from cufa.dashboard.views import understand_view
 palette = page.begin(
     "Understand",
     "FlashAttention never stores the scores. It reads the keys tile by tile, and rescales its partial result when a "
-    "larger maximum appears. This page shows every step; the numbers in tiles come from cufa's CPU path.",
+    "larger maximum appears. This page shows every step. cufa's NumPy code computes the numbers in tiles on this "
+    "machine; FA3's timeline is a model.",
 )
 controls = Controls("understand")
 case = understand_view.choose(controls)

@@ -35,6 +35,17 @@ _MASKS = {"full": "full", "causal": "causal", "window": "window of 10 keys"}
 _SPLITS = ("1", "2", "4", "8")
 _STAGES = ("1", "2", "3")
 _LENGTH, _HEAD_DIM = 4096, 128
+_DEPARTS = {
+    "fa1": "Key tiles are visited from first to last, as in the paper.",
+    "fa2": "This page visits key tiles from first to last, as in the paper. cufa's FA2 kernel visits them from last to "
+    "first. The kernel rescales only if exp(maximum) has grown by more than a factor of 2⁸: the result is as exact.",
+    "fa3": "The order is the kernel's, the lengths are assumed. Masked work shows recorded timelines.",
+    "decode": "Splits read each key once, as one thread block does. The additional bytes are the splits' partial "
+    "results: at a real length they are few beside the keys. The page Decode shows real lengths.",
+    BACKWARD: "cufa's kernel computes S and dP transposed, and adds to dQ one tile later.",
+}
+"""Where the page and the kernels differ."""
+_KEYS = "When the figure has the focus, the arrow keys step and the space bar plays."
 
 
 def choose(controls: Controls) -> Case:
@@ -106,8 +117,8 @@ def _verdict(case: Case) -> str:
     if own == BACKWARD:
         more = moved["naive_backward"] / moved[own]
         return (
-            f"The backward recomputes P and moves {moved[own]:,} B through device memory. With a stored P, the "
-            f"backward would move {more:.1f} times as much."
+            f"The backward recomputes P. Without a cache, {moved[own]:,} B would pass through device memory; with a "
+            f"stored P, {more:.1f} times as much."
         )
     if found.is_decode:
         blocks = len({step.thread_block for step in found.steps})
@@ -120,7 +131,7 @@ def _verdict(case: Case) -> str:
             f"{more:.1f} times the bytes in this small case."
         )
     return (
-        f"{words.ALGORITHMS[own]} moves {moved[own]:,} B through device memory; naive attention moves "
+        f"Without a cache, {words.ALGORITHMS[own]} would move {moved[own]:,} B through device memory; naive attention "
         f"{moved['naive']:,} B, {moved['naive'] / moved[own]:.1f} times as much."
     )
 
@@ -137,13 +148,9 @@ def show_lines(case: Case) -> None:
 
 def show_real_size(case: Case) -> None:
     """The same byte counts for one head of a real size."""
-    if case.algorithm == "fa3":
-        st.caption(
-            "The order is the kernel's, the lengths are assumed. Masked work shows recorded timelines. "
-            "When the figure has the focus, the arrow keys step and the space bar plays."
-        )
+    if not (is_backward := case.algorithm == BACKWARD) and case.algorithm not in traffic_steps.MODELS:
+        st.caption(f"{_DEPARTS[case.algorithm]} {_KEYS}")
         return
-    is_backward = case.algorithm == BACKWARD
     moved = real_size("backward" if is_backward else "forward")
     most = max(moved.values())
     said = ", ".join(
@@ -151,16 +158,10 @@ def show_real_size(case: Case) -> None:
         + (f" (1/{most / count:.0f})" if count < most else "")
         for name, count in moved.items()
     )
-    departs = (
-        "cufa's kernel computes S and dP transposed, and adds to dQ one tile later."
-        if is_backward
-        else "The CPU path visits key tiles from first to last, as in the papers. cufa's FA2 kernel visits them from "
-        "last to first, and rescales only if exp(maximum) has grown by more than 2⁸, which is as exact."
-    )
     st.caption(
         f"The same counts for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the kernels' tiles "
-        f"on an H200: {said}. {departs} Inputs are float16: 2 bytes per number. When the figure has the focus, the "
-        "arrow keys step and the space bar plays."
+        f"on an H100: {said}. These are bytes that thread blocks request: the L2 cache serves most repeated reads, so "
+        f"that fewer pass through device memory. {_DEPARTS[case.algorithm]} Inputs have 2 bytes per number. {_KEYS}"
     )
 
 

@@ -34,7 +34,7 @@ class Walkthrough {
     const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
     const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
                        section("Inside the tile", "inside", tile));
-    const below = html("div", { class: "below" }, section("Bytes through device memory", "", meter),
+    const below = html("div", { class: "below" }, section("Bytes through device memory, without a cache", "", meter),
                        section("Contents of each memory", "", memory), section(data.against, "", error));
     return [stage, below];
   }
