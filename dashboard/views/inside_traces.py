@@ -41,17 +41,19 @@ def show_decode(controls: Controls, palette: Palette) -> None:
 
 
 def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> None:
-    """Two kernels from inside: the same stretch of time, and the time of each phase."""
+    """Two kernels from inside: the same stretch of time, and the time of each phase. Both traces are of one card."""
     page.header("Inside a block, side by side")
     found = [counters.matching_inside(x.problem, x.spec, x.config, x.device) for x in sides]
-    kept = [
-        x for x in found if x is not None and is_same_card(str(x.environment["device"]), sides[0].device.name)
-    ]
-    if len(kept) < len(sides):
-        missing = [name for name, x in zip(names, found, strict=True) if not any(x is y for y in kept)]
+    kept = [x for x in found if x is not None]
+    if len(kept) < len(sides) or len({x.environment["device"] for x in kept}) > 1:
+        card = sides[0].device.name
+        missing = [
+            name
+            for name, x in zip(names, found, strict=True)
+            if x is None or not is_same_card(str(x.environment["device"]), card)
+        ]
         st.info(
-            f"**Measured:** no trace from inside a block of {sentences.listed(missing)} is recorded on "
-            f"{sides[0].device.name}.",
+            f"**Measured:** no trace from inside a block of {sentences.listed(missing)} is recorded on {card}.",
             icon=":material/info:",
         )
         return

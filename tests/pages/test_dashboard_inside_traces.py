@@ -27,7 +27,7 @@ def test_decode_shows_its_recorded_trace(shipped: None) -> None:
     has(words(app), "Inside a block", "warps that multiply wait")
     (choice,) = (x for x in app.selectbox if x.label == "Recorded trace")
     assert all("32,768 cached" in x for x in choice.options)
-    assert {x.partition(",")[0] for x in choice.options} >= {"NVIDIA H200"}, (
+    assert {x.partition(",")[0] for x in choice.options} >= {"NVIDIA H100 80GB HBM3"}, (
         "each with the card that it is of"
     )
 
@@ -53,9 +53,11 @@ def test_two_kernels_side_by_side(shipped: None) -> None:
         "Inside a block, side by side",
         "exposed softmax",
         "| phase | ",
-        "NVIDIA H200, 2026-11-24: fa3_forward",
+        "NVIDIA H100 80GB HBM3, 2026-11-26: fa3_forward",
     )
     said = words(open_page("masked_work", **asked, card="90x114"))
+    has(said, "not of the controls above, but of NVIDIA H100 80GB HBM3", "exposed softmax")
+    said = words(open_page("masked_work", **asked | {"b_alg": "fa1"}, card="90x114"))
     has(said, "no trace from inside a block of", "is recorded on another card")
 
 

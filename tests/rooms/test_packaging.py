@@ -23,16 +23,36 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+MOST_BYTES = 1_900_000
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel_file(tmp_path_factory):
     pytest.importorskip("build", reason="needs the build package (extra dev)")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.iterdir()
-    with zipfile.ZipFile(file) as archive:
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file):
+    with zipfile.ZipFile(wheel_file) as archive:
         yield archive
+
+
+def test_wheel_is_small(wheel_file):
+    size = wheel_file.stat().st_size
+    assert size <= MOST_BYTES, f"{size:,} bytes: `zipinfo -l` shows which files are large"
+
+
+def test_twine_accepts_the_wheel(wheel_file):
+    pytest.importorskip("twine", reason="needs twine (extra dev)")
+    command = [sys.executable, "-m", "twine", "check", "--strict", wheel_file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_wheel_holds_every_kernel_source(wheel):
