@@ -1,10 +1,11 @@
-// Host twins of the primitives that backward kernels add: reduction.cuh, semaphore.cuh, stmatrix.cuh.
+// Host twins of the primitives that backward kernels add: reduction.cuh, maximum.cuh, semaphore.cuh, stmatrix.cuh.
 #pragma once
 #include "host/primitives_host.h"
 
-// ---- reduction.cuh: reductions.cpp
+// ---- reduction.cuh, maximum.cuh: reductions.cpp
 void red_add_f32(float* p, float v, SITE);
 void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, SITE);
+void red_max_u32(u32* p, u32 v, SITE);
 
 // ---- semaphore.cuh: reductions.cpp
 void red_release_gpu_add(u32* counter, u32 v, SITE);

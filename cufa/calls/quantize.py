@@ -13,8 +13,8 @@ from ..problem import float8
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.lengths import DENSE, Lengths, Packed, Padded
 from ..problem.problem import MAX_HEAD_DIM
-from . import optional_operands
-from .arrays import check_last_axis
+from . import arrays, optional_operands
+from .dispatch import check_not_capturing, cuda_module
 from .shapes import AXES, LAYOUTS, check_layout
 
 _ROLES, _DTYPES = ("q", "k", "v"), ("float16", "bfloat16", "float32")
@@ -41,8 +41,20 @@ class QuantizedValues:
         """Keys of a sequence; of all sequences if they are packed."""
         return self.shape[-3 if self.layout == "bshd" or len(self.shape) == 3 else -2]
 
+    def get(self) -> QuantizedValues:
+        """On the host. Synchronises."""
+        if not is_device_array(self.data):
+            return self
+        return dataclasses.replace(self, data=self.data.get(), scale=self.scale.get())
+
     def rows(self) -> Any:
-        """The values as e4m3 of shape :attr:`shape`."""
+        """The values as e4m3 of shape :attr:`shape`, on the host. Raises ValueError for values on a GPU (first
+        :meth:`get`) and if the host does not know the lengths of the sequences."""
+        if is_device_array(self.data) or not self.lengths.known:
+            raise ValueError(
+                "the values, or the lengths that they were quantised with, are on a GPU: take rows() of v.get(), "
+                "quantised with seqlens or cu_seqlens of the host"
+            )
         found = np.empty(self.shape, np.uint8)
         _host().rows_of(self.data, _canonical(found, self.layout), self.lengths)
         return found.view(ml_dtypes.float8_e4m3fn)
@@ -57,7 +69,8 @@ def quantize(
     Parameters
     ----------
     x : array, (batch, heads, seqlen, head_dim), or with ``cu_seqlens`` (tokens, heads, head_dim)
-        NumPy array of float16, bfloat16 or float32, finite. head_dim is a multiple of 16, at most 256.
+        NumPy or CuPy array of float16, bfloat16 or float32, finite. head_dim is a multiple of 16, at most 256. On a
+        GPU (sm_89 or later) numbers are not checked: inf or NaN give a scale that is inf or NaN.
     role : "q", "k" or "v"
         Values come back transposed, as :class:`QuantizedValues`.
     per : "tensor", "head", "block" or "token"
@@ -74,26 +87,29 @@ def quantize(
         As for :func:`flash_attention`.
     seqlens, cu_seqlens : int32 array, optional
         Lengths of padded sequences, (batch,), or the begins of packed sequences and the end, (sequences + 1,). Padding
-        is not read, and gives zeros.
+        is not read, and gives zeros. Lengths on the GPU are read by kernels only, as in :func:`flash_attention`.
 
     Returns
     -------
     array, scale
-        For q and k ``ml_dtypes.float8_e4m3fn`` in x's shape, for v :class:`QuantizedValues`. The scale is float32 and
-        positive: per tensor (), per head (batch, heads), per block (batch, heads, blocks), per token (batch, heads,
-        seqlen). With ``cu_seqlens``: (), (sequences, heads), (1, heads, tokens // block + sequences) where sequence b
-        begins with block cu_seqlens[b] // block + b, and (1, heads, tokens).
+        For q and k ``ml_dtypes.float8_e4m3fn`` (CuPy: ``uint8``) in x's shape, for v :class:`QuantizedValues`; of x's
+        kind. The scale is float32 and positive: per tensor (), per head (batch, heads), per block (batch, heads,
+        blocks), per token (batch, heads, seqlen). With ``cu_seqlens``: (), (sequences, heads), (1, heads, tokens //
+        block + sequences) where sequence b begins with block cu_seqlens[b] // block + b, and (1, heads, tokens).
+
+        A GPU computes the same bits as the CPU, except for mean keys in their last bit and for subnormal float32 and
+        bfloat16, which it reads as 0. It launches on CuPy's current stream.
 
     Raises
     ------
     TypeError, ValueError
-        The message names the argument, its value and the cure. A CuPy array is refused: pass ``x.get()``.
+        The message names the argument, its value and the cure.
 
     >>> k8, k_scale = cufa.quantize(np.ones((1, 8, 1000, 128), np.float32), role="k")
     >>> k8.dtype, k_scale.shape
     (dtype(float8_e4m3fn), (1, 8))
     """
-    x = _on_host("x", x)
+    x = as_array("x", x)
     check_choice("role", role, {name: repr(name) for name in _ROLES})
     check_choice("per", per, {name: repr(name) for name in float8.MODES})
     if check_flag("smooth", smooth) and role != "k":
@@ -101,21 +117,44 @@ def quantize(
     lengths, given = _lengths(x, layout, seqlens, cu_seqlens)
     head_dim = _check_numbers(x)
     signs = None if rotate is None else _signs(rotate, role, head_dim)
-    rows = _canonical(x, layout)
-    batch, heads, seqlen, _ = rows.shape
+    if is_device_array(x):
+        import cupy
+
+        with cupy.cuda.Device(x.data.device_id):
+            return _quantized(x, role, per, signs, smooth, layout, lengths, given, cupy)
+    return _quantized(x, role, per, signs, smooth, layout, lengths, given, np)
+
+
+def _quantized(
+    x: Any, role: str, per: str, signs: Any, smooth: bool, layout: str, lengths: Lengths, given: Any, xp: Any
+) -> tuple[Any, Any]:
+    """``xp``: NumPy, or CuPy with x's device as the current one."""
+    rows, transpose = _canonical(x, layout), role == "v"
+    batch, heads, seqlen, head_dim = rows.shape
     sequences = len(given) - 1 if isinstance(lengths, Packed) else batch
     block = float8.block_of(role, head_dim)
-    scale = np.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
-    if role == "v":
+    scale = xp.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
+    if transpose:
         keys = float8.padded_keys(seqlen, sequences if isinstance(lengths, Packed) else None)
-        out = data = np.empty((batch, heads, head_dim, keys), np.uint8)
+        out = data = xp.empty((batch, heads, head_dim, keys), np.uint8)
     else:
-        out = np.empty(x.shape, np.uint8)
+        out = xp.empty(x.shape, np.uint8)
         data = _canonical(out, layout)
-    _host().quantize(rows, data, scale, lengths, per, block, signs, smooth, transpose=role == "v")
-    if role == "v":
+    if xp is np:
+        _host().quantize(rows, data, scale, lengths, per, block, signs, smooth, transpose)
+    else:
+        device = _device()
+        build = device.Quantizer(
+            head_dim, str(x.dtype), arrays.alignment(rows), lengths.kind, per, block, signs is not None, smooth,
+            transpose,
+        )  # fmt: skip
+        bits = b"" if signs is None else np.packbits(signs < 0).tobytes()
+        _device().quantize(
+            build, rows, data, scale, given if given is None else xp.asarray(given), sequences, bits
+        )
+    if transpose:
         return QuantizedValues(data, x.shape, scale, layout, lengths), scale
-    return out.view(ml_dtypes.float8_e4m3fn), scale
+    return (out.view(ml_dtypes.float8_e4m3fn) if xp is np else out), scale
 
 
 def dequantize(
@@ -127,7 +166,7 @@ def dequantize(
     Raises TypeError or ValueError, naming the argument.
     """
     check_choice("role", role, {name: repr(name) for name in _ROLES})
-    bits = x.rows() if isinstance(x, QuantizedValues) else _on_host("x", x)
+    bits = _on_host("x", x.rows() if isinstance(x, QuantizedValues) else x)
     if not float8.is_float8(bits):
         raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
     lengths, given = _lengths(bits, layout, None, cu_seqlens)
@@ -151,11 +190,19 @@ def _host() -> Any:
     return host
 
 
+def _device() -> Any:
+    """The kernels, imported on first use: they need CuPy."""
+    cuda_module()  # refuses forks of a process that has used a GPU
+    from ..run.cuda import quantize as device
+
+    return device
+
+
 def _on_host(name: str, x: Any) -> Any:
     """``x`` as a NumPy array."""
     x = as_array(name, x)
     if is_device_array(x):
-        raise TypeError(f"{name} is on a GPU; quantize takes NumPy arrays: pass {name}.get()")
+        raise TypeError(f"{name} is on a GPU; dequantize takes NumPy arrays: pass {name}.get()")
     return x
 
 
@@ -170,7 +217,8 @@ def _check_numbers(x: Any) -> int:
         raise TypeError(
             f"x is {x.dtype}; quantize takes {', '.join(_DTYPES)}: convert with x.astype('float32')"
         )
-    check_last_axis("x", x)
+    arrays.check_last_axis("x", x)
+    arrays.check_address("x", x)
     head_dim = int(x.shape[-1])
     if head_dim % float8.HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
         raise ValueError(
@@ -200,22 +248,32 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
     if cu_seqlens is not None:
         if seqlens is not None:
             raise ValueError("seqlens and cu_seqlens both say where sequences end: pass one of them")
-        begins = _small("cu_seqlens", cu_seqlens)
+        begins = _small("cu_seqlens", cu_seqlens, x)
         if begins.ndim != 1 or not len(begins):
             raise ValueError(
                 f"cu_seqlens has shape {begins.shape}; it takes (sequences + 1,), the begins and the end"
             )
         begins = optional_operands.int32("cu_seqlens", begins, begins.shape, "(sequences + 1,)")
+        if is_device_array(begins):
+            return Packed(len(x), len(x)), begins
         optional_operands.check_cumulative("cu_seqlens", begins, len(x), "x")
         counts = tuple(np.diff(begins).tolist())
         return Packed(len(x), len(x), counts, counts), begins
     if seqlens is None:
         return DENSE, None
-    valid = _small("seqlens", seqlens)
+    valid = _small("seqlens", seqlens, x)
     batch, _, seqlen, _ = _canonical(x, layout).shape
     valid = optional_operands.checked_lengths("seqlens", valid, batch, seqlen)
+    if is_device_array(valid):
+        return Padded(on_host=False), valid
     return Padded(None, tuple(valid.tolist())), valid
 
 
-def _small(name: str, x: Any) -> Any:
-    return _on_host(name, optional_operands.read({name: x}, None)[name])
+def _small(name: str, given: Any, x: Any) -> Any:
+    """Lengths as an array where x is, or on the host."""
+    found = optional_operands.read({name: given}, None)[name]
+    if is_device_array(found):
+        arrays.same_place({"x": x, name: found})
+    elif is_device_array(x):
+        check_not_capturing(name)
+    return found

@@ -21,7 +21,7 @@ from .operation import OPERATIONS, Operation, Request, Tuned
 if TYPE_CHECKING:
     from ..schedule.order import Order
 
-_MAX_GRID_YZ = 65535
+MAX_GRID_YZ = 65535
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -241,10 +241,10 @@ def _fill(launch: Launch, device: Device) -> Launch:
 
 def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
     for launch in launches:
-        if max(launch.grid[1:]) > _MAX_GRID_YZ:
+        if max(launch.grid[1:]) > MAX_GRID_YZ:
             raise ValueError(
                 f"{launch.entry} needs a grid of {launch.grid} for batch {problem.batch:,} and "
-                f"{problem.kv_heads:,} key/value heads; CUDA limits the last two axes to {_MAX_GRID_YZ:,}: "
+                f"{problem.kv_heads:,} key/value heads; CUDA limits the last two axes to {MAX_GRID_YZ:,}: "
                 "pass fewer sequences or heads in one call"
             )
 

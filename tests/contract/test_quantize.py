@@ -182,8 +182,12 @@ def test_errors_name_the_argument(x, options, error, words):
         cufa.quantize(x, **options)
 
 
-@pytest.mark.parametrize("call", [cufa.quantize, lambda x, role: cufa.dequantize(x, 1.0, role=role)])
-def test_arrays_on_a_gpu_are_refused(call, monkeypatch):
+def test_dequantize_takes_arrays_of_the_host(monkeypatch):
     monkeypatch.setattr("cufa.calls.quantize.is_device_array", lambda x: True)
-    with pytest.raises(TypeError, match=r"quantize takes NumPy arrays: pass x\.get\(\)"):
-        call(X, role="k")
+    with pytest.raises(TypeError, match=r"dequantize takes NumPy arrays: pass x\.get\(\)"):
+        cufa.dequantize(X, 1.0, role="k")
+
+
+def test_a_rotated_sequence_may_be_empty():
+    k8, _ = cufa.quantize(X[0], role="k", cu_seqlens=[0, 0, 2], rotate=1)
+    assert k8.shape == (2, 8, 32)

@@ -87,7 +87,7 @@ PLANNING = [
     *_of("cufa/plan/planner.py", "planner planner_tuned tuning",
         ("num_splits < 1", "num_splits < 0", "num_splits=0 is taken"),
         ("grid=(min(launch.grid[0], device.num_sms), 1, 1)", "grid=(device.num_sms, 1, 1)", "more blocks than items"),
-        ("max(launch.grid[1:]) > _MAX_GRID_YZ", "max(launch.grid[1:]) >= _MAX_GRID_YZ", "the largest grid is refused"),
+        ("max(launch.grid[1:]) > MAX_GRID_YZ", "max(launch.grid[1:]) >= MAX_GRID_YZ", "the largest grid is refused"),
     ),
     *_of("cufa/plan/dense.py", "planner tuning",
         ("tuned.config in fitting and", "", "tuned tiles that do not fit are taken"),

@@ -105,7 +105,7 @@ def rotated(y: Array, signs: Array) -> Array:
     y *= signs
     distance = 1
     while distance < size:
-        pairs = y.reshape(*y.shape[:-1], -1, 2, distance)
+        pairs = y.reshape(*y.shape[:-1], head_dim // (2 * distance), 2, distance)
         low, high = pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]
         pairs[..., 0, :], pairs[..., 1, :] = low, high
         distance *= 2

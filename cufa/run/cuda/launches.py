@@ -103,27 +103,31 @@ def _launch_again(status: int, device_id: int, launch: Callable[..., int], *argu
 
 
 class NumberKernel:
-    """A kernel that belongs to no plan, with parameters of 8 bytes each (addresses, i64). A call costs half of CuPy's
-    own launch."""
+    """A kernel that belongs to no plan, with parameters of 8 bytes each (addresses, i64), or one structure of such
+    members. A call costs half of CuPy's own launch."""
 
-    def __init__(self, function: Any, num_arguments: int, num_threads: int, device_id: int) -> None:
+    def __init__(
+        self, function: Any, num_arguments: int, num_threads: int, device_id: int, shared_memory: int = 0,
+        as_structure: bool = False,
+    ) -> None:  # fmt: skip
         self._function = function  # kept loaded
         self._device_id = device_id
         self._values = (ctypes.c_int64 * num_arguments)()
         first = ctypes.addressof(self._values)
-        self._arguments = (ctypes.c_void_p * num_arguments)(*(first + 8 * i for i in range(num_arguments)))
-        self._config = _launch_config(Launch("", (1, 1, 1), num_threads, 0))
+        places = range(1 if as_structure else num_arguments)
+        self._arguments = (ctypes.c_void_p * len(places))(*(first + 8 * i for i in places))
+        self._config = _launch_config(Launch("", (1, 1, 1), num_threads, shared_memory))
         self._sizes = self._config.sizes
         self._call = ctypes.byref(self._config), ctypes.c_void_p(function.ptr), self._arguments, None
         self._launch = _driver().cuLaunchKernelEx
         self._lock = threading.Lock()  # the driver reads the arguments during the call
 
-    def __call__(self, blocks: int, values: Sequence[int]) -> None:
+    def __call__(self, blocks: int, values: Sequence[int], rows_of_blocks: int = 1) -> None:
         """On the current stream of the kernel's device, which is the current one."""
         stream = cupy.cuda.get_current_stream(self._device_id).ptr
         with self._lock:
             self._values[:] = list(values)
-            self._sizes[0] = blocks
+            self._sizes[:2] = [blocks, rows_of_blocks]
             self._config.stream = stream
             status = self._launch(*self._call)
             if status:

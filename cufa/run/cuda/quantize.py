@@ -1,0 +1,60 @@
+"""The quantiser to e4m3 on CuPy arrays: launches on the current stream, and nothing that waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import cupy
+
+from ...build.compiler import cupy_options, translation_unit
+from ...kernels.quantize import MIN_CAPABILITY, NUM_MEMBERS, SOURCE, THREADS, Quantizer
+from ...plan.planner import MAX_GRID_YZ
+from .backend import compiled_function, device
+from .launches import NumberKernel
+from .workspace import workspace_of
+
+
+def quantize(
+    build: Quantizer, x: Any, out: Any, scale: Any, lengths: Any, sequences: int, sign_bits: bytes
+) -> None:
+    """Writes e4m3 of x to ``out`` and ``scale``. Axes are canonical; ``lengths`` is None or int32 on the GPU, whose
+    device is the current one. Raises ValueError for a GPU without e4m3."""
+    device_id = x.data.device_id
+    if device(device_id).arch.capability < MIN_CAPABILITY:
+        raise ValueError(
+            f"x is on a GPU of {device(device_id).arch.name}, which cannot convert to e4m3: pass x.get()"
+        )
+    _, heads, seqlen, _ = x.shape
+    if heads > MAX_GRID_YZ:
+        raise ValueError(
+            f"x has {heads:,} heads; CUDA limits a grid's second axis to {MAX_GRID_YZ:,}: pass fewer heads in one call"
+        )
+    if not (heads and seqlen and sequences):
+        out.fill(0)
+        scale.fill(1)
+        return
+    stream = cupy.cuda.get_current_stream(device_id)
+    scale.data.memset_async(0, scale.nbytes, stream)
+    pointers = [x.data.ptr, out.data.ptr, scale.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
+    launches = build.launches(sequences, heads, seqlen, scale.size)
+    with contextlib.ExitStack() as stack:
+        if build.smooth:
+            memory = workspace_of(stream, device_id)
+            stack.enter_context(memory.lock)
+            of_sums, of_means = build.workspace(sequences, heads, seqlen)
+            if memory.partial_bytes < of_sums + of_means:
+                memory.grow(stream, device_id, 0, of_sums + of_means)
+            pointers[3:5] = memory.partial, memory.partial + of_sums
+        numbers = build.numbers(pointers, sign_bits, x, out, sequences, scale.size)
+        for launch in launches:
+            kernel = _kernel(build, launch.entry, launch.shared_memory, device_id)
+            kernel(launch.grid[0], numbers, launch.grid[1])
+
+
+@functools.cache
+def _kernel(build: Quantizer, entry: str, shared_memory: int, device_id: int) -> NumberKernel:
+    source = translation_unit(SOURCE, build.constants)
+    function = compiled_function(source, device_id, cupy_options(), entry)
+    return NumberKernel(function, NUM_MEMBERS, THREADS, device_id, shared_memory, as_structure=True)
