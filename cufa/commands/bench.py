@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..gpu.architectures import Device
-from ..measure import measured, peers
+from ..measure import float8_cases, measured, peers
 from ..measure.cases import Case, Contender
 from ..measure.limits import measure_limits
 from ..measure.regimes import Regime
@@ -21,9 +21,12 @@ from .rows import print_needs, print_rows, print_skipped
 #: Of all operations, each once.
 _ALGORITHMS = tuple(dict.fromkeys(a for name in OPERATION_NAMES for a in algorithms_of(name)[1:]))
 
+_FP8 = "fp8"
+"""The forward with inputs of e4m3, in place of an operation."""
+
 
 @click.command("bench")
-@click.argument("operation", type=click.Choice(OPERATION_NAMES), required=False)
+@click.argument("operation", type=click.Choice((*OPERATION_NAMES, _FP8)), required=False)
 @click.option(
     "--suite",
     type=click.Choice(list(SUITES)),
@@ -65,6 +68,10 @@ def bench_command(
     OPERATION is forward, decode or backward: its cases of a suite, its own suite when none is named, or one shape of
     it. For decoding, --seqlen are the query tokens (1 unless given) and --seqlen-k the cached ones.
 
+    fp8 in its place is the forward in e4m3 beside bfloat16: root mean square and largest error against float64 on five
+    distributions of inputs, with scales per head, block and token, with and without rotation and smoothing. With
+    --seqlen-k the needle is looked for among so many keys. `fp8 --suite speed` has times and joules.
+
     Contenders of a shape take turns in one run, with a cold L2 cache. With --sustained each runs alone, warmed
     up and back to back, and its SM clock, power and joules per call stand beside its time: a card that is held
     at its power limit is another machine. FLOPs are counted as 4 · head_dim per visible score, 10 ·
@@ -74,6 +81,8 @@ def bench_command(
     library of --peers is missing.
     """
     chosen = _suite(suite, operation) if suite or not common.given(shape) else None
+    if operation == _FP8 and algorithms:
+        raise click.UsageError("fp8 chooses its kernels: leave out --algorithm")
     target = common.find_device(device, cpu_will_do=chosen is None or not chosen.gpu_only)
     for family in (peers.FAMILIES[name] for name in families):
         if family.missing:
@@ -111,6 +120,8 @@ def bench_command(
 
 def _suite(name: str | None, operation: str | None) -> Suite:
     """The one named, or the first of the operation. An operation's own suite of a name comes before that of all."""
+    if operation == _FP8 and not name:
+        return SUITES[_FP8]
     if name:
         return SUITES.get(f"{operation}-{name}", SUITES[name])
     return next(suite for suite in SUITES.values() if operation in (None, suite.operation))
@@ -119,6 +130,12 @@ def _suite(name: str | None, operation: str | None) -> Suite:
 def _cases(
     suite: Suite | None, operation: str | None, shape: dict[str, Any], device: Device | None
 ) -> list[Case]:
+    if operation == _FP8:
+        if suite is not None:
+            return list(suite.cases(device))
+        problem = common.problem_from({**shape, "dtype": "bfloat16"}, device)
+        needle_keys = shape["seqlen_k"] or float8_cases.NEEDLE_KEYS[device is not None]
+        return list(float8_cases.accuracy(problem, needle_keys))
     if suite is None:
         problem = common.problem_from(shape, device, operation or OPERATION_NAMES[0])
         names = algorithms_of(problem.operation)[1:]

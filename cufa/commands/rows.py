@@ -15,7 +15,11 @@ from .common import rate_text, seconds_text, stderr, stdout, table
 def print_rows(rows: Sequence[Row]) -> None:
     """The tables of `cufa bench`: one per case, one line per contender."""
     for (title, regime), group in itertools.groupby(rows, key=lambda row: (row.title, row.regime)):
-        _print_case(f"{title}; {regime}", list(group), regime)
+        printed = list(group)
+        if any(row.accuracy for row in printed):
+            _print_accuracy(f"{title}; {regime}", printed)
+        else:
+            _print_case(f"{title}; {regime}", printed, regime)
     _print_remarks(rows)
 
 
@@ -37,6 +41,22 @@ def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
             "" if row.error is None else f"{row.error:.1e}",
             *(f"{split.count} {split.kind}" if split else "" for _ in splits),
         )
+    stdout().print(shown)
+
+
+def _print_accuracy(title: str, rows: list[Row]) -> None:
+    """Errors beside times, of a case with a named distribution."""
+    on_cpu = any(row.plan and row.plan.device is None for row in rows)
+    needles = any(row.accuracy and row.accuracy.found is not None for row in rows)
+    figures = ("CPU p50" if on_cpu else "p50", "speed", "RMSE", "max error", "Σ|o|")
+    shown = table(["kernel"], (*figures, *["needles found"] * needles), title)
+    for row in rows:
+        found, cells = row.accuracy, list[str]()
+        if found is not None:
+            cells = [f"{found.rmse:.2e}", f"{found.largest:.1e}", f"{found.bias:+.3%}"]
+            cells += [f"{found.found:.0%} of {found.exact_found:.0%}"] if found.found is not None else []
+        shown.add_row(row.label, seconds_text(row.timing.p50), rate_text(row.tflops), *cells)
+    shown.caption = "errors against float64" + "; needles: of float64's" * needles
     stdout().print(shown)
 
 

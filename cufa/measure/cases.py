@@ -10,6 +10,7 @@ from ..kernels import TileConfig, kernels_of, read_config
 from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
 from . import peers
+from .quantized import QUANTIZE, Quantized
 
 #: A contender that computes nothing: it reads the keys and values of a case once.
 READ = "streaming read"
@@ -32,6 +33,8 @@ class Contender:
     problem: Problem | None = None
     """Another view of the case's keys and values: in pages, only the first of them, under other query heads.
     None: the case's own."""
+    quantized: Quantized | None = None
+    """q, k and v are quantised to e4m3 first; not timed, except by :data:`~cufa.measure.quantized.QUANTIZE`."""
 
     @property
     def is_peer(self) -> bool:
@@ -39,20 +42,27 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        return not self.is_peer and self.algorithm != READ
+        return not self.is_peer and self.algorithm not in (READ, QUANTIZE)
 
     @property
     def label(self) -> str:
         if self.name or self.config is None:
-            return self.name or self.algorithm
+            of_e4m3 = str(self.quantized) if self.quantized and self.is_ours else ""
+            return self.name or of_e4m3 or self.algorithm
         return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
 
     def plan(self, problem: Problem, device: Device | None) -> Plan:
         """Of a contender of ours on a case's problem. Raises ValueError when no kernel serves it."""
         plan = make_plan(
-            self.problem or problem, device, self.algorithm, self.config, num_splits=self.num_splits
+            self.problem_of(problem), device, self.algorithm, self.config, num_splits=self.num_splits
         )
         return one_item_a_block(plan) if self.one_item_a_block else plan
+
+    def problem_of(self, problem: Problem) -> Problem:
+        """Its problem in a case of ``problem``."""
+        if self.quantized and self.is_ours:
+            return self.quantized.problem(problem)
+        return self.problem or problem
 
     def as_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "problem": self.problem and self.problem.as_json()}
@@ -60,10 +70,11 @@ class Contender:
     @classmethod
     def from_json(cls, content: dict[str, Any], operation: str) -> Contender:
         """Raises KeyError, TypeError or ValueError for what :meth:`as_json` has not written."""
-        config, problem = content.get("config"), content.get("problem")
+        config, problem, quantized = (content.get(x) for x in ("config", "problem", "quantized"))
         read = {
             "config": config and read_config(operation, content["algorithm"], config),
             "problem": problem and Problem.from_json(problem),
+            "quantized": quantized and Quantized(**quantized),
         }
         return cls(**{**content, **read})
 
@@ -76,19 +87,23 @@ class Case:
     """Name in records and tables; "": the problem in words."""
     lengths: tuple[int, ...] | None = None
     """Valid keys of each sequence of a cache; None: all are full."""
+    distribution: str = ""
+    """A name of :data:`~cufa.measure.distributions.DISTRIBUTIONS`, and errors are described by an
+    :class:`~cufa.measure.check.Accuracy`; "": standard normal inputs and the largest error."""
 
     @property
     def title(self) -> str:
         return self.name or str(self.problem)
 
     def problem_of(self, contender: Contender) -> Problem:
-        return contender.problem or self.problem
+        return contender.problem_of(self.problem)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "problem": self.problem.as_json(),
             "lengths": self.lengths and list(self.lengths),
+            "distribution": self.distribution,
             "contenders": [contender.as_json() for contender in self.contenders],
         }
 
@@ -101,6 +116,7 @@ class Case:
             tuple(Contender.from_json(c, problem.operation) for c in content["contenders"]),
             str(content["name"]),
             lengths and tuple(int(n) for n in lengths),
+            str(content.get("distribution", "")),
         )
 
 

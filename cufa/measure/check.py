@@ -14,11 +14,13 @@ from ..problem.lengths import DENSE
 from ..problem.mask_family import Mask
 from ..problem.problem import Problem
 from ..problem.scores import softcap_derivative, softcapped
+from .distributions import NEEDLES, needle_keys
 
 Arrays = Mapping[str, Any]
 """By role: q, k, v, o, or the operand's name."""
-#: Most (sequence, key/value head) pairs that are checked, and rows of each.
-_PAIRS, _ROWS = 8, 8
+#: Most (sequence, key/value head) pairs that are checked, and rows of each; for an :class:`Accuracy`, rows of each.
+_PAIRS, ROWS, MANY_ROWS = 8, 8, 32
+_SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +33,30 @@ class Expected:
     """(head_dim,) each"""
 
 
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """The differences of a result from float64 over the rows checked."""
+
+    distribution: str
+    """Of the inputs."""
+    rmse: float
+    largest: float
+    bias: float
+    """Σ|o| over Σ|o| in float64, minus 1."""
+    quantiles: dict[str, float]
+    """Of absolute differences, by the share of differences below them, as text."""
+    found: float | None = None
+    """Share of rows whose result points to the value of their own needle more than to any other needle's; None: there
+    are no needles (:mod:`cufa.measure.distributions`)."""
+    exact_found: float | None = None
+    """The same of float64."""
+
+
 def sampled_reference(
-    problem: Problem, arrays: Arrays, lengths: tuple[int, ...] | None = None, seed: int = 0
+    problem: Problem, arrays: Arrays, lengths: tuple[int, ...] | None = None, seed: int = 0, count: int = ROWS
 ) -> dict[str, Expected]:
     """Exact rows of each result, by its role, for random sequences and heads: of each the first, the last and others
-    at random.
+    at random, ``count`` in all.
 
     ``arrays`` as :meth:`cufa.measure.inputs.Inputs.arrays` makes them.
     """
@@ -48,7 +69,7 @@ def sampled_reference(
         length = one.seqlen_k if lengths is None else lengths[sequence]
         if one.empty:
             continue
-        for role, (b, head, n), value in rows_of(one, mask, its_arrays, batch, kv_head, length, rng):
+        for role, (b, head, n), value in rows_of(one, mask, its_arrays, batch, kv_head, length, rng, count):
             found.setdefault(role, {})[b, head, n + first[role in _OF_KEYS]] = value
     return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
 
@@ -61,6 +82,39 @@ def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[st
             error = float(abs(_float64(results[role][row], problem.out_element) - value).max())
             worst = float(np.maximum(worst, error))  # NaN stays
     return worst
+
+
+def accuracy(problem: Problem, distribution: str, out: Any, v: Any, expected: Expected) -> Accuracy:
+    """Of a forward's result; ``v``: the values that were given."""
+    found, exact = (
+        np.array([_on_host(x) for x in rows])
+        for rows in ([_float64(out[row], problem.out_element) for row in expected.rows], expected.values)
+    )
+    off = abs(found - exact)
+    quantiles = {f"{share:g}": _short(x) for share, x in zip(_SHARES, np.quantile(off, _SHARES), strict=True)}
+    rmse, bias = _short(np.sqrt((off**2).mean())), _short(abs(found).sum() / abs(exact).sum() - 1)
+    needles = distribution == "needle"
+    shares = [_found(problem, x, expected, v) if needles else None for x in (found, exact)]
+    return Accuracy(distribution, rmse, _short(off.max()), bias, quantiles, *shares)
+
+
+def _short(x: float) -> float:
+    """Four digits are recorded."""
+    return float(f"{x:.4g}")
+
+
+def _found(problem: Problem, rows: Any, expected: Expected, v: Any) -> float:
+    """:attr:`Accuracy.found`."""
+    right, keys = 0, needle_keys(problem.seqlen_k)
+    for (batch, head, query), row in zip(expected.rows, rows, strict=True):
+        own = v[batch, head // problem.group_size]
+        values = [_on_host(_float64(own[key], problem.v_element)) for key in keys]
+        right += int(np.argmax(values @ row)) == query % NEEDLES
+    return right / len(rows)
+
+
+def _on_host(x: Any) -> Any:
+    return x.get() if is_device_array(x) else x
 
 
 #: Roles of arrays whose third axis is of queries, or of keys.
@@ -89,19 +143,20 @@ _Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
 
 
 def _outputs(
-    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator
+    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator,
+    count: int,
 ) -> _Rows:  # fmt: skip
     k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
-    for packed in _picked(problem.rows, rng):
+    for packed in _picked(problem.rows, rng, count):
         head, query = divmod(packed, problem.seqlen_q)
         row = batch, kv_head * problem.group_size + head, query
         yield "o", row, _attend(problem, mask, _float64(arrays["q"][row], problem.q_element), k, v, query)
 
 
-def _picked(count: int, rng: np.random.Generator) -> list[int]:
-    """The first and the last of ``count`` rows, and others at random."""
-    between = 1 + rng.permutation(max(count - 2, 0))[: _ROWS - 2]
-    return [int(n) for n in np.unique(np.append(between, [0, count - 1]))]
+def _picked(rows: int, rng: np.random.Generator, count: int) -> list[int]:
+    """The first and the last of ``rows``, and others at random."""
+    between = 1 + rng.permutation(max(rows - 2, 0))[: count - 2]
+    return [int(n) for n in np.unique(np.append(between, [0, rows - 1]))]
 
 
 def _tokens(problem: Problem, arrays: Arrays, name: str, batch: int, kv_head: int, length: int) -> Any:
@@ -133,7 +188,8 @@ def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) ->
 
 
 def _gradients(
-    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator
+    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator,
+    count: int,
 ) -> _Rows:  # fmt: skip
     """From the given, rounded output and log-sum-exp: recomputing them for every row would be all of attention. By sums
     alone."""
@@ -143,14 +199,14 @@ def _gradients(
     k, v = (_float64(arrays[name][batch, kv_head], problem.k_element) for name in "kv")
     lse, delta = arrays["lse"][batch, heads].astype(np.float64), (dout * out).sum(axis=-1)
     queries, keys = np.arange(problem.seqlen_q), np.arange(length)
-    for packed in _picked(problem.rows, rng):
+    for packed in _picked(problem.rows, rng, count):
         head, query = divmod(packed, problem.seqlen_q)
         seen = mask.visible([query], keys, problem.seqlen_q, length)[0]
         row = head, query
         p, slope = _weights(problem, (k * q[row]).sum(axis=1), lse[row], _beside(k, seen))
         ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
         yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
-    for key in _picked(length, rng):
+    for key in _picked(length, rng, count):
         seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
         p, slope = _weights(problem, (q * k[key]).sum(axis=2), lse, _beside(k, seen))
         ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale

@@ -13,6 +13,7 @@ from ..plan.operation import OPERATIONS, Operand, Operation
 from ..problem.element import ELEMENTS, Element
 from ..problem.lengths import Cached, Lengths, Packed, Padded
 from ..problem.problem import Problem
+from .distributions import drawn, rounded
 
 _OF_DOUT = 3 << 20
 """Far from the numbers of q, k and v of any seed."""
@@ -22,11 +23,17 @@ class Inputs:
     """One set of inputs of a case: keys and values, and the other operands of its contenders, made on demand."""
 
     def __init__(
-        self, problem: Problem, lengths: tuple[int, ...] | None = None, *, on_gpu: bool, seed: int
-    ) -> None:
+        self, problem: Problem, lengths: tuple[int, ...] | None = None, *, on_gpu: bool, seed: int,
+        distribution: str = "",
+    ) -> None:  # fmt: skip
         self._lengths, self._on_gpu, self._seed = lengths, on_gpu, seed
         self._queries: dict[tuple[tuple[int, ...], str], Any] = {}
         shape = problem.shapes[1]
+        if distribution:
+            found = drawn(distribution, problem, self._float32)
+            q, self._k, self._v = (rounded(found[role], ELEMENTS[problem.dtype]) for role in "qkv")
+            self._queries[q.shape, problem.dtype] = q
+            return
         self._k = self._normal(shape, problem.k_element, 1)
         self._v = self._normal(shape, problem.v_element, 2)
 
@@ -99,6 +106,11 @@ class Inputs:
     def _normal(self, shape: tuple[int, ...], element: Element, operand: int) -> Any:
         make = normal_on_gpu if self._on_gpu else normal_on_cpu
         return make(shape, element, 3 * self._seed + operand)
+
+    def _float32(self, shape: tuple[int, ...], number: int) -> Any:
+        """Standard normal. The hash of a GPU's numbers has 24 bits of the seed; cases and sets take fewer than 21."""
+        operand = number + 3 if number < 0 else number + 1 << 21
+        return self._normal(shape, ELEMENTS["float32"], operand)
 
     def _module(self) -> Any:
         if not self._on_gpu:

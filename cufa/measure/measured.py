@@ -22,6 +22,7 @@ from . import timing
 from .cases import READ
 from .limits import Limits
 from .machine import environment
+from .quantized import QUANTIZE
 from .regimes import Regime
 from .runner import Row, Skipped
 from .timing import Load, Ratio, Timing, as_nanoseconds
@@ -71,6 +72,8 @@ def row_json(row: Row) -> Json:
         found["load"] = _load_json(row, row.load)
     if row.plan is not None:
         found |= plan_json(row.plan)
+    if row.accuracy is not None:
+        found["accuracy"] = dataclasses.asdict(row.accuracy)
     if row.predicted is not None:
         found |= {
             "predicted_ns": round(row.predicted * 1e9),
@@ -190,7 +193,7 @@ class Measured:
 
     @property
     def is_peer(self) -> bool:
-        return not self.is_ours and self.label != READ
+        return not self.is_ours and self.label not in (READ, QUANTIZE)
 
     @property
     def load(self) -> Json:

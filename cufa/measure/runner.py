@@ -12,7 +12,7 @@ from ..plan.planner import Plan
 from ..problem.problem import Problem
 from . import bounds, measuring, peers
 from .cases import READ, Case, Contender, Work
-from .check import Expected, max_error, sampled_reference
+from .check import MANY_ROWS, ROWS, Accuracy, Expected, accuracy, max_error, sampled_reference
 from .inputs import Inputs, given_to, poison, role_of
 from .limits import Limits, streaming_read
 from .power import Power
@@ -45,6 +45,8 @@ class Row:
     """Seconds that each resource needs by itself (:meth:`cufa.measure.bounds.Bounds.named`), where derived."""
     predicted: float | None = None
     """Seconds predicted from :attr:`needs`."""
+    accuracy: Accuracy | None = None
+    """Of a case with a named distribution."""
 
     @property
     def title(self) -> str:
@@ -122,6 +124,8 @@ class Entry:
     """Fills the results of the first set with NaN, computes once more and returns them by their role."""
     arrays: tuple[dict[str, Any], ...]
     """Of each set. Kept alive here: a launch only has addresses."""
+    work: Work | None = None
+    """None: that of the problem."""
 
 
 #: Distance of the seeds of one case's sets of inputs; cases count from 0.
@@ -149,7 +153,10 @@ def run_case(
     if on_gpu and regime is Regime.SUSTAINED:
         sets = measuring.sets_wanted(work.io_bytes, measuring.GpuLane().l2_bytes)
     seeds = (seed + _SEEDS_APART * n for n in range(sets))
-    inputs = [Inputs(case.problem, case.lengths, on_gpu=on_gpu, seed=x) for x in seeds]
+    inputs = [
+        Inputs(case.problem, case.lengths, on_gpu=on_gpu, seed=x, distribution=case.distribution)
+        for x in seeds
+    ]
     entries: list[Entry] = []
     skipped: list[Skipped] = []
     for contender in case.contenders:
@@ -164,16 +171,21 @@ def run_case(
     expected: dict[Problem, dict[str, Expected]] = {}
     rows = []
     for entry in entries:
-        problem, off = entry.problem, None
+        problem, off, described = entry.problem, None, None
         if entry.results is not None:
-            if problem not in expected:
-                expected[problem] = sampled_reference(problem, entry.arrays[0], case.lengths, seed)
-            off = max_error(problem, entry.results(), expected[problem])
-        work = Work.of(problem, case.lengths)
+            exact, results = case.problem if problem.scales else problem, entry.results()
+            if exact not in expected:
+                count = MANY_ROWS if case.distribution else ROWS
+                expected[exact] = sampled_reference(exact, entry.arrays[0], case.lengths, seed, count)
+            off = max_error(problem, results, expected[exact])
+            if case.distribution:
+                of_values = entry.arrays[0]["v"]
+                described = accuracy(exact, case.distribution, results["o"], of_values, expected[exact]["o"])
+        work = Work.of(problem, case.lengths) if entry.work is None else entry.work
         floor, bound = limits.floor(problem, work)
         timing = timings[entry.label]
         row = Row(case.name, entry.label, problem, timing, off, entry.plan, floor, bound, work, case.lengths)
-        rows.append(with_bounds(row, limits))
+        rows.append(dataclasses.replace(with_bounds(row, limits), accuracy=described))
     return rows, skipped
 
 
@@ -188,11 +200,21 @@ def with_bounds(row: Row, limits: Limits) -> Row:
 def prepare(contender: Contender, case: Case, device: Device | None, inputs: Sequence[Inputs]) -> Entry:
     """Raises ValueError or NotImplementedError, with a reason, when it does not serve the problem here."""
     problem, plan = case.problem_of(contender), None
-    if device is None and not contender.is_ours:
+    if device is None and not (contender.is_ours or contender.quantized):
         raise NotImplementedError("timed on a GPU only")
-    arrays = tuple(one.arrays(problem) for one in inputs)
+    arrays = tuple(one.arrays(case.problem if contender.quantized else problem) for one in inputs)
     results: Callable[[], dict[str, Any]] | None = None
-    if contender.is_ours:
+    work = None
+    if contender.quantized:
+        of_e4m3 = contender.quantized
+        if contender.is_ours:
+            plan = contender.plan(case.problem, device)
+            runs = tuple(of_e4m3.run(problem, each, device is not None) for each in arrays)
+            results = _poisoned(runs[0], {"o": arrays[0]["o"]})
+        else:
+            runs = tuple(functools.partial(of_e4m3.made, each) for each in arrays)
+            work = Work(0, sum(x.size * (x.itemsize + 1) for x in (arrays[0][role] for role in "qkv")), 0)
+    elif contender.is_ours:
         plan = contender.plan(case.problem, device)
         runs = tuple(bind(plan, given_to(plan.operation, each)) for each in arrays)
         roles = [role_of(x) for x in plan.operation.results]
@@ -205,7 +227,7 @@ def prepare(contender: Contender, case: Case, device: Device | None, inputs: Seq
     else:
         pairs = [peers.make(contender.algorithm, problem, each) for each in arrays]
         runs, results = tuple(run for run, _ in pairs), pairs[0][1]
-    return Entry(contender.label, problem, plan, runs, results, arrays)
+    return Entry(contender.label, problem, plan, runs, results, arrays, work)
 
 
 def _poisoned(run: Run, results: dict[str, Any]) -> Callable[[], dict[str, Any]]:

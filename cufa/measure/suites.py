@@ -12,7 +12,7 @@ from ..kernels import kernels_of
 from ..plan.planner import fitting_configs, make_plan
 from ..problem.mask import CAUSAL, FULL, Band, Mask
 from ..problem.problem import Problem, default_scale
-from . import decode_cases, mask_cases
+from . import decode_cases, float8_cases, mask_cases
 from .cases import Case, Contender, best, contenders, of_forward
 from .ladder import ladder, variations
 
@@ -214,6 +214,18 @@ def _energy(device: Device | None) -> Iterator[Case]:
     problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
     for problem in problems:
         yield Case(problem, contenders(best(problem, device)[0], "torch cudnn", "fa4"))
+
+
+@_suite("fp8", "e4m3: errors beside times on five distributions", gpu_only=False)
+def _fp8(device: Device | None) -> Iterator[Case]:
+    """The default of `cufa bench fp8`."""
+    shape = make(2, 16, 4096, 128, "bfloat16") if device else make(1, 2, 1024, 128, "bfloat16")
+    return float8_cases.accuracy(shape, float8_cases.NEEDLE_KEYS[device is not None])
+
+
+@_suite("fp8-speed", "e4m3 and bfloat16, 16k tokens × 2048 hidden")
+def _fp8_speed(device: Device | None) -> Iterator[Case]:
+    return float8_cases.speed(_published_shapes())
 
 
 _suite("decode", "decode: one query token, head dim 128, bfloat16", "decode")(decode_cases.decode)

@@ -16,6 +16,7 @@ from cufa.commands.common import DAY, Exit, Seconds, fail, find_device, stderr, 
 from cufa.gpu.architectures import Device
 from cufa.measure import cards
 from cufa.measure.machine import environment
+from cufa.measure.suites import SUITES
 
 from . import code, fastest, gpu_tests, recorder, report, traced
 from .card_file import CardFile
@@ -42,9 +43,13 @@ def _card_here() -> tuple[Device, CardFile]:
 @click.option("--all", "everything", is_flag=True, help="Measure all cases, not only those missing or stale.")
 @click.option("--inside", "with_inside", is_flag=True, help="Also renew the traces of the inside of blocks.")
 @click.option("--limit", type=Seconds(), default=DAY, help="Begin nothing that usually ends later than this.")
+@click.option(
+    "--suite", "suites", multiple=True, type=click.Choice(list(SUITES)), help="Repeatable. Of these only."
+)
 def record(
-    jobs: int, seconds: float, with_tests: bool, everything: bool, with_inside: bool, limit: float
-) -> None:
+    jobs: int, seconds: float, with_tests: bool, everything: bool, with_inside: bool, limit: float,
+    suites: tuple[str, ...],
+) -> None:  # fmt: skip
     """Measure the cases that this card's file lacks or whose rows are stale, renew traces, and run the GPU tests.
 
     Exit codes: 0 all good; 1 a test failed, a result was wrong, or the time was up (rows are kept); 3 no GPU.
@@ -58,7 +63,14 @@ def record(
     for written in traced.renew(device, with_inside):
         say(written)
     try:
-        how = {"jobs": jobs, "seconds": seconds, "limit": limit, "everything": everything, "say": say}
+        how = {
+            "jobs": jobs,
+            "seconds": seconds,
+            "limit": limit,
+            "everything": everything,
+            "say": say,
+            "suites": suites,
+        }
         recorder.record(file, device, **how)
     except recorder.OutOfTime as error:
         fail(Exit.FAILED, f"stopped in time: {error}")

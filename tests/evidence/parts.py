@@ -46,7 +46,7 @@ class Part:
 
 _IN_TURNS = (
     "forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory", "masks", "decode",
-    "splits", "backward", "backward-beside", "backward-ladder",
+    "splits", "backward", "backward-beside", "backward-ladder", "fp8", "fp8-speed",
 )  # fmt: skip
 #: Seconds that suffice for a time, but not for energy.
 _SHORT = 1.0
@@ -58,5 +58,6 @@ PARTS = (
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),
     Part("energy", Regime.SUSTAINED),
+    Part("fp8-speed", Regime.SUSTAINED, _SHORT),
     Part("backward-energy", Regime.SUSTAINED),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -82,17 +82,18 @@ def _same(row: dict[str, Any], plan: dict[str, Any]) -> bool:
 
 
 def record(
-    file: CardFile, device: Device, *, jobs: int, seconds: float, limit: float, everything: bool, say: Say
-) -> None:
-    """Measure and record the lacking cases. ``seconds``: measuring time of a case in alternation. ``limit``: seconds;
-    raises OutOfTime before a step that would usually exceed it."""
+    file: CardFile, device: Device, *, jobs: int, seconds: float, limit: float, everything: bool, say: Say,
+    suites: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Measure and record the lacking cases, of ``suites`` if any are named. ``seconds``: measuring time of a case in
+    alternation. ``limit``: seconds; raises OutOfTime before a step that would usually exceed it."""
     started = time.perf_counter()
     card = None if everything else file.card
     others = card.others if card else {}
     if "ceilings" not in others:
         say("ceilings")
         file.add("ceilings", **dataclasses.asdict(measure_limits(device)))
-    todo = list(lacking(card, device))
+    todo = [x for x in lacking(card, device) if not suites or x.part.suite in suites]
     changed = {x.why.removesuffix(" changed") for x in todo}
     specs = [s for s in KERNELS.values() if s.runs_on(device.arch.capability)]
     for line in compile_lines(s for s in specs if f"compile {s.name}" not in others or s.name in changed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,11 @@ class TestParts:
         timed = set()
         for part in PARTS:
             for case in part.cases(H200):
-                timed |= {c.plan(case.problem, H200).spec.name for c in case.contenders if c.is_ours}
+                for contender in (c for c in case.contenders if c.is_ours):
+                    with contextlib.suppress(
+                        ValueError
+                    ):  # no kernel serves it; the assertion below is of all kernels
+                        timed.add(contender.plan(case.problem, H200).spec.name)
         assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
         assert timed <= KERNELS.keys()
 

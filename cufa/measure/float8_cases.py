@@ -1,0 +1,45 @@
+"""Cases of e4m3: errors beside times on five distributions, and times and joules beside bfloat16's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from ..problem.problem import Problem
+from .cases import Case, Contender, contenders
+from .distributions import DISTRIBUTIONS, NEEDLES
+from .quantized import QUANTIZE, Quantized
+
+NEEDLE_KEYS = {True: 1 << 17, False: 1 << 13}
+"""Keys among which a needle is looked for, on a GPU and on the CPU."""
+_NEEDLE_QUERIES = 4 * NEEDLES
+_BASELINE = Contender(name="bfloat16")
+_RECIPES = (
+    *(
+        Quantized(per, rotated)
+        for rotated, per in itertools.product((False, True), ("head", "block", "token"))
+    ),
+    *(Quantized(per, rotated=True, smooth=True) for per in ("head", "block")),
+)
+
+
+def accuracy(problem: Problem, needle_keys: int) -> Iterator[Case]:
+    """One case for each distribution, of a bfloat16 problem. Needles have few queries and ``needle_keys`` keys."""
+    chosen = (_BASELINE, *(Contender(quantized=recipe) for recipe in _RECIPES))
+    for name, (words, _) in DISTRIBUTIONS.items():
+        if name == "needle":
+            own = dataclasses.replace(
+                problem, batch=1, seqlen_q=min(problem.seqlen_q, _NEEDLE_QUERIES), seqlen_k=needle_keys
+            )
+        else:
+            own = problem
+        yield Case(own, chosen, f"{name} ({words}): {own}", distribution=name)
+
+
+def speed(problems: Iterator[Problem]) -> Iterator[Case]:
+    """bfloat16, e4m3 with the cheapest scales that a rotation needs, and the cost of quantising."""
+    rotated = Quantized(rotated=True)
+    for problem in problems:
+        ours = _BASELINE, Contender(quantized=rotated), Contender(QUANTIZE, quantized=rotated)
+        yield Case(problem, (*ours, *contenders("torch cudnn", "fa4")), str(problem))

@@ -1,0 +1,53 @@
+"""e4m3 as a contender: how q, k and v of a case are quantised, and the public call that takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from ..calls.forward import flash_attention
+from ..calls.quantize import quantize
+from ..problem import float8
+from ..problem.problem import Problem
+from .timing import Run
+
+QUANTIZE = "quantize q, k and v"
+"""A contender that only quantises."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """The arguments of :func:`cufa.quantize`. Values have one scale per head, or one in all with per="tensor"."""
+
+    per: str = "head"
+    rotated: bool = False
+    smooth: bool = False
+
+    def __str__(self) -> str:
+        return f"e4m3 per {self.per}" + ", rotated" * self.rotated + ", smooth" * self.smooth
+
+    def problem(self, problem: Problem) -> Problem:
+        """The same attention with e4m3 inputs and a result of the problem's dtype."""
+        scales = (self.per, self.per, self._of_values)
+        return dataclasses.replace(problem, dtype=float8.NAME, out_dtype=problem.dtype, scales=scales)
+
+    @property
+    def _of_values(self) -> str:
+        return "tensor" if self.per == "tensor" else "head"
+
+    def made(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """q, k and v of a call, and their scales."""
+        signs = 1 if self.rotated else None
+        q = quantize(arrays["q"], role="q", per=self.per, rotate=signs)
+        k = quantize(arrays["k"], role="k", per=self.per, rotate=signs, smooth=self.smooth)
+        v = quantize(arrays["v"], role="v", per=self._of_values)
+        return {"q": q[0], "k": k[0], "v": v[0], "q_scale": q[1], "k_scale": k[1], "v_scale": v[1]}
+
+    def run(self, problem: Problem, arrays: dict[str, Any], on_gpu: bool) -> Run:
+        """The public call, which writes ``arrays["o"]``; ``problem`` is that of :meth:`problem`."""
+        return functools.partial(
+            flash_attention, **self.made(arrays), mask=problem.mask, scale=problem.scale,
+            softcap=problem.softcap, out=arrays["o"], out_dtype=problem.out_dtype,
+            device=None if on_gpu else "cpu",
+        )  # fmt: skip
