@@ -14,6 +14,7 @@ from cufa import flash_attention
 from cufa.build.compiler import keeps_logs
 from cufa.build.phases import WAITS
 from cufa.cache import cache_dir
+from cufa.dashboard.model.asked import unlike
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.trace import Records
@@ -188,12 +189,9 @@ def matching_inside(problem: Problem, spec: Kernel, config: TileConfig, device: 
 
 
 def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
-    """Card, problem and day of a recorded trace where its card or its problem is not the asked one; "": it is."""
-    if not trace.is_time:
-        return ""
-    of = str(trace.environment["device"])
-    same = is_same_card(of, card) and trace.problem == problem
-    return "" if same else f"{of}, {trace.environment['recorded'][:10]}: {trace.problem}"
+    """:func:`unlike` of a recorded trace; "" of an executed one."""
+    of = trace.environment
+    return unlike(card, str(of["device"]), of["recorded"], problem, trace.problem) if trace.is_time else ""
 
 
 def waits_of(trace: InsideTrace, found: Intervals, sm: int, producer: bool) -> float | None:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cufa.dashboard.model.asked import figures
 from cufa.dashboard.model.many import fastest_read, weight
 from cufa.dashboard.model.measured_rows import of_card
 from cufa.dashboard.model.measurements import Measurement
@@ -14,7 +15,9 @@ from cufa.dashboard.worker.jobs import Json
 from cufa.dashboard.worker.run import Run
 from cufa.measure import cards
 from cufa.measure.limits import Limits
+from cufa.measure.regimes import Regime
 from cufa.problem.mask import FULL, Mask
+from cufa.problem.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,22 +28,12 @@ class Evidence:
     device: str
     arch: str
     """"sm_90" and the like; empty for a CPU."""
-    recorded: str
-    """Date and time of the newest row, ISO 8601."""
     limits: Limits | None
     rows: tuple[Measurement, ...]
     read_bytes: float
     """Bytes per second of the fastest recorded read; 0: unknown."""
-    stale: tuple[str, ...]
-    """Kernels whose machine code has changed since the measurement."""
     num_sms: int = 0
     """0: unknown, or a CPU."""
-
-    @property
-    def where(self) -> str:
-        """Machine and date, and the kernels that have changed since the measurement."""
-        changed = f" (changed since: {', '.join(self.stale)})" if self.stale else ""
-        return f"{self.device}, {self.recorded[:10]}{changed}"
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
@@ -76,8 +69,7 @@ def _load(directory: Path, _: object) -> tuple[tuple[Evidence, tuple[Measurement
 def _evidence(card: cards.Card) -> tuple[Evidence, tuple[Measurement, ...]]:
     """A card and its past."""
     try:
-        environment = card.environment
-        found = _made(card.name, environment, environment["recorded"], card.limits, of_card(card), card.stale)
+        found = _made(card.name, card.environment, card.limits, of_card(card))
         return found, tuple(of_card(card, past=True))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(f"{card.name}.jsonl is damaged: {error!r}") from error
@@ -87,35 +79,29 @@ def of_run(run: Run, rows: Sequence[Measurement]) -> Evidence | None:
     """A run of this machine with the ceilings that the run measured; None without ceilings."""
     if not run.record.get("limits") or not rows:
         return None
-    limits, when = Limits(**run.record["limits"]), run.submitted.isoformat()
-    return _made(f"run.{run.id}", run.record["environment"], when, limits, rows)
+    return _made(f"run.{run.id}", run.record["environment"], Limits(**run.record["limits"]), rows)
 
 
-def _made(
-    name: str, environment: Json, recorded: str, limits: Limits | None, rows: Sequence[Measurement],
-    stale: Sequence[str] = (),
-) -> Evidence:  # fmt: skip
+def _made(name: str, environment: Json, limits: Limits | None, rows: Sequence[Measurement]) -> Evidence:
     reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
     # One ceiling of device memory for all pages: a kernel that reads faster than the plain read sets it.
-    limits = limits and dataclasses.replace(limits, read_bytes=reading)
+    limits = limits and dataclasses.replace(limits, read_bytes=reading, copy_bytes=reading)
     known = tuple(dataclasses.replace(m, limits=limits) for m in rows)
     arch, num_sms = environment.get("arch", ""), environment.get("num_sms", 0)
-    return Evidence(
-        name, environment["device"], arch, recorded, limits, known, reading, tuple(stale), num_sms
-    )
+    return Evidence(name, environment["device"], arch, limits, known, reading, num_sms)
 
 
-def speedups(rows: Iterable[Measurement], slow: str, fast: str, mask: Mask) -> dict[str, dict[int, float]]:
-    """Time of kernel ``slow`` over time of ``fast`` under one mask, by length. The key names the shapes and regime of a
-    series: its rows differ only in length and batch."""
-    times: dict[tuple[object, ...], dict[str, Measurement]] = {}
-    for m in rows:
-        if m.kernel in (slow, fast) and m.problem.mask == mask != FULL:
-            times.setdefault((m.suite, m.problem, m.regime), {})[m.kernel] = m
-    found: dict[str, dict[int, float]] = {}
-    for by_kernel in times.values():
-        if len(by_kernel) == 2:
-            p, regime = by_kernel[slow].problem, by_kernel[slow].regime
+def pairs(
+    rows: Iterable[Measurement], slow: str, fast: str, mask: Mask
+) -> dict[str, list[tuple[Measurement, ...]]]:
+    """Times of the kernels ``slow`` and ``fast`` under one mask, by shapes and regime. The pairs of a series differ in
+    length and batch only."""
+    times: dict[tuple[Problem, Regime], dict[str, Measurement]] = {}
+    for m in figures(m for m in rows if m.kernel in (slow, fast) and m.problem.mask == mask != FULL):
+        times.setdefault((m.problem, m.regime), {})[str(m.kernel)] = m
+    found: dict[str, list[tuple[Measurement, ...]]] = {}
+    for (p, regime), of in sorted(times.items(), key=lambda x: x[0][0].seqlen_k):
+        if len(of) == 2:
             name = f"{p.dtype} d{p.head_dim}, {p.heads} heads, {regime}"
-            found.setdefault(name, {})[p.seqlen_k] = by_kernel[slow].seconds / by_kernel[fast].seconds
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+            found.setdefault(name, []).append((of[slow], of[fast]))
+    return found

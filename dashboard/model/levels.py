@@ -38,8 +38,7 @@ def levels_of(subject: Subject, limits: Limits, device: str) -> list[Level]:
     Raises ValueError for damaged records.
     """
     p, spec, config = subject.problem, subject.spec, subject.config
-    memory = max(limits.copy_bytes, limits.read_bytes)
-    found = [Level("device memory", p.io_bytes, memory, "every operand once: the minimum")]
+    found = [Level("device memory", p.io_bytes, limits.read_bytes, "every operand once: the minimum")]
     if spec is None or config is None or not config.num_warps:
         return found
     rates = memory_rates.load(device)

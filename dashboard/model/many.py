@@ -1,4 +1,4 @@
-"""Functions of several measurements: speed-ups, the newest of each kind, the largest source, machines in words."""
+"""Functions of several measurements: speed-ups, the largest source, machines in words."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ def speedup(slow: Measurement, fast: Measurement) -> Ratio:
     if slow.source == fast.source:
         return measured.speedup(slow.row, fast.row)
     return timing.speedup(slow.timing, fast.timing)
-
-
-def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement]:
-    """The latest measurement of each key."""
-    return {m.key: m for m in sorted(found, key=lambda m: time_of(m.recorded))}
 
 
 def time_of(text: str) -> datetime.datetime:
@@ -72,9 +67,5 @@ def machines(found: Sequence[Measurement]) -> dict[str, str]:
     words = {}
     for m in found:
         kind = "recorded" if m.origin == "recorded" else "runs here"
-        words[machine_key(m)] = f"{m.machine} · {'GPU' if m.is_gpu else 'CPU'} · {kind}"
+        words[m.machine_key] = f"{m.machine} · {'GPU' if m.is_gpu else 'CPU'} · {kind}"
     return words
-
-
-def machine_key(m: Measurement) -> str:
-    return f"{'recorded' if m.origin == 'recorded' else 'run'}:{m.machine}"

@@ -95,6 +95,16 @@ class Measurement:
         return self.label, self.problem, self.row.json["io_bytes"], self.regime
 
     @property
+    def machine_key(self) -> str:
+        """Its machine in links."""
+        return f"{'recorded' if self.origin == 'recorded' else 'run'}:{self.machine}"
+
+    @property
+    def quantity(self) -> tuple[object, ...]:
+        """Equal for measurements of one quantity on one machine, at any time and in any suite."""
+        return self.machine_key, *self.key
+
+    @property
     def group(self) -> tuple[object, ...]:
         """Equal for the contenders of one case."""
         return self.source, *self.row.group

@@ -1,4 +1,4 @@
-"""Time that each resource needs, from the kernel's counters, for rows that were recorded without these times."""
+"""Time that each resource needs, from the kernel's counters and the machine's ceilings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,8 @@ from cufa.problem.problem import Problem
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
-    """The measurement with its needs; unchanged if the needs are recorded, or the kernel is not covered."""
-    row = _derived(found, m.suite).get(m.id, m.row)
-    if m.limits is not None and "memory" in row.json.get("needs_ns", {}):
-        # The ceiling of all pages: recorded needs have that of their own session.
-        memory = row.json["io_bytes"] / m.limits.read_bytes * 1e9
-        row = dataclasses.replace(
-            row, json={**row.json, "needs_ns": {**row.json["needs_ns"], "memory": memory}}
-        )
-    return dataclasses.replace(m, row=row)
+    """The measurement with its needs at the machine's ceilings; without, if the kernel is not covered."""
+    return dataclasses.replace(m, row=_derived(found, m.suite).get(m.id, m.row))
 
 
 @functools.lru_cache(64)
@@ -34,7 +27,12 @@ def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
     if device is None or found.limits is None:
         return {}
     rows = [m for m in found.rows if m.kernel and m.suite == suite]
-    return {m.id: predictions.with_needs(m.row, device, found.limits) for m in rows}
+    recorded = "needs_ns", "predicted_ns"  # at the ceilings of their session
+    bare = {m.id: {name: x for name, x in m.row.json.items() if name not in recorded} for m in rows}
+    return {
+        m.id: predictions.with_needs(dataclasses.replace(m.row, json=bare[m.id]), device, found.limits)
+        for m in rows
+    }
 
 
 def cost_of(m: Measurement, found: Evidence) -> Cost | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from cufa.dashboard.model import splits
+from cufa.dashboard.model.asked import Asked, figures, where
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
@@ -104,9 +105,9 @@ def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Readi
 
 @functools.lru_cache(32)
 def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
-    rows = [
-        (load, m.seconds) for m in found.rows for load in [_recorded(m, device, block_q)] if load is not None
-    ]
+    known = ((m, _recorded(m, device, block_q)) for m in figures(found.rows, Asked(regime=Regime.IN_TURNS)))
+    fitted = [(m, load) for m, load in known if load is not None]
+    rows = [(load, m.seconds) for m, load in fitted]
     if len(rows) < _FEWEST:
         return None
     total, busiest, merged, seconds = (
@@ -126,7 +127,7 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
         float(missed[:, i, j].max()),
         float(np.median(missed[:, i, j])),
         len(rows),
-        found.where,
+        where([m for m, _ in fitted]),
     )
 
 
@@ -134,12 +135,7 @@ def _recorded(m: Measurement, device: Device, block_q: int) -> Load | None:
     """The work of a recorded launch with these tiles; None for other records."""
     config = m.row.json.get("config") or {}
     lengths_known = m.lengths is not None or not m.problem.lengths.ragged
-    if (
-        m.split is None
-        or m.regime is not Regime.IN_TURNS
-        or config.get("block_q") != block_q
-        or not lengths_known
-    ):
+    if m.split is None or config.get("block_q") != block_q or not lengths_known:
         return None
     count = m.split.count if m.split.kind == "fixed" else None
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable
 
 from cufa.dashboard.model import evidence
+from cufa.dashboard.model.asked import Asked, figures, is_of
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
@@ -58,11 +58,7 @@ def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence
 def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> list[Tiling]:
     """All configs that fit, sorted by predicted time; empty if times of the kernel cannot be predicted."""
     assert found.limits is not None
-    same = [
-        m
-        for m in found.rows
-        if m.problem == problem and m.kernel == spec.name and m.regime is Regime.IN_TURNS
-    ]
+    same = figures(found.rows, Asked(problem, spec.name, regime=Regime.IN_TURNS))
     told = []
     for config in serving_configs(spec, problem, device):
         try:
@@ -102,14 +98,6 @@ def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
 def _whole(spec: Kernel) -> int | None:
     """Splits of the prediction: times of split keys cannot be predicted."""
     return 1 if spec.split_configs else None
-
-
-def is_of(config: TileConfig, recorded: object) -> bool:
-    """Whether a record names this config; fields unknown to the record or to this version are ignored."""
-    if not isinstance(recorded, dict):
-        return False
-    here = json.loads(json.dumps(dataclasses.asdict(config)))
-    return all(here[name] == value for name, value in recorded.items() if name in here)
 
 
 def prepare() -> None:

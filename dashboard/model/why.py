@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from cufa.commands.common import seconds_text
 from cufa.dashboard import sentences
 from cufa.dashboard.model import counters, needs, tilings
+from cufa.dashboard.model.asked import Asked, figures, is_of
 from cufa.dashboard.model.compiled import Entry
 from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.evidence import Evidence
@@ -196,7 +197,7 @@ def tiles_measured(f: Facts) -> Advice | None:
 
 
 def tiles_predicted(f: Facts) -> Advice | None:
-    own = next((x for x in f.tilings if tilings.is_of(x.config, f.row.row.json.get("config"))), None)
+    own = next((x for x in f.tilings if is_of(x.config, f.row.row.json.get("config"))), None)
     if own is None or f.is_sustained or f.tilings[0].seconds >= own.seconds * (1 - f.error):
         return None  # a difference below the prediction's own error is no advice
     best = f.tilings[0]
@@ -301,7 +302,7 @@ def facts_of(m: Measurement, found: Evidence, entry: Entry | None = None) -> Fac
     cost, rates = needs.cost_of(m, found), None
     with contextlib.suppress(ValueError):  # damaged: the figure of the levels says so
         rates = memory_rates.load(found.device)
-    same = [x for x in found.rows if (x.problem, x.kernel, x.regime) == (m.problem, m.kernel, m.regime)]
+    same = figures(found.rows, Asked(m.problem, m.kernel, regime=m.regime, suite=m.suite))
     predicted = tilings.tilings(m.problem, spec, device, found) if m.row.json.get("needs_ns") else []
     shared = ((str(x.config), needs.shared_per_product(m.problem, spec, x.config)) for x in predicted)
     errors = tilings.errors_of(found, device)

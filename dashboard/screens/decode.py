@@ -3,6 +3,7 @@
 import streamlit as st
 
 from cufa.dashboard import engine, page
+from cufa.dashboard.model.many import grouped
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import inside_traces, links, rates_view, run_live, splits_ragged, splits_view
 
@@ -22,10 +23,11 @@ if choice is not None:
     splits_ragged.show(choice, controls, found, palette)
 page.header("Measured")
 shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
-words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in shown}
-if words:
+sources = grouped(shown, lambda m: f"{m.source}, {m.regime}")
+if sources:
+    words = {name: rates_view.source_words(rows) for name, rows in sources.items()}
     chosen = controls.choice("record", "Measured", words, local=True)
-    rates_view.show([m for m in shown if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
+    rates_view.show(sources[chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded yet.", "warn", small=True)
 inside_traces.show_decode(controls, palette)

@@ -12,8 +12,9 @@ from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model import published
+from cufa.dashboard.model.asked import Asked, figures
 from cufa.dashboard.model.devices import device_of, run_devices
-from cufa.dashboard.model.many import newest, speedup
+from cufa.dashboard.model.many import speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -58,11 +59,11 @@ def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> N
 
 
 def _on(sources: Sources, cases: tuple[Case, ...]) -> list[Measurement]:
-    """The newest measurements in turns of these shapes, of any data type, from the first source that has some."""
+    """Measurements in turns of these shapes, of any data type, from the first source that has some."""
     shapes = {_shape(case.problem) for case in cases}
     for found in sources:
-        in_turns = (m for m in found if m.regime is Regime.IN_TURNS and _shape(m.problem) in shapes)
-        if rows := list(newest(in_turns).values()):
+        of_shapes = (m for m in found if _shape(m.problem) in shapes)
+        if rows := figures(of_shapes, Asked(regime=Regime.IN_TURNS)):
             return rows
     return []
 

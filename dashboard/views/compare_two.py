@@ -10,7 +10,8 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.model import evidence
-from cufa.dashboard.model.many import grouped, newest
+from cufa.dashboard.model.asked import figures
+from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -52,7 +53,7 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     first = next(iter(days))
     other = next((x for x in days if days[x][0].machine != days[first][0].machine), list(days)[1])
     shown = controls.several("days", "Cards and days", list(days), [first, other], local=True)
-    curves = {x: list(newest(days[x]).values()) for x in shown}
+    curves = {x: figures(days[x]) for x in shown}
     if not curves:
         page.verdict("No card is chosen: choose at least one.", "warn", small=True)
         return

@@ -11,7 +11,8 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.many import days, grouped, machine_key, machines, newest, said_most, speedup
+from cufa.dashboard.model.asked import Asked, figures, where
+from cufa.dashboard.model.many import grouped, machines, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -24,8 +25,10 @@ _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "en
 def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
     """The measurements of one machine."""
     words = machines(found)
-    chosen = controls.choice("machine", "Measured on", words, said_most(found, machine_key), local=True)
-    return [m for m in found if machine_key(m) == chosen]
+    chosen = controls.choice(
+        "machine", "Measured on", words, said_most(found, lambda m: m.machine_key), local=True
+    )
+    return [m for m in found if m.machine_key == chosen]
 
 
 def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
@@ -37,7 +40,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
         regime = Regime(
             controls.choice("regime", "Regime", regimes, segmented=True, local=True, help=help_text)
         )
-    families = grouped(newest(m for m in found if m.regime is regime).values(), lambda m: m.family)
+    families = grouped(figures(found, Asked(regime=regime)), lambda m: m.family)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
     rows = families[family]
@@ -99,7 +102,8 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
     figure = charts.by_length(series, palette, title, names=names)
     page.figure(figure, "compare.lengths", _describe(series, title))
     bars = "" if metric == "joules" else " Bars are p10 to p90."
-    st.caption(f"Measured {best.regime} on **{best.where}**: {best.how}{bars} {_where_from(rows)}")
+    kind = "" if best.origin == "recorded" else " The newest run of each kernel and shape."
+    st.caption(f"Measured {best.regime} on **{where(rows)}**: {best.how}{bars}{kind}")
     links.show("compare", best.subject, f"{best.label} at {best.problem.seqlen_k:,}")
     _show_loads(rows)
 
@@ -203,10 +207,3 @@ def _tag(m: Measurement) -> str:
     return page.origin_tag(m.origin) + (
         "" if m.origin == "recorded" else f" on {'GPU' if m.is_gpu else 'CPU'}"
     )
-
-
-def _where_from(rows: Sequence[Measurement]) -> str:
-    kind = (
-        "Recorded measurements" if rows[0].origin == "recorded" else "The newest run of each kernel and shape"
-    )
-    return f"{kind}, {days(rows)}."

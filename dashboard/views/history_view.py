@@ -12,6 +12,7 @@ from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
+from cufa.dashboard.model.asked import figures
 from cufa.dashboard.model.many import days, grouped, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
@@ -227,8 +228,8 @@ def _nothing_shared(a: Sequence[Measurement], b: Sequence[Measurement], others_d
 
 def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
     """Ratios of the common measurements, the largest differences first."""
-    theirs = {m.key: m for m in b}
-    pairs = [(_pair_words(m), speedup(m, theirs[m.key])) for m in a if m.key in theirs]
+    theirs = {m.key: m for m in figures(b)}
+    pairs = [(_pair_words(m), speedup(m, theirs[m.key])) for m in figures(a) if m.key in theirs]
     return sorted(pairs, key=lambda pair: -max(pair[1].value, 1 / pair[1].value))
 
 

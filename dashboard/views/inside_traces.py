@@ -66,7 +66,7 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
     ]
     for name, trace, side in zip(names, kept, sides, strict=True):
         if differs := counters.differences(trace, side.problem, side.device.name):
-            page.verdict(f"{name}: not of the controls above, but of {differs}.", "warn", small=True)
+            page.verdict(f"{name}: {differs[0].lower()}{differs[1:]}.", "warn", small=True)
     page.verdict(f"{'. '.join(said)}.", "", "recorded", small=True)
     for name, trace, times, total in zip(names, kept, intervals, of_sm, strict=True):
         mine = [lane for lane in lanes(trace, times) if lane.sm == total.sm]

@@ -12,6 +12,7 @@ import streamlit as st
 
 from cufa.dashboard.link import several
 from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
+from cufa.dashboard.model.asked import Asked, figures
 from cufa.dashboard.model.compiled import compiled_problems
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.subject import Subject, problem_key
@@ -20,7 +21,7 @@ from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
-from cufa.dashboard.views.shape_controls import capability_of
+from cufa.dashboard.views.shape_controls import capability_of, device_of
 from cufa.gpu.architectures import Device, find_architecture
 from cufa.plan.candidates import serving_configs
 from cufa.plan.operation import OPERATIONS
@@ -215,22 +216,18 @@ def _roofline(subject: Subject) -> dict[str, Any]:
     if subject.config is not None and subject.spec is not None:
         found["tiles"] = config_key(subject.config)
     try:
-        records = [e for e in evidence.load() if e.limits is not None]
+        records = evidence.measurements()
     except ValueError:  # the page says so
         return found
-    for e in records:
-        same = (m for m in e.rows if m.problem == p and m.kernel == (subject.kernel or m.kernel))
-        row = next(same, None)
-        if row is None:
-            continue
-        beside = [m.label for m in e.rows if m.suite == row.suite and m.regime is row.regime]
-        found |= {"machine": e.name, "suite": row.suite, "regime": row.regime, "mask": "all"}
-        return (
-            found
-            | {"show": several(dict.fromkeys(beside))}
-            | ({"shape": f"{row.label}, {p}"} if row.needs else {})
-        )
-    return found
+    device = device_of(subject.card)
+    asked = Asked(p, subject.kernel, card=device.name if device else "")
+    row = next((m for m in figures(records, asked) if m.limits is not None), None)
+    if row is None:
+        return found
+    beside = (m for m in records if (m.source, m.suite, m.regime) == (row.source, row.suite, row.regime))
+    shown = several(dict.fromkeys(m.label for m in beside))
+    here = {"machine": row.source, "suite": row.suite, "regime": row.regime}
+    return found | here | {"mask": "all", "show": shown}
 
 
 _MAKERS: dict[str, Callable[[Subject], dict[str, Any]]] = {

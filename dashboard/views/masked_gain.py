@@ -10,6 +10,7 @@ import streamlit as st
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, published, tilings, work
+from cufa.dashboard.model.asked import where
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_controls import View
 from cufa.gpu.architectures import Device
@@ -137,19 +138,21 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
     except ValueError as error:
         return {}, [f"**Recorded measurements cannot be read:** {error}"]
     of_card = tilings.of_card(view.device, found)
-    found = [of_card] if of_card is not None else found
+    found = [of_card] if of_card else found
     series: dict[str, dict[int, float]] = {}
     notes = []
+    alone = _ablations()
+    changes = alone | {"fa1_forward": "fa2_forward", "fa1_forward_f32": "fa2_forward_f32"}
     for e in found:
-        for slow, fast in _ablations().items():
-            for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
-                series[f"recorded, {shape}" if len(found) == 1 else f"{e.device}, {shape}"] = values
+        for slow, fast in changes.items():
+            what = "skipping alone" if slow in alone else "FA1→FA2 with all changes"
+            for shape, times in evidence.pairs(e.rows, slow, fast, mask).items():
+                values = {a.problem.seqlen_k: a.seconds / b.seconds for a, b in times}
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
-                notes.append(f"**Recorded** on {e.where}, skipping alone, {shape}: {gains}.")
-        for slow, fast in (("fa1_forward", "fa2_forward"), ("fa1_forward_f32", "fa2_forward_f32")):
-            for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
-                gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
-                notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all changes, {shape}: {gains}.")
+                of = where([m for pair in times for m in pair])
+                notes.append(f"**Recorded** on {of}, {what}, {shape}: {gains}.")
+                if slow in alone:
+                    series[f"recorded, {shape}" if of_card else f"{e.device}, {shape}"] = values
     if not series:
         notes.append(f"**Measured:** no measurement with and without skipping under {mask} is recorded yet.")
     return series, notes

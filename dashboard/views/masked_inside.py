@@ -33,7 +33,7 @@ def show_inside(view: View, palette: Palette) -> None:
         trace = _execute(view)
     if trace is not None:
         if differs := counters.differences(trace, view.problem, view.device.name):
-            page.verdict(f"Not of the controls above, but of {differs}.", "warn", small=True)
+            page.verdict(f"{differs}.", "warn", small=True)
         show_trace(trace, palette)
 
 

@@ -14,10 +14,10 @@ from cufa.dashboard.charts import pair as charts
 from cufa.dashboard.charts.timeline import describe_timeline
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import counters, pair, work
+from cufa.dashboard.model.asked import Asked, together, unlike, where
 from cufa.dashboard.model.devices import is_same_card
 from cufa.dashboard.model.launch import Timeline, algorithms
 from cufa.dashboard.model.measurements import Measurement
-from cufa.dashboard.model.pair import Launched
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -25,6 +25,7 @@ from cufa.dashboard.views import inside_traces, mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, MOST_THREAD_BLOCKS, View, choose_config
 from cufa.dashboard.views.masked_sms import TRACE_TIME
 from cufa.measure.costs import cost_on
+from cufa.measure.regimes import Regime
 from cufa.schedule.schedule import Schedule
 
 _flop, _bytes = functools.partial(si, unit="FLOP"), functools.partial(si, unit="B")
@@ -64,10 +65,10 @@ def show(view: View, other: View, palette: Palette) -> None:
     page.verdict(_verdict(sides, names, lines), tag="predicted" if lines else "")
     for side in sides:
         masked_grid.show_refusal(side)
-    kept = pair.times_of_both(
-        engine.all_measurements(), [Launched(x.problem, x.spec, x.config) for x in sides], view.device.name
-    )
-    _say_measured(kept, names, view.device.name)
+    card, turns = view.device.name, Regime.IN_TURNS
+    both = [Asked(x.problem, x.spec.name, x.config, turns, card) for x in sides]
+    kept = together(engine.all_measurements(), both)
+    _say_measured(kept, names, card)
     alt = "Two grids of tiles in queries (downwards) and keys (to the right). " + " ".join(
         f"{name}: {x.schedule.visited:,} of {x.schedule.total:,} tiles are computed under the mask {x.schedule.mask}."
         for name, x in zip(names, sides, strict=True)
@@ -127,12 +128,12 @@ def _say_measured(kept: list[Measurement], names: list[str], card: str) -> None:
         return
     first, second = (m.seconds for m in kept)
     ratio = first / second
-    other = "" if is_same_card(kept[0].machine, card) else f"Not of {card}, but of {kept[0].machine}: "
-    text = f"{other}{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
+    text = f"{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
     text += f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
-    page.verdict(
-        f"{text} ({kept[0].where}, {kept[0].regime}).", "", page.origin_tag(kept[0].origin), small=True
-    )
+    text += f" ({where(kept)}, {kept[0].regime})."
+    if other := unlike(card, kept[0].machine, kept[0].recorded):
+        text = f"{other}: {text}"
+    page.verdict(text, "warn" if other else "", page.origin_tag(kept[0].origin), small=True)
 
 
 def _table(

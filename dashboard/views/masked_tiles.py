@@ -29,8 +29,8 @@ def show_tilings(controls: Controls, view: View) -> None:
     page.verdict(_verdict(view, told, errors.get(view.spec.name)), tag="predicted", small=True)
     st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
     st.caption(
-        f"Predicted from the ceilings recorded on **{found.where}**: products, exponentials, shared memory and device "
-        "memory, the overlap between the warps of an SM, and the busiest thread block. "
+        f"Predicted from the ceilings recorded on **{found.device}**, beside its recorded times. Ceilings: products, "
+        "exponentials, shared memory, device memory, the overlap between an SM's warps, and the busiest thread block. "
         f"{predictions.in_words(errors)} {tilings.left_out(view.problem, view.spec, view.device)}"
     )
 

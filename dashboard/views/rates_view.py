@@ -9,6 +9,7 @@ import streamlit as st
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
 from cufa.dashboard.charts import rates as charts
+from cufa.dashboard.model.asked import where
 from cufa.dashboard.model.devices import run_devices
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.theme import Palette
@@ -24,10 +25,9 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
     groups = ([r for r in rows if r.group in joined], [r for r in rows if r.group not in joined])
     for number, group in enumerate(g for g in groups if g):
         show_one(group, f"{key}.{number}", palette, small=bool(number))
-    first = rows[0]
     st.caption(
-        f"Measured {first.regime} on **{first.where}**. Rate: bytes of keys and values ÷ median time, compared with a "
-        "kernel that only reads the same bytes. Caches do not stay in L2 between calls."
+        f"Measured {rows[0].regime} on **{where(rows)}**. Rate: bytes of keys and values ÷ median time, compared with "
+        "a kernel that only reads the same bytes. Caches do not stay in L2 between calls."
     )
 
 
@@ -53,10 +53,11 @@ def offer(label: str, key: str, job: Job, is_planned: bool) -> None:
     page.button(label, key, "play_arrow", engine.start, job, disabled=not is_planned, help=help_text)
 
 
-def source_words(m: Measurement) -> str:
-    """Machine, date and regime."""
+def source_words(rows: Sequence[Measurement]) -> str:
+    """Machine, days and regime of one source."""
+    m = rows[0]
     if m.origin == "recorded":
-        return f"recorded on {m.where}, {m.regime}"
+        return f"recorded on {where(rows)}, {m.regime}"
     when = m.recorded[:19].replace("T", " ")
     return f"{m.machine}, run of {when} UTC, {m.regime}"
 

@@ -37,11 +37,10 @@ def show(
     if not found:
         return max(rows, key=lambda r: r.kernel is not None)
     page.header("Limits")
-    of_asked = asked and asked.problem
 
-    def interest(name: str) -> tuple[bool, bool, float]:
-        p = found[name].problem
-        return p == of_asked, p.mask_kind != "full", found[name].tflops
+    def interest(name: str) -> tuple[bool, bool, bool, float]:
+        m, of = found[name], asked or Subject(found[name].problem)
+        return m.problem == of.problem, m.kernel == of.kernel, m.problem.mask_kind != "full", m.tflops
 
     default = max(found, key=interest)
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]

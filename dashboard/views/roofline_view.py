@@ -10,9 +10,9 @@ from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import devices, evidence, work
+from cufa.dashboard.model.asked import Asked, figures, where
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.many import days
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
@@ -21,6 +21,7 @@ from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure.cases import Work
+from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 from cufa.problem.problem import Problem
 
@@ -37,7 +38,7 @@ def show(controls: Controls, palette: Palette) -> None:
     with page.control_box():
         left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
-            words = {e.name: f"{e.where}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
+            words = {e.name: f"{where(e.rows)}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
             chosen = by_name[
                 controls.choice("machine", "Measured on", words, _of_this_machine(found), local=True)
             ]
@@ -57,7 +58,7 @@ def show(controls: Controls, palette: Palette) -> None:
     if not rows:
         page.verdict("No kernel is chosen: choose at least one kernel.", "warn")
         return
-    here = None if asked is None else _show_asked(asked, chosen)
+    here = None if asked is None else _show_asked(asked, chosen, suite)
     _show_roofline(chosen, rows, palette, here)
     row = roofline_needs.show(controls, rows, asked, chosen, palette)
     roofline_why.show(row, chosen)
@@ -65,8 +66,8 @@ def show(controls: Controls, palette: Palette) -> None:
         links.show("roofline", row.subject)
         roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
         return
-    same = [m for m in chosen.rows if m.problem == asked.problem and m.kernel in (asked.kernel, None)]
-    mine = next((m for m in same if m.kernel == asked.kernel and str(m.regime) == regime), None)
+    same = Asked(asked.problem, asked.kernel, asked.config, Regime(regime), suite=suite)
+    mine = next((m for m in figures(chosen.rows, same) if m.kernel == asked.kernel), None)
     roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
 
 
@@ -104,7 +105,7 @@ def _config(kernel: str | None, text: str) -> TileConfig:
     raise ValueError(text)
 
 
-def _show_asked(asked: Subject, chosen: Evidence) -> Here:
+def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
     """The shape at the roof, and its recorded times."""
     assert chosen.limits is not None
     p = asked.problem
@@ -116,13 +117,13 @@ def _show_asked(asked: Subject, chosen: Evidence) -> Here:
         "predicted",
     )
     links.show("roofline", asked)
-    rows = [m for m in chosen.rows if m.problem == p]
+    rows = figures(chosen.rows, Asked(p, suite=suite))
     if rows:
         told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
-        tag = page.origin_tag(rows[0].origin)
-        page.verdict(f"Recorded for this shape: {sentences.listed(told, 8)}.", "", tag, small=True)
+        text = f"Recorded for this shape on {where(rows)}: {sentences.listed(told, 8)}."
+        page.verdict(text, "", page.origin_tag(rows[0].origin), small=True)
     else:
-        st.caption(f"No time of this shape is recorded on {chosen.where}. The star marks the roof.")
+        st.caption(f"No time of this shape is recorded on {chosen.device}. The star marks the roof.")
     return Here(p.flops / p.io_bytes, p.flops / least / 1e12)
 
 
@@ -161,20 +162,16 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     lines = [
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
-    alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
+    alt = f"Roofline of {where(rows)}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
     roofline = charts.roofline(rows, chosen.limits, products, palette, here=here)
     page.figure(roofline, "roofline", alt)
     st.caption(
-        f"{page.origin_tag(best.origin).capitalize()} on **{chosen.device}**, {days(rows)}, {rows[0].regime}: "
+        f"{page.origin_tag(best.origin).capitalize()} on **{where(rows)}**, {rows[0].regime}: "
         f"{rows[0].how} The ceilings are the card's own: the fastest recorded read or copy, products from registers, "
         f"and exponentials. Traffic is every operand once; {work.flop_words(r.problem for r in rows)}."
         + (" Open marks: masked problems." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
     _show_loads(rows)
-    stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
-    if stale:
-        text = f"These kernels have changed since the measurement: {', '.join(stale)}."
-        st.warning(text, icon=":material/history:")
 
 
 def _show_loads(rows: list[Measurement]) -> None:

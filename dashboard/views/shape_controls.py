@@ -37,7 +37,7 @@ def choose_card(controls: Controls) -> Device:
             default = card_key(here)
             cards = {default: here, **{key: card for key, card in cards.items() if key != default}}
     asked = controls.asked("card")
-    if asked not in cards and (found := _card(asked)) is not None:
+    if asked not in cards and (found := device_of(asked)) is not None:
         cards[asked] = found
     words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
     return cards[controls.choice("card", "Card to predict for", words, default, local=True)]
@@ -55,8 +55,12 @@ def capability_of(key: str) -> int:
     return int(key.partition("x")[0].partition("-")[0])
 
 
-def _card(key: str) -> Device | None:
-    """An atypical card, from a link of another machine."""
+def device_of(key: str) -> Device | None:
+    """The card of a :func:`card_key`; None for other text. An atypical card of another machine has no name."""
+    if key == card_key(_H100):
+        return _H100
+    if key.isascii() and key.isdigit() and int(key) in ARCHITECTURES:
+        return Device.typical(int(key))
     capability, _, sms = key.partition("x")
     if not (capability.isascii() and capability.isdigit() and sms.isascii() and sms.isdigit()):
         return None

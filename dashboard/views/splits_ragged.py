@@ -11,6 +11,7 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import splits
+from cufa.dashboard.model.asked import Asked, figures, unlike, where
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.split_time import load_of
 from cufa.dashboard.model.splits import Batch, Split
@@ -68,7 +69,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     )
     title = f"{size} ragged × {problem.heads_text}, {min(lengths):,} to {max(lengths):,}"
     case = Case(problem, entrants, title, lengths)
-    _show_measured(sorted(found, key=choice.is_of_card, reverse=True), case, gain, palette)
+    _show_measured(figures(found, Asked(problem, card=choice.device.name)), case, gain, choice, palette)
     job = Job(title, rates_view.first_device(), (case,), 1.0)
     rates_view.offer("Measure both on the GPU", "decode.measure.ragged", job, choice.config is None)
 
@@ -102,13 +103,17 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]
     return best, {"fixed": fixed, "balanced": splits.balanced_blocks(batch, shares)}
 
 
-def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
+def _show_measured(
+    found: Sequence[Measurement], case: Case, predicted: float, choice: Choice, palette: Palette
+) -> None:
     """The first measurement of exactly this batch."""
-    same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
+    same = [m for m in found if m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:
         text, tone = measured_verdict(rows, predicted)
-        page.verdict(f"{text} ({rows[0].where}).", tone, page.origin_tag(rows[0].origin), small=True)
+        other = unlike(choice.device.name, rows[0].machine, rows[0].recorded)
+        text = f"{other}. {text}" if other else text
+        page.verdict(f"{text} ({where(rows)}).", tone, page.origin_tag(rows[0].origin), small=True)
         rates_view.show_figure(rows, "decode.ragged.measured", palette)
 
 

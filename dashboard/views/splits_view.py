@@ -13,6 +13,7 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
 from cufa.dashboard.model import evidence, split_time, splits
+from cufa.dashboard.model.asked import Asked, figures, unlike
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
@@ -179,22 +180,25 @@ def kind(plan: Plan) -> str:
 
 
 def _measured(found: Sequence[Measurement], choice: Choice) -> dict[int, float]:
-    """Newest seconds in turns of fixed splits of this problem on the chosen card, by number of splits."""
-    here = [m for m in found if m.problem == choice.problem and choice.is_of_card(m)]
-    same = [m for m in here if m.regime is Regime.IN_TURNS and m.lengths is None]
-    return {m.split.count: m.seconds for m in reversed(same) if m.split and m.split.kind == "fixed"}
+    """Seconds in turns of fixed splits of this problem on the chosen card, by number of splits."""
+    same = figures(found, Asked(choice.problem, regime=Regime.IN_TURNS))
+    here = [m for m in same if choice.is_of_card(m) and m.lengths is None]
+    return {m.split.count: m.seconds for m in reversed(here) if m.split and m.split.kind == "fixed"}
 
 
 def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
     """The measurement of this problem with the planner's splits, preferably on the chosen card."""
-    same = [m for m in found if m.problem == choice.problem and m.label in _AS_PLANNED and m.lengths is None]
-    m = max(same, key=choice.is_of_card, default=None)
+    card = choice.device.name
+    same = figures(found, Asked(choice.problem, card=card))
+    m = next((m for m in same if m.label in _AS_PLANNED and m.lengths is None), None)
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
         text = (
             f"Measured for this problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
         )
-        page.verdict(text, tag=page.origin_tag(m.origin), small=True)
+        other = unlike(card, m.machine, m.recorded)
+        text = f"{other}. {text}" if other else text
+        page.verdict(text, "warn" if other else "", page.origin_tag(m.origin), small=True)
 
 
 def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> None:
@@ -259,7 +263,7 @@ def _floor(plan: Plan) -> str:
         return f"{text}; the read rate of {name} is not recorded."
     best = max(found, key=lambda e: e.read_bytes)
     seconds = plan.problem.kv_bytes() / best.read_bytes
-    rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest recorded read on {best.where}"
+    rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest recorded read on {best.device}"
     return f"{text}: at least {seconds_text(seconds)} at {rate}."
 
 

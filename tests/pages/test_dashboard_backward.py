@@ -18,7 +18,6 @@ from cufa.dashboard import engine, theme
 from cufa.dashboard.charts import roofline, tile_grid
 from cufa.dashboard.model import evidence, launch, work
 from cufa.dashboard.model.configs import config_key
-from cufa.dashboard.model.many import machine_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
 from cufa.measure import cards, traces
@@ -211,7 +210,7 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
     families = dict.fromkeys(m.family for m in rows)
     assert len(families) >= 4
     for family in list(families)[:4]:
-        machine = next(machine_key(m) for m in rows if m.family == family)
+        machine = next(m.machine_key for m in rows if m.family == family)
         app = open_page("compare", machine=machine, shapes=family)
         assert not app.warning and family.startswith("Backward: ")
         assert app.selectbox(key="compare.shapes").value == family

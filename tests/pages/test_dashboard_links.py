@@ -120,7 +120,7 @@ def test_a_recorded_row_is_chosen_on_the_roofline(elsewhere: Path) -> None:
     assert link["suite"] == "forward"
     app = open_page("roofline", **link)
     assert not app.warning
-    has(words(app), "Recorded for this shape: fa3 ", "at best")
+    has(words(app), "Recorded for this shape on Made-up GPU, 2026-01-02: fa3 ", "at best")
     assert app.selectbox(key="roofline.shape").value == f"fa3, {case.problem}"
     elsewhere_recorded = open_page("roofline", **links.link("roofline", SUBJECTS["gqa"]))
     assert "No time of this shape is recorded" in words(elsewhere_recorded)

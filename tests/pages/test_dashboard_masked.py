@@ -197,11 +197,11 @@ def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
     app = open_page("masked_work")
     drawn = figures(app)
     names = [trace.get("name", "") for figure in drawn for trace in figure["data"]]
-    assert any(name.startswith("recorded, float16") for name in names)
+    assert any(name.startswith("Made-up GPU, float16") for name in names)
     assert "no measurement with and without skipping under window" in words(
         open_page("masked_work", mask="window")
     )
-    assert any(name.startswith("recorded, float32") for name in names)
+    assert any(name.startswith("Made-up GPU, float32") for name in names)
     said = words(app)
     assert "Made-up GPU, 2026-01-02, skipping alone, float16 d64, 4 heads, in turns: 1.50× at 512" in said
     assert (

@@ -16,6 +16,7 @@ from dashboard_support import ENVIRONMENT, decode_plan, schedules, write_evidenc
 
 from cufa import masks
 from cufa.dashboard.model import evidence, softmax_steps, split_time, splits, work
+from cufa.dashboard.model.asked import where
 from cufa.gpu.architectures import Device
 from cufa.measure import cards, decode_cases
 from cufa.measure.suites import make
@@ -165,14 +166,14 @@ def test_equal_shares_end_together() -> None:
 def test_recorded_speedups_by_length(tmp_path) -> None:
     write_evidence(tmp_path, "versions")
     (found,) = evidence.load(tmp_path)
-    assert found.where == "Made-up GPU, 2026-01-02"
-    assert found.stale == ()
-    series = evidence.speedups(found.rows, "fa2_noskip", "fa2_forward", CAUSAL)
+    assert where(found.rows) == "Made-up GPU, 2026-01-02"
+    series = evidence.pairs(found.rows, "fa2_noskip", "fa2_forward", CAUSAL)
     assert "float16 d64, 4 heads, in turns" in series
-    assert evidence.speedups(found.rows, "fa2_noskip", "fa2_forward", Band(1023, 0)) == {}
-    for values in series.values():
-        assert list(values) == sorted(values)
-        assert all(v == pytest.approx(1.5, rel=1e-3) for v in values.values())
+    assert evidence.pairs(found.rows, "fa2_noskip", "fa2_forward", Band(1023, 0)) == {}
+    for times in series.values():
+        lengths = [slow.problem.seqlen_k for slow, _ in times]
+        assert lengths == sorted(lengths)
+        assert all(slow.seconds / fast.seconds == pytest.approx(1.5, rel=1e-3) for slow, fast in times)
 
 
 def test_rows_that_are_older_than_a_kernel_say_so_beside_their_figures(tmp_path) -> None:
@@ -187,7 +188,8 @@ def test_rows_that_are_older_than_a_kernel_say_so_beside_their_figures(tmp_path)
     edit(file, change)
     write_lines(file, [{"what": "session", **ENVIRONMENT, "recorded": later}, *cards.read_lines(file)])
     (found,) = evidence.load(tmp_path)
-    assert found.where == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
+    of_suite = [m for m in found.rows if m.suite == "versions"]
+    assert where(of_suite) == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
     places = {m.kernel: m.where for m in found.rows if m.suite == "versions"}
     assert places[kernel] == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
     assert places["fa2_noskip"] == "Made-up GPU, 2026-01-09"

@@ -13,9 +13,9 @@ from dashboard_page_support import open_page, words
 from cufa.commands.common import seconds_text
 from cufa.dashboard.link import several
 from cufa.dashboard.model import counters, evidence
+from cufa.dashboard.model.asked import Asked, together
 from cufa.dashboard.model.levels import levels_of
 from cufa.dashboard.model.needs import with_needs
-from cufa.dashboard.model.pair import Launched, times_of_both
 from cufa.dashboard.model.subject import problem_key
 from cufa.measure import cards, inside
 from cufa.measure.regimes import Regime
@@ -103,11 +103,11 @@ def test_two_kernels_have_the_times_of_the_chosen_card(shipped: None, device: st
     found = evidence.measurements()
     first = next(m for m in found if m.suite == "forward" and m.kernel and m.regime is Regime.IN_TURNS)
     sides = [
-        Launched(m.problem, m.subject.spec, m.subject.config)  # type: ignore[arg-type]
+        Asked(m.problem, m.kernel, m.subject.config, m.regime, device)
         for m in found
         if m.group == first.group and m.kernel
     ]
-    kept = times_of_both(found, sides, device)
+    kept = together(found, sides)
     assert len(kept) == len(sides) > 1
     assert {m.machine for m in kept} == {device} or "A100" in device
 

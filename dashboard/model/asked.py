@@ -1,0 +1,96 @@
+"""The one way from measurements to the figures of a page: a figure is asked for by what the figure is of.
+
+Nothing else picks among measurements of one quantity. :func:`unlike` names what differs from a page's controls, and
+:func:`where` the card, the days and the kernels that have changed since.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cufa.dashboard.model.devices import is_same_card
+from cufa.dashboard.model.many import days, time_of
+from cufa.dashboard.model.measurements import Measurement
+from cufa.kernels import TileConfig
+from cufa.measure.regimes import Regime
+from cufa.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a figure is of. None or "": anything."""
+
+    problem: Problem | None = None
+    kernel: str | None = None
+    """Name in the registry."""
+    config: TileConfig | None = None
+    regime: Regime | None = None
+    card: str = ""
+    """Card of the controls. Its figures come first; figures of other cards follow (:func:`unlike`)."""
+    suite: str = ""
+    """Suite of the controls, which decides if several suites timed one quantity."""
+
+    def is_of(self, m: Measurement) -> bool:
+        """Whether the measurement is one of what is asked, on any card."""
+        return (
+            self.kernel in (None, m.kernel)
+            and self.regime in (None, m.regime)
+            and self.problem in (None, m.problem)
+            and (self.config is None or is_of(self.config, m.row.json.get("config")))
+        )
+
+    def _rank(self, m: Measurement) -> tuple[Any, ...]:
+        return m.suite == self.suite, not m.is_stale, time_of(m.recorded)
+
+
+def figures(found: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
+    """One measurement of each quantity (machine, contender, problem, lengths, regime): of the kernel's present machine
+    code before others, then the latest, then the first. Measurements of the asked card come first."""
+    asked = asked or Asked()
+    best: dict[tuple[object, ...], Measurement] = {}
+    for m in filter(asked.is_of, found):
+        known = best.setdefault(m.quantity, m)
+        if known is not m and asked._rank(m) > asked._rank(known):
+            best[m.quantity] = m
+    return sorted(best.values(), key=lambda m: not is_same_card(m.machine, asked.card) if asked.card else 0)
+
+
+def together(found: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measurement]:
+    """A figure of each asked quantity, all of one source; of the asked card if possible. Empty: no source has all."""
+    found = list(found)
+    first, *others = (figures(found, a) for a in asked)
+    for m in first:
+        beside = [next((x for x in rows if x.source == m.source), None) for rows in others]
+        told = [x for x in (m, *beside) if x is not None]
+        if len(told) == len(asked):
+            return told
+    return []
+
+
+def unlike(
+    card: str, of_card: str, recorded: str, problem: Problem | None = None, of: Problem | None = None
+) -> str:
+    """Which card, day and problem a figure is of, if card or problem are not those of the controls; else ""."""
+    if is_same_card(of_card, card) and problem == of:
+        return ""
+    return f"Not of the controls above, but of {of_card}, {recorded[:10]}" + (
+        f": {of}" if of is not None else ""
+    )
+
+
+def where(found: Sequence[Measurement]) -> str:
+    """Machines and days, and the GPU kernels that have changed since the measurements."""
+    machines = dict.fromkeys(f"{m.machine}{'' if m.is_gpu else ' (CPU)'}" for m in found)
+    changed = ", ".join(str(kernel) for kernel in dict.fromkeys(m.kernel for m in found if m.is_stale))
+    return f"{' and '.join(machines)}, {days(found)}" + (f" (changed since: {changed})" if changed else "")
+
+
+def is_of(config: TileConfig, recorded: object) -> bool:
+    """Whether a record names this config; fields unknown to the record or to this version are ignored."""
+    if not isinstance(recorded, dict):
+        return False
+    here = json.loads(json.dumps(dataclasses.asdict(config)))
+    return all(here[name] == value for name, value in recorded.items() if name in here)
