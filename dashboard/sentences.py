@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from pathlib import Path
 
 _IRREGULAR = {
     "is": "are",
@@ -54,3 +56,13 @@ def share(part: float) -> str:
     if part <= 0 or part >= 1:
         return f"{part:.0%}"
     return "less than 0.1%" if part < 0.001 else "more than 99.9%" if part > 0.999 else f"{part:.1%}"
+
+
+@functools.cache
+def sections(name: str) -> dict[str, tuple[str, str]]:
+    """Title and text of each section, by name, of a file of prose in this folder: "## name: title", then the text."""
+    parts = (
+        part.partition("\n") for part in Path(__file__).with_name(name).read_text("utf-8").split("## ")[1:]
+    )
+    heads = {head.partition(": ")[::2]: text.strip() for head, _, text in parts}
+    return {name: (title, text) for (name, title), text in heads.items()}

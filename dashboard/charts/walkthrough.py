@@ -15,12 +15,21 @@ import streamlit as st
 
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.traffic_steps import FLOAT32
-from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk
+from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk, weights
 from cufa.dashboard.model.walkthrough_backward import BackwardStep, BackwardWalk
 from cufa.dashboard.theme import Palette
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
-_SCRIPTS = ("draw.js", "order.js", "tile.js", "gradient.js", "memory.js", "timeline.js", "player.js")
+_SCRIPTS = (
+    "draw.js",
+    "order.js",
+    "tile.js",
+    "gradient.js",
+    "memory.js",
+    "heat.js",
+    "timeline.js",
+    "player.js",
+)
 """One module, in this order."""
 _DIGITS = 4
 
@@ -44,6 +53,7 @@ def data(walk: Walk, palette: Palette) -> dict[str, Any]:
         "steps": [_step(walk, n, step) for n, step in enumerate(walk.steps)],
         "meters": meters(walk),
         "held": _held(walk),
+        "attention": numbers(weights(walk)),
     }
 
 

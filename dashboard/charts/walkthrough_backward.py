@@ -8,7 +8,7 @@ from typing import Any
 from cufa.dashboard.charts.walkthrough import colours, common, meters, numbers, table
 from cufa.dashboard.model import walkthrough_backward_words as words
 from cufa.dashboard.model.traffic_steps import FLOAT32
-from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS
+from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, weights
 from cufa.dashboard.model.walkthrough_backward import PREPARE, BackwardStep, BackwardWalk
 from cufa.dashboard.model.walkthrough_words import span
 from cufa.dashboard.theme import Palette
@@ -30,6 +30,7 @@ def data(walk: BackwardWalk, palette: Palette) -> dict[str, Any]:
         "steps": [_step(walk, n, step) for n, step in enumerate(walk.steps)],
         "meters": meters(walk),
         "held": _held(walk),
+        "attention": numbers(weights(walk)),
     } | {name: numbers(getattr(walk, name)) for name in names}
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,12 @@ from cufa.run.cpu.tiles import TileStep
 from cufa.schedule.decode import split_range, used_splits
 from cufa.schedule.schedule import Schedule
 
+if TYPE_CHECKING:
+    from cufa.dashboard.model.walkthrough_backward import BackwardWalk
+
 Floats = npt.NDArray[Any]
+
+Rows = tuple[tuple[float, ...], ...]
 
 BLOCK, HEAD_DIM = 8, 8
 """Queries and keys per tile, and elements per query."""
@@ -51,6 +56,9 @@ class Case:
     seed: int = 0
     parts: int = 4
     """Splits of decode, stages of each of FA3's rings."""
+    Q: Rows = ()
+    """One's own first rows, padded with 0; the other rows are random. Rows that the case does not have are ignored."""
+    K: Rows = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +126,32 @@ def walk(case: Case) -> Walk:
     return _decode(case) if case.algorithm == "decode" else _forward(case)
 
 
-def inputs(seed: int, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
-    rng = np.random.default_rng(seed)
+def inputs(case: Case, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
+    rng = np.random.default_rng(case.seed)
     shapes = (1, 1, rows, HEAD_DIM), (1, 1, keys, HEAD_DIM), (1, 1, keys, HEAD_DIM)
     q, k, v = (rng.standard_normal(shape) for shape in shapes)
-    return (SPREAD * q).astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+    q *= SPREAD
+    for x, own in ((q, case.Q), (k, case.K)):
+        for row, values in zip(x[0, 0], own, strict=False):
+            row[:] = np.pad(values, (0, HEAD_DIM - len(values)))
+    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+
+
+def weights(walk: Walk | BackwardWalk) -> Floats:
+    """P of the plain softmax in float64, (rows, keys); NaN: hidden by the mask. The result for V = identity, a few
+    columns of it at a time."""
+    rows, keys = len(walk.Q), len(walk.K)
+    count, mask = keys // HEAD_DIM, FULL if walk.is_decode else walk.problem.mask
+    identity = np.eye(keys).reshape(keys, count, HEAD_DIM).swapaxes(0, 1)[:, None]
+    q, k = (np.broadcast_to(x, (count, 1, *x.shape)) for x in (walk.Q, walk.K))
+    found = np.asarray(attention_reference(q, k, identity, mask=mask))
+    P = found[:, 0].swapaxes(0, 1).reshape(rows, keys)
+    return np.where(mask.visible(np.arange(rows), np.arange(keys), rows, keys), P, np.nan)
 
 
 def _forward(case: Case) -> Walk:
     length = BLOCKS * BLOCK
-    q, k, v = inputs(case.seed, length, length)
+    q, k, v = inputs(case, length, length)
     mask = MASKS[case.mask]
     problem = Problem(1, 1, 1, length, length, HEAD_DIM, "float16", mask, default_scale(HEAD_DIM))
     plan = make_plan(problem, None, case.algorithm, TileConfig(BLOCK, BLOCK, num_warps=0))
@@ -146,7 +170,7 @@ def _forward(case: Case) -> Walk:
 
 def _decode(case: Case) -> Walk:
     length = DECODE_TILES * BLOCK
-    q, k, v = inputs(case.seed, BLOCK, length)
+    q, k, v = inputs(case, BLOCK, length)
     q = q.reshape(1, BLOCK, 1, HEAD_DIM)  # one token of the query heads that share a key/value head
     problem = Problem(
         1, BLOCK, 1, 1, length, HEAD_DIM, "float16", CAUSAL, default_scale(HEAD_DIM), lengths=Cached(),

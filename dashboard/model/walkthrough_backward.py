@@ -80,7 +80,7 @@ class BackwardWalk:
 def walk_backward(case: Case) -> BackwardWalk:
     """Run a case forward and backward, and observe the steps of the backward."""
     length, mask = BLOCKS * BLOCK, MASKS[case.mask]
-    q, k, v = inputs(case.seed, length, length)
+    q, k, v = inputs(case, length, length)
     dout = np.random.default_rng([case.seed, 1]).standard_normal(q.shape).astype(q.dtype)
     config = TileConfig(BLOCK, BLOCK, num_warps=0)
     problem = Problem(1, 1, 1, length, length, HEAD_DIM, "float16", mask, default_scale(HEAD_DIM))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import cells
 from cufa.dashboard.charts.timeline import describe_timeline, timeline_figure
 from cufa.dashboard.model import exercises, exercises_executed
@@ -18,7 +17,6 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.run.emulate.build import CompilerError
 
-_TEXTS = Path(__file__).parents[1] / "exercises.md"
 _PASSED = "exercises.passed"
 Answer = tuple[Any, ...]
 
@@ -97,12 +95,9 @@ _ASK: dict[str, tuple[Callable[[Palette], Answer], Callable[[Any], Verdict]]] = 
 def tasks() -> dict[str, tuple[str, str]]:
     """Title and task by name, from exercises.md."""
     cached = ", ".join(f"{n:,}" for n in exercises.CACHED)
-    text = _TEXTS.read_text("utf-8").format(
-        **vars(exercises) | {"CACHED": cached, "KERNEL": exercises_executed.KERNEL}
-    )
-    parts = (part.partition("\n") for part in text.split("## ")[1:])
-    heads = {head.partition(": ")[::2]: task.strip() for head, _, task in parts}
-    return {name: (title, task) for (name, title), task in heads.items()}
+    numbers = vars(exercises) | {"CACHED": cached, "KERNEL": exercises_executed.KERNEL}
+    found = sentences.sections("exercises.md")
+    return {name: (title, task.format(**numbers)) for name, (title, task) in found.items()}
 
 
 def show(controls: Controls, palette: Palette) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import streamlit as st
 
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import walkthrough, walkthrough_backward, walkthrough_fa3
 from cufa.dashboard.charts.work import si
-from cufa.dashboard.model import source, traffic_steps
+from cufa.dashboard.model import own_rows, source, traffic_steps
 from cufa.dashboard.model import walkthrough_fa3 as fa3
 from cufa.dashboard.model import walkthrough_words as words
-from cufa.dashboard.model.walkthrough import Case, Walk, walk
+from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, Case, Walk, walk
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
 from cufa.dashboard.model.walkthrough_backward import BackwardWalk, walk_backward
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import understand_why
 from cufa.gpu.architectures import Device
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import FULL
@@ -35,16 +37,6 @@ _MASKS = {"full": "full", "causal": "causal", "window": "window of 10 keys"}
 _SPLITS = ("1", "2", "4", "8")
 _STAGES = ("1", "2", "3")
 _LENGTH, _HEAD_DIM = 4096, 128
-_DEPARTS = {
-    "fa1": "Key tiles are visited from first to last, as in the paper.",
-    "fa2": "This page visits key tiles from first to last, as in the paper. cufa's FA2 kernel visits them from last to "
-    "first. The kernel rescales only if exp(maximum) has grown by more than a factor of 2⁸: the result is as exact.",
-    "fa3": "The order is the kernel's, the lengths are assumed. Masked work shows recorded timelines.",
-    "decode": "Splits read each key once, as one thread block does. The additional bytes are the splits' partial "
-    "results: at a real length they are few beside the keys. The page Decode shows real lengths.",
-    BACKWARD: "cufa's kernel computes S and dP transposed, and adds to dQ one tile later.",
-}
-"""Where the page and the kernels differ."""
 _KEYS = "When the figure has the focus, the arrow keys step and the space bar plays."
 
 
@@ -65,7 +57,24 @@ def choose(controls: Controls) -> Case:
         if algorithm != "fa3":
             help = "For the random Q, K and V (and dO)."
             seed = controls.integer("seed", "Seed", 0, 0, 9999, help=help, at=places[1])
-    return Case(algorithm, mask, seed, int(splits))
+        case = Case(algorithm, mask, seed, int(splits))
+        return case if algorithm == "fa3" else _with_own_rows(controls, case)
+
+
+def _with_own_rows(controls: Controls, case: Case) -> Case:
+    """The case with one's own first rows of Q and K."""
+    is_own = any(controls.asked(name) for name in ("q", "k"))
+    with st.expander("Your own Q and K", is_own, icon=":material/edit:"):
+        form = own_rows.read, own_rows.write, own_rows.WANTED, own_rows.HELP
+        given = {}
+        for name, place in zip("qk", st.columns(2), strict=True):
+            with place:
+                given[name.upper()] = controls.text(name, f"First rows of {name.upper()}", "", *form)
+        q, k = (1, DECODE_TILES) if case.algorithm == "decode" else (BLOCKS, BLOCKS)
+        of = {"Q": q * BLOCK, "K": k * BLOCK}
+        used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
+        st.caption(f"{' and '.join(used)} are yours; the others are random.")
+    return dataclasses.replace(case, **given)
 
 
 @functools.lru_cache(128)
@@ -94,6 +103,8 @@ def show_walk(case: Case, controls: Controls, palette: Palette) -> None:
     page.verdict(_verdict(case))
     content = {**content, "start": start}
     walkthrough.show(content, _STEP, lambda: _take_step(controls))
+    if case.algorithm != "fa3" and isinstance(found := _walk(case), Walk):
+        understand_why.show(found, start - 1, palette)
     controls.write_link()
 
 
@@ -148,8 +159,9 @@ def show_lines(case: Case) -> None:
 
 def show_real_size(case: Case) -> None:
     """The same byte counts for one head of a real size."""
+    departs = sentences.sections("understand.md")[f"departs {case.algorithm}"][1]
     if not (is_backward := case.algorithm == BACKWARD) and case.algorithm not in traffic_steps.MODELS:
-        st.caption(f"{_DEPARTS[case.algorithm]} {_KEYS}")
+        st.caption(f"{departs} {_KEYS}")
         return
     moved = real_size("backward" if is_backward else "forward")
     most = max(moved.values())
@@ -161,7 +173,7 @@ def show_real_size(case: Case) -> None:
     st.caption(
         f"The same counts for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the kernels' tiles "
         f"on an H100: {said}. These are bytes that thread blocks request: the L2 cache serves most repeated reads, so "
-        f"that fewer pass through device memory. {_DEPARTS[case.algorithm]} Inputs have 2 bytes per number. {_KEYS}"
+        f"that fewer pass through device memory. {departs} Inputs have 2 bytes per number. {_KEYS}"
     )
 
 
@@ -169,18 +181,8 @@ def show_real_size(case: Case) -> None:
 def real_size(operation: str) -> dict[str, int]:
     """Bytes read and written per head, by algorithm."""
     heads = 32
-    problem = Problem(
-        1,
-        heads,
-        heads,
-        _LENGTH,
-        _LENGTH,
-        _HEAD_DIM,
-        "bfloat16",
-        FULL,
-        default_scale(_HEAD_DIM),
-        operation=operation,
-    )
+    shape = (1, heads, heads, _LENGTH, _LENGTH, _HEAD_DIM, "bfloat16", FULL, default_scale(_HEAD_DIM))
+    problem = Problem(*shape, operation=operation)
     is_backward = operation == "backward"
     found = {}
     for name, model in (traffic_steps.BACKWARD_MODELS if is_backward else traffic_steps.MODELS).items():

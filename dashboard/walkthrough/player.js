@@ -30,12 +30,13 @@ class Walkthrough {
 
   ofTiles() {
     const { data } = this;
-    this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
-    const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
+    this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data), heatFigure(data)];
+    const [order, tile, meter, memory, error, heat] = this.figures.map((figure) => figure.node);
     const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
                        section("Inside the tile", "inside", tile));
-    const below = html("div", { class: "below" }, section("Bytes through device memory, without a cache", "", meter),
-                       section("Contents of each memory", "", memory), section(data.against, "", error));
+    const below = html("div", { class: "below" }, section("Attention of all queries", data.decode ? "heat wide" : "heat", heat),
+                       section("Bytes through device memory, without a cache", "", meter), section(data.against, "", error),
+                       section("Contents of each memory", "memory", memory));
     return [stage, below];
   }
 

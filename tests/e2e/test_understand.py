@@ -137,10 +137,44 @@ def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Br
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
 def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)
-    links = ["", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"]
+    links = [
+        "",
+        "?algorithm=decode&step=9",
+        "?mask=window&step=15&q=1,2&k=3",
+        "?algorithm=fa2_backward&step=7",
+    ]
     for link in of_today(links, "links of the walk"):
         page = visit.open(f"{server}/{link}")
         for width in (1440, 800, 390):
             assert_nothing_is_cut(page, width)
     screenshot(page, f"understand-{theme}-narrow")
+    visit.close()
+
+
+@pytest.mark.in_turn
+def test_ones_own_rows_change_the_heat_map_and_the_derivations_follow_the_step(
+    server: str, browser: Browser
+) -> None:
+    visit = Visit(browser)
+    page = visit.open(server)
+    heat = page.get_by_role("img", name="Attention weights of 32 rows and 32 keys")
+    shown = heat.locator(".cell title")
+    expect(shown).to_have_count(32 * 32)
+    before = shown.first.text_content()
+    page.get_by_text("Your own Q and K").click()
+    field = page.get_by_role("textbox", name="First rows of Q")
+    for text, said in (("1,apples", "row 1: 'apples' is no number"), ("0 0 0 0", "1 of 32 rows of Q")):
+        field.fill(text)
+        field.press("Control+Enter")
+        expect(page.get_by_text(said).first).to_be_visible()
+    page.wait_for_url(re.compile(r"[?&]q=0(%2C|,)0"))
+    expect(shown.first).to_have_text("0.03")  # a query of zeros weighs all 32 keys alike
+    assert before != "0.03"
+    page.get_by_role("tab", name="Why P V may be added").click()
+    panel = page.get_by_role("tabpanel").filter(has_text="The division can wait")
+    first = panel.inner_text()
+    page.get_by_role("slider", name="Step").fill("8")
+    expect(panel).to_contain_text("keys 24–31")
+    assert panel.inner_text() != first
+    screenshot(page, "understand-own-light")
     visit.close()

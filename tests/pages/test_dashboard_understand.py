@@ -13,10 +13,10 @@ from dashboard_page_support import open_page, parameters, words
 import cufa
 from cufa.dashboard.charts import walkthrough as chart
 from cufa.dashboard.charts import walkthrough_backward as backward_chart
-from cufa.dashboard.model import traffic_steps, walkthrough_words
+from cufa.dashboard.model import own_rows, softmax_row, traffic_steps, walkthrough_words
 from cufa.dashboard.model import walkthrough_backward_words as said_of
 from cufa.dashboard.model import walkthrough_fa3 as fa3
-from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
+from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk, weights
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
 from cufa.dashboard.views import understand_view
@@ -343,3 +343,76 @@ def test_the_backward_has_steps_of_its_own() -> None:
     app.segmented_control[0].set_value("fa2").run()
     assert not app.exception
     assert parameters(app) == {"step": "16"}
+
+
+# --- One's own rows, and the derivations ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_derivations_numbers_hold(case: Case) -> None:
+    found = walk(case)
+    P = weights(found)
+    np.testing.assert_allclose(np.nansum(P, axis=1), 1)
+    np.testing.assert_allclose(np.nan_to_num(P) @ found.V.astype(float), found.exact, atol=1e-12)
+    for n in range(len(found.steps)):
+        row = softmax_row.row_of(found, n)
+        said = softmax_row.values(row)
+        number = {
+            name: float(x.replace("−", "-")) for name, x in said.items() if re.fullmatch(r"−?[\d.]+", x)
+        }
+        near = {"rel": 0.02, "abs": 0.02}
+        assert number["alpha"] * number["l_before"] + number["l_added"] == pytest.approx(
+            number["l_after"], **near
+        )
+        assert number["alpha"] * number["o_before"] + number["o_added"] == pytest.approx(
+            number["o_after"], **near
+        )
+        assert number["o_after"] / number["l_after"] == pytest.approx(number["ended"], **near)
+        assert number["largest"] + number["shift"] == pytest.approx(100) and said["overflow"] == "∞"
+        last = softmax_row.passes(row)[-1]
+        assert last["online: l"] == last["second pass: l"] and last["online: m"] == last["first pass: m"]
+
+
+def test_ones_own_rows_are_the_first_rows_of_the_walk() -> None:
+    rows = own_rows.read("[[1. -2.5\n 3]\n [0, 1e-1]]")
+    assert rows == ((1, -2.5, 3), (0, 0.1)) == own_rows.read("1, -2.5 3\n\n0 0.1")
+    assert own_rows.read(own_rows.write(rows)) == rows
+    for case in (Case("fa2", Q=rows, K=rows), Case("decode", Q=rows), Case(ALGORITHM, Q=rows)):
+        found = walk_backward(case) if case.algorithm == ALGORITHM else walk(case)
+        np.testing.assert_array_equal(found.Q[:2, :4], np.float16([[1, -2.5, 3, 0], [0, 0.1, 0, 0]]))
+        random = walk(Case("fa2")).Q if case.algorithm != "decode" else walk(Case("decode")).Q
+        np.testing.assert_array_equal(found.Q[2:], random[2:])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("1,2\n3,apples", "row 2: 'apples' is no number"),
+        ("nan", "row 1: nan is not from −10 to 10"),
+        ("11", "row 1: 11 is not from −10 to 10"),
+        ("1 2 3 4 5 6 7 8 9", "row 1 has 9 numbers; a row here has 8"),
+        ("1\n" * 65, "65 rows; this page has at most 64"),
+    ],
+)
+def test_what_is_no_row_is_told_and_the_page_goes_on(text: str, why: str) -> None:
+    app = open_page("understand", q="1,2")
+    app.text_area(key="understand.q").set_value(text).run()
+    assert not app.exception and why in app.error[0].value
+    assert parameters(app) == {"q": "1,2"} and "1 of 32 rows of Q and 0 of 32 rows of K are yours" in words(
+        app
+    )
+
+
+def test_the_page_derives_with_its_own_numbers_and_shows_who_shares_keys() -> None:
+    app = open_page("understand", step="2", q="3,0,0,0,0,0,0,1", k="1;2;0.5")
+    row = softmax_row.row_of(
+        walk(Case("fa2", Q=own_rows.read("3,0,0,0,0,0,0,1"), K=own_rows.read("1;2;0.5"))), 1
+    )
+    found, text = softmax_row.values(row), " ".join(words(app).split())
+    for said in (
+        f"the bold line is the tile of {found['keys']}",
+        f"α · {found['l_before']} + {found['l_added']} = {found['l_after']}",
+        f"{found['o_after']} ÷ {found['l_after']} = {found['ended']}",
+    ):
+        assert said in text
+    assert "| 1 (MQA) | 512 B | 8 | 8 | 1 | 256 |" in text and "{" not in text
