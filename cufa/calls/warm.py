@@ -89,7 +89,7 @@ def _find_ndarray() -> Any:
     """cupy.ndarray, or None before anything has imported CuPy. Cached: a lookup in every call costs 0.1 µs."""
     global _ndarray
     cupy = sys.modules.get("cupy")
-    _ndarray = None if cupy is None else cupy.ndarray
+    _ndarray = getattr(cupy, "ndarray", None)  # of a folder named cupy in the path: none
     return _ndarray
 
 

@@ -22,8 +22,7 @@ _DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
 
 def is_device_array(x: object) -> bool:
     """True for a cupy.ndarray, without importing CuPy."""
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(x, cupy.ndarray)
+    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def as_array(name: str, x: Any) -> Any:

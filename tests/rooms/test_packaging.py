@@ -186,6 +186,16 @@ def test_import_loads_numpy_and_little_else(tmp_path):
     assert len(own) <= 80 and len(loaded) - len(own) <= 60
 
 
+def test_a_folder_named_cupy_is_no_cupy(tmp_path):
+    """CuPy's own checkout where Python runs: importable, and empty."""
+    (tmp_path / "cupy").mkdir()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cupy, numpy, cufa; "
+    code += "x = numpy.ones((1, 2, 8, 64), 'f'); "
+    code += "print(cufa.flash_attention(x, x, x).sum(), cufa.flash_decode(x[:, :, :1], x, x).sum())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1024.0", "128.0"]
+
+
 def test_command_line_starts_without_importing_commands():
     code = """
 import sys

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cupy
+import cupy.cuda  # an ImportError where cupy is just a folder of that name in the path
 import numpy as np
 
 from ...build.ahead import find_compiled
@@ -215,6 +216,8 @@ class Binding:
         stream = cupy.cuda.get_current_stream(self._device_id)
         with self._lock:
             if addresses != self._addresses:
+                # Ctrl-C below: no address is known, and the next call writes all of them again.
+                known, self._addresses = self._addresses, [-1] * len(addresses)
                 self._pointers[:] = self._permuted(addresses)
                 if len(addresses) > len(self._pointers):
                     for pointer, address in zip(
@@ -222,10 +225,10 @@ class Binding:
                     ):
                         pointer.value = address
                 for place, tensor_map in self._maps:
-                    if addresses[place] != self._addresses[place]:
+                    if addresses[place] != known[place]:
                         tensor_map.point_to(addresses[place])
-                self._addresses = addresses
                 self._version += 1
+                self._addresses = addresses
             if trace:  # else this is not a trace build
                 self._params.trace = trace
                 self._version += 1
@@ -237,8 +240,10 @@ class Binding:
                 # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
                 memory = cupy.cuda.alloc(self._workspace)
                 if memory.ptr != self._params.workspace:
+                    self._version += (
+                        1  # first: after a Ctrl-C between the two a graph takes the parameters again
+                    )
                     self._params.workspace = memory.ptr
-                    self._version += 1
                 if self._graphs is None:
                     self._launches(stream.ptr)
                 else:
@@ -257,8 +262,8 @@ class Binding:
                 held["counters"] = workspace.counters
             for name, address in held.items():
                 if getattr(self._params, name) != address:
-                    setattr(self._params, name, address)
                     self._version += 1
+                    setattr(self._params, name, address)
             if self._graphs is None or stream.is_capturing():
                 self._launches(stream.ptr)
             else:

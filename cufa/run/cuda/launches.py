@@ -83,6 +83,7 @@ class Launches:
 
     def __call__(self, stream: int) -> None:
         if stream != self._stream:
+            self._stream = -1  # no stream: after a Ctrl-C below all configurations are set again
             for config, _, _ in self._calls:
                 config.stream = stream
             self._stream = stream

@@ -85,7 +85,8 @@ class TensorMap:
         if pointer == self._pointer:
             return
         # A map that was encoded needs its new address only, which costs less than encoding it again.
-        if not self._pointer or self._replace(self.address, pointer):
+        known, self._pointer = self._pointer, 0  # after a Ctrl-C or an error below the map is encoded again
+        if not known or self._replace(self.address, pointer):
             self._encode(pointer)
         self._pointer = pointer
 

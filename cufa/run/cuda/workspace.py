@@ -52,6 +52,7 @@ class Workspace:
             memory = _allocate_outside_the_graph(device_id, *sizes)
         else:
             memory = _allocate(stream, *sizes)
+            self.num_counters = self.partial_bytes = 0  # after a Ctrl-C below the next call grows again
             self._memory.clear()  # back to CuPy's pool, which gives it to the same stream only
         self._memory += memory  # what was captured before goes on to use what it has
         self.counters, self.partial = (x.ptr for x in memory)

@@ -1,0 +1,129 @@
+"""Ctrl-C at every line of a launch: the next call on any arrays and stream launches what it was given. On a driver that
+writes down what kernels would read."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import linecache
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from decode_kernel_support import H200
+
+from cufa.plan.planner import make_plan
+from cufa.problem.mask import FULL
+from cufa.problem.problem import Problem
+
+cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
+
+
+def was_interrupted(call: Callable[[], None], at: int) -> bool:
+    """Whether ``call`` ran as far as the ``at``-th line of the CUDA backend, and was interrupted there."""
+    lines, before = itertools.count(), sys.gettrace()
+
+    def trace(frame, event, _):
+        if "/run/cuda/" not in frame.f_code.co_filename:
+            return None
+        # Python handles signals after calls: a lock is never left between its `with` and its release.
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not text.startswith("with ") and next(lines) == at:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+class Machine:
+    """The driver, the pool and the current stream, as far as a launch looks at them."""
+
+    def __init__(self):
+        self.stream, self.memory, self.found, self.of_graph = 0, 1 << 40, [], b""
+        self.read = lambda: b""
+
+    def alloc(self, size):
+        return SimpleNamespace(ptr=self.memory, memset_async=lambda *_: None)
+
+    def current(self, device_id=0):
+        return SimpleNamespace(ptr=self.stream, is_capturing=lambda: False)
+
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        self.found.append((config._obj.stream or 0, self.read()))
+        return 0
+
+    def cuGraphExecKernelNodeSetParams_v2(self, executable, node, kernel):
+        self.of_graph = self.read()
+        return 0
+
+    def cuGraphLaunch(self, executable, stream):
+        self.found.append((stream.value or 0, self.of_graph))
+        return 0
+
+    def cuTensorMapEncodeTiled(self, address, kind, rank, pointer, *geometry):
+        return self.cuTensorMapReplaceAddress(address.value, pointer.value)
+
+    def cuTensorMapReplaceAddress(self, address, pointer):
+        ctypes.c_uint64.from_address(address).value = pointer
+        return 0
+
+    def __getattr__(self, name):
+        assert name.startswith("cuGraph"), name
+        return lambda *_: 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "algorithm"),
+    [("forward", "fa3"), ("backward", "fa2"), ("backward", "fa3"), ("forward", "naive")],
+)
+def test_the_next_call_launches_what_it_is_given(monkeypatch, operation, algorithm):
+    """fa3: tensor maps; fa2's backward: a graph and a workspace; naive: a workspace."""
+    from cufa.run.cuda import backend, launches, tensor_map
+
+    machine = Machine()
+    for module in (launches, tensor_map):
+        monkeypatch.setattr(module, "_driver", lambda: machine)
+    monkeypatch.setattr(cp.cuda, "alloc", machine.alloc)
+    monkeypatch.setattr(cp.cuda, "get_current_stream", machine.current)
+    monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    problem = Problem(1, 2, 2, 100, 100, 64, "float16", FULL, 0.125, operation=operation)
+    plan = make_plan(problem, H200, algorithm)
+    function = SimpleNamespace(kernel=SimpleNamespace(ptr=1))
+    prepared = SimpleNamespace(plan=plan, device_id=0, functions={x.entry: function for x in plan.launches})
+    shapes = {x.name: x for x in plan.operation.operands}
+    given = {
+        name: np.zeros((1, 2, 100, 64) if x.stride else (1, 2, 100), np.float16) for name, x in shapes.items()
+    }
+    binding = backend.Binding(prepared, given)
+    maps = [m.address for _, m in binding._maps]
+    machine.read = lambda: (bytes(binding._params), *(ctypes.string_at(x, 8) for x in maps))
+
+    def call(arrays, block=None):
+        """Two sets of arrays, each with a stream of its own; any block of the pool for the workspace."""
+        machine.stream, machine.memory = 7 + arrays, (1 + (arrays if block is None else block)) << 40
+        machine.found.clear()
+        binding.launch_here([(n + 10 * arrays) << 20 for n in range(1, len(given) + 1)])
+        return list(machine.found)
+
+    after = [(0, 1), (0, 2), (1, 1), (0, 0)]
+    call(0), call(1)  # launched plainly; from the second call of a stream on as a graph, where there is one
+    right = {x: call(*x) for x in after}
+    assert len({str(x) for x in right.values()}) == (4 if plan.workspace else 2)
+    for interrupted, first in itertools.product([(1, 1), (0, 1)], range(len(after))):
+        for at in itertools.count():
+            call(0)
+            if not was_interrupted(lambda: call(*interrupted), at):  # noqa: B023
+                break
+            for x in after[first:] + after[:first]:
+                assert call(*x) == right[x], f"{interrupted} interrupted at line {at}, then {x}"
+        assert at > 6
