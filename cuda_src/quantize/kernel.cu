@@ -100,7 +100,9 @@ struct Columns {
     if (ROTATE && there()) signs = u32(p.signs[lane / 8] >> lane % 8 * 8) & 0xff;
     if (SMOOTH && there() && sequence < p.sequences) {
 #pragma unroll
-      for (int i = 0; i < COLUMNS; ++i) mean[i] = ld_global<float>(p.mean + (i64(sequence) * p.heads + head) * HEAD_DIM + first + i);
+      for (int i = 0; i < COLUMNS; ++i) {
+        mean[i] = ld_global<float>(p.mean + (i64(sequence) * p.heads + head) * HEAD_DIM + first + i);
+      }
     }
   }
   DEVICE bool there() const { return first < HEAD_DIM; }
@@ -120,7 +122,8 @@ struct Columns {
   // y diag(signs) H / sqrt(n), n the largest power of two that divides HEAD_DIM: a butterfly for each bit of the column.
   DEVICE void rotate(float (&y)[COLUMNS]) const {
     constexpr int n = HEAD_DIM & -HEAD_DIM;
-    constexpr float root = n == 16 ? 0.25f : n == 32 ? 0.17677669529663687f : n == 64 ? 0.125f : n == 128 ? 0.08838834764831845f : 0.0625f;
+    constexpr float root_2 = 0.70710678118654752f;
+    constexpr float root = n == 16 ? 0.25f : n == 32 ? root_2 / 4 : n == 64 ? 0.125f : n == 128 ? root_2 / 8 : 0.0625f;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) y[i] = u32_as_float(float_as_u32(y[i]) ^ (signs >> (COLUMNS - 1 - i) & 1) << 31);
 #pragma unroll
@@ -284,7 +287,8 @@ KERNEL __launch_bounds__(WARPS * 32) quantize_cast(const __grid_constant__ Quant
       const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
       float y[COLUMNS];
       scaled(raw[i], token, y);
-      const vec2 e4m3{cvt_e4m3x2(y[0], y[1]) | cvt_e4m3x2(y[2], y[3]) << 16, cvt_e4m3x2(y[4], y[5]) | cvt_e4m3x2(y[6], y[7]) << 16};
+      const vec2 e4m3{cvt_e4m3x2(y[0], y[1]) | cvt_e4m3x2(y[2], y[3]) << 16,
+                      cvt_e4m3x2(y[4], y[5]) | cvt_e4m3x2(y[6], y[7]) << 16};
       if (columns.there() && token < t.stored) st_global(out + (t.begin + token) * p.out_row, e4m3);
     }
   }

@@ -111,6 +111,11 @@ class Call:
             if operand.result and operand.name in there:
                 arrays.check_apart(operand.name, there)
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of an input, as the caller sees it."""
+        shape: tuple[int, ...] = self.inputs[name].shape
+        return shape
+
     @property
     def written(self) -> tuple[str, ...]:
         """Inputs that the call writes to."""
@@ -176,7 +181,7 @@ class DenseCall(Call):
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
-        shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
+        shapes = [self.shape_of(name) for name in ("q", "k", "v")]
         problem = make_problem(shapes, dtype, self.options)
         if len(self.inputs) == len(self.operation.inputs):
             return self.inputs, problem
@@ -187,7 +192,7 @@ class PackedCall(Call):
     """A call with packed sequences: arrays (tokens, heads, head_dim)."""
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
-        shapes = {name: self.inputs[name].shape for name in ("q", "k", "v")}
+        shapes = {name: self.shape_of(name) for name in ("q", "k", "v")}
         for name, shape in shapes.items():
             if len(shape) != 3:
                 raise ValueError(

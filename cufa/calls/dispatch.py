@@ -15,6 +15,7 @@ from ..gpu.architectures import Device
 from ..plan.candidates import any_serves
 from ..plan.operation import OPERATIONS
 from ..plan.planner import Plan, make_plan
+from ..problem import float8
 from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.options import Options
 from ..problem.problem import Problem
@@ -256,12 +257,16 @@ def plan_shapes(
     if dtype is None:
         dtype = "bfloat16" if isinstance(q, tuple) else as_array("q", q).dtype
     name = asked_dtype(dtype)
-    if name not in FORWARD_DTYPES:
-        served = ", ".join(FORWARD_DTYPES)
+    in_8_bits = name in (float8.NAME, *float8.DTYPES)
+    if name not in FORWARD_DTYPES and not in_8_bits:
+        served = ", ".join((*FORWARD_DTYPES, float8.NAME))
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")
-    if device is None and is_device_array(q):  # the call could not move to the CPU
+    if device is None and is_device_array(q) and not in_8_bits:  # the call could not move to the CPU
         dtype_name({"q": q}, on_gpu=True)
-    problem = dataclasses.replace(make_problem(shapes, name, options), operation=operation)
+    problem = make_problem(shapes, float8.NAME if in_8_bits else name, options)
+    problem = dataclasses.replace(problem, operation=operation)
+    if in_8_bits:
+        problem = dataclasses.replace(problem, scales=("head",) * 3, out_dtype="bfloat16")
     if given := {name: x for name, x in optional.items() if x is not None}:
         problem = optional_operands.planned(given, problem)
     could_move = device is None and not is_device_array(q)

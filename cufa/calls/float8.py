@@ -1,10 +1,10 @@
-"""Forward calls with inputs of e4m3: how :func:`cufa.flash_attention` and
-:func:`cufa.flash_attention_varlen` check them. They run on the CPU."""
+"""Forward calls with inputs of e4m3: how :func:`cufa.flash_attention` and :func:`cufa.flash_attention_varlen` check
+them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,8 @@ _OUT_DTYPES = ("bfloat16", "float16", "float32")
 @dataclasses.dataclass(frozen=True)
 class Float8Call(ForwardCall):
     out_dtype: str = _OUT_DTYPES[0]
+    values: QuantizedValues | None = None
+    """Values on a GPU that are transposed: the input "v" is their data."""
 
     @classmethod
     def of(
@@ -38,16 +40,14 @@ class Float8Call(ForwardCall):
             raise ValueError(
                 f"algorithm={options.algorithm!r} with q of e4m3: it takes algorithm='auto' or 'fa3'"
             )
-        if device == "cuda":
-            raise ValueError(
-                "device='cuda' with q of e4m3: it is computed on the CPU; pass device=None or 'cpu'"
-            )
         q, k, v, *others = given  # out, lse, ALiBi, sink, lengths or begins of queries and of keys
+        values = None
         if isinstance(v, QuantizedValues):
             scales = (*scales[:2], v.scale if scales[2] is None else scales[2])
-            v = cls.rows(v, options, others[-1])
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            _check_elements(name, as_array(name, x))
+            cls.check_values(v, options, others[-1])
+            values = v if is_device_array(v.data) else None
+            v = v.rows() if values is None else v.data
+        q, k, v = (_bytes(name, as_array(name, x)) for name, x in (("q", q), ("k", k), ("v", v)))
         for name, x in zip("qkv", scales, strict=True):
             if x is None:
                 raise ValueError(
@@ -57,7 +57,19 @@ class Float8Call(ForwardCall):
         scales = [np.asarray(x) if isinstance(x, (int, float, np.number)) else x for x in scales]
         last = (None,) * (len(OPERATIONS[cls.name].all_operands) - len(scales) - len(given))
         call = cls.read((q, k, v, *others, *last, *scales), wanted, options)
-        return dataclasses.replace(call, out_dtype=out_dtype)
+        return dataclasses.replace(call, out_dtype=out_dtype, values=values)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a repeated call also has in common with this one (:func:`~cufa.calls.warm.find`)."""
+        return "e4m3", self.out_dtype, self.values is None, self.options.accumulate
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self.values.shape if name == "v" and self.values is not None else super().shape_of(name)
+
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().arrays(results)
+        return found if self.values is None else found | {"v": self.inputs["v"]}
 
     def check(self, on_gpu: bool) -> tuple[Self, Problem]:
         qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
@@ -72,7 +84,10 @@ class Float8Call(ForwardCall):
         for name in "qkv":
             inputs[f"{name}_scale"], mode = _checked_scale(name, inputs[f"{name}_scale"], problem)
             modes.append(mode)
-        problem = dataclasses.replace(problem, out_dtype=self.out_dtype, scales=tuple(modes))
+        problem = dataclasses.replace(
+            problem, out_dtype=self.out_dtype, scales=tuple(modes), values_in_rows=self.values is None,
+            accumulate=self.options.accumulate,
+        )  # fmt: skip
         out = self.results["out"]
         if out is not None and str(out.dtype) != self.out_dtype:
             raise TypeError(
@@ -82,20 +97,21 @@ class Float8Call(ForwardCall):
         return self.with_memory_checked(qkv, inputs, problem)
 
     @staticmethod
-    def rows(v: QuantizedValues, options: Options, lengths: Any) -> Any:
-        """The rows of transposed values, whose padding is zeros. ``lengths`` are the call's, of keys."""
+    def check_values(v: QuantizedValues, options: Options, lengths: Any) -> None:
+        """Transposed values go with the call's layout and ``lengths`` of keys, if the host knows both."""
         if len(v.shape) == 4 and v.layout != options.layout:
             raise ValueError(
                 f"v was quantised with layout={v.layout!r} but layout is {options.layout!r}: they must be equal"
             )
         counts = getattr(v.lengths, "keys", None)
-        if counts is not None and (lengths is None or counts != tuple(np.asarray(lengths).tolist())):
+        if counts is None or is_device_array(lengths):
+            return
+        if lengths is None or counts != tuple(np.asarray(lengths).tolist()):
             packed = len(v.shape) == 3
             cure = "flash_attention_varlen takes it" if packed else "pass the same seqlens_k"
             raise ValueError(
                 f"v was quantised with {'packed lengths ' if packed else 'seqlens='}{list(counts)}: {cure}"
             )
-        return v.rows()
 
     def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
         shape, dtype = super()._form(operand, problem)
@@ -106,26 +122,26 @@ class PackedFloat8(Float8Call, PackedForward):
     """The same for packed sequences."""
 
     @staticmethod
-    def rows(v: QuantizedValues, options: Options, lengths: Any) -> Any:
+    def check_values(v: QuantizedValues, options: Options, lengths: Any) -> None:
         counts = getattr(v.lengths, "keys", None)
-        if len(v.shape) != 3 or counts != tuple(np.diff(np.asarray(lengths)).tolist()):
+        known = counts is not None and not is_device_array(lengths)
+        if len(v.shape) != 3 or (known and counts != tuple(np.diff(np.asarray(lengths)).tolist())):
             raise ValueError("v was quantised with other cu_seqlens: pass the same as cu_seqlens_k")
-        return v.rows()
 
 
-def _check_elements(name: str, x: Any) -> None:
+def _bytes(name: str, x: Any) -> Any:
+    """An array of e4m3 as uint8."""
     if not float8.is_float8(x):
         cure = f"quantise it, {name}8, {name}_scale = cufa.quantize({name}, role={name!r})"
         raise TypeError(
             f"{name} is {x.dtype}; with q_scale=, k_scale= and v_scale= q, k and v are {' or '.join(float8.DTYPES)}: "
             f"{cure}, or leave out scales and out_dtype and pass q, k and v of one other dtype"
         )
-    if is_device_array(x):
-        raise TypeError(f"{name} is on a GPU; attention in e4m3 takes NumPy arrays: pass {name}.get()")
+    return x.view(np.uint8)
 
 
 def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
-    """The scale as float32, and what shares one. Its numbers are positive and finite."""
+    """The scale as float32, and what shares one. Numbers on the host are positive and finite."""
     argument = f"{name}_scale"
     if x.dtype.kind not in "fiu":
         raise TypeError(
@@ -143,6 +159,13 @@ def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
             f"v_scale has shape {x.shape}, a scale per token; values take one per tensor, head or block: quantise "
             "with per='block'"
         )
+    if is_device_array(x):
+        if str(x.dtype) != "float32" or not x.flags.c_contiguous:
+            raise TypeError(
+                f"{argument} is {x.dtype} with strides {x.strides}; on a GPU it must be float32 and contiguous: use "
+                f"cupy.ascontiguousarray({argument}, 'float32')"
+            )
+        return x, mode
     with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
         found = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     wrong = ~(np.isfinite(found) & (found > 0))

@@ -12,8 +12,9 @@ from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.float8 import is_float8
 from ..problem.mask import Mask
-from ..problem.options import Options, check_causal, check_num_splits, resolve_mask
+from ..problem.options import Options, check_accumulate, check_causal, check_num_splits, resolve_mask
 from ..problem.typing import (
+    Accumulate,
     Algorithm,
     Array,
     ForwardOptions,
@@ -52,6 +53,7 @@ def flash_attention(
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
+    accumulate: Accumulate | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
@@ -114,11 +116,14 @@ def flash_attention(
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     q_scale, k_scale, v_scale : float32 array, optional
         With q, k and v of float8_e4m3 (``ml_dtypes.float8_e4m3fn``, or its bytes as uint8): q is ``q_scale`` times its
-        numbers. Positive and finite; the shapes are those of :func:`quantize`, and v takes no scale per token. NumPy
-        only. head_dim is a multiple of 16. v is an array, or :class:`QuantizedValues`, whose own scale is the default.
-        See the notes for the accuracy.
+        numbers. Positive and finite (on a GPU not checked); the shapes are those of :func:`quantize`, and v takes no
+        scale per token. head_dim is a multiple of 16. v is an array, which a GPU transposes in each call, or
+        :class:`QuantizedValues`, whose own scale is the default. See the notes for accuracy and GPUs.
     out_dtype : None, "bfloat16", "float16" or "float32"
         dtype of the result with q of float8_e4m3. None: bfloat16.
+    accumulate : None, "tile" or "row", optional
+        With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys or
+        after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile" from 16,384 keys on.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.
@@ -146,13 +151,16 @@ def flash_attention(
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
     With inputs of float8_e4m3, weights are rounded to e4m3 too, relative to the maximum of their row after their tile
-    of keys. Tiles go from the last key to the first; sums are float32. Standard normal inputs give an error of 2 to 3%
-    of the result's norm beside that of quantising them.
+    of keys. Tiles go from the last key to the first; sums are float32 (on a GPU see ``accumulate``). Standard normal
+    inputs give an error of 2 to 3% of the result's norm beside that of quantising them. A GPU takes scales of q and k
+    per tensor, head or block, of v per tensor or head, and writes bfloat16 or float16.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
     - fa3_forward (sm_90): float16, bfloat16; all masks; with band masks also padded lengths, packed lengths, ALiBi
       and sinks.
+    - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and packed
+      lengths.
     - fa2_forward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
       lengths, ALiBi and sinks.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
@@ -190,19 +198,29 @@ def flash_attention(
         causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
     )  # fmt: skip
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
+    scaled = scaled or accumulate is not None
     if not scaled:
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask = resolve_mask(causal, window, mask)
-    asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    asked = Options(
+        mask,
+        softcap,
+        scale,
+        precision,
+        layout,
+        algorithm,
+        num_splits,
+        accumulate=check_accumulate(accumulate),
+    )
     if scaled or is_float8(q):
         from .float8 import Float8Call
 
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
         call = Float8Call.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
-        return run(call, device, options)
+        return run(call, device, (*options, call.key))
     return run(ForwardCall.read(given, wanted, asked), device, options)
 
 
@@ -220,7 +238,8 @@ def plan(
     q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
     ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
-    name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes). ``device`` is None
+    name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
+    planned with scales per head, transposed values and bfloat16 results. ``device`` is None
     (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
     card. Raises TypeError or ValueError as :func:`flash_attention` does.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -229,11 +230,17 @@ def _check_numbers(x: Any) -> int:
 
 
 def _signs(seed: Any, role: str, head_dim: int) -> npt.NDArray[np.float32]:
-    """±1 for each column. RandomState's numbers are the same in every version of NumPy."""
+    """±1 for each column."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise ValueError(f"rotate={seed!r} is not possible; use a seed from 0 to 2**32 - 1, or None")
     if role == "v":
         raise ValueError(f"rotate={seed} with role='v': values are not rotated; pass rotate=None")
+    return _signs_of(int(seed), head_dim)
+
+
+@functools.lru_cache(64)  # seeding takes 200 µs
+def _signs_of(seed: int, head_dim: int) -> npt.NDArray[np.float32]:
+    """RandomState's numbers are the same in every version of NumPy."""
     bits = np.unpackbits(np.frombuffer(np.random.RandomState(seed).bytes(head_dim // 8), np.uint8))
     return np.where(bits == 1, np.float32(-1), np.float32(1))
 

@@ -10,8 +10,9 @@ from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.float8 import is_float8
 from ..problem.mask import Mask
-from ..problem.options import Options, check_causal, resolve_mask
+from ..problem.options import Options, check_accumulate, check_causal, resolve_mask
 from ..problem.typing import (
+    Accumulate,
     Algorithm,
     Array,
     Four,
@@ -55,6 +56,7 @@ def flash_attention_varlen(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
+    accumulate: Accumulate | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
     """:func:`flash_attention` over concatenated sequences of different lengths, without padding: each query sees keys
@@ -82,7 +84,7 @@ def flash_attention_varlen(
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
     q_scale, k_scale, v_scale : float32 array, optional
         As for :func:`flash_attention`, in the shapes that :func:`quantize` returns with ``cu_seqlens``.
-    softcap, scale, algorithm, precision, out_dtype, return_lse, device
+    softcap, scale, algorithm, precision, out_dtype, accumulate, return_lse, device
         As for :func:`flash_attention`.
 
     Returns
@@ -103,18 +105,22 @@ def flash_attention_varlen(
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
     given = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
+    scaled = scaled or accumulate is not None
     if not scaled:
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
     _check_given(cu_seqlens_q, cu_seqlens_k)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    asked = Options(resolve_mask(causal, window, mask), softcap, scale, precision, "bshd", algorithm)
+    mask = resolve_mask(causal, window, mask)
+    asked = Options(
+        mask, softcap, scale, precision, "bshd", algorithm, accumulate=check_accumulate(accumulate)
+    )
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
         call = PackedFloat8.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
-        return run(call, device, options)
+        return run(call, device, (*options, call.key))
     return run(PackedForward.read(given, wanted, asked), device, options)
 
 

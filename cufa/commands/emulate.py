@@ -26,10 +26,14 @@ from . import common
 #: Operations that can be executed so, the default first.
 _OPERATIONS = ("forward", "backward")
 
-#: That some kernel of theirs takes.
+#: That some kernel of theirs takes without scales.
 _DTYPES = tuple(
     dict.fromkeys(
-        dtype for operation in _OPERATIONS for spec in kernels_of(operation).values() for dtype in spec.dtypes
+        dtype
+        for operation in _OPERATIONS
+        for spec in kernels_of(operation).values()
+        for dtype in spec.dtypes
+        if not spec.scales
     )
 )
 

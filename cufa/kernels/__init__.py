@@ -21,6 +21,7 @@ from .forward.fa1_f32 import Fa1ForwardF32
 from .forward.fa2 import Fa2Forward, Fa2NoSkip
 from .forward.fa2_f32 import Fa2ForwardF32, Fa2NoSkipF32
 from .forward.fa3 import Fa3Forward
+from .forward.fa3_fp8 import Fa3ForwardFp8
 from .forward.naive import Naive
 
 __all__ = [
@@ -38,6 +39,7 @@ KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
         Fa3Forward(),
+        Fa3ForwardFp8(),
         Fa2Forward(),
         Fa2NoSkip(),
         Fa2ForwardF32(),

@@ -116,6 +116,14 @@ class Kernel:
         requires 16-byte aligned rows and positive strides."""
         return {}
 
+    def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
+        """Operands whose tensor map is of an array at the begin of the workspace, with its shape."""
+        return {}
+
+    def reasons(self, problem: Problem) -> tuple[str, ...]:
+        """Choices that a printed plan explains."""
+        return ()
+
     def flops(self, config: Config) -> float:
         """FLOP/s on one SM of an H200, for the estimate of :mod:`cufa.plan.splits`."""
         return 0.0

@@ -29,8 +29,8 @@ from . import costs
 from .inputs import Inputs, given_to
 from .ladder import ladder, variations
 
-#: The kernels that can be executed here.
-KERNELS = kernels_of("forward") | kernels_of("backward")
+#: The kernels that are counted: all whose inputs have no scales.
+KERNELS = {name: x for name, x in (kernels_of("forward") | kernels_of("backward")).items() if not x.scales}
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 
 #: An H200 with one SM: a single persistent block takes all work items, whatever the order of threads on this CPU.

@@ -50,7 +50,7 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
 
 _OF_E4M3: tuple[dict[str, Any], ...] = (
     {"scales": ("head",) * 3, "out_dtype": "bfloat16"},
-    {"scales": ("block", "block", "tensor"), "out_dtype": "float16"},
+    {"scales": ("block", "block", "tensor"), "out_dtype": "float16", "accumulate": "tile"},
     {"scales": ("tensor",) * 3, "out_dtype": "bfloat16", "lengths": Padded((1024,), (1024,))},
     {
         "scales": ("block", "block", "head"),
@@ -91,7 +91,8 @@ class DenseOperation(Operation):
             if problem.scales:  # the kernels' key tiles: rounded weights depend on their width
                 config = dataclasses.replace(config, block_kv=key_tile(problem.head_dim))
             return Choice(self.cpu_kernel(serving), request.config or config, (reason,))
-        return with_splits(problem, device, _whole(problem, device, serving[0], request), request)
+        choice = with_splits(problem, device, _whole(problem, device, serving[0], request), request)
+        return dataclasses.replace(choice, reasons=choice.reasons + choice.spec.reasons(problem))
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
         """FA2's kernel if ``named`` has it: by default, NumPy follows FA2's schedule."""

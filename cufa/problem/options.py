@@ -40,10 +40,23 @@ class Options:
     """Decode: the schedule."""
     num_splits: int | None = None
     deterministic: bool = False
+    accumulate: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "softcap", check_softcap(self.softcap))
         object.__setattr__(self, "num_splits", check_num_splits(self.num_splits))
+
+
+def check_accumulate(accumulate: Any) -> str:
+    """ "auto", "tile" or "row"; None is "auto" and 1 is "tile". Raises ValueError."""
+    names = {None: "auto", 1: "tile", "tile": "tile", "row": "row"}
+    known = accumulate is None or type(accumulate) in (int, str)
+    if not known or accumulate not in names:
+        raise ValueError(
+            f"accumulate={accumulate!r} is not served: products with V are added in float32 after each tile ('tile' or "
+            "1) or after all tiles of a row ('row'); None decides by length"
+        )
+    return names[accumulate]
 
 
 def check_num_splits(num_splits: Any) -> int | None:

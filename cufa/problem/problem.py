@@ -87,6 +87,10 @@ class Problem:
     """Each head has a logit that joins the denominator (``sink``)."""
     scales: tuple[str, ...] = ()
     """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
+    values_in_rows: bool = False
+    """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
+    accumulate: str = "auto"
+    """Inputs of e4m3: where products with V are added in float32, after each "tile" or each "row" of tiles."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ Layout = Literal["bhsd", "bshd"]
 Algorithm = Literal["auto", "fa3", "fa2", "fa2_noskip", "fa1", "naive"]
 DecodeSchedule = Literal["auto", "fixed", "balanced"]
 Precision = Literal["float32", "tf32"]
+Accumulate = Literal["tile", "row", 1]
 OutDtype = Literal["bfloat16", "float16", "float32"]
 Place = Literal["cpu", "cuda"]
 Off = Literal[False]
@@ -66,6 +67,7 @@ class _Scaled(TypedDict, total=False):
     k_scale: Any
     v_scale: Any
     out_dtype: OutDtype | None
+    accumulate: Accumulate | None
 
 
 class ScaledPackedOptions(PackedOptions, _Scaled, total=False):

@@ -241,9 +241,14 @@ def test_transposed_values_go_with_their_layout_and_lengths():
         cufa.flash_attention(**GOOD, layout="bshd")
 
 
-@pytest.mark.parametrize("name", ROLES)
-def test_arrays_on_a_gpu_are_refused(name, monkeypatch):
-    turn = itertools.count()
-    monkeypatch.setattr("cufa.calls.float8.is_device_array", lambda x: ROLES[next(turn)] == name)
-    with pytest.raises(TypeError, match=rf"{name} is on a GPU; .* NumPy arrays: pass {name}\.get\(\)"):
-        cufa.flash_attention(**ROWS)
+@pytest.mark.parametrize("accumulate", ["tile", "row", 1])
+def test_float32_sums_are_those_of_every_accumulate(accumulate):
+    np.testing.assert_array_equal(
+        cufa.flash_attention(**ROWS, accumulate=accumulate), cufa.flash_attention(**ROWS)
+    )
+
+
+@pytest.mark.parametrize("accumulate", [2, "block", True, 0])
+def test_other_sums_are_refused(accumulate):
+    with pytest.raises(ValueError, match=f"accumulate={accumulate!r}"):
+        cufa.flash_attention(**ROWS, accumulate=accumulate)

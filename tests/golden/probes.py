@@ -353,7 +353,7 @@ def cases() -> Iterator[Case]:
     from cufa.kernels import kernels_of
 
     for spec in kernels_of("forward").values():
-        for dtype in spec.dtypes:
+        for dtype in () if spec.scales else spec.dtypes:
             for precision in ("float32", "tf32") if dtype == "float32" else (None,):
                 if precision and precision not in spec.precisions:
                     continue

@@ -11,8 +11,6 @@ import pytest
 
 import cufa
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS
-from cufa.kernels.forward.fa3_fp8 import Fa3ForwardFp8
 from cufa.plan.planner import make_plan
 from cufa.problem.float8 import KEY_ORDER, first_block, key_tile, padded_keys, scale_shape
 from cufa.problem.lengths import DENSE, Lengths, Packed, Padded
@@ -23,11 +21,6 @@ from cufa.run.emulate.run import Emulation, run_plan
 
 HOPPER = Device.typical(90)
 HEADS, KV_HEADS = 4, 2
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KERNELS, "fa3_forward_fp8", Fa3ForwardFp8())
 
 
 def transposed(v: Any, lengths: Lengths) -> Any:
@@ -49,12 +42,13 @@ def transposed(v: Any, lengths: Lengths) -> Any:
 def run(
     head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask = FULL, lengths: Lengths = DENSE, *,
     modes: tuple[str, str, str] = ("head",) * 3, two_levels: bool = False, softcap: float | None = None,
-    batch: int = 1, mode: str = "checked",
+    batch: int = 1, mode: str = "checked", in_rows: bool = False,
 ) -> tuple[Emulation, dict[str, Any], Problem]:  # fmt: skip
     rng = np.random.default_rng(head_dim + seqlen_q + seqlen_k)
     problem = Problem(
         batch, HEADS, KV_HEADS, seqlen_q, seqlen_k, head_dim, "float8_e4m3", mask, head_dim**-0.5, softcap,
-        lengths=lengths, out_dtype="bfloat16", scales=modes,
+        lengths=lengths, out_dtype="bfloat16", scales=modes, values_in_rows=in_rows,
+        accumulate="tile" if two_levels else "row",
     )  # fmt: skip
     given: dict[str, Any] = {}
     for name, heads, seqlen, block, scale in zip(
@@ -66,7 +60,8 @@ def run(
         shape = scale_shape(scale, block, heads, batch, seqlen, lengths)
         given[f"{name}_scale"] = rng.uniform(0.005, 0.02, shape).astype(np.float32)
     arrays = {name: x.view(np.uint8) if name in "qkv" else x for name, x in given.items()}
-    arrays["v"] = transposed(arrays["v"], lengths)
+    if not in_rows:
+        arrays["v"] = transposed(arrays["v"], lengths)
     arrays["out"] = np.full(given["q"].shape, np.nan, ml_dtypes.bfloat16)
     arrays["lse"] = np.full(problem.lse_shape, np.nan, np.float32)
     if isinstance(lengths, Padded):
@@ -76,10 +71,8 @@ def run(
     if isinstance(lengths, Packed):
         for side, counts in (("q", lengths.queries), ("k", lengths.keys)):
             arrays[f"cu_seqlens_{side}"] = np.cumsum([0, *(counts or ())], dtype=np.int32)
-    spec = KERNELS["fa3_forward_fp8"]
-    assert isinstance(spec, Fa3ForwardFp8)
-    config = next(x for x in spec.fitting(spec.configs, head_dim, HOPPER) if x.two_levels == two_levels)
-    plan = make_plan(problem, HOPPER, "fa3", config=config)
+    plan = make_plan(problem, HOPPER, "fa3")
+    assert plan.spec.name == "fa3_forward_fp8"
     return run_plan(plan, arrays, Execution(mode=mode)), given, problem
 
 
@@ -192,3 +185,22 @@ def test_packed() -> None:
         q, k = (slice(sum(x[:sequence]), sum(x[: sequence + 1])) for x in (rows, keys))
         for head in range(HEADS):
             check(found.out[0, head, q], expected(given, problem, sequence, head, q, k))
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 128, 256])
+@pytest.mark.parametrize(
+    "lengths", [DENSE, Padded((100, 33), (300, 7)), Packed(133, 307, (100, 33), (300, 7))]
+)
+def test_values_in_rows_are_transposed_first(head_dim: int, lengths: Lengths) -> None:
+    """The same bits as from values that were transposed before. Padding is NaN."""
+    seqlens = (133, 307) if isinstance(lengths, Packed) else (100, 300)
+    options: dict[str, Any] = {"lengths": lengths, "batch": 2}
+    right, _, _ = run(head_dim, *seqlens, **options)
+    found, _, _ = run(head_dim, *seqlens, **options, in_rows=True)
+    assert not found.findings
+    assert [x.entry for x in found.plan.launches] == ["transpose_values", "fa3_forward_fp8"]
+    assert found.plan.workspace == KV_HEADS * head_dim * (
+        2 * 384 if not isinstance(lengths, Packed) else 128 * (307 // 128 + 2)
+    )
+    np.testing.assert_array_equal(found.out, right.out)
+    np.testing.assert_array_equal(found.lse, right.lse)

@@ -48,6 +48,7 @@ def test_what_a_kernel_does_not_declare_is_refused(spec):
     if spec.operation == "decode":
         pytest.skip("decode has no lengths of these kinds")
     form = {"precision": spec.precisions[0], "operation": spec.operation}
+    form["out_dtype"] = next(iter(spec.out_dtypes), None)
     plain = Problem(1, 1, 1, 8, 8, spec.configs[0].min_head_dim, spec.dtypes[0], **form)
     assert refusal(spec, plain) is None
     for option, word in (("alibi", "ALiBi"), ("sink", "sink"), ("deterministic", "fixed order")):
@@ -100,6 +101,7 @@ def test_static_asserts_say_what_is_refused(spec):
     conditions = [x for x in map(_in_python, _ASSERTION.findall(text)) if {*re.findall(r"\w+", x)} <= _WORDS]
     declared = choices(config_file(spec.source))
     form = {"precision": spec.precisions[0], "operation": spec.operation}
+    form["out_dtype"] = next(iter(spec.out_dtypes), None)
     plain = Problem(1, 1, 1, 8, 8, spec.configs[0].min_head_dim, spec.dtypes[0], **form)
     flags = [(False, True)] * 3 + [(False, True) if spec.split_configs else (False,)]
     for kind, lengths, *chosen in itertools.product(spec.masks, _LENGTHS, *flags):

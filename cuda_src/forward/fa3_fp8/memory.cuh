@@ -22,6 +22,7 @@ static_assert(Br == CONSUMERS * GROUP_ROWS, "BLOCK_Q: 64 query rows for each con
 static_assert(Bc % 32 == 0 && Bc <= 256, "BLOCK_KV: P V takes 32 keys per wgmma, S = Q K^T at most 256");
 static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
 static_assert(!is_irregular(MASK_KIND), "fa3_forward_fp8 takes band masks");
+static_assert(!ALIBI && !SINK, "fa3_forward_fp8 takes no ALiBi and no sinks");
 
 // What a scale belongs to: the array, a head of a sequence, a block of rows (64 queries, or the keys of a tile), or a row.
 enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK };

@@ -1,6 +1,7 @@
 // The producer of fa3_forward_fp8: one thread asks TMA for tiles in the order in which consumers need them.
 #pragma once
 #include "forward/fa3_fp8/memory.cuh"
+#include "forward/fa3_fp8/transpose.cuh"
 
 // A tile of ROWS rows of e4m3 as wgmma takes it, in copies of BOX_ROWS rows and 128 columns.
 template <int ROWS, int BOX_ROWS, int COLUMNS>

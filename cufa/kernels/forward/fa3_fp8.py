@@ -1,52 +1,43 @@
-"""fa3_forward_fp8: FlashAttention-3 on Hopper for e4m3 inputs with scales.
-
-Not in the registry: calls make no transposed values on a GPU, so that no call could reach it. The executor runs it.
-"""
+"""fa3_forward_fp8: FlashAttention-3 on Hopper for e4m3 inputs with scales."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping
 
 from ...gpu.architectures import Device
-from ...problem.float8 import KEY_TILES
+from ...problem.float8 import KEY_PADDING, KEY_TILES, padded_keys
+from ...problem.lengths import Packed
 from ...problem.problem import Problem
 from ...schedule.order import Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import Kernel
-from ..config import Box, Buffer, Launch, Split, TileConfig, align_up
+from ..config import Box, Buffer, Launch, Split, align_up
+from .fa3 import Fa3Config
 
 _ATOM = 128
 """Bytes of a row of a tile that lie together; columns are padded to a multiple."""
 LONG = 16384
-"""From this many keys on, products with V are summed tile by tile in float32."""
+"""From this many keys on, products with V are summed tile by tile in float32: the tensor core's own sums keep about 14
+bits."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fp8Config(TileConfig):
-    """Tiles of e4m3: 64 query rows for each consumer warpgroup, and a producer."""
-
-    two_levels: bool
-    """P V of each tile is added to O in float32: the tensor core's own sums keep about 14 bits."""
-
-    @property
-    def warps_text(self) -> str:
-        return super().warps_text + (", tiles summed in float32" if self.two_levels else "")
-
-
-def _configs(two_levels: bool) -> tuple[Fp8Config, ...]:
+def _configs() -> tuple[Fa3Config, ...]:
     """One key tile for each range of head dims, as rounded weights depend on it. Three consumers where registers
     suffice."""
     least = (16, *(largest + 16 for largest in KEY_TILES))
     return tuple(
-        Fp8Config(
+        Fa3Config(
             block_q=192 if largest <= 64 else 128,
             block_kv=keys,
             num_warps=16 if largest <= 64 else 12,
             num_stages=4 if largest <= 64 else 3,
             min_head_dim=smallest,
             max_head_dim=largest,
-            two_levels=two_levels,
+            q_stages=1,
+            q_in_registers=False,
+            ping_pong=True,
+            store_by_tma=False,
         )
         for smallest, (largest, keys) in zip(least, KEY_TILES.items(), strict=False)
     )
@@ -70,9 +61,10 @@ class Fa3ForwardFp8(Kernel):
     head_dim_multiple = 16
     min_capability = max_capability = 90
     skip_masked_tiles = True
-    configs = (*_configs(two_levels=False), *_configs(two_levels=True))
+    configs = _configs()
+    workspace_holds = "transposed values"
 
-    def shared_memory(self, config: Fp8Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings (V transposed), a full and an empty barrier for each buffer,
         item descriptors."""
         consumers = config.num_warps // 4 - 1
@@ -93,25 +85,57 @@ class Fa3ForwardFp8(Kernel):
         )
 
     def launches(
-        self, problem: Problem, config: Fp8Config, shared_memory: int, split: Split | None = None
+        self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
-        """Persistent blocks that share out query blocks and heads."""
+        """Persistent blocks that share out query blocks and heads; values in rows are transposed before."""
         items = config.query_items(problem)
-        return (Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True),)
+        attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
+        if not problem.values_in_rows:
+            return (attention,)
+        batch, heads, head_dim, keys = _transposed(problem)
+        grid = batch * keys // KEY_PADDING, heads, 1
+        return Launch("transpose_values", grid, 256, head_dim * KEY_PADDING), attention
 
-    def boxes(self, config: Fp8Config) -> dict[str, Box]:
+    def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
+        return math.prod(_transposed(problem)) if problem.values_in_rows else 0
+
+    def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
+        return {"v": _transposed(problem)} if problem.values_in_rows else {}
+
+    def boxes(self, config: Fa3Config) -> dict[str, Box]:
         """Q of a consumer, a tile of K, 16 rows of transposed V, O (stored without the copy engine)."""
         return {"q": Box(64), "k": Box(config.block_kv), "v": Box(16), "out": Box(16)}
-
-    def choose(self, problem: Problem, fitting: tuple[Fp8Config, ...], device: Device) -> Fp8Config:
-        return next(x for x in fitting if x.two_levels == (problem.seqlen_k >= LONG))
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
         modes = dict(zip("QKV", problem.scales or ("head",) * 3, strict=True))
         found: dict[str, int | bool] = {
             f"{name}_SCALE": ("tensor", "head", "block", "token").index(mode) for name, mode in modes.items()
         }
-        return {**found, "BFLOAT16": problem.out_element.name == "bfloat16"}
+        sums = {"TWO_LEVELS": _accumulate(problem) == "tile"}
+        return {**found, **sums, "BFLOAT16": problem.out_element.name == "bfloat16"}
 
-    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fp8Config) -> Order:
+    def reasons(self, problem: Problem) -> tuple[str, ...]:
+        what = {"tile": "after each tile, in float32", "row": "on the tensor cores, in about 14 bits"}[
+            _accumulate(problem)
+        ]
+        by = "by length" if problem.accumulate == "auto" else "as asked for"
+        return (f"products with V are added {what} (accumulate={_accumulate(problem)!r}, {by})",)
+
+    def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:
         return persistent(problem, schedule, device)
+
+
+def _accumulate(problem: Problem) -> str:
+    by_length = "tile" if problem.seqlen_k >= LONG else "row"
+    return by_length if problem.accumulate == "auto" else problem.accumulate
+
+
+def _transposed(problem: Problem) -> tuple[int, int, int, int]:
+    """Shape of transposed values."""
+    (_, _, (batch, heads, keys, head_dim), _) = problem.shapes
+    return (
+        batch,
+        heads,
+        head_dim,
+        padded_keys(keys, problem.batch if isinstance(problem.lengths, Packed) else None),
+    )

@@ -123,15 +123,15 @@ def transposed(x: Array, out: Array, lengths: Lengths) -> None:
         count, heads, keys, head_dim = own.shape
         groups = -(-keys // KEY_GROUP)
         padded = np.zeros((count, heads, groups, KEY_GROUP, head_dim), np.uint8)
-        padded.reshape(count, heads, -1, head_dim)[:, :, :keys] = own
-        in_order = padded[:, :, :, KEY_ORDER].reshape(count, heads, -1, head_dim)
+        padded.reshape(count, heads, groups * KEY_GROUP, head_dim)[:, :, :keys] = own
+        in_order = padded[:, :, :, KEY_ORDER].reshape(count, heads, groups * KEY_GROUP, head_dim)
         start = _first_position(place, lengths)
         out[batch, :, :, start : start + groups * KEY_GROUP] = in_order.swapaxes(2, 3)
 
 
 def rows_of(data: Array, out: Array, lengths: Lengths) -> None:
     """The inverse of :func:`transposed`: writes bytes (batch, heads, keys, head_dim)."""
-    groups = data.reshape(*data.shape[:3], -1, KEY_GROUP)
+    groups = data.reshape(*data.shape[:3], data.shape[3] // KEY_GROUP, KEY_GROUP)
     in_order = groups[..., np.argsort(KEY_ORDER)].reshape(data.shape).swapaxes(2, 3)
     out[...] = 0
     for place in places_of(lengths):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import operator
 import threading
 from collections.abc import Sequence
@@ -165,12 +166,15 @@ class Binding:
             if x.field in params.names
         ]
         self._addresses = [0] * len(places)
-        self._maps = [
-            (place, self._map(operands[place], given, box))
+        of_workspace = plan.spec.maps_of_workspace(plan.problem)
+        maps = [
+            (place, self._map(operands[place], given, box, of_workspace.get(name)))
             for name, box in plan.spec.boxes(plan.config).items()
             for place in [operands.index(plan.operation.operand(name))]
         ]
-        outside = [m.address for _, m in self._maps if not self._lies_in_params(m.address)]
+        outside = [m.address for _, m in maps if not self._lies_in_params(m.address)]
+        self._maps = [(place, m) for place, m in maps if operands[place].name not in of_workspace]
+        self._workspace_maps = [m for place, m in maps if operands[place].name in of_workspace]
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
         parameters = [ctypes.addressof(self._params), *outside]
@@ -180,19 +184,21 @@ class Binding:
         self._graphs = Graphs(prepared, parameters, self._launches) if Graphs.serve(plan) else None
         self._version = 0  # changes whenever a parameter changes
 
-    def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
-        """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
+    def _map(
+        self, operand: Operand, given: Arrays, box: Box, of_workspace: tuple[int, ...] | None
+    ) -> TensorMap:
+        """Of one operand: in the parameters where they have a place for it, else an argument of its own.
+        ``of_workspace``: the shape of the contiguous array in the workspace that kernels read instead."""
         plan = self._plan
         params = plan.params
         inside = operand.map_field in params.names
         address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
-        return TensorMap(
-            operand.element(plan.problem),
-            given[operand.name].shape,
-            given[operand.name].strides,
-            box,
-            address,
-        )
+        element, x = operand.element(plan.problem), given[operand.name]
+        shape, strides = x.shape, x.strides
+        if of_workspace is not None:
+            shape = of_workspace
+            strides = tuple(math.prod(shape[i + 1 :]) * element.itemsize for i in range(len(shape)))
+        return TensorMap(element, shape, strides, box, address)
 
     def _lies_in_params(self, address: int) -> bool:
         start = ctypes.addressof(self._params)
@@ -243,11 +249,16 @@ class Binding:
                     self._version += (
                         1  # first: after a Ctrl-C between the two a graph takes the parameters again
                     )
+                    self._point_to_workspace(memory.ptr)
                     self._params.workspace = memory.ptr
                 if self._graphs is None:
                     self._launches(stream.ptr)
                 else:
                     self._graphs(stream.ptr, self._version)
+
+    def _point_to_workspace(self, address: int) -> None:
+        for tensor_map in self._workspace_maps:
+            tensor_map.point_to(address)
 
     def _launch_in_workspace(self, stream: Any) -> None:
         """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
@@ -264,6 +275,7 @@ class Binding:
                 if getattr(self._params, name) != address:
                     self._version += 1
                     setattr(self._params, name, address)
+            self._point_to_workspace(workspace.partial)
             if self._graphs is None or stream.is_capturing():
                 self._launches(stream.ptr)
             else:

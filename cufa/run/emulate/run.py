@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -110,7 +111,7 @@ def run_plan(
         params.trace += room.before
     for name, array in of_mask.items():
         setattr(params.mask, name, array.address)
-    boxes = _fill_maps(plan, params, operands)
+    boxes = _fill_maps(plan, params, operands, own)
     start = time.perf_counter()
     counters, findings = execute_all(
         entries, plan.launches * launches, [params, *boxes], memory, execution, plan.problem.deterministic
@@ -167,7 +168,8 @@ _E4M3_NAN = 0x7F
 def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
     """Padding after a sequence must not be read. The copy engine reads whole tiles: there the padding is NaN, which
     must not reach a result."""
-    if plan.problem.scales and memory.name == "v":  # transposed, with zeros behind a sequence
+    problem = plan.problem
+    if problem.scales and memory.name == "v" and not problem.values_in_rows:  # zeros behind a sequence
         return
     array, valid = memory.array, memory.valid
     assert valid is not None
@@ -177,7 +179,7 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
     for part in plan.problem.parts:
         of_keys = memory.name in ("k", "v")
         allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
-    if plan.spec.uses_copy_engine:
+    if plan.spec.uses_copy_engine and memory.name not in plan.spec.maps_of_workspace(problem):
         array[np.broadcast_to(allowed == 0, array.shape)] = _E4M3_NAN if array.dtype == np.uint8 else np.nan
     else:
         mine &= allowed
@@ -213,12 +215,22 @@ def _outside_maps(plan: Plan) -> list[str]:
     return [name for name in names if operation.operand(name).map_field not in plan.params.names]
 
 
-def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
+def _fill_maps(
+    plan: Plan, params: Any, operands: Mapping[str, GlobalArray], own: Mapping[str, GlobalArray]
+) -> list[Any]:
     """Writes tensor maps to the parameters; returns the maps that are separate arguments."""
     outside = []
+    of_workspace = plan.spec.maps_of_workspace(plan.problem)
     for name, box in plan.spec.boxes(plan.config).items():
         field = plan.operation.operand(name).map_field
-        filled = tensor_map(operands[name].array, box.rows)
+        x = operands[name].array
+        if name in of_workspace:
+            x = (
+                own["workspace"]
+                .array.view(x.dtype)[: math.prod(of_workspace[name])]
+                .reshape(of_workspace[name])
+            )
+        filled = tensor_map(x, box.rows)
         if field in plan.params.names:
             ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
         else:
