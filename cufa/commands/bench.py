@@ -11,8 +11,9 @@ from ..gpu.architectures import Device
 from ..measure import float8_cases, measured, peers
 from ..measure.cases import Case, Contender
 from ..measure.limits import measure_limits
+from ..measure.measured import Measured, Skipped
 from ..measure.regimes import Regime
-from ..measure.runner import Row, Skipped, run_case
+from ..measure.runner import run_case
 from ..measure.suites import OPERATION_NAMES, SUITES, Suite
 from ..plan.candidates import algorithms as algorithms_of
 from . import common
@@ -93,7 +94,7 @@ def bench_command(
     cases = _cases(chosen, operation, shape, target)
     for name in algorithms:
         common.check_algorithm(name, dict.fromkeys(case.problem.operation for case in cases))
-    rows: list[Row] = []
+    rows: list[Measured] = []
     skipped: list[Skipped] = []
     with common.progress() as bar:
         task = bar.add_task("measuring this machine's ceilings", total=len(cases))

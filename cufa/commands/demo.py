@@ -13,7 +13,8 @@ from ..measure import measured
 from ..measure.cases import Case, contenders
 from ..measure.inputs import Inputs
 from ..measure.limits import measure_limits
-from ..measure.runner import Row, predicted_speedup, run_case
+from ..measure.measured import Measured
+from ..measure.runner import predicted_speedup, run_case
 from ..measure.suites import make
 from ..measure.timing import speedup
 from ..plan.planner import Plan
@@ -83,7 +84,7 @@ def demo_command(
 demo_command.add_command(train_command)
 
 
-def _extra_memory(row: Row, device: Device | None) -> int:
+def _extra_memory(row: Measured, device: Device | None) -> int:
     """Bytes beyond inputs and output: what the plan allocates on a GPU, the measured peak on the CPU."""
     assert row.plan is not None
     if device is not None:
@@ -96,7 +97,7 @@ def _extra_memory(row: Row, device: Device | None) -> int:
     return extra_memory(lambda: cpu.run(plan, q, k, v, out, None))
 
 
-def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:
+def _print(rows: Sequence[Measured], memory: dict[str, int], device: Device | None) -> None:
     console = common.stdout()
     where = "the CPU, in NumPy (no GPU here)" if device is None else f"{device.name} ({device.arch.name})"
     console.print(f"Attention on {where}: {rows[0].problem}", markup=False)

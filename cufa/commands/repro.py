@@ -19,7 +19,7 @@ from ..measure.inputs import Inputs
 from ..measure.limits import measure_limits
 from ..measure.measured import Json, Measured, digest, rows_of
 from ..measure.regimes import Regime
-from ..measure.runner import Row, prepare, run_case
+from ..measure.runner import prepare, run_case
 from ..problem.problem import Problem
 from . import common
 
@@ -252,7 +252,7 @@ def _measure(
         raise SystemExit(int(common.Exit.FAILED))
 
 
-def _differences(then: Json, row: Row) -> Iterator[str]:
+def _differences(then: Json, row: Measured) -> Iterator[str]:
     """What else differs from the recorded launch."""
     if row.plan is None:
         return

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from ..measure import additions
-from ..measure.power import Power
+from ..measure.measured import Json, Measured, Skipped
 from ..measure.regimes import Regime
-from ..measure.runner import Row, Skipped
 from .common import rate_text, seconds_text, stderr, stdout, table
 
 
-def print_rows(rows: Sequence[Row]) -> None:
+def print_rows(rows: Sequence[Measured]) -> None:
     """The tables of `cufa bench`: one per case, one line per contender."""
     for (title, regime), group in itertools.groupby(rows, key=lambda row: (row.title, row.regime)):
         printed = list(group)
@@ -23,7 +22,7 @@ def print_rows(rows: Sequence[Row]) -> None:
     _print_remarks(rows)
 
 
-def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
+def _print_case(title: str, rows: list[Measured], regime: Regime) -> None:
     alone = regime is Regime.SUSTAINED
     how = ("TFLOP/J", "J/call", "clock", "power") if alone else ("p10", "p90")
     splits = ("splits",) if any(row.plan and row.plan.split for row in rows) else ()
@@ -34,17 +33,17 @@ def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
         shown.add_row(
             row.label,
             seconds_text(row.timing.p50),
-            *(_power_cells(row) if alone else map(seconds_text, (row.timing.p10, row.timing.p90))),
+            *(_power_cells(row.load) if alone else map(seconds_text, (row.timing.p10, row.timing.p90))),
             rate_text(row.tflops),
             f"{row.gbytes:.3g}" if row.gbytes < 100 else f"{row.gbytes:.0f}",
-            f"{100 * row.of_ceiling:.0f}% {row.bound}",
+            f"{100 * row.json['of_ceiling']:.0f}% {row.json['ceiling']}",
             "" if row.error is None else f"{row.error:.1e}",
             *(f"{split.count} {split.kind}" if split else "" for _ in splits),
         )
     stdout().print(shown)
 
 
-def _print_accuracy(title: str, rows: list[Row]) -> None:
+def _print_accuracy(title: str, rows: list[Measured]) -> None:
     """Errors beside times, of a case with a named distribution."""
     on_cpu = any(row.plan and row.plan.device is None for row in rows)
     needles = any(row.accuracy and row.accuracy.found is not None for row in rows)
@@ -60,29 +59,24 @@ def _print_accuracy(title: str, rows: list[Row]) -> None:
     stdout().print(shown)
 
 
-def _power_cells(row: Row) -> list[str]:
-    power = row.power or Power()
-    figures = (
-        (row.tflop_per_joule, ".2f", ""),
-        (power.joules, ".3g", ""),
-        (power.clock_mhz, ".0f", " MHz"),
-        (power.watts, ".0f", " W"),
-    )
-    return ["–" if x is None else f"{x:{digits}}{unit}" for x, digits, unit in figures]
+def _power_cells(load: Json) -> list[str]:
+    """In the order of the columns; "–": not measured."""
+    words = {"tflop_per_joule": "{:.2f}", "joules": "{:.3g}", "clock_mhz": "{:.0f} MHz", "watts": "{:.0f} W"}
+    return ["–" if load.get(name) is None else text.format(load[name]) for name, text in words.items()]
 
 
-def _print_remarks(rows: Sequence[Row]) -> None:
+def _print_remarks(rows: Sequence[Measured]) -> None:
     """Figures that could not be measured, and times that are not the kernel's."""
     console = stderr()
-    for reason in dict.fromkeys(row.power.missing for row in rows if row.power and row.power.missing):
+    for reason in dict.fromkeys(filter(None, (row.load.get("missing") for row in rows))):
         console.print(f"not measured: {reason}", style="yellow", markup=False)
     for row in rows:
-        if row.load and row.load.host_bound:
+        if row.host_bound:
             what = f"{row.label} on {row.title}: the GPU waited for the host, the time is not the kernel's"
             console.print(what, style="yellow", markup=False)
 
 
-def print_needs(rows: Sequence[Row]) -> None:
+def print_needs(rows: Sequence[Measured]) -> None:
     """Of rows with bounds: the share of the measured time that each resource needs, and the predicted time."""
     derived = [row for row in rows if row.predicted is not None]
     if not derived:

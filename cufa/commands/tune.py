@@ -14,8 +14,9 @@ from ..gpu.architectures import Device
 from ..measure import measured
 from ..measure.cases import Case, Contender
 from ..measure.limits import Limits, measure_limits
+from ..measure.measured import Measured
 from ..measure.regimes import Regime
-from ..measure.runner import Row, run_case
+from ..measure.runner import run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
 from ..plan.candidates import algorithms, serving_configs, tuning_key
@@ -104,7 +105,7 @@ def tune_command(
 
 
 def _confirmed(
-    problem: Problem, planned: Row, best: Row, device: Device, limits: Limits, regime: Regime
+    problem: Problem, planned: Measured, best: Measured, device: Device, limits: Limits, regime: Regime
 ) -> bool:
     """Whether the winner beats the planned tiles once more under the regime that was asked for, on other inputs, and
     loses under no other one."""
@@ -118,7 +119,7 @@ def _confirmed(
     return True
 
 
-def _keep(device: Device, problem: Problem, planned: Row, best: Row, over_planned: float) -> Path:
+def _keep(device: Device, problem: Problem, planned: Measured, best: Measured, over_planned: float) -> Path:
     assert planned.plan is not None and best.plan is not None
     spec = best.plan.spec
     evidence = {

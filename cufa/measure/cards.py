@@ -2,7 +2,7 @@
 
 A line without ``what`` is a measurement row. The contenders of one case form a group (:attr:`Measured.group`); the
 newest session of a group is the measurement, older sessions are its past. Beside the fields of
-:func:`cufa.measure.measured.row_json`, without samples and rates, a row has
+:func:`cufa.measure.measured.row_of`, without samples and rates, a row has
 
 ========================  ============================================================================================
 ``problem``               number of the line ``problem`` that has the problem

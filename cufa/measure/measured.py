@@ -1,4 +1,4 @@
-"""Measurement rows: one contender on one case, as JSON, and read back.
+"""Measurement rows: one contender on one case, kept as JSON.
 
 A run (`cufa bench --json`, the dashboard) keeps every sample of a row. The rows that ship with the package
 (:mod:`cufa.measure.cards`) have ``n``, ``low_ns``, ``high_ns`` and ``over`` in place of the samples.
@@ -19,12 +19,12 @@ from ..kernels import KERNELS, Kernel
 from ..plan.planner import Plan
 from ..problem.problem import Problem
 from . import timing
-from .cases import READ
+from .cases import READ, Work
+from .check import Accuracy
 from .limits import Limits
 from .machine import environment
 from .quantized import QUANTIZE
 from .regimes import Regime
-from .runner import Row, Skipped
 from .timing import Load, Ratio, Timing, as_nanoseconds
 
 SCHEMA = 2
@@ -32,6 +32,9 @@ SCHEMA = 2
 FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact count that the mask lets through"
 
 Json = dict[str, Any]
+
+_NO_RESULT = (READ, QUANTIZE)
+"""Labels of contenders whose results are not checked."""
 
 
 def digest(spec: Kernel) -> str:
@@ -44,104 +47,15 @@ def _digest_of(kernel: str) -> str:
     return digest(KERNELS[kernel])
 
 
-# --- Writing ------------------------------------------------------------------------------------------------
-
-
-def row_json(row: Row) -> Json:
-    """One measured row with all samples. Times are nanoseconds; rates follow from the times and the problem."""
-    found: Json = {
-        "case": row.case,
-        "label": row.label,
-        "problem": row.problem.as_json(),
-        "regime": row.regime.value,
-        "samples_ns": as_nanoseconds(row.timing),
-        "p10_ns": round(row.timing.p10 * 1e9),
-        "p50_ns": round(row.timing.p50 * 1e9),
-        "p90_ns": round(row.timing.p90 * 1e9),
-        **dataclasses.asdict(row.work),
-        "tflops": round(row.tflops, 3),
-        "gbytes_per_s": round(row.gbytes, 3),
-        "of_ceiling": round(row.of_ceiling, 4),
-        "ceiling": row.bound,
-        # JSON has no NaN: null stands for it.
-        "max_error": row.error if row.error == row.error else None,
-    }
-    if row.lengths is not None:
-        found["lengths"] = list(row.lengths)
-    if row.load is not None:
-        found["load"] = _load_json(row, row.load)
-    if row.plan is not None:
-        found |= plan_json(row.plan)
-    if row.accuracy is not None:
-        found["accuracy"] = dataclasses.asdict(row.accuracy)
-    if row.predicted is not None:
-        found |= {
-            "predicted_ns": round(row.predicted * 1e9),
-            "needs_ns": {name: round(seconds * 1e9) for name, seconds in row.needs.items()},
-        }
-    return found
-
-
-def plan_json(plan: Plan) -> Json:
-    """Fields of a row about the plan that ran."""
-    heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
-    return {
-        "kernel": plan.spec.name,
-        "digest": digest(plan.spec),
-        "config": dataclasses.asdict(plan.config),
-        "grid": [list(launch.grid) for launch in plan.launches],
-        "tiles_visited": schedule.visited * heads,
-        "tiles_skipped": schedule.skipped * heads,
-        "workspace_bytes": plan.workspace,
-        **({"split": dataclasses.asdict(plan.split)} if plan.split else {}),
-    }
-
-
-def _load_json(row: Row, load: Load) -> Json:
-    """Of a contender that ran alone. A figure that NVML did not give is null, and ``missing`` says why."""
-    power, per_joule = load.power, row.tflop_per_joule
-    return {
-        "calls": load.calls,
-        "input_sets": load.sets,
-        "host_bound": load.host_bound,
-        "clock_mhz": power.clock_mhz,
-        "watts": None if power.watts is None else round(power.watts, 1),
-        "joules": None if power.joules is None else float(f"{power.joules:.4g}"),
-        "tflop_per_joule": None if per_joule is None else round(per_joule, 4),
-        "missing": power.missing,
-        "throttled": {name: round(share, 3) for name, share in power.throttled.items()},
-    }
-
-
-def skipped_json(skipped: Skipped) -> Json:
-    problem = skipped.problem.as_json()
-    return {"case": skipped.case, "label": skipped.label, "problem": problem, "reason": skipped.reason}
-
-
-def run_json(
-    rows: Iterable[Row], skipped: Iterable[Skipped], device: Device | None, limits: Limits | None
-) -> Json:
-    """A self-describing benchmark run."""
-    return {
-        "schema": SCHEMA,
-        "environment": environment(device),
-        "limits": dataclasses.asdict(limits) if limits else None,
-        "flop_convention": FLOP_CONVENTION,
-        "rows": [row_json(row) for row in rows],
-        "skipped": [skipped_json(s) for s in skipped],
-    }
-
-
-# --- Reading ------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One measurement row, read back."""
+    """One measurement row: one contender on one case. Times are in nanoseconds; rates follow from time and work."""
 
     json: Json = dataclasses.field(repr=False)
     of: Problem | None = None
     """Its problem, where that is at hand."""
+    plan: Plan | None = dataclasses.field(default=None, compare=False)
+    """The plan that ran here; None: the row was read back, or the contender is no kernel of cufa."""
 
     @property
     def suite(self) -> str:
@@ -156,6 +70,10 @@ class Measured:
     def case(self) -> str:
         """Name of the case, or "" where the problem names the case."""
         return str(self.json["case"])
+
+    @property
+    def title(self) -> str:
+        return self.case or str(self.problem)
 
     @property
     def recorded(self) -> str:
@@ -179,13 +97,47 @@ class Measured:
         return float(self.json["p50_ns"])
 
     @property
+    def seconds(self) -> float:
+        """Median."""
+        return self.p50_ns * 1e-9
+
+    @property
     def tflops(self) -> float:
         return float(self.json["flops"]) / self.p50_ns * 1e-3
 
     @property
-    def tbytes(self) -> float:
-        """Effective traffic, TB/s."""
-        return float(self.json["io_bytes"]) / self.p50_ns * 1e-3
+    def gbytes(self) -> float:
+        """Effective traffic in GB/s: every operand once, over time."""
+        return float(self.json["io_bytes"]) / self.p50_ns
+
+    @property
+    def error(self) -> float | None:
+        """Largest absolute difference from float64 over the rows checked; inputs are standard normal. NaN: the result
+        holds NaN or infinity. None: the contender computes no attention (:data:`_NO_RESULT`)."""
+        found = self.json["max_error"]
+        return found if found is not None or self.label in _NO_RESULT else math.nan
+
+    @property
+    def accuracy(self) -> Accuracy | None:
+        """Of a case with a named distribution."""
+        found = self.json.get("accuracy")
+        return None if found is None else Accuracy(**found)
+
+    @property
+    def is_number(self) -> bool:
+        """False where a checked result holds NaN or infinity."""
+        return self.error is None or not math.isnan(self.error)
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """Seconds that each resource needs by itself (:meth:`cufa.measure.bounds.Bounds.named`), where derived."""
+        return {name: ns * 1e-9 for name, ns in self.json.get("needs_ns", {}).items()}
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds predicted from :attr:`needs`."""
+        found = self.json.get("predicted_ns")
+        return None if found is None else found * 1e-9
 
     @property
     def is_ours(self) -> bool:
@@ -193,7 +145,7 @@ class Measured:
 
     @property
     def is_peer(self) -> bool:
-        return not self.is_ours and self.label not in (READ, QUANTIZE)
+        return not self.is_ours and self.label not in _NO_RESULT
 
     @property
     def load(self) -> Json:
@@ -215,6 +167,106 @@ class Measured:
     def group(self) -> tuple[str, Regime, str | Problem]:
         """Equal for the contenders of one case; they may differ in whether their additions have a fixed order."""
         return self.suite, self.regime, self.case or dataclasses.replace(self.problem, deterministic=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A contender that does not serve the problem here, and why."""
+
+    case: str
+    label: str
+    problem: Problem
+    reason: str
+
+
+def row_of(
+    case: str, label: str, problem: Problem, timing: Timing, work: Work, floor: tuple[float, str], *,
+    error: float | None = None, plan: Plan | None = None, lengths: tuple[int, ...] | None = None,
+    accuracy: Accuracy | None = None,
+) -> Measured:  # fmt: skip
+    """The row of one contender, with all samples.
+
+    ``floor``: seconds below which this machine cannot go, and the resource that sets them (:meth:`Limits.floor`).
+    ``error``: see :attr:`Measured.error`. ``plan``: of a kernel of cufa. ``lengths``: valid keys of each sequence of a
+    cache; None: the cache is full. ``accuracy``: of a case with a named distribution.
+    """
+    least, bound = floor
+    found: Json = {
+        "case": case,
+        "label": label,
+        "problem": problem.as_json(),
+        "regime": timing.regime.value,
+        "samples_ns": as_nanoseconds(timing),
+        "p10_ns": round(timing.p10 * 1e9),
+        "p50_ns": round(timing.p50 * 1e9),
+        "p90_ns": round(timing.p90 * 1e9),
+        **dataclasses.asdict(work),
+        "tflops": round(work.flops / timing.p50 * 1e-12, 3),
+        "gbytes_per_s": round(work.io_bytes / timing.p50 * 1e-9, 3),
+        "of_ceiling": round(least / timing.p50, 4),
+        "ceiling": bound,
+        # JSON has neither NaN nor infinity: null stands for both.
+        "max_error": error if error is not None and math.isfinite(error) else None,
+    }
+    if lengths is not None:
+        found["lengths"] = list(lengths)
+    if timing.load is not None:
+        found["load"] = _load_json(timing.load, work)
+    if plan is not None:
+        found |= plan_json(plan)
+    if accuracy is not None:
+        found["accuracy"] = dataclasses.asdict(accuracy)
+    return Measured(found, problem, plan)
+
+
+def plan_json(plan: Plan) -> Json:
+    """Fields of a row about the plan that ran."""
+    heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
+    return {
+        "kernel": plan.spec.name,
+        "digest": digest(plan.spec),
+        "config": dataclasses.asdict(plan.config),
+        "grid": [list(launch.grid) for launch in plan.launches],
+        "tiles_visited": schedule.visited * heads,
+        "tiles_skipped": schedule.skipped * heads,
+        "workspace_bytes": plan.workspace,
+        **({"split": dataclasses.asdict(plan.split)} if plan.split else {}),
+    }
+
+
+def _load_json(load: Load, work: Work) -> Json:
+    """Of a contender that ran alone. A figure that NVML did not give is null, and ``missing`` says why."""
+    power = load.power
+    return {
+        "calls": load.calls,
+        "input_sets": load.sets,
+        "host_bound": load.host_bound,
+        "clock_mhz": power.clock_mhz,
+        "watts": None if power.watts is None else round(power.watts, 1),
+        "joules": None if power.joules is None else float(f"{power.joules:.4g}"),
+        "tflop_per_joule": round(work.flops / power.joules * 1e-12, 4) if power.joules else None,
+        "missing": power.missing,
+        "throttled": {name: round(share, 3) for name, share in power.throttled.items()},
+    }
+
+
+def skipped_json(skipped: Skipped) -> Json:
+    problem = skipped.problem.as_json()
+    return {"case": skipped.case, "label": skipped.label, "problem": problem, "reason": skipped.reason}
+
+
+def run_json(
+    rows: Iterable[Measured], skipped: Iterable[Skipped], device: Device | None, limits: Limits | None
+) -> Json:
+    """A self-describing benchmark run."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment(device),
+        "limits": dataclasses.asdict(limits) if limits else None,
+        "flop_convention": FLOP_CONVENTION,
+        "rows": [row.json for row in rows],
+        "skipped": [skipped_json(s) for s in skipped],
+    }
 
 
 def is_current(kernel: str, digest: str | None, row: Json) -> bool:

@@ -48,11 +48,11 @@ def predicted(row: Measured, device: Device, limits: Limits) -> float | None:
 
 def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
     """The row with the time that each resource needs; unchanged where that was recorded with it."""
-    plan = None if "needs_ns" in row.json else plan_of(row, device)
+    plan = None if "needs_ns" in row.json else row.plan or plan_of(row, device)
     if plan is None or not bounds.covers(plan, limits):
         return row
-    needs = {name: seconds * 1e9 for name, seconds in bounds.bounds_of(plan, limits).named().items()}
-    derived = {"needs_ns": needs, "predicted_ns": bounds.predict(plan, limits) * 1e9}
+    needs = {name: round(seconds * 1e9) for name, seconds in bounds.bounds_of(plan, limits).named().items()}
+    derived = {"predicted_ns": round(bounds.predict(plan, limits) * 1e9), "needs_ns": needs}
     return dataclasses.replace(row, json={**row.json, **derived})
 
 
@@ -62,7 +62,7 @@ def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str
     for row in rows:
         seconds = predicted(row, device, limits) if row.is_ours and row.regime is Regime.IN_TURNS else None
         if seconds is not None:
-            off.setdefault(row.json["kernel"], []).append(abs(seconds / (row.p50_ns * 1e-9) - 1))
+            off.setdefault(row.json["kernel"], []).append(abs(seconds / row.seconds - 1))
     if off:
         off[ALL] = [error for errors in off.values() for error in errors]
     return {name: Error(float(np.median(x)), float(max(x)), len(x)) for name, x in off.items()}

@@ -10,99 +10,15 @@ from typing import Any
 from ..gpu.architectures import Device
 from ..plan.planner import Plan
 from ..problem.problem import Problem
-from . import bounds, measuring, peers
+from . import measuring, peers
 from .cases import READ, Case, Contender, Work
-from .check import MANY_ROWS, ROWS, Accuracy, Expected, accuracy, max_error, sampled_reference
+from .check import MANY_ROWS, ROWS, Expected, accuracy, max_error, sampled_reference
 from .inputs import Inputs, given_to, poison, role_of
 from .limits import Limits, streaming_read
-from .power import Power
+from .measured import Measured, Skipped, row_of
+from .predictions import with_needs
 from .regimes import Regime
-from .timing import Load, Run, Timing, Watch
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One contender on one case, measured."""
-
-    case: str
-    """:attr:`Case.name`."""
-    label: str
-    problem: Problem
-    timing: Timing
-    error: float | None
-    """Largest absolute difference from float64 over the rows checked; inputs are standard normal. None for the
-    streaming read, which computes nothing."""
-    plan: Plan | None
-    """None for contenders that are not kernels of cufa."""
-    floor: float
-    """Seconds below which this machine cannot go (:meth:`Limits.floor`)."""
-    bound: str
-    """The resource that sets the floor."""
-    work: Work
-    lengths: tuple[int, ...] | None = None
-    """Valid keys of each sequence of a cache; None: the cache is full."""
-    needs: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds that each resource needs by itself (:meth:`cufa.measure.bounds.Bounds.named`), where derived."""
-    predicted: float | None = None
-    """Seconds predicted from :attr:`needs`."""
-    accuracy: Accuracy | None = None
-    """Of a case with a named distribution."""
-
-    @property
-    def title(self) -> str:
-        return self.case or str(self.problem)
-
-    @property
-    def regime(self) -> Regime:
-        return self.timing.regime
-
-    @property
-    def load(self) -> Load | None:
-        """None where contenders took turns."""
-        return self.timing.load
-
-    @property
-    def power(self) -> Power | None:
-        return self.load.power if self.load else None
-
-    @property
-    def tflop_per_joule(self) -> float | None:
-        joules = self.power.joules if self.power else None
-        return self.work.flops / joules * 1e-12 if joules else None
-
-    @property
-    def seconds(self) -> float:
-        """Median."""
-        return self.timing.p50
-
-    @property
-    def tflops(self) -> float:
-        return self.work.flops / self.seconds * 1e-12
-
-    @property
-    def gbytes(self) -> float:
-        """Effective traffic in GB/s: every operand once, over time."""
-        return self.work.io_bytes / self.seconds * 1e-9
-
-    @property
-    def of_ceiling(self) -> float:
-        """1.0: as fast as this machine's measured ceilings allow."""
-        return self.floor / self.seconds
-
-    @property
-    def is_number(self) -> bool:
-        """False where a checked result holds NaN or infinity."""
-        return self.error is None or self.error < float("inf")
-
-
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """A contender that does not serve the problem here, and why."""
-
-    case: str
-    label: str
-    problem: Problem
-    reason: str
+from .timing import Run, Watch
 
 
 def predicted_speedup(slow: Plan, fast: Plan) -> float:
@@ -142,7 +58,7 @@ def run_case(
     seed: int = 0,
     watch: Watch | None = None,
     only_all: bool = False,
-) -> tuple[list[Row], list[Skipped]]:
+) -> tuple[list[Measured], list[Skipped]]:
     """Time all contenders on the same fresh random inputs and check each against float64.
 
     ``device`` is the current GPU, or None for the CPU. ``seconds`` and ``watch`` are those of
@@ -182,19 +98,12 @@ def run_case(
                 of_values = entry.arrays[0]["v"]
                 described = accuracy(exact, case.distribution, results["o"], of_values, expected[exact]["o"])
         work = Work.of(problem, case.lengths) if entry.work is None else entry.work
-        floor, bound = limits.floor(problem, work)
-        timing = timings[entry.label]
-        row = Row(case.name, entry.label, problem, timing, off, entry.plan, floor, bound, work, case.lengths)
-        rows.append(dataclasses.replace(with_bounds(row, limits), accuracy=described))
+        row = row_of(
+            case.name, entry.label, problem, timings[entry.label], work, limits.floor(problem, work),
+            error=off, plan=entry.plan, lengths=case.lengths, accuracy=described,
+        )  # fmt: skip
+        rows.append(row if device is None else with_needs(row, device, limits))
     return rows, skipped
-
-
-def with_bounds(row: Row, limits: Limits) -> Row:
-    """The row with the bounds and the prediction that can be derived for its kernel."""
-    if row.plan is None or not bounds.covers(row.plan, limits):
-        return row
-    needs = bounds.bounds_of(row.plan, limits).named()
-    return dataclasses.replace(row, needs=needs, predicted=bounds.predict(row.plan, limits))
 
 
 def prepare(contender: Contender, case: Case, device: Device | None, inputs: Sequence[Inputs]) -> Entry:

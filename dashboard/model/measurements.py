@@ -125,7 +125,7 @@ class Measurement:
     @property
     def seconds(self) -> float:
         """Median."""
-        return self.row.p50_ns * 1e-9
+        return self.row.seconds
 
     @property
     def tflops(self) -> float:
@@ -134,7 +134,7 @@ class Measurement:
     @property
     def gbytes(self) -> float:
         """Effective traffic, GB/s."""
-        return 1e3 * self.row.tbytes
+        return self.row.gbytes
 
     @property
     def speed(self) -> str:
@@ -181,13 +181,12 @@ class Measurement:
     @property
     def needs(self) -> dict[str, float]:
         """Seconds that each resource alone needs, if derived (:mod:`cufa.measure.bounds`)."""
-        return {name: ns * 1e-9 for name, ns in self.row.json.get("needs_ns", {}).items()}
+        return self.row.needs
 
     @property
     def predicted(self) -> float | None:
         """Seconds predicted from :attr:`needs`."""
-        found = self.row.json.get("predicted_ns")
-        return None if found is None else found * 1e-9
+        return self.row.predicted
 
     @property
     def load(self) -> Json:

@@ -13,7 +13,7 @@ from cufa.gpu.architectures import Device
 from cufa.measure import measured
 from cufa.measure.cases import Case
 from cufa.measure.limits import Limits, measure_limits
-from cufa.measure.runner import Row, run_case
+from cufa.measure.runner import run_case
 from cufa.measure.timing import Watch
 
 Tell = Callable[[Json], None]
@@ -108,12 +108,11 @@ def _watch(tell: Tell) -> Watch:
     return watch
 
 
-def _row_record(row: Row, seconds: dict[str, float]) -> Json:
+def _row_record(row: measured.Measured, seconds: dict[str, float]) -> Json:
     """The row record with the plan in words and the kernel's preparation time."""
-    record = measured.row_json(row)
-    if row.plan is not None:
-        record |= {"plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
-    return record
+    if row.plan is None:
+        return row.json
+    return {**row.json, "plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
 
 
 def _limits(device: Device | None) -> Limits:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cufa.measure.cards import Card, of_lines, read_lines, without_samples
-from cufa.measure.measured import row_json
-from cufa.measure.runner import Row
+from cufa.measure.measured import Measured
 
 Json = dict[str, Any]
 
@@ -31,12 +30,12 @@ class CardFile:
         self._begin()
         self._append({"what": what, "recorded": self.session["recorded"], **content})
 
-    def add_rows(self, suite: str, rows: Iterable[Row]) -> None:
+    def add_rows(self, suite: str, rows: Iterable[Measured]) -> None:
         """Append the rows of one case."""
         self._begin()
         head = {"suite": suite, "card": self.session["device"], "recorded": self.session["recorded"]}
         head |= {"commit": self.session["commit"]} if "commit" in self.session else {}
-        for row in without_samples([row_json(row) for row in rows]):
+        for row in without_samples([row.json for row in rows]):
             self._append({**head, **row, "problem": self._id(row["problem"])})
 
     def rewrite(self) -> None:

@@ -110,7 +110,7 @@ def sustained(alone: list[Measured], in_turns: list[Measured]) -> Lines:
 
 
 def _load(row: Measured) -> str:
-    load, rate = row.load, _rate(row) if row.tflops >= 10 else f"{row.tbytes:.2f} TB/s"
+    load, rate = row.load, _rate(row) if row.tflops >= 10 else f"{row.gbytes / 1e3:.2f} TB/s"
     joule = NONE if load.get("tflop_per_joule") is None else f"{load['tflop_per_joule']:.2f}"
     clock = NONE if load.get("clock_mhz") is None else f"{load['clock_mhz']:.0f}"
     return f"{rate} · {joule} · {clock}"
@@ -146,11 +146,11 @@ def decode(rows: list[Measured]) -> Lines:
 
         def cells(row: Measured, read: Measured = read) -> list[str]:
             """µs, TB/s, and the fraction of the rate of a streaming read of equally many bytes."""
-            return [_us(row), f"{row.tbytes:.2f}", f"{read.p50_ns / row.p50_ns:.0%}"]
+            return [_us(row), f"{row.gbytes / 1e3:.2f}", f"{read.p50_ns / row.p50_ns:.0%}"]
 
         if best := best_peer(found):
             ours = next(row for row in found.values() if row.is_ours)
-            rates = _cells(found, peers, lambda row: f"{row.tbytes:.2f}")
+            rates = _cells(found, peers, lambda row: f"{row.gbytes / 1e3:.2f}")
             compared.append([ours.case, *cells(ours), *rates, ratio(found, best, ours.label)])
         else:
             others += [[row.case, label, *cells(row)] for label, row in found.items() if label != READ]

@@ -19,9 +19,9 @@ from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
 from cufa.measure.cases import READ, Case, Work, contenders
 from cufa.measure.limits import Limits
+from cufa.measure.measured import Measured, row_of
 from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
-from cufa.measure.runner import Row
 from cufa.measure.suites import SUITES, make
 from cufa.measure.timing import Load, Timing
 from cufa.problem.mask import CAUSAL
@@ -87,17 +87,20 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
     cases = tuple(SUITES["decode"].cases(DEVICE))
     limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
 
-    def run_case(case: Case, device: object, limits: object, **options: Any) -> tuple[list[Row], list[Any]]:
+    def run_case(
+        case: Case, device: object, limits: object, **options: Any
+    ) -> tuple[list[Measured], list[Any]]:
         assert (options["seconds"], options["regime"]) == (0.5, Regime.SUSTAINED)
         if "ragged" in case.name:
             raise MemoryError("too large")
         times = {c.label: 1e-5 if c.algorithm == READ else 2e-5 for c in case.contenders}
         plans = {c.label: c.plan(case.problem, DEVICE) if c.is_ours else None for c in case.contenders}
         load = Load(10, 2, 0.5, 0.0, Power(600.0, 1500.0, 0.01))
+        work, floor = Work.of(case.problem), (1e-5, "memory")
         rows = [
-            Row(
-                case.name, label, case.problem, Timing((t,) * 3, Regime.SUSTAINED, load=load), 0.0, plans[label],
-                1e-5, "memory", Work.of(case.problem),
+            row_of(
+                case.name, label, case.problem, Timing((t,) * 3, Regime.SUSTAINED, load=load), work, floor,
+                error=0.0, plan=plans[label],
             )
             for label, t in times.items()
         ]  # fmt: skip

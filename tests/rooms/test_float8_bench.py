@@ -118,13 +118,13 @@ def test_rows_state_their_accuracy_and_come_back():
     assert not skipped and [row.label for row in rows] == ["bfloat16", str(recipe), QUANTIZE]
     plain, e4m3, cost = rows
     assert e4m3.problem.scales == ("block", "block", "head") and e4m3.problem.out_dtype == "bfloat16"
-    assert cost.accuracy is None and cost.error is None and not cost.work.flops
-    assert cost.work.io_bytes == 3 * problem.batch * problem.heads * 96 * 64 * 3
+    assert cost.accuracy is None and cost.error is None and not cost.json["flops"]
+    assert cost.json["io_bytes"] == 3 * problem.batch * problem.heads * 96 * 64 * 3
     assert e4m3.error == pytest.approx(e4m3.accuracy.largest, rel=1e-3) and plain.error < e4m3.error
-    row = measured.Measured(json.loads(json.dumps(measured.row_json(e4m3))))
+    row = measured.Measured(json.loads(json.dumps(e4m3.json)))
     assert row.json["accuracy"] == dataclasses.asdict(e4m3.accuracy) and row.problem == e4m3.problem
     assert row.json["accuracy"]["quantiles"]["1"] == e4m3.accuracy.largest
-    assert measured.Measured(measured.row_json(cost)).is_peer is False
+    assert cost.is_peer is False
 
 
 def test_the_command_prints_errors_beside_times():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 from card_support import lines_of, write_lines
@@ -13,7 +14,7 @@ from records_support import CEILINGS, ENVIRONMENT, LIMITS, SHIPPED, made_up_card
 
 from cufa.kernels import KERNELS
 from cufa.measure import cards, measured, timing
-from cufa.measure.cases import Case, contenders
+from cufa.measure.cases import READ, Case, Work, contenders
 from cufa.measure.regimes import Regime
 from cufa.measure.runner import run_case
 from cufa.measure.suites import make
@@ -51,8 +52,13 @@ def test_digest_ignores_comments_and_white_space(tmp_path, monkeypatch):
 
 def test_nan_error_is_null():
     problem = make(1, 1, 8, 8, "float32", False)
-    rows, _ = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)
-    assert measured.row_json(dataclasses.replace(rows[0], error=float("nan")))["max_error"] is None
+    (row,), _ = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)
+    about = row.case, row.label, problem, row.timing, Work.of(problem), LIMITS.floor(problem)
+    for error in (math.nan, math.inf):
+        wrong = measured.row_of(*about, error=error)
+        assert wrong.json["max_error"] is None and not wrong.is_number and math.isnan(wrong.error)
+    assert row.is_number and measured.row_of(*about, error=0.5).error == 0.5
+    assert measured.row_of("", READ, *about[2:]).error is None
 
 
 class TestWithoutSamples:
@@ -71,7 +77,7 @@ class TestWithoutSamples:
                 assert getattr(kept.timing, name) == pytest.approx(getattr(whole.timing, name), abs=1e-9)
             assert kept.timing.count == whole.timing.count
             assert kept.timing.median_interval == pytest.approx(whole.timing.median_interval, abs=1e-9)
-            assert kept.tflops == whole.tflops and kept.tbytes == whole.tbytes
+            assert kept.tflops == whole.tflops and kept.gbytes == whole.gbytes
 
     def test_ratios_of_the_same_rounds_keep_their_interval(self, pairs):
         for a, kept_a in zip(*pairs, strict=True):

@@ -339,5 +339,5 @@ class TestRegimes:
         case = Case(problem, contenders("fa2"))
         rows, _ = run_case(case, None, LIMITS, regime=Regime.SUSTAINED, seconds=0.01)
         assert rows[0].regime is Regime.SUSTAINED and rows[0].error < 1e-5
-        assert rows[0].load.sets == 1 and "CPU" in rows[0].power.missing
-        assert rows[0].tflop_per_joule is None
+        assert rows[0].load["input_sets"] == 1 and "CPU" in rows[0].load["missing"]
+        assert rows[0].load["tflop_per_joule"] is None

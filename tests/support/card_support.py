@@ -13,7 +13,7 @@ Json = dict[str, Any]
 def lines_of(
     suites: dict[str, list[Json]], environment: Json, limits: Json | None = None, *others: Json
 ) -> list[Json]:
-    """``suites``: rows by suite, as :func:`cufa.measure.measured.row_json` makes them; their samples may stay."""
+    """``suites``: rows by suite, as :func:`cufa.measure.measured.row_of` makes them; their samples may stay."""
     recorded, ids = environment["recorded"], dict[str, int]()
     lines: list[Json] = [{"what": "session", **environment}]
     if limits:

@@ -16,13 +16,13 @@ from cufa.cache import cache_dir
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.gpu.architectures import Device
 from cufa.kernels.params import TRACE_RECORD
-from cufa.measure import measured, traces
+from cufa.measure import traces
 from cufa.measure.cases import READ, Case, Contender, Work
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.limits import Limits
+from cufa.measure.measured import digest, row_of
 from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
-from cufa.measure.runner import Row
 from cufa.measure.suites import SUITES
 from cufa.measure.timing import Load, Timing
 from cufa.plan.operation import OPERATIONS
@@ -101,7 +101,7 @@ def _evidence(suites: tuple[str, ...], with_loads: bool) -> str:
 
 
 def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str, Any]]:
-    """As :func:`cufa.measure.measured.row_json` makes them, of contenders that run on the made-up GPU."""
+    """As :func:`cufa.measure.measured.row_of` makes them, of contenders that run on the made-up GPU."""
     rows = []
     for place, contender in enumerate(case.contenders):
         problem = case.problem_of(contender)
@@ -114,33 +114,23 @@ def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str,
         elif not (contender.algorithm == READ or OPERATIONS[problem.operation].memory_bound):
             continue
         work = Work.of(problem, case.lengths)
-        floor, bound = LIMITS.floor(problem, work)
+        floor = LIMITS.floor(problem, work)
         seconds = (
-            floor * _slowness(contender, problem, plan, place) * (1.1 if regime is Regime.SUSTAINED else 1)
+            floor[0] * _slowness(contender, problem, plan, place) * (1.1 if regime is Regime.SUSTAINED else 1)
         )
         error = None if contender.algorithm == READ else 1e-3
-        derived: dict[str, Any] = {}
-        if plan is not None and plan.spec.algorithm == "fa3":
-            needs = {"products": 0.6 * seconds, "memory": 0.1 * seconds, "busiest block": 0.7 * seconds}
-            derived = {"needs": needs, "predicted": seconds}
         load = None
         if regime is Regime.SUSTAINED:
             load = Load(1000, 4, 3.0, 0.0, Power(joules=600 * seconds, watts=600.0, clock_mhz=1500.0))
         timing = Timing((seconds,) * 3, regime, load=load)
-        row = Row(
-            case.name,
-            contender.label,
-            problem,
-            timing,
-            error,
-            plan,
-            floor,
-            bound,
-            work,
-            case.lengths,
-            **derived,
-        )
-        rows.append(measured.row_json(row))
+        row = row_of(
+            case.name, contender.label, problem, timing, work, floor, error=error, plan=plan, lengths=case.lengths
+        ).json  # fmt: skip
+        if plan is not None and plan.spec.algorithm == "fa3":
+            needs = {"products": 0.6 * seconds, "memory": 0.1 * seconds, "busiest block": 0.7 * seconds}
+            row["needs_ns"] = {name: round(1e9 * x) for name, x in needs.items()}
+            row["predicted_ns"] = round(1e9 * seconds)
+        rows.append(row)
     return rows
 
 
@@ -187,7 +177,7 @@ def make_trace(plan: Plan, **changes: Any) -> traces.Trace:
     """A trace of a plan; ``changes`` overwrite fields."""
     trace = traces.Trace(
         plan.spec.name,
-        measured.digest(plan.spec),
+        digest(plan.spec),
         plan.problem,
         plan.config,
         dict(ENVIRONMENT),

@@ -10,12 +10,14 @@ from card_support import lines_of
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
-from cufa.measure import cards, measured
+from cufa.measure import cards
 from cufa.measure.cards import of_lines
 from cufa.measure.cases import READ, Case, Work, contenders, one_item_a_block
 from cufa.measure.limits import Limits
+from cufa.measure.measured import row_of
+from cufa.measure.predictions import with_needs
 from cufa.measure.regimes import Regime
-from cufa.measure.runner import Row, run_case, with_bounds
+from cufa.measure.runner import run_case
 from cufa.measure.suites import make
 from cufa.measure.timing import Timing
 from cufa.plan.planner import make_plan
@@ -37,7 +39,7 @@ def _versions():
         got, skipped = run_case(case, None, LIMITS, seconds=0.05)
         assert not skipped
         rows += got
-    return [measured.row_json(row) for row in rows]
+    return [row.json for row in rows]
 
 
 def versions_rows():
@@ -91,15 +93,16 @@ def fa3_row(contender, seconds, **sustained):
     plan = make_plan(problem, H200, "fa3", contender.config)
     if contender.one_item_a_block:
         plan = one_item_a_block(plan)
-    return with_bounds(measured_row(contender.label, problem, seconds, plan), limits)
+    return with_needs(measured_row(contender.label, problem, seconds, plan), H200, limits)
 
 
 def measured_row(label, problem, seconds, plan=None, case="", load=None, lengths=None):
     """Twenty samples of the same length."""
     timing = Timing((seconds,) * 20, Regime.SUSTAINED if load else Regime.IN_TURNS, load=load)
     error, work = None if label == READ else 1e-3, Work.of(problem, lengths)
-    return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths)
+    floor = 1e-4, "memory"
+    return row_of(case, label, problem, timing, work, floor, error=error, plan=plan, lengths=lengths)
 
 
 def rows_json(rows):
-    return [as_json(measured.row_json(row)) for row in rows]
+    return [as_json(row.json) for row in rows]
