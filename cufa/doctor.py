@@ -27,7 +27,7 @@ from .calls.backward import flash_attention_backward
 from .calls.forward import flash_attention
 from .gpu.driver import driver
 from .kernels import KERNELS
-from .problem.checks import install
+from .problem.checks import importable, install
 from .problem.mask import CAUSAL
 from .reference.dense import attention_reference, attention_reference_backward
 from .run.emulate.build import CompilerError, cxx
@@ -140,7 +140,7 @@ def _cupy() -> Iterator[Check]:
 
 
 def _nvrtc() -> Iterator[Check]:
-    if not _importable("cupy"):
+    if not importable("cupy"):
         return
     from cupy.cuda import nvrtc
 
@@ -159,7 +159,7 @@ def _nvrtc() -> Iterator[Check]:
 
 def _headers() -> Iterator[Check]:
     """cufa's kernels include nothing of CUDA's, but CuPy's own (astype, arithmetic) do."""
-    if not _importable("cupy"):
+    if not importable("cupy"):
         return
     places = [os.environ.get("CUDA_PATH", "/usr/local/cuda")]
     specification = importlib.util.find_spec("nvidia")
@@ -174,7 +174,7 @@ def _headers() -> Iterator[Check]:
 
 
 def _devices() -> Iterator[Check]:
-    if driver_cuda_version() is None or not _importable("cupy"):
+    if driver_cuda_version() is None or not importable("cupy"):
         return
     import cupy
 
@@ -223,7 +223,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _compilers() -> Iterator[Check]:
-    if _importable("cuda.bindings"):
+    if importable("cuda.bindings"):
         version = importlib.metadata.version("cuda-bindings")
         yield Check("cuda-bindings", Status.OK, f"{version}: `cufa compile` works")
     else:
@@ -251,7 +251,7 @@ def _compilers() -> Iterator[Check]:
 
 def _call() -> Iterator[Check]:
     """The proof: one small call and its gradients where arrays would be computed here, against float64."""
-    where = "GPU" if _capabilities() and _importable("cupy") else "CPU"
+    where = "GPU" if _capabilities() and importable("cupy") else "CPU"
     rng = np.random.default_rng(0)
     q, k, v, dout = rng.standard_normal((4, 1, 2, 100, 64), np.float32).astype(np.float16)
     out, lse = flash_attention(q, k, v, mask=CAUSAL, return_lse=True)
@@ -274,7 +274,7 @@ def _largest(x: np.ndarray[Any, Any]) -> float:
 
 def _capabilities() -> list[int]:
     """Compute capabilities of the GPUs that CuPy sees; empty without a driver or CuPy."""
-    if driver_cuda_version() is None or not _importable("cupy"):
+    if driver_cuda_version() is None or not importable("cupy"):
         return []
     import cupy
 
@@ -283,13 +283,6 @@ def _capabilities() -> list[int]:
     except cupy.cuda.runtime.CUDARuntimeError:
         return []
     return [int(cupy.cuda.Device(number).compute_capability) for number in range(count)]
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -164,15 +164,9 @@ def _backend_of(scope: str) -> str | None:
 #: Files whose tests share what is made once per process: a browser and a server, a runtime, a build taken apart, a
 #: wheel, rows, the list of builds.
 _ONE_PROCESS = (
-    "test_dashboard_",
-    "test_emulate_builds",
-    "test_machine_code",
-    "test_packaging",
-    "test_evidence",
-    "test_measured",
-    "test_recorder",
-    "test_variants",
-)
+    "test_dashboard_", "test_emulate_builds", "test_machine_code", "test_packaging", "test_evidence",
+    "test_measured", "test_recorder", "test_variants",
+)  # fmt: skip
 
 
 def _is_of_one_process(nodeid: str) -> bool:

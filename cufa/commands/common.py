@@ -130,17 +130,6 @@ class Seconds(click.FloatRange):
         return float(seconds)
 
 
-def seconds_option(default: float) -> Callable[[F], F]:
-    """``default`` is for contenders that take turns."""
-    return click.option(
-        "--seconds",
-        type=Seconds(),
-        default=default,
-        show_default=True,
-        help="Time spent measuring each shape.",
-    )
-
-
 def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
     """--sustained and --seconds: the command is given ``regime`` and ``seconds``."""
     alone = Regime.SUSTAINED.seconds

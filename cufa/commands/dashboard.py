@@ -74,11 +74,6 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: {install('dashboard')}")
-    if importlib.util.find_spec("fcntl") is None:
-        fail(
-            Exit.MISSING,
-            "the dashboard needs fcntl's file locks, which Windows lacks. Fix: Linux, WSL included",
-        )
     if port:
         _check_free(port)
     command = launch_command(port)

@@ -41,7 +41,9 @@ _GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Til
     "--seqlen", type=common.SIZE, help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]"
 )
 @common.device_option
-@common.seconds_option(3.0)
+@click.option(
+    "--seconds", type=common.Seconds(), default=3.0, show_default=True, help="Time spent measuring."
+)
 @common.json_option
 @click.pass_context
 def demo_command(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, TileConfig, kernels_of
-from ..measure import costs, counting
+from ..measure import costs
 from ..plan.candidates import serving_configs
 from ..plan.planner import make_plan
 from ..problem.problem import Problem
@@ -77,7 +77,6 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all]")
 @click.option("--arch", default="sm_90", show_default=True, help="Plan the tiles for this architecture.")
 @click.option("--recorded", is_flag=True, help="Show recorded counters of a visited tile; needs no compiler.")
-@click.option("--record", is_flag=True, hidden=True, help="Record them anew.")
 @common.json_option
 def emulate_command(
     operation: str,
@@ -89,7 +88,6 @@ def emulate_command(
     threads: int | None,
     arch: str,
     recorded: bool,
-    record: bool,
     as_json: bool,
     **shape: Any,
 ) -> None:
@@ -98,8 +96,8 @@ def emulate_command(
     Exit status 1: checked mode has found something, the kernel deadlocks, or the result is wrong. It says
     nothing about speed or registers: `cufa bench` and `cufa compile` do.
     """
-    if recorded or record:
-        _recorded(record, as_json)
+    if recorded:
+        _recorded(as_json)
         return
     common.check_algorithm(algorithm, [operation])
     problem = common.problem_from(shape, None, operation)
@@ -294,10 +292,7 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
             console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
-def _recorded(record: bool, as_json: bool) -> None:
-    if record:
-        counting.record()
-        return
+def _recorded(as_json: bool) -> None:
     document = costs.load()
     if as_json:
         common.print_json(document)

@@ -1,6 +1,6 @@
 """Work that a plan asks of the GPU: counters of the kernel's own source, executed on a CPU, times the tiles visited.
 
-:mod:`cufa.measure.counting` executes each kernel on a few small shapes and records what one unit of work costs
+``tests/evidence/counting.py`` executes each kernel on a few small shapes and records what one unit of work costs
 (a visited tile, a work item, …). Here a plan's units come from its schedule; a plan's counters are units × costs.
 Pure: no GPU, no compiler.
 """
@@ -31,6 +31,9 @@ ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
 bytes that threads read and write themselves; bytes of float32 additions in the L2 cache."""
 COUNTERS = (*ON_CHIP, "read", "written", "passes")
 """And bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
+
+#: An H200 with one SM: a single persistent block takes all work items, whatever the order of threads on this CPU.
+ONE_SM = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 
 #: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
 GROUP_ROWS = 64

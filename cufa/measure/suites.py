@@ -176,6 +176,11 @@ def _float32(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders(*best(problem, device)))
 
 
+#: Tiles of FlashAttention-1 whose order others published, measured on an A10: queries, keys, warps. First the fastest.
+BLOCK_WINNER = (64, 64, 4)
+BLOCK_LOSERS = ((128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8))
+
+
 @_suite("fa1-blocks", "FA1 block sizes and warps")
 def _fa1_blocks(device: Device | None) -> Iterator[Case]:
     """Every tiling of FA1 that fits: the block sweep; in float32 on shapes of which one is published."""

@@ -99,6 +99,16 @@ def install(extra: str) -> str:
     return f"pip install 'cufa[{extra}]{origin}'"
 
 
+def importable(module: str) -> bool:
+    """Whether a module is installed; it is not imported."""
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        return False
+
+
 def array_kind(x: object) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"
 

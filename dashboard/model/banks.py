@@ -7,7 +7,7 @@ import functools
 
 from cufa.dashboard.sentences import count
 from cufa.kernels import Kernel, TileConfig
-from cufa.measure.counting import DEVICE
+from cufa.measure.costs import ONE_SM
 from cufa.measure.inputs import Inputs, given_to
 from cufa.plan.planner import make_plan
 from cufa.problem.lengths import DENSE, Cached
@@ -36,7 +36,7 @@ def accesses(spec: Kernel, config: TileConfig, problem: Problem) -> tuple[Access
     )
     splits = 1 if spec.split_configs or decode else None
     try:
-        plan = make_plan(small, DEVICE, config=config, kernel=spec.name, num_splits=splits)
+        plan = make_plan(small, ONE_SM, config=config, kernel=spec.name, num_splits=splits)
         given = given_to(plan.operation, Inputs(small, on_gpu=False, seed=0).arrays(small))
         return shared_accesses(plan, given)
     except (EmulationError, CompilerError, NotImplementedError, ValueError) as error:

@@ -7,8 +7,7 @@ import dataclasses
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig
 from cufa.measure.cases import Case, Contender, contenders
-from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
-from cufa.measure.suites import SUITES, make
+from cufa.measure.suites import BLOCK_LOSERS, BLOCK_WINNER, SUITES, make
 from cufa.problem.mask import CAUSAL
 
 #: Machine and code of the published tables.

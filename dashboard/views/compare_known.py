@@ -20,8 +20,8 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.measure.cases import Case
-from cufa.measure.published import BLOCK_LOSERS
 from cufa.measure.regimes import Regime
+from cufa.measure.suites import BLOCK_LOSERS
 from cufa.problem.problem import Problem
 
 _PUBLISHED = "published"

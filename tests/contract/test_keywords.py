@@ -11,15 +11,10 @@ import cufa
 from cufa.calls.keywords import _ANSWERS, unknown_keyword
 
 CALLS = [
-    cufa.flash_attention,
-    cufa.flash_attention_backward,
-    cufa.flash_attention_varlen,
-    cufa.flash_attention_varlen_backward,
-    cufa.flash_decode,
-    cufa.plan,
-    cufa.plan_backward,
+    cufa.flash_attention, cufa.flash_attention_backward, cufa.flash_attention_varlen,
+    cufa.flash_attention_varlen_backward, cufa.flash_decode, cufa.plan, cufa.plan_backward,
     cufa.plan_decode,
-]
+]  # fmt: skip
 
 
 def refused(call, **keywords) -> str:

@@ -164,17 +164,9 @@ def test_other_algorithms_and_given_results(algorithm):
     _, lse = cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, device="cpu")
     results = [np.empty_like(x) for x in (q, k, v)]
     found = cufa.flash_attention_varlen_backward(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        cu_q,
-        cu_k,
-        device="cpu",
+        dout, q, k, v, out, lse, cu_q, cu_k, device="cpu",
         **dict(zip(("dq", "dk", "dv"), results, strict=True)),
-    )
+    )  # fmt: skip
     assert all(x is y for x, y in zip(found, results, strict=True))
 
 

@@ -18,7 +18,7 @@ from cufa.measure import cards
 from cufa.measure.machine import environment
 from cufa.measure.suites import SUITES
 
-from . import code, fastest, gpu_tests, recorder, report, traced
+from . import code, counting, fastest, gpu_tests, recorder, report, traced
 from .card_file import CardFile
 
 JOBS = click.option("--jobs", type=click.IntRange(1), default=gpu_tests.default_jobs, help="Processes.")
@@ -128,6 +128,12 @@ def stamp(jobs: int, check: bool) -> None:
 def show() -> None:
     """Print all tables, as Markdown."""
     click.echo(report.markdown(cards.load_all()))
+
+
+@main.command("costs")
+def count_costs() -> None:
+    """Execute every kernel's source on this CPU, and record what a unit of its work costs. Some minutes; needs g++."""
+    counting.record()
 
 
 @main.command("fastest")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cufa.kernels import KERNELS
+from cufa.problem.checks import importable
 from cufa.run.cpu.blas import usable_cores
 
 TESTS_DIR = Path(__file__).parents[1]
@@ -38,7 +39,7 @@ def run_gpu_tests(jobs: int, say: Say, every_case: bool) -> Json:
             report = Path(folder) / "junit.xml"
             command = [sys.executable, "-m", "pytest", "-q", "-rf", "--durations=15", "-m", expression]
             command.append(f"--junitxml={report}")
-            command += ["-n", str(workers)] if workers and _importable("xdist") else []
+            command += ["-n", str(workers)] if workers and importable("xdist") else []
             command += ["--every-case"] if every_case else []
             command += ["--ignore-glob=*dashboard*"]  # the dashboard's packages are not installed
             # References run in NumPy. If each worker's BLAS used all cores, the workers would compete for cores.
@@ -67,12 +68,6 @@ def _kernels_of(test_name: str) -> list[str]:
     """Kernels named among the parameters, e.g. ``test_lengths[fa2_forward-float16-native-1-1-full]``."""
     parameters = re.search(r"\[(.*)\]$", test_name)
     return [name for name in KERNELS if parameters and name in parameters[1].split("-")]
-
-
-def _importable(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
 
 
 def default_jobs() -> int:

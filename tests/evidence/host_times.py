@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from cufa.kernels import KERNELS, Kernel
 from cufa.measure import peers
 from cufa.measure.inputs import Inputs
 from cufa.measure.measuring import host_time
+from cufa.measure.peers import sdpa, tensors
 from cufa.measure.suites import make
+from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.mask import CAUSAL
@@ -73,11 +75,34 @@ def host_calls() -> list[Json]:
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
     if not peers.FAMILIES["torch"].missing:
         measure = functools.partial(host_time, synchronize=synchronize)
-        found += peers.torch_host_times(_SMALL, q, k, v, measure)
+        found += _torch_times(q, k, v, measure)
     return [
         {"call": label, **{f"p{p}_us": round(getattr(timing, f"p{p}") * 1e6, 2) for p in (10, 50, 90)}}
         for label, timing in found
     ]
+
+
+def _torch_times(
+    q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
+) -> list[tuple[str, Timing]]:
+    """Host time of a bare SDPA call, backend chosen once outside of it, for those that serve the small problem."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    arguments = [tensors.to_torch(x) for x in (q, k, v)]
+    attention = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        *arguments,
+        **sdpa.mask_options("torch flash", _SMALL),
+    )
+    found = []
+    for name, backend in sdpa.BACKENDS.items():
+        with torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)):
+            try:
+                found.append((name, measure(attention)))
+            except RuntimeError:
+                continue
+    return found
 
 
 _FIRST_RESULT = """

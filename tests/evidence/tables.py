@@ -9,7 +9,7 @@ from cufa.measure import additions
 from cufa.measure.cases import READ
 from cufa.measure.ladder import is_step
 from cufa.measure.measured import Measured, best_peer, by_case, speedup
-from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
+from cufa.measure.suites import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
 

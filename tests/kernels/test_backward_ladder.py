@@ -102,16 +102,9 @@ def test_each_is_right(head_dim, causal):
     for n, contender in enumerate(of_today(hoppers(plan), f"right {head_dim} {causal}", fixed=0)):
         config = contender.config
         case = make_case(
-            1,
-            2,
-            1,
-            2 * config.block_q + 5,
-            2 * config.block_kv + 3,
-            head_dim,
-            "bfloat16",
-            causal=causal,
+            1, 2, 1, 2 * config.block_q + 5, 2 * config.block_kv + 3, head_dim, "bfloat16", causal=causal,
             seed=n,
-        )
+        )  # fmt: skip
         ordered = contender.problem is not None
         check(EMULATE, plan.spec, None, case, config=config, deterministic=ordered, trace=False)
 

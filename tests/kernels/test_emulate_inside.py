@@ -78,17 +78,9 @@ def test_fa3(mask, head_dim, softcap):
     """Few blocks, so that the pipeline runs on from item to item: producer and consumers of each."""
     q, k, v = make_inputs(1, 3, 1, 400, 500, head_dim)
     first = emulate(
-        q,
-        k,
-        v,
-        mask=mask,
-        softcap=softcap,
-        algorithm="fa3",
-        mode="checked",
-        schedule=1,
-        inside=True,
+        q, k, v, mask=mask, softcap=softcap, algorithm="fa3", mode="checked", schedule=1, inside=True,
         num_splits=1,
-    )
+    )  # fmt: skip
     assert not first.findings, "\n".join(map(str, first.findings))
     config = first.plan.config
     plan = plan_with_blocks(first.plan.problem, config, 2)

@@ -204,15 +204,8 @@ def test_recorded_traces_say_what_stamps_cost():
 
 def test_command(trace, tmp_path: Path):
     command = [
-        "inside",
-        "--executed",
-        "--heads",
-        "1",
-        "--seqlen",
-        "200",
-        "--perfetto",
-        str(tmp_path / "t.json"),
-    ]
+        "inside", "--executed", "--heads", "1", "--seqlen", "200", "--perfetto", str(tmp_path / "t.json"),
+    ]  # fmt: skip
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert "executed on the CPU: order, not time" in done.output

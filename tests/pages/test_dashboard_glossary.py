@@ -27,15 +27,8 @@ def test_a_meaning_is_two_sentences_at_most(term: str) -> None:
 def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
     text = "Thread blocks wait for the tail of the last waves; 3 query blocks, masks, biased SMs, cold L2 and L2."
     assert glossary.found(text) == [
-        "thread block",
-        "tail",
-        "wave",
-        "query block",
-        "mask",
-        "SM",
-        "cold L2",
-        "L2",
-    ]
+        "thread block", "tail", "wave", "query block", "mask", "SM", "cold L2", "L2",
+    ]  # fmt: skip
     assert glossary.found("The detail of wavefronts, maskings and smart splitters") == []
 
 

@@ -50,14 +50,9 @@ def forward(
 
 
 def backward(
-    algorithm: str,
-    config: TileConfig | None,
-    *,
-    dtype: str = "float16",
-    deterministic: bool = False,
-    schedule: str | int = "ascending",
-    **case: Any,
-) -> str:
+    algorithm: str, config: TileConfig | None, *, dtype: str = "float16", deterministic: bool = False,
+    schedule: str | int = "ascending", **case: Any,
+) -> str:  # fmt: skip
     """Several ragged tiles each way; two query heads share keys. ``case``: sizes, mask, softcap, spread."""
     sizes = {"heads": 2, "kv_heads": 1, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
     made = backward_case(1, **{**sizes, "mask": CAUSAL, **case}, dtype=dtype, dlse=True)

@@ -235,17 +235,9 @@ def test_an_algorithm_of_another_operation_is_wrong_usage(run, command, there):
 @pytest.mark.slow
 def test_compare_gives_measured_and_predicted_ratio(run):
     arguments = [
-        "compare",
-        "fa2_noskip",
-        "fa2",
-        "--causal",
-        "--seqlen",
-        "1100",
-        "--device",
-        "cpu",
-        "--seconds",
+        "compare", "fa2_noskip", "fa2", "--causal", "--seqlen", "1100", "--device", "cpu", "--seconds",
         "0.1",
-    ]
+    ]  # fmt: skip
     document = json.loads(run(*arguments, "--json").stdout)
     ratio = document["speedup"]
     assert ratio["low"] <= ratio["value"] <= ratio["high"]

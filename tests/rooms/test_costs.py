@@ -6,11 +6,12 @@ import dataclasses
 import math
 
 import pytest
+from evidence import counting
 from sampling import of_today
 
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
-from cufa.measure import costs, counting
+from cufa.measure import costs
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem
@@ -32,7 +33,7 @@ def recorded_builds(kernel: str) -> list[tuple[int, int, bool]]:
 
 @pytest.mark.parametrize("name", counting.KERNELS)
 def test_recorded_costs_are_what_the_source_counts(name: str) -> None:
-    """One build of each kernel, another one every day. Else: cufa emulate --record (some minutes)."""
+    """One build of each kernel, another one every day. Else: python -m tests.evidence costs (some minutes)."""
     kernel = counting.KERNELS[name]
     for number, head_dim, softcap in of_today(recorded_builds(name), f"costs {name}", fixed=0):
         config = counting.configs_of(kernel)[number]

@@ -162,17 +162,8 @@ def test_classifiers_are_the_versions_that_are_served():
 def test_import_loads_numpy_and_little_else(tmp_path):
     """Also where other libraries are installed: a package of each name lies on the path."""
     others = (
-        "cupy",
-        "cupy_backends",
-        "cuda",
-        "torch",
-        "jax",
-        "streamlit",
-        "plotly",
-        "pandas",
-        "scipy",
-        "numba",
-    )
+        "cupy", "cupy_backends", "cuda", "torch", "jax", "streamlit", "plotly", "pandas", "scipy", "numba",
+    )  # fmt: skip
     others += ("click", "rich", "thinc", "pynvml", "PIL", "websockets")
     for name in others:
         (tmp_path / name).mkdir()

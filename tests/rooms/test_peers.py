@@ -82,7 +82,7 @@ def test_flex_refuses_a_class_of_masks_that_it_does_not_know():
 
 
 def test_peers_are_not_handed_sequences_of_different_lengths(monkeypatch):
-    monkeypatch.setattr(flex, "missing", lambda: "")
+    monkeypatch.setattr(peers.Family, "missing", "")
     (case, *_) = (c for c in SUITES["masks"].cases(Device.typical("sm_90")) if "documents" in c.name)
     packed = [c.problem for c in case.contenders if c.problem]
     assert packed
@@ -118,12 +118,12 @@ def test_fa4_is_given_a_window_of_a_cache():
 )
 def test_torch_refuses_what_it_would_compute_otherwise(p, reason):
     with pytest.raises(NotImplementedError, match=reason):
-        sdpa._mask("torch cudnn", p)
+        sdpa.mask_options("torch cudnn", p)
 
 
 def test_torch_is_given_square_masks_as_a_flag():
-    assert sdpa._mask("torch cudnn", problem(CAUSAL, 40, 40)) == {"is_causal": True}
-    assert sdpa._mask("torch cudnn", problem(FULL)) == {"is_causal": False}
+    assert sdpa.mask_options("torch cudnn", problem(CAUSAL, 40, 40)) == {"is_causal": True}
+    assert sdpa.mask_options("torch cudnn", problem(FULL)) == {"is_causal": False}
 
 
 def test_families_name_every_peer_once():

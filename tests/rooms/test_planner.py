@@ -264,19 +264,9 @@ def test_the_largest_grid_is_planned_and_no_larger():
     def decoding(batch: int) -> Problem:
         lengths = Cached(page_size=0, max_pages=0, num_pages=0, given=True, new_tokens=0)
         return Problem(
-            batch,
-            8,
-            8,
-            1,
-            64,
-            64,
-            "float16",
-            CAUSAL,
-            0.125,
-            lengths=lengths,
-            operation="decode",
+            batch, 8, 8, 1, 64, 64, "float16", CAUSAL, 0.125, lengths=lengths, operation="decode",
             alignment=16,
-        )
+        )  # fmt: skip
 
     plan = make_plan(decoding(65_535), H200, "fixed")
     assert max(plan.launches[0].grid[1:]) == 65_535

@@ -9,7 +9,7 @@ import pytest
 from cufa.gpu.architectures import Device
 from cufa.kernels import kernels_of
 from cufa.measure import suites
-from cufa.measure.published import BLOCK_LOSERS, BLOCK_WINNER
+from cufa.measure.suites import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.element import ELEMENTS
 from cufa.problem.lengths import Packed

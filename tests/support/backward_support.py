@@ -53,19 +53,9 @@ class Case:
 
 
 def make_case(
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    head_dim: int,
-    dtype: str = "float16",
-    *,
-    seed: int = 0,
-    spread: float = 1.0,
-    dlse: bool = False,
-    **scores: Any,
-) -> Case:
+    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, head_dim: int,
+    dtype: str = "float16", *, seed: int = 0, spread: float = 1.0, dlse: bool = False, **scores: Any,
+) -> Case:  # fmt: skip
     """Normal inputs; out and lse are the float64 reference's, rounded as a kernel rounds them."""
     q, k, v = make_inputs(
         batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, seed=seed, spread=spread

@@ -176,21 +176,10 @@ def numbers_of_heads(few: str, batch: int, heads: int) -> dict[str, np.ndarray]:
 
 
 def make_case(
-    lengths: Sequence[int],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    tokens: int = 1,
-    head_dim: int = 16,
-    dtype: str = "float16",
-    fp8: bool = False,
-    page_size: int = 0,
-    capacity: int | None = None,
-    new: int = 0,
-    spread: float = 1.0,
-    seed: int = 0,
-    **scores: Any,
-) -> Case:
+    lengths: Sequence[int], *, heads: int = 4, kv_heads: int = 2, tokens: int = 1, head_dim: int = 16,
+    dtype: str = "float16", fp8: bool = False, page_size: int = 0, capacity: int | None = None,
+    new: int = 0, spread: float = 1.0, seed: int = 0, **scores: Any,
+) -> Case:  # fmt: skip
     """``lengths`` count what is appended, ``new`` tokens of each sequence. ``capacity`` defaults to a
     little more than the longest; None of ``lengths`` may be below ``new``. ``scores``: window, softcap and
     scale, as for the call; None is left out."""

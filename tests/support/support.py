@@ -37,18 +37,9 @@ TF32_EPSILON = 2.0**-10
 
 
 def make_inputs(
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    head_dim: int,
-    dtype: str = "float16",
-    *,
-    layout: str = "bhsd",
-    seed: int = 0,
-    spread: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, head_dim: int,
+    dtype: str = "float16", *, layout: str = "bhsd", seed: int = 0, spread: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Normal q, k, v in the layout asked for; ``spread`` multiplies q, so it widens the scores."""
     rng = np.random.default_rng(seed)
 
@@ -60,16 +51,9 @@ def make_inputs(
 
 
 def naive_same_dtype(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    causal: bool = False,
-    window: Any = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-) -> np.ndarray:
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, window: Any = None,
+    mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
+) -> np.ndarray:  # fmt: skip
     """What three array expressions give: scores, probabilities and output each rounded to the dtype,
     products accumulated in float32 (float64 for float64). Those of float32 are in order; for others that is not what
     rounds. Arrays in "bhsd"."""
@@ -101,17 +85,9 @@ def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def assert_attention(
-    out: np.ndarray,
-    lse: np.ndarray | None,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    scale: float | None = None,
-    layout: str = "bhsd",
-    precision: str | None = None,
-    **scores: Any,
-) -> float:
+    out: np.ndarray, lse: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, *,
+    scale: float | None = None, layout: str = "bhsd", precision: str | None = None, **scores: Any,
+) -> float:  # fmt: skip
     """Max error against float64 at most twice the naive computation's, plus one rounding; returns it.
     ``scores``: causal, window, mask and softcap, as for the call."""
     if layout == "bshd":
@@ -187,14 +163,9 @@ def poisoned_like(x: Any, xp: Any = np) -> Any:
 
 
 def make_problem(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool = False,
-    *,
-    mask: Mask | None = None,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False, *, mask: Mask | None = None,
     softcap: float | None = None,
-) -> Problem:
+) -> Problem:  # fmt: skip
     """Of arrays in "bhsd", with the default scale."""
     return shapes.make_problem(
         [x.shape for x in (q, k, v)], str(q.dtype), Options(resolve_mask(causal, None, mask), softcap)

@@ -1,11 +1,10 @@
 """Other libraries, timed on the same inputs in the same run. Used when they are there, never required.
 
-A *family* is what ``cufa bench --peers`` names: one library, with one or more contenders. Each is a module
-here with ``missing()``, a reason why it cannot be imported or "", and ``make(name, problem, arrays)``, which
-returns (run, results): ``run`` launches on CuPy's current stream, ``results`` computes once and returns CuPy
-arrays by their role. The inputs are those of :class:`cufa.measure.inputs.Inputs`: CuPy arrays in the order
-(batch, heads, seqlen, head_dim). With a gradient of the output among them, ``dout``, it is the gradients of q, k
-and v that are computed.
+A *family* is what ``cufa bench --peers`` names: one library, with one or more contenders. Each is a module here with
+``make(name, problem, arrays)``, which returns (run, results): ``run`` launches on CuPy's current stream, ``results``
+computes once and returns CuPy arrays by their role. The inputs are those of :class:`cufa.measure.inputs.Inputs`: CuPy
+arrays in the order (batch, heads, seqlen, head_dim). With a gradient of the output among them, ``dout``, it is the
+gradients of q, k and v that are computed.
 
 ``make`` raises NotImplementedError, with a reason, for a problem that the peer does not serve.
 """
@@ -17,12 +16,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from ...problem.checks import importable
 from ...problem.problem import Problem
 from ..timing import Run
 from . import fa4, flex, sdpa
-from .sdpa import torch_host_times
-
-__all__ = ["FAMILIES", "PEERS", "Family", "family_of", "here", "make", "torch_host_times"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +29,14 @@ class Family:
     peers: tuple[str, ...]
     """Names of its contenders, as rows and suites have them."""
     module: ModuleType
+    packages: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"torch": "torch"})
+    """What it imports, and the name to install each by."""
 
     @property
     def missing(self) -> str:
         """Why it cannot be used here; "" when it can, as far as one sees without a GPU."""
-        return str(self.module.missing())
+        lacking = (package for name, package in self.packages.items() if not importable(name))
+        return next((f"{package} is not installed" for package in lacking), "")
 
 
 FAMILIES = {
@@ -44,7 +44,13 @@ FAMILIES = {
     for family in (
         Family("torch", "torch's scaled_dot_product_attention", tuple(sdpa.BACKENDS), sdpa),
         Family("flex", "torch's compiled FlexAttention", ("flex",), flex),
-        Family("fa4", "FlashAttention-4 (CuTe)", ("fa4",), fa4),
+        Family(
+            "fa4",
+            "FlashAttention-4 (CuTe)",
+            ("fa4",),
+            fa4,
+            {"torch": "torch", "flash_attn.cute": "flash-attn-4"},
+        ),
     )
 }
 PEERS = tuple(name for family in FAMILIES.values() for name in family.peers)

@@ -9,10 +9,6 @@ from ...problem.problem import Problem
 from . import tensors
 
 
-def missing() -> str:
-    return tensors.missing("torch") or tensors.missing("flash_attn.cute", "flash-attn-4")
-
-
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     """On copies in the peer's own layout, (batch, seqlen, heads, head_dim), made beforehand."""
     options: dict[str, Any] = {"softmax_scale": problem.scale, "window_size": window_size(problem)}

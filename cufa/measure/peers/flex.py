@@ -19,10 +19,6 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]
 """Of (batch, query head, query, key): whether the query sees the key."""
 
 
-def missing() -> str:
-    return tensors.missing("torch")
-
-
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     if problem.deterministic:
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...problem.problem import Problem
-from ..timing import Timing
 from . import tensors
 
 #: Backends by our name for them.
@@ -25,10 +23,6 @@ _LOWER_RIGHT = ("torch flash", "torch efficient")
 _MATH_MAX_BYTES = 16 << 30
 
 
-def missing() -> str:
-    return tensors.missing("torch")
-
-
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     """On the very memory of q, k, v."""
     import torch
@@ -39,7 +33,7 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs
         raise NotImplementedError("materialises its scores: too large")
     if problem.deterministic:
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)
-    options: dict[str, Any] = {"scale": problem.scale, **_mask(name, problem)}
+    options: dict[str, Any] = {"scale": problem.scale, **mask_options(name, problem)}
     backend = getattr(SDPBackend, BACKENDS[name])
     if problem.group_size > 1:
         options["enable_gqa"] = True
@@ -53,7 +47,7 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs
     return tensors.runs(attention, arrays)
 
 
-def _mask(name: str, problem: Problem) -> dict[str, Any]:
+def mask_options(name: str, problem: Problem) -> dict[str, Any]:
     """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias that torch hands on to the
     backend as a flag, without making a matrix of it. Raises NotImplementedError for other masks."""
     first, last = problem.edges
@@ -72,24 +66,3 @@ def _mask(name: str, problem: Problem) -> dict[str, Any]:
     from torch.nn.attention.bias import causal_lower_right
 
     return {"attn_mask": causal_lower_right(problem.seqlen_q, problem.seqlen_k)}
-
-
-def torch_host_times(
-    problem: Problem, q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
-) -> list[tuple[str, Timing]]:
-    """Host time of a bare SDPA call, backend chosen once outside of it, for those that serve the problem."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    arguments = [tensors.to_torch(x) for x in (q, k, v)]
-    attention = functools.partial(
-        torch.nn.functional.scaled_dot_product_attention, *arguments, **_mask("torch flash", problem)
-    )
-    found = []
-    for name, backend in BACKENDS.items():
-        with torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)):
-            try:
-                found.append((name, measure(attention)))
-            except RuntimeError:
-                continue
-    return found

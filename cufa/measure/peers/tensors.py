@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,15 +9,6 @@ Runs = tuple[Callable[[], Any], Callable[[], dict[str, Any]]]
 """A function that launches, and one that computes once and returns arrays by their role."""
 
 NOT_DETERMINISTIC = "torch has determinism as a setting of the process, which this does not touch"
-
-
-def missing(module: str, name: str = "") -> str:
-    """A reason when a module cannot be found, else ""."""
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there
-        found = False
-    return "" if found else f"{name or module} is not installed"
 
 
 def to_torch(x: Any) -> Any:

@@ -6,7 +6,6 @@ Counters are linear in these units; :func:`count` raises ValueError where they a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,27 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..calls.tuning import write_json
-from ..gpu.architectures import Device
-from ..kernels import Kernel, TileConfig, kernels_of
-from ..kernels.backward.fa3_config import Fa3BackwardConfig
-from ..kernels.forward.fa3 import Fa3Config
-from ..kernels.support import refusal
-from ..plan.planner import Plan, make_plan
-from ..problem.problem import Problem
-from ..run.cpu.blas import usable_cores
-from ..run.emulate.launch import Execution
-from ..run.emulate.run import Emulation, run_plan
-from . import costs
-from .inputs import Inputs, given_to
-from .ladder import ladder, variations
+from cufa.calls.tuning import write_json
+from cufa.kernels import Kernel, TileConfig, kernels_of
+from cufa.kernels.backward.fa3_config import Fa3BackwardConfig
+from cufa.kernels.forward.fa3 import Fa3Config
+from cufa.kernels.support import refusal
+from cufa.measure import costs
+from cufa.measure.costs import ONE_SM
+from cufa.measure.inputs import Inputs, given_to
+from cufa.measure.ladder import ladder, variations
+from cufa.plan.planner import Plan, make_plan
+from cufa.problem.problem import Problem
+from cufa.run.cpu.blas import usable_cores
+from cufa.run.emulate.launch import Execution
+from cufa.run.emulate.run import Emulation, run_plan
 
 #: The kernels that are counted: all whose inputs have no scales.
 KERNELS = {name: x for name, x in (kernels_of("forward") | kernels_of("backward")).items() if not x.scales}
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-
-#: An H200 with one SM: a single persistent block takes all work items, whatever the order of threads on this CPU.
-DEVICE = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 
 _SHAPES = ((2, 2, 1), (2, 3, 1), (3, 2, 1), (3, 4, 1), (2, 2, 2), (3, 2, 2))
 """(query blocks, key blocks, heads): one shape more than units of work where tiles are whole."""
@@ -43,15 +39,15 @@ _EXACT, _CLOSE = 0.01, 0.005
 """Counts are exactly linear, but for persistent backward blocks, which read a few words more for some items: there the
 solution is within 0.5% of every count."""
 _ABOUT = (
-    "Counters of one unit of work, from executing the kernels' CUDA source on a CPU (cufa emulate --record). Not "
+    "Counters of one unit of work, from executing the kernels' CUDA source on a CPU (tests/evidence/counting.py). Not "
     "measured on a GPU. Wavefronts follow the model in cuda_src/host/bank_model.h."
 )
 
 
 def plan_of(kernel: Kernel, config: TileConfig, problem: Problem) -> Plan:
-    """The plan of a problem on :data:`DEVICE`, keys together."""
+    """The plan of a problem on :data:`ONE_SM`, keys together."""
     whole = 1 if kernel.split_configs else None
-    return make_plan(problem, DEVICE, config=config, kernel=kernel.name, num_splits=whole)
+    return make_plan(problem, ONE_SM, config=config, kernel=kernel.name, num_splits=whole)
 
 
 def execute(plan: Plan) -> Emulation:
