@@ -141,14 +141,9 @@ def test_any_lengths_as_padded_and_as_packed(lengths, tail, causal):
         for x, whole, cu in zip(padded, (q, k, v), (cu_q, cu_k, cu_k), strict=True):
             x[b, : cu[b + 1] - cu[b]] = whole[cu[b] : cu[b + 1]]
     out, of_padded = cufa.flash_attention(
-        *padded,
-        causal=causal,
-        seqlens_q=queries,
-        seqlens_k=keys,
-        layout="bshd",
-        return_lse=True,
+        *padded, causal=causal, seqlens_q=queries, seqlens_k=keys, layout="bshd", return_lse=True,
         device="cpu",
-    )
+    )  # fmt: skip
     for b in range(len(lengths)):
         rows = slice(cu_q[b], cu_q[b + 1])
         np.testing.assert_allclose(packed[rows], out[b, : queries[b]], atol=1e-13)

@@ -160,13 +160,7 @@ _OPEN: dict[str, Build] = {
     "backward-energy": tables.forward,
 }
 _FOLDED: dict[str, Build] = {
-    "awkward": tables.awkward,
-    "chunks": tables.awkward,
-    "ladder": tables.ladder,
-    "backward-ladder": tables.ladder,
-    "versions": tables.versions,
-    "float32": tables.forward,
-    "fa1-blocks": tables.blocks,
-    "memory": tables.memory,
-    "backward-beside": tables.awkward,
-}
+    "awkward": tables.awkward, "chunks": tables.awkward, "ladder": tables.ladder,
+    "backward-ladder": tables.ladder, "versions": tables.versions, "float32": tables.forward,
+    "fa1-blocks": tables.blocks, "memory": tables.memory, "backward-beside": tables.awkward,
+}  # fmt: skip

@@ -38,15 +38,9 @@ def test_decode_without_a_trace(elsewhere: Path) -> None:
 
 def test_two_kernels_side_by_side(shipped: None) -> None:
     asked = {
-        "sq": "2048",
-        "sk": "2048",
-        "batch": "2",
-        "heads": "32",
-        "d": "128",
-        "alg": "fa3",
-        "two": "1",
+        "sq": "2048", "sk": "2048", "batch": "2", "heads": "32", "d": "128", "alg": "fa3", "two": "1",
         "b_alg": "fa2",
-    }
+    }  # fmt: skip
     said = words(open_page("masked_work", **asked))
     has(
         said,

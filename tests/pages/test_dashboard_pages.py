@@ -154,15 +154,9 @@ def test_a_bad_value_falls_back_and_says_so(name: str, parameter: str, value: st
 
 def test_a_link_carries_the_view_and_the_view_the_link() -> None:
     link = {
-        "alg": "fa1",
-        "mask": "full",
-        "sq": "1000",
-        "sk": "777",
-        "heads": "6",
-        "kv": "2",
-        "d": "64",
+        "alg": "fa1", "mask": "full", "sq": "1000", "sk": "777", "heads": "6", "kv": "2", "d": "64",
         "q": "3",
-    }
+    }  # fmt: skip
     app = open_page("masked_work", **link)
     assert not app.warning
     assert chosen(app) == link

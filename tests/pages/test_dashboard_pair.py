@@ -53,18 +53,10 @@ def test_figures_are_of_both() -> None:
 
 def test_a_link_carries_both() -> None:
     link = {
-        "two": "1",
-        "alg": "fa1",
-        "mask": "full",
-        "sq": "1000",
-        "sk": "1500",
-        "b_alg": "fa2",
-        "b_mask": "window",
-        "b_left": "300",
-        "b_right": "none",
-        "b_softcap": "30.0",
+        "two": "1", "alg": "fa1", "mask": "full", "sq": "1000", "sk": "1500", "b_alg": "fa2",
+        "b_mask": "window", "b_left": "300", "b_right": "none", "b_softcap": "30.0",
         "b_tiles": "64x64w4s2b2",
-    }
+    }  # fmt: skip
     app = open_page("masked_work", **link)
     assert not app.warning
     assert chosen(app) == link

@@ -80,10 +80,8 @@ def test_a_result_without_needles_is_seen():
 def test_distributions_are_what_they_say():
     problem = suites.make(2, 4, 64, 64, "bfloat16", kv_heads=2, seqlen_k=2048)
     rng = np.random.default_rng(0)
-    x = {
-        name: drawn(name, problem, lambda shape, n: rng.standard_normal(shape, np.float32))
-        for name in DISTRIBUTIONS
-    }
+    normal = lambda shape, n: rng.standard_normal(shape, np.float32)  # noqa: E731
+    x = {name: drawn(name, problem, normal) for name in DISTRIBUTIONS}
     assert all([array.shape for array in y.values()] == list(problem.shapes[:3]) for y in x.values())
     assert np.abs(x["normal"]["k"]).max() < 7 < np.abs(x["outliers"]["k"]).max()
     assert 0.0003 < (np.abs(x["outliers"]["k"]) > 5).mean() < 0.001
@@ -140,9 +138,6 @@ def test_the_command_prints_errors_beside_times():
 def test_cases_of_a_gpu_have_long_needles_and_joules():
     assert float8_cases.NEEDLE_KEYS[True] == 128 << 10
     speed = list(suites.SUITES["fp8-speed"].cases(None))
-    assert {(x.problem.head_dim, x.problem.seqlen_q) for x in speed} >= {
-        (128, 4096),
-        (256, 1024),
-        (64, 16384),
-    }
+    shapes = {(x.problem.head_dim, x.problem.seqlen_q) for x in speed}
+    assert shapes >= {(128, 4096), (256, 1024), (64, 16384)}
     assert all(QUANTIZE in {c.algorithm for c in x.contenders} for x in speed)

@@ -107,20 +107,13 @@ def flashmask(vectors, causal, hidden):
 
 
 BUILDERS = {
-    "prefix": prefix,
-    "streaming": streaming,
-    "global_window": global_window,
-    "documents": documents,
-    "two-way documents": two_way_documents,
-    "chunks": chunks,
-    "shared_question": shared_question,
-    "evict": evict,
-    "columns": columns,
-    "flashmask causal 1": flashmask(1, True, lambda i, lts: i >= lts),
+    "prefix": prefix, "streaming": streaming, "global_window": global_window, "documents": documents,
+    "two-way documents": two_way_documents, "chunks": chunks, "shared_question": shared_question,
+    "evict": evict, "columns": columns, "flashmask causal 1": flashmask(1, True, lambda i, lts: i >= lts),
     "flashmask causal 2": flashmask(2, True, lambda i, lts, lte: (i >= lts) & (i < lte)),
     "flashmask 2": flashmask(2, False, lambda i, lts, ute: (i >= lts) | (i < ute)),
     "flashmask 4": flashmask(4, False, lambda i, a, b, c, d: ((i >= a) & (i < b)) | ((i >= c) & (i < d))),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=BUILDERS)
