@@ -123,7 +123,7 @@ def flash_attention(
         dtype of the result with q of float8_e4m3. None: bfloat16.
     accumulate : None, "tile" or "row", optional
         With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys or
-        after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile" from 16,384 keys on.
+        after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile" from 65,536 keys on.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.

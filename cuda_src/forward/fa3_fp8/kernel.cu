@@ -73,6 +73,7 @@ struct Consumer {
   HeadMask mask;
   TileRange tiles;     // the tiles that this consumer's rows see
   int row;             // this lane's first query row; its second is row + 8
+  float v_scale;       // in store(); 0 where the rows see no key
   float qk_scale = 1;  // scale of q, times that of k unless it differs from tile to tile
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
 
@@ -91,8 +92,6 @@ struct Consumer {
       compute(sequence);
       if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of<Br>(mask, item.q_block), start_ns);
       store(sequence);
-      warp_sync();  // all lanes have read the descriptor
-      if (lane == 0) mbarrier_arrive(smem.Q_empty + 8 * consumer);
     }
     inside.close();
   }
@@ -105,14 +104,19 @@ struct Consumer {
     tiles = tiles_of<GROUP_ROWS>(mask, group);
     const TileRange block = tiles_of<Br>(mask, item.q_block);
     softmax.reset();
+    v_scale = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
-    if (tiles.empty()) return pass_over(block.end - block.first);
+    if (tiles.empty()) {
+      release_Q();
+      return pass_over(block.end - block.first);
+    }
     read_scales(sequence);
     pass_over(block.end - tiles.end);
     int j = tiles.end - 1;
     if constexpr (IN_TURN) {
       walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step_in_turn(j, segment); });
+      end_scores_of_item(sequence);
     } else {
       if (j >= tiles.clear_end) {
         first(j, SegmentTag<RIGHT_MASKED>{});
@@ -121,6 +125,7 @@ struct Consumer {
       }
       --j;
       walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step(j, segment); });
+      end_scores_of_item(sequence);
       V_ring.wait_full(inside, tiles.first);
       fence_values();
       issue_values(tiles.first);
@@ -129,13 +134,26 @@ struct Consumer {
     pass_over(tiles.first - block.first);
   }
 
+  // Q and the item's descriptor are read: the next item's may come.
+  DEVICE void release_Q() const {
+    warp_sync();  // all lanes have read the descriptor
+    if (lane == 0) mbarrier_arrive(smem.Q_empty + 8 * consumer);
+  }
+
+  // The next item's Q may come. The scale of v is asked for here, so that its way from memory is hidden by the last values.
+  DEVICE void end_scores_of_item(const SequenceOfItem& s) {
+    release_Q();
+    const int kv_head = item.head / (p.heads / p.kv_heads);
+    v_scale = ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k,
+                                                                    s.first_key));
+  }
+
   // The scores of tile j, alone.
   DEVICE void scores_of(int j) {
     K_ring.wait_full(inside, j);
     begin_slot();
     wgmma_fence();
     issue_scores(j);
-    end_slot();
     end_scores<0>(j);
   }
   template <typename Tag>
@@ -155,7 +173,6 @@ struct Consumer {
     issue_scores(j);
     V_ring.wait_full(inside, j + 1);
     issue_values(j + 1);
-    end_slot();
     end_scores<1>(j);
     float alpha[2];
     const bool grown = softmax_of_tile(j, segment, alpha);
@@ -248,7 +265,7 @@ struct Consumer {
     V_ring.advance();
   }
 
-  // S becomes 448 exp(s - m). True if O must be multiplied by alpha.
+  // S becomes 448 exp(s - m), and the slot ends. True if O must be multiplied by alpha.
   template <typename Tag>
   DEVICE bool softmax_of_tile(int j, Tag, float (&alpha)[2]) {
     const auto scores = fragment_view(S);
@@ -260,13 +277,16 @@ struct Consumer {
     float top[2];
     row_maxima(scores, scale_log2, top);
     const bool grown = softmax.raise_max_by_lanes(top, scale_log2, alpha);
+    end_slot();
     const float shift[2] = {LOG2_448 - softmax.m_scaled[0], LOG2_448 - softmax.m_scaled[1]};
+    float sums[4] = {};  // of rows 0, 1, 0, 1: a longer chain of additions would hold up exponentials
 #pragma unroll
-    for (int i = 0; i < Bc / 2; ++i) {  // both rows in turn: two chains of sums
-      const int r = i / 2 % 2;
-      S[i] = ex2(fmaf(S[i], scale_log2, shift[r]));
-      softmax.l[r] += S[i];
+    for (int i = 0; i < Bc / 2; ++i) {
+      S[i] = ex2(fmaf(S[i], scale_log2, shift[i / 2 % 2]));
+      sums[i / 2 % 4] += S[i];
     }
+    softmax.l[0] += sums[0] + sums[2];
+    softmax.l[1] += sums[1] + sums[3];
     return grown;
   }
   // Maximum of each row over this lane's columns; where it cannot raise the row's maximum, any lower number. Integer comparisons
@@ -310,7 +330,8 @@ struct Consumer {
     }
   }
 
-  // Ping-pong: consumers issue their products one after another, so that the softmax of one overlaps with the products of others.
+  // Ping-pong: a consumer's slot lasts from its products until the maximum of its scores is known, so that the exponentials of
+  // one overlap with the products of others. A slot that ended with the issue would let consumers run side by side (NOTES.md).
   DEVICE void begin_slot() const {
     inside.enter(WAIT_TURN, NO_TILE);
     if constexpr (CONSUMERS > 1) bar_sync(PING_PONG_BARRIER + consumer, 256);
@@ -324,10 +345,6 @@ struct Consumer {
   DEVICE void store(const SequenceOfItem& s) {
     inside.enter(STORE, item.index);
     const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
-    const int kv_head = item.head / (p.heads / p.kv_heads);
-    const float v_scale =
-        ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k,
-                                                              s.first_key));
     const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
     float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);
     softmax.reduce_sum();

@@ -17,7 +17,7 @@ from .fa3 import Fa3Config
 
 _ATOM = 128
 """Bytes of a row of a tile that lie together; columns are padded to a multiple."""
-LONG = 16384
+LONG = 65536
 """From this many keys on, products with V are summed tile by tile in float32: the tensor core's own sums keep about 14
 bits."""
 
