@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,23 +42,21 @@ _SPLIT = re.compile(r"setmaxnreg\.(?:inc|dec)\S*\s+(\d+)")
 def register_splits(text: str) -> dict[str, tuple[int, ...]]:
     """By entry: the registers per thread that its warpgroups set at their begin (``setmaxnreg``), ascending; empty if none
     sets any."""
-    starts = list(_ENTRY.finditer(text))
-    ends = [start.start() for start in starts[1:]] + [len(text)]
-    return {
-        start[1]: tuple(sorted({int(n) for n in _SPLIT.findall(text, start.end(), end)}))
-        for start, end in zip(starts, ends, strict=True)
-    }
+    return {name: tuple(sorted({int(n) for n in _SPLIT.findall(body)})) for name, body in _bodies(text)}
 
 
 def parse_ptx(text: str) -> dict[str, Code]:
     """The entries of a PTX module by name."""
     files = {int(number): relative_place(path) for number, path in _FILE.findall(text)}
-    starts = list(_ENTRY.finditer(text))
-    ends = [start.start() for start in starts[1:]] + [len(text)]
-    return {
-        start[1]: _entry(text[text.index("{", start.end()) + 1 : end], files)
-        for start, end in zip(starts, ends, strict=True)
-    }
+    return {name: _entry(body, files) for name, body in _bodies(text)}
+
+
+def _bodies(text: str) -> Iterator[tuple[str, str]]:
+    """Name of each entry, and its text after the opening brace."""
+    starts = [*_ENTRY.finditer(text), None]
+    for start, after in itertools.pairwise(starts):
+        assert start is not None
+        yield start[1], text[text.index("{", start.end()) + 1 : after.start() if after else len(text)]
 
 
 @functools.lru_cache(256)  # tens of thousands of instructions name the same few files

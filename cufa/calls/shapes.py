@@ -91,19 +91,10 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
             stacklevel=1,  # Python shows a warning of one place and text once
         )
     return Problem(
-        batch,
-        heads,
-        kv_heads,
-        seqlen_q,
-        seqlen_k,
-        head_dim,
-        dtype,
-        mask=options.mask,
-        scale=check_scale(options.scale, head_dim),
-        softcap=options.softcap,
-        precision=resolve_precision(dtype, options.precision),
-        deterministic=options.deterministic,
-    )
+        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask=options.mask,
+        scale=check_scale(options.scale, head_dim), softcap=options.softcap,
+        precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
+    )  # fmt: skip
 
 
 #: Heads beyond the first number with tokens up to the second: probably an array whose tokens come before its heads.
@@ -209,21 +200,11 @@ def make_decode_problem(
         new_tokens=new_tokens,
     )
     return Problem(
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seqlen_q=tokens,
-        seqlen_k=capacity,
-        head_dim=head_dim,
-        dtype=dtype,
-        mask=options.mask,
-        scale=check_scale(options.scale, head_dim),
-        softcap=options.softcap,
-        lengths=lengths,
-        k_dtype=None if cache_dtype == dtype else cache_dtype,
-        v_dtype=None if cache_dtype == dtype else cache_dtype,
-        operation="decode",
-    )
+        batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=tokens, seqlen_k=capacity, head_dim=head_dim,
+        dtype=dtype, mask=options.mask, scale=check_scale(options.scale, head_dim), softcap=options.softcap,
+        lengths=lengths, k_dtype=None if cache_dtype == dtype else cache_dtype,
+        v_dtype=None if cache_dtype == dtype else cache_dtype, operation="decode",
+    )  # fmt: skip
 
 
 def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str) -> Shape:

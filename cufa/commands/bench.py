@@ -53,16 +53,9 @@ _FP8 = "fp8"
 @common.regime_options(Regime.IN_TURNS.seconds)
 @common.json_option
 def bench_command(
-    operation: str | None,
-    suite: str | None,
-    algorithms: tuple[str, ...],
-    families: tuple[str, ...],
-    device: str,
-    regime: Regime,
-    seconds: float,
-    as_json: bool,
-    **shape: Any,
-) -> None:
+    operation: str | None, suite: str | None, algorithms: tuple[str, ...], families: tuple[str, ...],
+    device: str, regime: Regime, seconds: float, as_json: bool, **shape: Any,
+) -> None:  # fmt: skip
     """Time kernels over shapes: median, p10 and p90, TFLOP/s, effective GB/s, percentage of the ceilings
     measured on this machine, and the largest error against float64.
 

@@ -36,15 +36,9 @@ _NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a 
 @common.regime_options(1.0)
 @common.json_option
 def compare_command(
-    a: str,
-    b: str,
-    operation: str | None,
-    device: str,
-    regime: Regime,
-    seconds: float,
-    as_json: bool,
+    a: str, b: str, operation: str | None, device: str, regime: Regime, seconds: float, as_json: bool,
     **shape: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Time A and B in one run, taking turns or, with --sustained, each alone, and say how many times faster B
     is: the ratio of medians with a 95% confidence interval, and beside it the ratio that tile counts alone
     predict.

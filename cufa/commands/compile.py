@@ -97,16 +97,9 @@ def _part(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
 @common.json_option
 def compile_command(
-    archs: list[int],
-    kernels: tuple[str, ...],
-    head_dims: list[int] | None,
-    everything: bool,
-    part: slice,
-    listing: bool,
-    jobs: int | None,
-    as_json: bool,
-    **ahead_options: Any,
-) -> None:
+    archs: list[int], kernels: tuple[str, ...], head_dims: list[int] | None, everything: bool, part: slice,
+    listing: bool, jobs: int | None, as_json: bool, **ahead_options: Any,
+) -> None:  # fmt: skip
     """Build every kernel for every architecture. Needs NVRTC, no GPU.
 
     Of each kernel a set of builds in which every tile config occurs and every two of its other choices meet

@@ -79,18 +79,9 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--recorded", is_flag=True, help="Show recorded counters of a visited tile; needs no compiler.")
 @common.json_option
 def emulate_command(
-    operation: str,
-    algorithm: str,
-    tiles: str | None,
-    mode: str,
-    schedule: str | int,
-    copies: str | None,
-    threads: int | None,
-    arch: str,
-    recorded: bool,
-    as_json: bool,
-    **shape: Any,
-) -> None:
+    operation: str, algorithm: str, tiles: str | None, mode: str, schedule: str | int, copies: str | None,
+    threads: int | None, arch: str, recorded: bool, as_json: bool, **shape: Any,
+) -> None:  # fmt: skip
     """Execute the CUDA source of a kernel of OPERATION on this CPU, thread by thread. Needs a C++ compiler, no GPU.
 
     Exit status 1: checked mode has found something, the kernel deadlocks, or the result is wrong. It says
@@ -222,12 +213,8 @@ def _largest(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> flo
 
 def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
     """q, k, v and a gradient of the output."""
-    rng = np.random.default_rng(0)
-    dtype: Any = problem.dtype
-    if problem.dtype == "bfloat16":
-        dtype = ml_dtypes.bfloat16
-    queries, keys, values, out = problem.shapes
-    return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, values, out)]
+    rng, dtype = np.random.default_rng(0), problem.q_element.dtype
+    return [rng.standard_normal(shape).astype(dtype) for shape in problem.shapes]
 
 
 #: Counters that describe the emulation, not the kernel.

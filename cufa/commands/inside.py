@@ -33,15 +33,9 @@ _OPERATIONS = ("forward", "backward")
 @click.option("--recorded", metavar="NAME", help="Show a recorded trace instead; 'list' names them.")
 @common.json_option
 def inside_command(
-    operation: str,
-    algorithm: str,
-    executed: bool,
-    arch: str,
-    file: Path | None,
-    recorded: str | None,
-    as_json: bool,
-    **shape: Any,
-) -> None:
+    operation: str, algorithm: str, executed: bool, arch: str, file: Path | None, recorded: str | None,
+    as_json: bool, **shape: Any,
+) -> None:  # fmt: skip
     """See what each warp of a kernel of OPERATION waits for, multiplies and stores, and when.
 
     On a GPU the trace is measured, by a build with stamps that the product has not. Without one the kernel is executed

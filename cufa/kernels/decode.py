@@ -78,18 +78,10 @@ def _decode_config(
 ) -> DecodeConfig:  # fmt: skip
     """``rows`` packed query rows, ``keys`` of one ring in a stage."""
     return DecodeConfig(
-        rows,
-        keys * num_warps // row_warps,
-        num_warps,
-        num_stages,
-        blocks_per_sm,
-        min_head_dim=min_head_dim,
-        max_head_dim=max_head_dim,
-        row_warps=row_warps,
-        fold_combine=fold,
-        cluster_merge=False,
-        tma_copies=tma,
-    )
+        rows, keys * num_warps // row_warps, num_warps, num_stages, blocks_per_sm,
+        min_head_dim=min_head_dim, max_head_dim=max_head_dim, row_warps=row_warps, fold_combine=fold,
+        cluster_merge=False, tma_copies=tma,
+    )  # fmt: skip
 
 
 #: Caches up to this long are read by blocks of four warps, whose launch and merge cost less.

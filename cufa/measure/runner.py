@@ -49,16 +49,9 @@ _SEEDS_APART = 1 << 12
 
 
 def run_case(
-    case: Case,
-    device: Device | None,
-    limits: Limits,
-    *,
-    regime: Regime = Regime.IN_TURNS,
-    seconds: float | None = None,
-    seed: int = 0,
-    watch: Watch | None = None,
-    only_all: bool = False,
-) -> tuple[list[Measured], list[Skipped]]:
+    case: Case, device: Device | None, limits: Limits, *, regime: Regime = Regime.IN_TURNS,
+    seconds: float | None = None, seed: int = 0, watch: Watch | None = None, only_all: bool = False,
+) -> tuple[list[Measured], list[Skipped]]:  # fmt: skip
     """Time all contenders on the same fresh random inputs and check each against float64.
 
     ``device`` is the current GPU, or None for the CPU. ``seconds`` and ``watch`` are those of

@@ -153,18 +153,9 @@ class Decode(Operation):
             kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
         ):
             problem = Problem(
-                1,
-                8,
-                1,
-                tokens,
-                1024,
-                head_dim,
-                dtype,
-                mask,
-                default_scale(head_dim),
-                softcap,
+                1, 8, 1, tokens, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap,
                 lengths=lengths,
-            )
+            )  # fmt: skip
             for k_dtype in kernel.k_dtypes or (None,):
                 yield dataclasses.replace(
                     problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **optional

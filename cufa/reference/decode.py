@@ -18,25 +18,12 @@ from .dense import Array, as_bhsd, attention_reference
 
 @np.errstate(all="ignore")
 def decode_reference(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    *,
-    cache_seqlens: Any = None,
-    block_table: Any = None,
-    k_new: Any = None,
-    v_new: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    layout: str = "bhsd",
-    return_lse: bool = False,
-) -> Array | tuple[Array, Array]:
+    q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
+    k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    layout: str = "bhsd", return_lse: bool = False,
+) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
 
     Arguments are those of :func:`cufa.flash_decode`, as NumPy arrays (or numbers or lists, where it takes

@@ -23,22 +23,12 @@ _ROWS = 512
 
 @np.errstate(all="ignore")
 def attention_reference(
-    q: npt.ArrayLike,
-    k: npt.ArrayLike,
-    v: npt.ArrayLike,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sink: npt.ArrayLike | None = None,
-    seqlens_q: npt.ArrayLike | None = None,
-    seqlens_k: npt.ArrayLike | None = None,
-    return_lse: bool = False,
-    layout: str = "bhsd",
-) -> Array | tuple[Array, Array]:
+    q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
+    sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
+    seqlens_k: npt.ArrayLike | None = None, return_lse: bool = False, layout: str = "bhsd",
+) -> Array | tuple[Array, Array]:  # fmt: skip
     """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
 
     q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), or with
@@ -70,23 +60,12 @@ def attention_reference(
 
 @np.errstate(all="ignore")
 def attention_reference_backward(
-    dout: npt.ArrayLike,
-    q: npt.ArrayLike,
-    k: npt.ArrayLike,
-    v: npt.ArrayLike,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None,
-    sink: npt.ArrayLike | None = None,
-    seqlens_q: npt.ArrayLike | None = None,
-    seqlens_k: npt.ArrayLike | None = None,
-    dlse: npt.ArrayLike | None = None,
-    layout: str = "bhsd",
-) -> tuple[Array, ...]:
+    dout: npt.ArrayLike, q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
+    sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
+    seqlens_k: npt.ArrayLike | None = None, dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
+) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
     if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
 

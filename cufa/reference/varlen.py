@@ -14,15 +14,9 @@ from .dense import Array, attention_reference, attention_reference_backward
 
 
 def attention_varlen_reference(
-    q: npt.ArrayLike,
-    k: npt.ArrayLike,
-    v: npt.ArrayLike,
-    cu_seqlens_q: npt.ArrayLike,
-    cu_seqlens_k: npt.ArrayLike,
-    *,
-    return_lse: bool = False,
-    **options: Any,
-) -> Array | tuple[Array, Array]:
+    q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike, *, return_lse: bool = False, **options: Any,
+) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_attention_varlen` means, in float64: :func:`attention_reference` of each sequence. q is
     (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); ``options`` are causal, window, mask, softcap,
     scale, alibi_slopes and sink. Rows of no sequence give zeros and lse = -inf.
@@ -41,16 +35,9 @@ def attention_varlen_reference(
 
 
 def attention_varlen_reference_backward(
-    dout: npt.ArrayLike,
-    q: npt.ArrayLike,
-    k: npt.ArrayLike,
-    v: npt.ArrayLike,
-    cu_seqlens_q: npt.ArrayLike,
-    cu_seqlens_k: npt.ArrayLike,
-    *,
-    dlse: npt.ArrayLike | None = None,
-    **options: Any,
-) -> tuple[Array, ...]:
+    dout: npt.ArrayLike, q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike, *, dlse: npt.ArrayLike | None = None, **options: Any,
+) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of :func:`attention_varlen_reference` with respect to q, k, v and, where there is one, the sink, from
     those with respect to o and, optionally, to the log-sum-exp (heads, total_q)."""
     for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v), ("dlse", dlse)):

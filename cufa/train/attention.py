@@ -25,21 +25,11 @@ _PROJECTIONS = ("Wq", "Wk", "Wv")
 
 
 def SelfAttention(
-    nO: int | None = None,
-    nI: int | None = None,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    causal: bool = False,
-    window: Sequence[int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    precision: str | None = None,
-    deterministic: bool = False,
-    init_W: Callable[..., Any] | None = None,
-) -> Model[Sequences, Sequences]:
+    nO: int | None = None, nI: int | None = None, *, heads: int, kv_heads: int | None = None,
+    head_dim: int | None = None, causal: bool = False, window: Sequence[int | None] | None = None,
+    mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
+    precision: str | None = None, deterministic: bool = False, init_W: Callable[..., Any] | None = None,
+) -> Model[Sequences, Sequences]:  # fmt: skip
     """Multi-head self-attention: ``Y = attention(X Wqᵀ, X Wkᵀ, X Wvᵀ) Woᵀ`` per sequence, without biases.
 
     >>> layer = SelfAttention(heads=8, kv_heads=2, causal=True).initialize(X)  # doctest: +SKIP

@@ -32,15 +32,9 @@ class Fa3Config(SplitConfig):
 
 
 def _fa3_config(
-    block_q: int,
-    block_kv: int,
-    num_stages: int,
-    *,
-    q_stages: int,
-    min_head_dim: int,
-    max_head_dim: int,
+    block_q: int, block_kv: int, num_stages: int, *, q_stages: int, min_head_dim: int, max_head_dim: int,
     ping_pong: bool = True,
-) -> Fa3Config:
+) -> Fa3Config:  # fmt: skip
     """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
     tiles that leave no room for two."""
     return Fa3Config(

@@ -32,18 +32,10 @@ from .tiles import (
 
 
 def run(
-    plan: Plan,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array | None,
-    *,
-    alibi_slopes: Array | None = None,
-    sink: Array | None = None,
-    observer: Observer | None = None,
+    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None, *,
+    alibi_slopes: Array | None = None, sink: Array | None = None, observer: Observer | None = None,
     num_threads: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
     q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), in

@@ -33,34 +33,14 @@ __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "em
 
 
 def emulate(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "fa2",
-    num_splits: int | None = None,
-    precision: str | None = None,
-    mode: str = "plain",
-    schedule: str | int = "ascending",
-    copies: str | None = None,
-    threads: int | None = None,
-    config: TileConfig | None = None,
-    arch: str = "sm_90",
-    trace: bool = True,
-    inside: bool = False,
-) -> Emulation:
+    q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
+    alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
+    num_splits: int | None = None, precision: str | None = None, mode: str = "plain",
+    schedule: str | int = "ascending", copies: str | None = None, threads: int | None = None,
+    config: TileConfig | None = None, arch: str = "sm_90", trace: bool = True, inside: bool = False,
+) -> Emulation:  # fmt: skip
     """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
 
     Parameters
@@ -113,38 +93,15 @@ def emulate(
 
 
 def emulate_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    seqlens_q: Any = None,
-    seqlens_k: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    layout: str = "bhsd",
-    algorithm: str = "fa2",
-    precision: str | None = None,
-    dlse: Any = None,
-    deterministic: bool = False,
-    mode: str = "plain",
-    schedule: str | int = "ascending",
-    copies: str | None = None,
-    threads: int | None = None,
-    config: TileConfig | None = None,
-    arch: str = "sm_90",
-    trace: bool = True,
-    inside: bool = False,
-) -> Emulation:
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    layout: str = "bhsd", algorithm: str = "fa2", precision: str | None = None, dlse: Any = None,
+    deterministic: bool = False, mode: str = "plain", schedule: str | int = "ascending",
+    copies: str | None = None, threads: int | None = None, config: TileConfig | None = None,
+    arch: str = "sm_90", trace: bool = True, inside: bool = False,
+) -> Emulation:  # fmt: skip
     """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
 
     The arrays and the options up to ``deterministic`` are those of :func:`cufa.flash_attention_backward`; the other
