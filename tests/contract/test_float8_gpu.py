@@ -182,7 +182,7 @@ def error(found: Any, right: Any) -> float:
     return float(np.linalg.norm(found.astype(np.float64) - right) / np.linalg.norm(right))
 
 
-def check(cp: Any, given: dict[str, Any], allowed: float = 6e-3, **options: Any) -> tuple[Any, Any]:
+def check(cp: Any, given: dict[str, Any], allowed: float = 8e-3, **options: Any) -> tuple[Any, Any]:
     """Values in rows and transposed give the same bits; out and lse are those of the CPU: weights round alike but for
     scores that differ in their last bits, and tensor cores keep about 14 bits. Results are written to NaN."""
     call = cufa.flash_attention_varlen if "cu_seqlens_q" in options else cufa.flash_attention
@@ -233,11 +233,12 @@ def test_padded_and_packed(cp, kernel, head_dim, options):
         for b, n in enumerate(seqlens):
             y[b, :, n:] = 0
     given = quantized(x)
-    for role, seqlens in (("q", lengths[0]), ("k", lengths[1])):
-        for b, n in enumerate(seqlens):
-            given[role][b, :, n:] = np.nan
-    check(cp, given, seqlens_q=lengths[0], seqlens_k=lengths[1], **options)
+    for b, n in enumerate(lengths[1]):
+        given["k"][b, :, n:] = np.nan
     check(cp, given, seqlens_k=lengths[1], **options | {"softcap": 20.0})
+    for b, n in enumerate(lengths[0]):
+        given["q"][b, :, n:] = np.nan
+    check(cp, given, seqlens_q=lengths[0], seqlens_k=lengths[1], **options)
     packed = [y[0].swapaxes(0, 1) for y in inputs(head_dim, 437, 800, 1)]
     cu = [0, 300, 307, 430], [0, 400, 400, 790]
     for per in (("head",) * 3, ("block", "block", "head")):
