@@ -8,7 +8,6 @@ threads.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...kernels import TileConfig
 from ...kernels.decode import row_blocks
@@ -30,12 +28,18 @@ from .blas import single_threaded_blas
 from .cache import CacheTiles
 from .combine import combine
 from .forward import normalise, online_softmax
-from .tiles import Observer, TileStep, cut
+from .tiles import (
+    MIN_STACKS,
+    Array,
+    Bools,
+    Observer,
+    TileStep,
+    compute_dtype,
+    cut,
+    in_threads,
+    product_of_seen,
+)
 
-Array = npt.NDArray[Any]
-
-_MIN_STACKS = 8
-"""Heads share a stack only while this many stacks remain to run in parallel."""
 _STACK_ELEMENTS = 1 << 18
 """Elements of a stack's tile of keys; with its values 2 MiB in float32."""
 _SERIAL_ELEMENTS = 1 << 20
@@ -77,11 +81,7 @@ def run(
         keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
         workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
         attend = functools.partial(_attend, plan, operands, lengths, observer)
-        if min(workers, len(work)) <= 1 or observer is not None:  # with a sink there may be no work at all
-            parts = [attend(w) for w in work]
-        else:
-            with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:
-                parts = list(pool.map(attend, work))
+        parts = list(in_threads(attend, work, workers if observer is None else 1))
     of_item: dict[tuple[int, int, int], list[int]] = {}
     for n, w in enumerate(work):
         of_item.setdefault(w.item, []).append(n)
@@ -164,7 +164,7 @@ def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
 def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
     problem = plan.problem
     room = _STACK_ELEMENTS // (plan.config.block_kv * problem.head_dim)
-    return max(1, min(room, runs_of_keys * problem.kv_heads // _MIN_STACKS, problem.kv_heads))
+    return max(1, min(room, runs_of_keys * problem.kv_heads // MIN_STACKS, problem.kv_heads))
 
 
 # --- One split -------------------------------------------------------------------------------------------
@@ -175,35 +175,36 @@ def _attend(
 ) -> tuple[Array, Array]:
     """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
     problem = plan.problem
-    dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
-    with np.errstate(all="ignore"):  # inf and NaN follow IEEE (the setting is the thread's)
-        Q = _queries(plan, operands, work, dtype)
-        K, V = (
-            CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
-            for cache in ("k_cache", "v_cache")
-        )
-        O = np.zeros(Q.shape, dtype)
-        l = np.zeros((*Q.shape[:2], 1), dtype)
-        m = np.full(l.shape, -np.inf, dtype)
-        for start in range(work.first_key, work.last_key, plan.config.block_kv):
-            stop = min(start + plan.config.block_kv, work.last_key)
-            S = Q @ K.load(start, stop).mT
-            if problem.softcap is not None:
-                S = softcapped(S, problem.softcap)
-            if problem.alibi:
-                S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
-            hidden = _hidden(plan, work, start, stop, lengths[work.batch])
-            if hidden is not None:
-                np.copyto(S, -np.inf, where=hidden)
-            before = (S if observer is None else S.copy()), m, l  # P takes the place of S
-            P, m, l, alpha = online_softmax(S, m, l)
-            O *= alpha
-            O += _weighted(P, V.load(start, stop), hidden)
-            if observer is not None:
-                _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
-        if operands["v_scale"] is not None:
-            O *= operands["v_scale"][work.heads, None, None].astype(dtype)
-        return normalise(O, l), (m + np.log(l))[..., 0]
+    dtype = compute_dtype(problem)
+    Q = _queries(plan, operands, work, dtype)
+    K, V = (
+        CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
+        for cache in ("k_cache", "v_cache")
+    )
+    O = np.zeros(Q.shape, dtype)
+    l = np.zeros((*Q.shape[:2], 1), dtype)
+    m = np.full(l.shape, -np.inf, dtype)
+    for start in range(work.first_key, work.last_key, plan.config.block_kv):
+        stop = min(start + plan.config.block_kv, work.last_key)
+        S = Q @ K.load(start, stop).mT
+        if problem.softcap is not None:
+            S = softcapped(S, problem.softcap)
+        if problem.alibi:
+            S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
+        hidden = _hidden(plan, work, start, stop, lengths[work.batch])
+        if hidden is not None:
+            np.copyto(S, -np.inf, where=hidden)
+        before = (S if observer is None else S.copy()), m, l  # P takes the place of S
+        P, m, l, alpha = online_softmax(S, m, l)
+        O *= alpha
+        tile = V.load(start, stop)
+        unseen = None if hidden is None or np.isfinite(tile).all() else hidden
+        O += product_of_seen(P, tile, unseen, np.empty_like(O))
+        if observer is not None:
+            _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
+    if operands["v_scale"] is not None:
+        O *= operands["v_scale"][work.heads, None, None].astype(dtype)
+    return normalise(O, l), (m + np.log(l))[..., 0]
 
 
 def _tell(
@@ -233,7 +234,7 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
     return Q
 
 
-def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.NDArray[np.bool_] | None:
+def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> Bools | None:
     """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
     mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
     if isinstance(mask, Band):
@@ -264,14 +265,6 @@ def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
 def _token(plan: Plan, work: Work) -> Array:
     """The query token of each row."""
     return np.arange(work.rows.start, work.rows.stop) % plan.problem.seqlen_q
-
-
-def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array:
-    """P V over the keys that a row sees. Hidden values are left out, because 0 · inf is NaN."""
-    if hidden is None or np.isfinite(V).all():
-        return P @ V
-    rows = [P[:, r : r + 1, ~unseen] @ V[:, ~unseen] for r, unseen in enumerate(hidden)]
-    return np.concatenate(rows, axis=1)
 
 
 # --- The merge -------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...build.compiler import SOURCE_DIR
+from ...build.ptx import relative_place
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
 from .launch import Execution, runtime
@@ -98,10 +97,5 @@ def _grouped(kept: npt.NDArray[Any]) -> list[Access]:
             for x in first
         )
         times = len(np.unique(mine["instruction"]))
-        found.append(Access(KINDS[place[2]], _below_sources(path), int(place[1]), passes, times))
+        found.append(Access(KINDS[place[2]], relative_place(path), int(place[1]), passes, times))
     return found
-
-
-def _below_sources(path: str) -> str:
-    file = Path(path)
-    return str(file.relative_to(SOURCE_DIR)) if file.is_relative_to(SOURCE_DIR) else path
