@@ -2,19 +2,22 @@
 // Micikevicius et al. 2022, "FP8 Formats for Deep Learning". Rotation: Shah et al. 2024, FlashAttention-3, section 3.3
 // ("incoherent processing"). Mean keys: Zhang et al. 2024, SageAttention, section 4.2.
 //
-//   quantize_sums     SMOOTH: sums of rows of each chunk
-//   quantize_mean     SMOOTH: the mean row of each head
-//   quantize_maxima   the largest magnitude of what shares a scale, of smoothed and rotated rows
-//   quantize_scales   scale = largest / 448
-//   quantize_cast     e4m3 of rows / scale; TRANSPOSE: as columns, in the order of shared/value_tile.cuh
+//   quantize_sums    SMOOTH: sums of rows of each chunk
+//   quantize_mean    SMOOTH: the mean row of each head
+//   quantize         the largest magnitude of what shares a scale, of smoothed and rotated rows; then rows / scale in e4m3, with
+//                    TRANSPOSE as columns in the order of shared/value_tile.cuh
+//   quantize_scales  scale = largest / 448, in place
 //
 // cufa/run/cpu/quantize.py has the same arithmetic in the same order: scales and numbers agree bit by bit, except for means,
 // whose float64 sums are added in another order. Subnormal float32 and bfloat16 are read as 0.
 //
-// A thread block has TOKENS tokens of a head, a thread eight columns of a row: loads of 16 bytes, stores of 8. The cast goes
-// through the blocks from the last to the first, whose rows the maxima have left in the L2 cache. Measurements: NOTES.md.
+// A thread block of quantize has TOKENS tokens of a head, a thread eight columns of a row: loads of 16 bytes, stores of 8.
+// The blocks of a few heads find maxima, then those of the next heads, then the blocks that cast the first heads, and so on:
+// rows are read from memory once, and for the cast from the L2 cache. A block that casts waits for blocks of smaller index
+// only. GPUs start blocks in the order of their index, as CUB's decoupled look-back relies on. Measurements: NOTES.md.
 #include "quantize/config.cuh"
 #include "primitives/maximum.cuh"
+#include "primitives/semaphore.cuh"
 #include "quantize/params.cuh"
 #include "shared/packed_blocks.cuh"
 #include "shared/value_tile.cuh"
@@ -23,7 +26,7 @@ enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK, OF_TOKEN };
 constexpr int TOKENS = VALUE_KEYS, WARPS = 8, COLUMNS = 8;  // COLUMNS: of a thread
 constexpr int LANES = lanes_of_row(HEAD_DIM), WARP_ROWS = 32 / LANES;
 constexpr int STEPS = TOKENS / (WARPS * WARP_ROWS), IN_FLIGHT = STEPS < 4 ? STEPS : 4;
-constexpr int SUM_COLUMNS = LANES * COLUMNS, CHUNKS = WARPS * 32 / SUM_COLUMNS;  // quantize_sums: a thread for each column
+constexpr int NO_MEAN = -1;  // of a sequence
 constexpr float LARGEST = 448.0f;
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "HEAD_DIM: rows are whole vectors, of at most one warp");
 static_assert(STEPS * WARPS * WARP_ROWS == TOKENS && STEPS % IN_FLIGHT == 0, "TOKENS: whole steps of a thread block");
@@ -92,40 +95,47 @@ DEVICE Raw load(const char* row, bool exists) {
 
 // Of one thread: what it does to its columns of any row.
 struct Columns {
+  static constexpr int N = HEAD_DIM & -HEAD_DIM;  // columns that are rotated together: the largest power of two that divides
+  static constexpr float ROOT_2 = 0.70710678118654752f;
+  static constexpr float ROOT = N == 16 ? 0.25f : N == 32 ? ROOT_2 / 4 : N == 64 ? 0.125f : N == 128 ? ROOT_2 / 8 : 0.0625f;
   int lane, first;  // its place among the lanes of a row, its first column
-  u32 signs = 0;
+  u32 signs[COLUMNS] = {};
   float mean[COLUMNS] = {};
 
   DEVICE Columns(const QuantizeParams& p, int sequence, int head) : lane(threadIdx.x % LANES), first(lane * COLUMNS) {
-    if (ROTATE && there()) signs = u32(p.signs[lane / 8] >> lane % 8 * 8) & 0xff;
-    if (SMOOTH && there() && sequence < p.sequences) {
+    if (!there()) return;
 #pragma unroll
-      for (int i = 0; i < COLUMNS; ++i) {
+    for (int i = 0; i < COLUMNS; ++i) {
+      if (ROTATE) signs[i] = u32(p.signs[lane / 8] >> (lane % 8 * 8 + COLUMNS - 1 - i)) << 31;
+      if (SMOOTH && sequence != NO_MEAN && sequence < p.sequences) {
         mean[i] = ld_global<float>(p.mean + (i64(sequence) * p.heads + head) * HEAD_DIM + first + i);
       }
     }
   }
   DEVICE bool there() const { return first < HEAD_DIM; }
 
-  // Float32, smoothed and rotated.
-  DEVICE void prepare(const Raw& raw, float (&y)[COLUMNS]) const {
+  DEVICE void unpack(const Raw& raw, float (&y)[COLUMNS]) const {
     u32 words[2 * ELEMENT_BYTES];
     memcpy(words, &raw, sizeof(raw));
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) {
       y[i] = ELEMENT_BYTES == 4 ? u32_as_float(words[i]) : SixteenBit<BFLOAT16>::widen(u16(words[i / 2] >> i % 2 * 16));
+    }
+  }
+
+  // Float32, smoothed and rotated, but for the factor ROOT.
+  DEVICE void prepare(const Raw& raw, float (&y)[COLUMNS]) const {
+    unpack(raw, y);
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i) {
       if (SMOOTH) y[i] -= mean[i];
+      if (ROTATE) y[i] = u32_as_float(float_as_u32(y[i]) ^ signs[i]);
     }
     if constexpr (ROTATE) rotate(y);
   }
 
-  // y diag(signs) H / sqrt(n), n the largest power of two that divides HEAD_DIM: a butterfly for each bit of the column.
+  // y H for each N columns: a butterfly for each bit of the column.
   DEVICE void rotate(float (&y)[COLUMNS]) const {
-    constexpr int n = HEAD_DIM & -HEAD_DIM;
-    constexpr float root_2 = 0.70710678118654752f;
-    constexpr float root = n == 16 ? 0.25f : n == 32 ? root_2 / 4 : n == 64 ? 0.125f : n == 128 ? root_2 / 8 : 0.0625f;
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) y[i] = u32_as_float(float_as_u32(y[i]) ^ (signs >> (COLUMNS - 1 - i) & 1) << 31);
 #pragma unroll
     for (int distance = 1; distance < COLUMNS; distance *= 2) {
 #pragma unroll
@@ -137,37 +147,92 @@ struct Columns {
       }
     }
 #pragma unroll
-    for (int distance = 1; distance < n / COLUMNS; distance *= 2) {
+    for (int distance = 1; distance < N / COLUMNS; distance *= 2) {
+      const float sign = lane & distance ? -1.0f : 1.0f;
 #pragma unroll
-      for (int i = 0; i < COLUMNS; ++i) {
-        const float other = shfl_xor(y[i], distance);
-        y[i] = other + (lane & distance ? -y[i] : y[i]);
-      }
+      for (int i = 0; i < COLUMNS; ++i) y[i] = fmaf(sign, y[i], shfl_xor(y[i], distance));
     }
+  }
+
+  // Bits of the largest magnitude of a prepared row's columns.
+  DEVICE u32 largest(const float (&y)[COLUMNS]) const {
+    u32 found = 0;
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) y[i] *= root;
+    for (int i = 0; i < COLUMNS; ++i) found = max(found, float_as_u32(y[i]) & 0x7fffffff);
+    return ROTATE ? float_as_u32(u32_as_float(found) * ROOT) : found;
   }
 };
 
-DEVICE float inverse_scale(const QuantizeParams& p, const Tokens& t, int head, int token) {
-  return 1.0f / ld_global<float>(p.scale + scale_index(p, t, head, token));
+// The largest of all lanes of a row.
+DEVICE u32 largest_of_row(u32 x) {
+#pragma unroll
+  for (int distance = 1; distance < LANES; distance *= 2) x = max(x, shfl_xor(x, distance));
+  return x;
 }
 
-// ---- Kernels. Grid: (blocks of all sequences, heads)
+// NaN and infinity remain: the host does not see them.
+DEVICE float scale_of(float largest) {
+  constexpr float smallest = 1.17549435e-38f;
+  const float scale = largest / LARGEST;
+  return largest == 0.0f ? 1.0f : scale < smallest ? smallest : scale;
+}
+
+// f(raw, token) for each of a thread's tokens, whose rows are loaded IN_FLIGHT at a time.
+template <typename Function>
+DEVICE void each_row(const QuantizeParams& p, const Tokens& t, const Columns& columns, const char* x, Function f) {
+  const int row = threadIdx.x / LANES;
+  for (int step = 0; step < STEPS; step += IN_FLIGHT) {
+    Raw raw[IN_FLIGHT];
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; ++i) {
+      const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
+      raw[i] = load(x + (t.begin + token) * p.x_row, columns.there() && t.exists(token));
+    }
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; ++i) f(raw[i], t.first + row + (step + i) * WARPS * WARP_ROWS);
+  }
+}
+
+// ---- Means. Grid: (blocks of all sequences, heads)
 
 KERNEL __launch_bounds__(WARPS * 32) quantize_sums(const __grid_constant__ QuantizeParams p) {
+  DYN_SMEM(sums_start);
+  const u32 smem = smem_address(sums_start);  // WARPS rows of HEAD_DIM sums
   const Tokens t = tokens_of(p, blockIdx.x);
-  const int column = threadIdx.x % SUM_COLUMNS, chunk = threadIdx.x / SUM_COLUMNS;
-  if (column >= HEAD_DIM) return;
-  const char* x = p.x + t.batch * p.x_batch + blockIdx.y * p.x_head + column * ELEMENT_BYTES;
-  double sum = 0;
-#pragma unroll 8
-  for (int i = chunk; i < TOKENS; i += CHUNKS) {
-    if (!t.exists(t.first + i)) continue;
-    const char* at = x + (t.begin + t.first + i) * p.x_row;
-    sum += ELEMENT_BYTES == 4 ? ld_global<float>(at) : SixteenBit<BFLOAT16>::widen(ld_global<u16>(at));
+  const Columns columns(p, NO_MEAN, 0);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  double sums[COLUMNS] = {};
+  each_row(p, t, columns, p.x + t.batch * p.x_batch + blockIdx.y * p.x_head + columns.first * ELEMENT_BYTES,
+           [&](const Raw& raw, int) {
+             float y[COLUMNS];
+             columns.unpack(raw, y);
+#pragma unroll
+             for (int i = 0; i < COLUMNS; ++i) sums[i] += y[i];
+           });
+#pragma unroll
+  for (int i = 0; i < COLUMNS; ++i) {
+    vec2 bits;
+    for (int distance = LANES; distance < 32; distance *= 2) {
+      memcpy(&bits, &sums[i], 8);
+      bits = {shfl(bits.x, lane ^ distance), shfl(bits.y, lane ^ distance)};
+      double other;
+      memcpy(&other, &bits, 8);
+      sums[i] += other;
+    }
+    memcpy(&bits, &sums[i], 8);
+    if (lane < LANES && columns.there()) st_shared_vec2(smem + (warp * HEAD_DIM + columns.first + i) * 8, bits);
   }
-  st_global(p.sums + ((i64(blockIdx.x) * p.heads + blockIdx.y) * CHUNKS + chunk) * HEAD_DIM + column, sum);
+  block_sync();  // each warp has stored its sums
+  const int column = threadIdx.x;
+  if (column >= HEAD_DIM) return;
+  double sum = 0;
+  for (int w = 0; w < WARPS; ++w) {
+    const vec2 bits = ld_shared_vec2(smem + (w * HEAD_DIM + column) * 8);
+    double of_warp;
+    memcpy(&of_warp, &bits, 8);
+    sum += of_warp;
+  }
+  st_global(p.sums + (i64(blockIdx.x) * p.heads + blockIdx.y) * HEAD_DIM + column, sum);
 }
 
 // Grid: (sequences, heads).
@@ -184,76 +249,66 @@ KERNEL __launch_bounds__(WARPS * 32) quantize_mean(const __grid_constant__ Quant
     rows = max(within(ld_global<i32>(p.lengths + sequence + 1), rows) - begin, 0);
   }
   double sum = 0;
+#pragma unroll 8
   for (i64 block = first; block < first + (rows + TOKENS - 1) / TOKENS; ++block) {
-    const double* sums = p.sums + (block * p.heads + blockIdx.y) * CHUNKS * HEAD_DIM + column;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) sum += ld_global<double>(sums + chunk * HEAD_DIM);
+    sum += ld_global<double>(p.sums + (block * p.heads + blockIdx.y) * HEAD_DIM + column);
   }
   st_global(p.mean + (i64(sequence) * p.heads + blockIdx.y) * HEAD_DIM + column, rows ? float(sum / rows) : 0.0f);
 }
 
-KERNEL __launch_bounds__(WARPS * 32) quantize_maxima(const __grid_constant__ QuantizeParams p) {
-  const Tokens t = tokens_of(p, blockIdx.x);
-  const int head = blockIdx.y, row = threadIdx.x / LANES;
-  const Columns columns(p, t.sequence, head);
-  const char* x = p.x + t.batch * p.x_batch + head * p.x_head + columns.first * ELEMENT_BYTES;
+// ---- Maxima and e4m3
+
+// The maxima of a block, whose arrival is counted for its head.
+DEVICE void find_maxima(const QuantizeParams& p, const Tokens& t, const Columns& columns, const char* x, int head) {
   u32 top = 0;
-  for (int step = 0; step < STEPS; step += IN_FLIGHT) {
-    Raw raw[IN_FLIGHT];
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
-      raw[i] = load(x + (t.begin + token) * p.x_row, columns.there() && t.exists(token));
+  each_row(p, t, columns, x, [&](const Raw& raw, int token) {
+    float y[COLUMNS];
+    columns.prepare(raw, y);
+    u32 largest = t.exists(token) ? columns.largest(y) : 0;
+    top = max(top, largest);
+    if constexpr (SCALE_OF == OF_BLOCK) {
+      largest = largest_of_row(largest);
+      if (columns.lane == 0 && largest > 0) red_max_u32(p.scale + scale_index(p, t, head, token), largest);
     }
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
-      float y[COLUMNS];
-      columns.prepare(raw[i], y);
-      u32 largest = 0;
-#pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) largest = max(largest, float_as_u32(y[c]) & 0x7fffffff);
-      if (!t.exists(token)) largest = 0;  // its mean is not 0
-      top = max(top, largest);
-      if constexpr (SCALE_OF >= OF_BLOCK) {
-#pragma unroll
-        for (int distance = 1; distance < LANES; distance *= 2) largest = max(largest, shfl_xor(largest, distance));
-        if (columns.lane == 0 && largest > 0) red_max_u32(p.scale + scale_index(p, t, head, token), largest);
-      }
-    }
-  }
+  });
   if constexpr (SCALE_OF < OF_BLOCK) {
     top = redux_max(top);
     if (threadIdx.x % 32 == 0 && top > 0) red_max_u32(p.scale + scale_index(p, t, head, 0), top);
   }
+  block_sync();  // all warps have added their maxima
+  if (threadIdx.x == 0) red_release_gpu_add(p.arrived + (SCALE_OF == OF_TENSOR ? 0 : head), 1);
 }
 
-// In place. NaN and infinity remain: the host does not see them. Grid: num_scales / 256.
-KERNEL __launch_bounds__(WARPS * 32) quantize_scales(const __grid_constant__ QuantizeParams p) {
-  const i64 i = i64(blockIdx.x) * WARPS * 32 + threadIdx.x;
-  if (i >= p.num_scales) return;
-  const float largest = ld_global<float>(p.scale + i), scale = largest / LARGEST;
-  constexpr float smallest = 1.17549435e-38f;
-  st_global(p.scale + i, float_as_u32(largest == 0.0f ? 1.0f : scale < smallest ? smallest : scale));
-}
-
-KERNEL __launch_bounds__(WARPS * 32) quantize_cast(const __grid_constant__ QuantizeParams p) {
-  const u32 block = gridDim.x - 1 - blockIdx.x;
-  const Tokens t = tokens_of(p, block);
-  const int head = gridDim.y - 1 - blockIdx.y, row = threadIdx.x / LANES;
-  const Columns columns(p, t.sequence, head);
-  const char* x = p.x + t.batch * p.x_batch + head * p.x_head + columns.first * ELEMENT_BYTES;
-  const float inverse = SCALE_OF < OF_BLOCK && t.rows > 0 ? inverse_scale(p, t, head, 0) : 0;
+// The e4m3 of a block. It waits for the maxima of its head.
+DEVICE void cast(const QuantizeParams& p, const Tokens& t, const Columns& columns, const char* x, int head, u32 block) {
+  if constexpr (SCALE_OF != OF_TOKEN) {
+    const u32 arrivals = u32(p.blocks * (SCALE_OF == OF_TENSOR ? p.heads : 1));
+    if (threadIdx.x == 0) {
+      while (ld_acquire_gpu(p.arrived + (SCALE_OF == OF_TENSOR ? 0 : head)) != arrivals) {
+      }
+    }
+    block_sync();  // the maxima are complete
+  }
+  auto inverse_of = [&](int token) {
+    return 1.0f / scale_of(ld_global<float>(p.scale + scale_index(p, t, head, token)));
+  };
+  const float inverse_of_head = SCALE_OF < OF_BLOCK && t.rows > 0 ? inverse_of(0) : 0;
   auto scaled = [&](const Raw& raw, int token, float (&y)[COLUMNS]) {
     columns.prepare(raw, y);
-    const float by = SCALE_OF < OF_BLOCK || !t.exists(token) ? inverse : inverse_scale(p, t, head, token);
+    float inverse = inverse_of_head;
+    if constexpr (SCALE_OF == OF_TOKEN) {
+      const u32 largest = largest_of_row(t.exists(token) ? columns.largest(y) : 0);
+      inverse = 1.0f / scale_of(u32_as_float(largest));
+      if (columns.lane == 0 && token < t.stored) st_global(p.scale + scale_index(p, t, head, token), largest);
+    }
+    if (SCALE_OF == OF_BLOCK && t.exists(token)) inverse = inverse_of(token);
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) y[c] = t.exists(token) ? y[c] * by : 0.0f;
+    for (int c = 0; c < COLUMNS; ++c) y[c] = t.exists(token) ? (ROTATE ? y[c] * Columns::ROOT : y[c]) * inverse : 0.0f;
   };
   if constexpr (TRANSPOSE) {
     DYN_SMEM(start);
     const ValueTile<HEAD_DIM, WARPS> tile{smem_address(start)};
-    for (int word = row; word < VALUE_WORDS; word += WARPS * WARP_ROWS) {
+    for (int word = threadIdx.x / LANES; word < VALUE_WORDS; word += WARPS * WARP_ROWS) {
       const int first = t.first + first_key_of_word(word);
       Raw raw[4];
 #pragma unroll
@@ -272,24 +327,40 @@ KERNEL __launch_bounds__(WARPS * 32) quantize_cast(const __grid_constant__ Quant
     block_sync();  // the tile is complete
     const i64 position = LENGTHS_KIND == PACKED ? i64(block) * TOKENS : t.first;
     tile.store(p.out + t.batch * p.out_batch + head * p.out_head + position, p.out_row);
-    return;
-  }
-  char* out = p.out + t.batch * p.out_batch + head * p.out_head + columns.first;
-  for (int step = 0; step < STEPS; step += IN_FLIGHT) {
-    Raw raw[IN_FLIGHT];
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
-      raw[i] = load(x + (t.begin + token) * p.x_row, columns.there() && t.exists(token));
-    }
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; ++i) {
-      const int token = t.first + row + (step + i) * WARPS * WARP_ROWS;
+  } else {
+    char* out = p.out + t.batch * p.out_batch + head * p.out_head + columns.first;
+    each_row(p, t, columns, x, [&](const Raw& raw, int token) {
       float y[COLUMNS];
-      scaled(raw[i], token, y);
+      scaled(raw, token, y);
       const vec2 e4m3{cvt_e4m3x2(y[0], y[1]) | cvt_e4m3x2(y[2], y[3]) << 16,
                       cvt_e4m3x2(y[4], y[5]) | cvt_e4m3x2(y[6], y[7]) << 16};
       if (columns.there() && token < t.stored) st_global(out + (t.begin + token) * p.out_row, e4m3);
-    }
+    });
   }
+}
+
+// Heads go through in batches 0, 1, ...: maxima of 0, maxima of 1, cast of 0, maxima of 2, cast of 1, ..., cast of the last.
+// Grid: for each batch two rounds of p.batch_heads heads, for each head p.blocks blocks. OF_TOKEN: one round, the cast.
+KERNEL __launch_bounds__(WARPS * 32) quantize(const __grid_constant__ QuantizeParams p) {
+  const u32 items = u32(p.batch_heads * p.blocks), round = blockIdx.x / items, item = blockIdx.x % items;
+  const u32 last = gridDim.x / items - 1;
+  const bool casts = SCALE_OF == OF_TOKEN || (round % 2 == 0 && round > 0) || round == last;
+  const u32 batch = SCALE_OF == OF_TOKEN ? round : round == last ? last / 2 : casts ? round / 2 - 1 : (round + 1) / 2;
+  const u32 block = item % u32(p.blocks);
+  const int head = int(batch * u32(p.batch_heads) + item / u32(p.blocks));
+  if (head >= p.heads) return;  // the last batch may have fewer heads
+  const Tokens t = tokens_of(p, block);
+  const Columns columns(p, t.sequence, head);
+  const char* x = p.x + t.batch * p.x_batch + head * p.x_head + columns.first * ELEMENT_BYTES;
+  if (casts) {
+    cast(p, t, columns, x, head, block);
+  } else {
+    find_maxima(p, t, columns, x, head);
+  }
+}
+
+// Grid: num_scales / 256.
+KERNEL __launch_bounds__(WARPS * 32) quantize_scales(const __grid_constant__ QuantizeParams p) {
+  const i64 i = i64(blockIdx.x) * WARPS * 32 + threadIdx.x;
+  if (i < p.num_scales) st_global(p.scale + i, float_as_u32(scale_of(ld_global<float>(p.scale + i))));
 }

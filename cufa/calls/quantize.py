@@ -134,7 +134,7 @@ def _quantized(
     batch, heads, seqlen, head_dim = rows.shape
     sequences = len(given) - 1 if isinstance(lengths, Packed) else batch
     block = float8.block_of(role, head_dim)
-    scale = xp.empty(float8.scale_shape(per, block, heads, sequences, seqlen, lengths), np.float32)
+    shape = float8.scale_shape(per, block, heads, sequences, seqlen, lengths)
     if transpose:
         keys = float8.padded_keys(seqlen, sequences if isinstance(lengths, Packed) else None)
         out = data = xp.empty((batch, heads, head_dim, keys), np.uint8)
@@ -142,6 +142,7 @@ def _quantized(
         out = xp.empty(x.shape, np.uint8)
         data = _canonical(out, layout)
     if xp is np:
+        scale = np.empty(shape, np.float32)
         _host().quantize(rows, data, scale, lengths, per, block, signs, smooth, transpose)
     else:
         device = _device()
@@ -150,9 +151,8 @@ def _quantized(
             transpose,
         )  # fmt: skip
         bits = b"" if signs is None else np.packbits(signs < 0).tobytes()
-        _device().quantize(
-            build, rows, data, scale, given if given is None else xp.asarray(given), sequences, bits
-        )
+        there = None if given is None else xp.asarray(given)
+        scale = device.quantize(build, rows, data, shape, there, sequences, bits)
     if transpose:
         return QuantizedValues(data, x.shape, scale, layout, lengths), scale
     return (out.view(ml_dtypes.float8_e4m3fn) if xp is np else out), scale

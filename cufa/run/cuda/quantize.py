@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import Any
 
 import cupy
@@ -17,28 +18,45 @@ from .workspace import workspace_of
 
 
 def quantize(
-    build: Quantizer, x: Any, out: Any, scale: Any, lengths: Any, sequences: int, sign_bits: bytes
-) -> None:
-    """Writes e4m3 of x to ``out`` and ``scale``. Axes are canonical; ``lengths`` is None or int32 on the GPU, whose
-    device is the current one. Raises ValueError for a GPU without e4m3."""
+    build: Quantizer,
+    x: Any,
+    out: Any,
+    scale_shape: tuple[int, ...],
+    lengths: Any,
+    sequences: int,
+    sign_bits: bytes,
+) -> Any:
+    """Writes e4m3 of x to ``out`` and returns the scale. Axes are canonical; ``lengths`` is None or int32 on the GPU,
+    whose device is the current one. Raises ValueError for a GPU without e4m3, and for too many heads."""
     device_id = x.data.device_id
     if device(device_id).arch.capability < MIN_CAPABILITY:
         raise ValueError(
             f"x is on a GPU of {device(device_id).arch.name}, which cannot convert to e4m3: pass x.get()"
         )
     _, heads, seqlen, _ = x.shape
-    if heads > MAX_GRID_YZ:
+    if build.smooth and heads > MAX_GRID_YZ:
         raise ValueError(
             f"x has {heads:,} heads; CUDA limits a grid's second axis to {MAX_GRID_YZ:,}: pass fewer heads in one call"
         )
+    num_scales = math.prod(scale_shape)
+    words = cupy.empty(num_scales + heads, cupy.float32)  # behind the scales: counts of blocks
+    scale = words[:num_scales].reshape(scale_shape)
     if not (heads and seqlen and sequences):
         out.fill(0)
         scale.fill(1)
-        return
+        return scale
     stream = cupy.cuda.get_current_stream(device_id)
-    scale.data.memset_async(0, scale.nbytes, stream)
-    pointers = [x.data.ptr, out.data.ptr, scale.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
-    launches = build.launches(sequences, heads, seqlen, scale.size)
+    words.data.memset_async(0, words.nbytes, stream)
+    start = words.data.ptr
+    pointers = [
+        x.data.ptr,
+        out.data.ptr,
+        start,
+        start + 4 * num_scales,
+        0,
+        0,
+        0 if lengths is None else lengths.data.ptr,
+    ]
     with contextlib.ExitStack() as stack:
         if build.smooth:
             memory = workspace_of(stream, device_id)
@@ -46,11 +64,12 @@ def quantize(
             of_sums, of_means = build.workspace(sequences, heads, seqlen)
             if memory.partial_bytes < of_sums + of_means:
                 memory.grow(stream, device_id, 0, of_sums + of_means)
-            pointers[3:5] = memory.partial, memory.partial + of_sums
-        numbers = build.numbers(pointers, sign_bits, x, out, sequences, scale.size)
-        for launch in launches:
+            pointers[4:6] = memory.partial, memory.partial + of_sums
+        numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales)
+        for launch in build.launches(sequences, heads, seqlen, num_scales):
             kernel = _kernel(build, launch.entry, launch.shared_memory, device_id)
             kernel(launch.grid[0], numbers, launch.grid[1])
+    return scale
 
 
 @functools.cache
