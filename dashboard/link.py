@@ -36,7 +36,8 @@ def distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 class Link:
     """Query parameters by name, in the order in which controls were created."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
+        self._written = f"link.{page}"
         self.notices: list[str] = []
         """Impossible parameters, and the values shown instead."""
         self._names: set[str] = set()
@@ -64,7 +65,11 @@ class Link:
 
     def finish(self) -> None:
         """All controls exist."""
-        unknown = [name for name in st.query_params if name not in self._names]
+        own = {
+            *self._names,
+            *st.session_state.get(self._written, ()),
+        }  # a control that went leaves its parameter
+        unknown = [name for name in st.query_params if name not in own]
         if unknown:
             self.notices.append(_UNKNOWN.format(names=", ".join(repr(name) for name in unknown)))
         self._finished = True
@@ -73,3 +78,5 @@ class Link:
         """To the address bar, once all controls exist."""
         if self._finished and st.query_params.to_dict() != self._shown:
             st.query_params.from_dict(self._shown)
+        if self._finished:
+            st.session_state[self._written] = list(self._shown)

@@ -52,6 +52,8 @@ _STYLE = """
   border: 1px solid {grid}; border-radius: 6px; padding: .45rem .7rem; box-shadow: 0 4px 14px #0002; }}
 .cufa-listing {{ max-height: 380px; overflow: auto; margin: 0; padding: .8rem; border-radius: 6px; font-size: .85rem;
   line-height: 1.5; color: {text}; background: {panel}; font-family: "Source Code Pro", monospace; }}
+[data-testid="stSidebarNavLink"]:focus-visible, [data-testid="stPageLink-NavLink"]:focus-visible {{
+  outline: 2px solid {accent}; outline-offset: -2px; }}
 [data-testid="stHtml"]:has(.cufa-term) {{ overflow: visible; }}
 [data-testid="stMarkdown"] table {{ display: block; max-width: 100%; overflow-x: auto; }}
 </style>

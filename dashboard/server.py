@@ -11,9 +11,11 @@ import contextlib
 import functools
 import gc
 import gzip
+import html
 import importlib
 import os
 import pkgutil
+import re
 import socket
 import threading
 import time
@@ -25,7 +27,7 @@ from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
@@ -72,6 +74,40 @@ def compressed(path: str) -> bytes | None:
     if not path.startswith("/static/") or file.suffix not in (".js", ".css") or not file.is_relative_to(root):
         return None
     return gzip.compress(file.read_bytes(), 6, mtime=0) if file.is_file() else None
+
+
+class KnownPages:
+    """ASGI middleware: a document request for an address without a page is answered with the addresses of all pages.
+
+    Streamlit would show its first page, whatever the address.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path, wanted = scope.get("path", ""), dict(scope.get("headers", ())).get(b"accept", b"")
+        name = path.strip("/")
+        if scope["type"] != "http" or b"text/html" not in wanted or name in ("", *pages()[1:]) or "/" in name:
+            await self._app(scope, receive, send)
+            return
+        if name == pages()[0]:  # the first page's address is the root
+            await RedirectResponse("./?" + scope["query_string"].decode())(scope, receive, send)
+            return
+        listed = ", ".join(
+            f'<a href="./{x if n else ""}">{x.replace("_", " ")}</a>' for n, x in enumerate(pages())
+        )
+        text = f"<p>The dashboard has no page at /{html.escape(name)}. Its pages: {listed}.</p>"
+        await HTMLResponse(f"<!doctype html><title>No such page · cufa</title>{text}", 404)(
+            scope, receive, send
+        )
+
+
+@functools.cache
+def pages() -> list[str]:
+    """Addresses of the pages, as ``app.py`` lists them; the first is served at the root."""
+    text = Path(__file__).with_name("app.py").read_text(encoding="utf-8")
+    return re.findall(r'^    \("(\w+)", "', text, re.MULTILINE)
 
 
 class SameOrigin:
@@ -167,5 +203,7 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 
 
 app = st.App(
-    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Compressed, Document)]
+    "app.py",
+    lifespan=lifespan,
+    middleware=[Middleware(x) for x in (SameOrigin, KnownPages, Compressed, Document)],
 )

@@ -42,7 +42,7 @@ class Controls:
 
     def __init__(self, page: str) -> None:
         self._page = page
-        self._link = Link()
+        self._link = Link(page)
         self.refused: list[str] = []
         """Invalid values of fields, in words; the page shows the nearest valid value."""
         self._prefix = ""
@@ -267,7 +267,8 @@ class Controls:
             except (ValueError, KeyError):
                 st.session_state[key] = default
                 self.notice(
-                    f"the link asks for {full} = {text!r}, which is not {wanted}; showing {_in_words(default)} instead."
+                    f"the link asks for {full} = {text!r}, which is not {wanted}; "
+                    + (f"showing {_in_words(default)} instead." if default != "" else "the page ignores it.")
                 )
         return key
 

@@ -81,7 +81,7 @@ _TILES = {
     Tile.FULL: (("full", "every score is visible: no masking", ""), ("#4A7BDB", "#2B59C3"), ("#5286E8", "#7EA4FF")),
     Tile.PARTIAL: (("partial", "a mask boundary cuts the tile", "/"), ("#F0B254", "#A05E00"), ("#E5A544", "#6E4200")),
     Tile.PADDED: (("padded", "past the last query or key", "x"), ("#BF82C6", "#7A3583"), ("#B878C2", "#5A2063")),
-    Tile.SKIPPED: (("skipped", "not loaded: no visible score", "."), ("#EFEDE7", "#CFCCC2"), ("#1C232D", "#3A4452")),
+    Tile.SKIPPED: (("skipped", "not loaded: no visible score", "."), ("#DEDBD1", "#8F8B80"), ("#2A333F", "#6E7988")),
 }  # fmt: skip
 """Label, meaning and pattern; fill and ink, light and dark."""
 

@@ -18,17 +18,17 @@ MOST_BARS = 4000
 """Limit for a browser that draws and zooms without delay."""
 MOST_LANES = 24
 
-KINDS: dict[str, tuple[tuple[str, ...], Callable[[Palette], str]]] = {
-    "products": ((*PRODUCTS, "ISSUE"), lambda p: p.accent),
-    "softmax": (("SOFTMAX",), lambda p: p.series[1]),
-    "products and softmax": (("TILE",), lambda p: p.accent),
-    "copies": (("COPY",), lambda p: p.series[2]),
-    "stores": (("STORE", "ADD", "MERGE"), lambda p: p.muted),
-    "waits for data or space": (("WAIT_DATA", "WAIT_SPACE", "WAIT_ITEM"), lambda p: p.alarm),
-    "waits for its ping-pong slot": (("WAIT_TURN",), lambda p: p.warn),
-    "waits for products": (("WAIT_PRODUCTS",), lambda p: p.grid),
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[Palette], str], str]] = {
+    "products": ((*PRODUCTS, "ISSUE"), lambda p: p.accent, ""),
+    "softmax": (("SOFTMAX",), lambda p: p.series[1], "x"),
+    "products and softmax": (("TILE",), lambda p: p.accent, "x"),
+    "copies": (("COPY",), lambda p: p.series[2], "|"),
+    "stores": (("STORE", "ADD", "MERGE"), lambda p: p.muted, "-"),
+    "waits for data or space": (("WAIT_DATA", "WAIT_SPACE", "WAIT_ITEM"), lambda p: p.alarm, "/"),
+    "waits for its ping-pong slot": (("WAIT_TURN",), lambda p: p.warn, "/"),
+    "waits for products": (("WAIT_PRODUCTS",), lambda p: p.muted, "/"),
 }
-"""Phases that share a colour, and the colour."""
+"""Phases that share a look; its colour and pattern. Slanted lines on the background: a wait."""
 
 
 def drawn(found: Intervals, first: float, last: float) -> Intervals:
@@ -41,14 +41,14 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
     rows = {lane.log: row for row, lane in enumerate(lanes)}
     found = found[np.isin(found["log"], list(rows))]
     figure = theme.new_figure(palette, 150 + 34 * len(lanes), barmode="overlay", bargap=0)
-    for kind, (phases, colour) in KINDS.items():
+    for kind, (phases, colour, pattern) in KINDS.items():
         numbers = [PHASES.index(name) for name in phases]
         mine = found[np.isin(found["phase"], numbers)]
         states, flights = mine[~mine["flight"]], mine[mine["flight"]]
         if len(states):
-            figure.add_trace(_bars(trace, states, rows, kind, colour(palette), thin=False))
+            figure.add_trace(_bars(trace, states, rows, kind, colour(palette), pattern, palette))
         if len(flights):
-            figure.add_trace(_bars(trace, flights, rows, "products in flight", palette.accent, thin=True))
+            figure.add_trace(_bars(trace, flights, rows, "products in flight", palette.accent, "", palette))
     unit = "µs since the SM's first stamp" if trace.is_time else "order: primitives executed, not time"
     figure.update_xaxes(title_text=unit, zeroline=False)
     places, names = list(range(len(lanes))), [str(lane) for lane in lanes]
@@ -59,7 +59,20 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
     return figure
 
 
-def _bars(trace: InsideTrace, found: Any, rows: dict[int, int], name: str, colour: str, thin: bool) -> go.Bar:
+def _bars(
+    trace: InsideTrace,
+    found: Any,
+    rows: dict[int, int],
+    name: str,
+    colour: str,
+    pattern: str,
+    palette: Palette,
+) -> go.Bar:
+    thin = name == "products in flight"
+    ground = (
+        {"bgcolor": palette.panel} if pattern == "/" else {"bgcolor": colour, "fgcolor": palette.background}
+    )
+    marks = {"shape": pattern, "size": 6, "solidity": 0.3, "fgcolor": colour, **ground}
     places = np.array([rows[int(log)] for log in found["log"]], np.float64)
     unit = "µs" if trace.is_time else "executed"
     return go.Bar(
@@ -69,7 +82,7 @@ def _bars(trace: InsideTrace, found: Any, rows: dict[int, int], name: str, colou
         width=0.14 if thin else 0.6,
         orientation="h",
         name=name,
-        marker={"color": colour, "line": {"width": 0}},
+        marker={"color": colour, "line": {"width": 0}, "pattern": marks},
         customdata=[about(trace, x) for x in found],
         hovertemplate=f"%{{customdata}}<br>%{{base:,.2f}} → %{{value:,.2f}} {unit}<extra></extra>",
     )
@@ -81,6 +94,6 @@ def describe(trace: InsideTrace, lanes: list[Lane]) -> str:
     kinds = ", ".join(WORDS[name] for name in (*WAITS[1:4], "SOFTMAX"))
     return (
         f"{what}: phases of {len(lanes)} warps of {trace.kernel}, a row per warp, from left to right. "
-        f"Colours tell products, softmax, copies, stores and waits apart ({kinds}); a thin bar under a row is "
-        "products in flight, for which the warp does not wait."
+        f"Colours and patterns tell products, softmax, copies, stores and waits (slanted lines) apart ({kinds}); a "
+        "thin bar under a row is products in flight, for which the warp does not wait."
     )

@@ -45,10 +45,10 @@ def exponential_ceiling(limits: Limits, problem: Problem) -> float:
 
 def roofline(
     rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, *,
-    here: Here | None = None,
+    here: Here | None = None, names: Sequence[str] = (),
 ) -> go.Figure:  # fmt: skip
     """TFLOP/s against FLOP per byte, both logarithmic, with a roof for each of ``products``. Masked rows get open marks
-    where unmasked rows are shown too."""
+    where unmasked rows are shown too. ``names`` are all kernels of the suite: a kernel looks alike in all regimes."""
     figure = theme.new_figure(palette, 560)
 
     def line(x: list[float], y: float | list[float], name: str, dash: str, colour: str) -> None:
@@ -78,8 +78,10 @@ def roofline(
             dash = ("dash", "dot", "longdash")[number % 3]
             line([max(low, top / memory), high], top, name, dash, palette.series[3])
     both = len({_is_masked(r) for r in rows}) > 1
-    for number, label in enumerate(dict.fromkeys(r.label for r in rows)):
+    for number, label in enumerate(dict.fromkeys([*names, *(r.label for r in rows)])):
         mine = [r for r in rows if r.label == label]
+        if not mine:
+            continue
         symbol, colour = SYMBOLS[number % len(SYMBOLS)], palette.series[number % len(palette.series)]
         symbols = [f"{symbol}-open" if both and _is_masked(r) else symbol for r in mine]
         figure.add_scatter(

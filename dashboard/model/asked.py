@@ -43,12 +43,12 @@ class Asked:
         )
 
     def _rank(self, m: Measurement) -> tuple[Any, ...]:
-        return m.suite == self.suite, not m.is_stale, time_of(m.recorded)
+        return m.suite == self.suite, not m.is_stale, time_of(m.recorded), m.load.get("joules") is not None
 
 
 def figures(found: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
     """One measurement of each quantity (machine, contender, problem, lengths, regime): of the kernel's present machine
-    code before others, then the latest, then the first. Measurements of the asked card come first."""
+    code before others, then the latest, then with joules, then the first. Measurements of the asked card come first."""
     asked = asked or Asked()
     best: dict[tuple[object, ...], Measurement] = {}
     for m in filter(asked.is_of, found):

@@ -150,18 +150,19 @@ class Measurement:
         if self.limits is not None:
             scores = row["flops"] // flops_per_score(self.problem)
             least = self.limits.floor(self.problem, Work(row["flops"], row["io_bytes"], scores))
-            return max(least, self._at_clock, key=lambda x: x[0])
+            rate, clock = self.clock_flops, self.load.get("clock_mhz")
+            at_clock = (row["flops"] / rate, f"products at {clock:,.0f} MHz") if rate else least
+            return max(least, at_clock)
         share = row["of_ceiling"] or self.of_read or 0.0  # earlier decoding rows have no ceiling
         return float(share) * self.seconds, str(row["ceiling"] or "a plain read")
 
     @property
-    def _at_clock(self) -> tuple[float, str]:
-        """Products at the recorded SM clock, which the power limit sets under lasting load; 0: not known."""
+    def clock_flops(self) -> float:
+        """Ceiling of products at the recorded SM clock, which the power limit sets under lasting load; 0: not known."""
         clock, sms = self.load.get("clock_mhz"), self.environment.get("num_sms")
         if not (clock and sms and self.environment.get("arch") == "sm_90" and self.problem.itemsize == 2):
-            return 0.0, ""
-        seconds = self.row.json["flops"] / (sms * _FLOP_PER_CLOCK * clock * 1e6)
-        return seconds, f"products at {clock:,.0f} MHz"
+            return 0.0
+        return float(sms * _FLOP_PER_CLOCK * clock * 1e6)
 
     @property
     def of_ceiling(self) -> float:

@@ -12,12 +12,20 @@ from cufa.kernels import Kernel, TileConfig
 from cufa.measure import costs, predictions
 from cufa.measure.costs import Cost
 from cufa.measure.measured import Measured
+from cufa.measure.regimes import Regime
 from cufa.problem.problem import Problem
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:
-    """The measurement with its needs at the machine's ceilings; without, if the kernel is not covered."""
-    return dataclasses.replace(m, row=_derived(found, m.suite).get(m.id, m.row))
+    """The measurement with its needs at the machine's ceilings; without, if the kernel is not covered. Power is a need
+    under lasting load only: products at the recorded clock."""
+    row = _derived(found, m.suite).get(m.id, m.row)
+    needs = dict(row.json.get("needs_ns", {}))
+    if "power" in needs and m.regime is not Regime.SUSTAINED:
+        del needs["power"]
+    elif "power" in needs and m.clock_flops and found.limits is not None:
+        needs["power"] = needs["products"] * found.limits.flops[m.problem.dtype] / m.clock_flops
+    return dataclasses.replace(m, row=dataclasses.replace(row, json={**row.json, "needs_ns": needs}))
 
 
 @functools.lru_cache(64)

@@ -45,19 +45,21 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
-    metrics = {name: words for name, words in _METRICS.items() if name != "joules" or any(map(_joules, rows))}
+    names = list(dict.fromkeys(m.label for m in found if m.family == family))  # one look in all regimes
+    with_joules = figures((m for m in found if m.family == family and _joules(m)), Asked(regime=regime))
+    metrics = {name: words for name, words in _METRICS.items() if name != "joules" or with_joules}
     columns = page.fields(2.4, 1.4, 1.2)
     with columns[0]:
         usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
         metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)
     base = controls.choice("base", "Baseline", labels, _slowest(rows), local=True, at=columns[1])
     shown = controls.several("show", "Kernels", labels, labels, local=True)
-    rows = [m for m in rows if m.label in shown]
+    rows = [m for m in (with_joules if metric == "joules" else rows) if m.label in shown]
     if not rows:
         page.verdict("No kernel is chosen: choose at least one kernel.", "warn", small=True)
         return
-    _show_metric(rows, metric, labels, palette)
-    _show_speedup(families[family], [x for x in shown if x != base], base, labels, palette)
+    _show_metric(rows, metric, names, palette)
+    _show_speedup(families[family], [x for x in shown if x != base], base, names, palette)
 
 
 def _interest(rows: Sequence[Measurement]) -> tuple[bool | int, ...]:
@@ -75,23 +77,32 @@ def _joules(m: Measurement) -> float:
     return float(m.load.get("joules") or 0.0)
 
 
+def _per_joule(m: Measurement) -> float:
+    return float(m.load.get("tflop_per_joule") or 0.0)
+
+
+def _rate(m: Measurement) -> float:
+    return m.gbytes if m.operation.memory_bound else m.tflops
+
+
 def _slowest(rows: Sequence[Measurement]) -> str:
     longest = max(m.problem.seqlen_k for m in rows)
     return min((m for m in rows if m.problem.seqlen_k == longest), key=lambda m: m.tflops).label
 
 
 def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str], palette: Palette) -> None:
-    best = max(rows, key=lambda m: m.gbytes if m.operation.memory_bound else m.tflops)
-    page.verdict(
-        f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
-        f"{min(best.of_ceiling, 1):.0%} of the limit by {best.ceiling}.",
-        tag=_tag(best),
-    )
+    best = max(rows, key=_per_joule if metric == "joules" else _rate)
+    said = f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
+    said += f"{min(best.of_ceiling, 1):.0%} of the limit by {best.ceiling}"
+    if metric == "joules":
+        said = f"{best.label} takes the fewest joules {best.regime}: {_per_joule(best):.3g} TFLOP per joule, "
+        said += f"{_joules(best):.3g} J per call, at {best.problem.seqlen_k:,} keys"
+    page.verdict(f"{said}.", tag=_tag(best))
     factor, unit = unit_for(max(m.seconds for m in rows))
     if metric == "tflops":
         factor, unit = (1e3, "GFLOP/s") if best.tflops < 1 else (1.0, "TFLOP/s")
     series: dict[str, list[Point]] = {}
-    for m in rows if metric != "joules" else filter(_joules, rows):
+    for m in rows:
         series.setdefault(m.label, []).append(_point(m, metric, factor))
     title = {
         "time": f"time ({unit})",
@@ -152,7 +163,7 @@ def _point(m: Measurement, metric: str, factor: float) -> Point:
     if metric == "time":
         return Point(m.problem.seqlen_k, factor * t.p50, factor * t.p10, factor * t.p90, text)
     if metric == "joules":
-        value = float(m.load["tflop_per_joule"])
+        value = _per_joule(m)
         return Point(m.problem.seqlen_k, value, value, value, text)
     value = factor * m.tflops if metric == "tflops" else m.gbytes
     return Point(m.problem.seqlen_k, value, value * t.p50 / t.p90, value * t.p50 / t.p10, text)

@@ -19,7 +19,7 @@ from cufa.measure.costs import Cost
 
 _BINDING = {
     "products": "products alone need",
-    "power": "products at the power-limited clock need",
+    "power": "products at the recorded clock, which power limits, need",
     "exponentials": "exponentials alone need",
     "shared memory": "shared memory alone needs",
     "memory": "memory alone needs",
@@ -44,8 +44,8 @@ def show(
 
     default = max(found, key=interest)
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
-    page.verdict(_verdict(row), tag=page.origin_tag(row.origin), small=True)
-    tag = page.origin_tag(row.origin)
+    text, tag = _verdict(row), page.origin_tag(row.origin)
+    page.verdict(text, tag="" if "by hand" in text else tag, small=True)
     alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
     alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
     page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)

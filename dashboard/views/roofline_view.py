@@ -163,7 +163,8 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {where(rows)}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
-    roofline = charts.roofline(rows, chosen.limits, products, palette, here=here)
+    names = [r.label for r in chosen.rows if r.suite == rows[0].suite]
+    roofline = charts.roofline(rows, chosen.limits, products, palette, here=here, names=names)
     page.figure(roofline, "roofline", alt)
     st.caption(
         f"{page.origin_tag(best.origin).capitalize()} on **{where(rows)}**, {rows[0].regime}: "

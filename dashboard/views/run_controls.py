@@ -71,7 +71,8 @@ def choose(controls: Controls) -> Job:
     wanted = tuple(c for kernel in kernels for c in tilings.get(kernel, (Contender(kernel),)))
     problems = dict.fromkeys([problem, *(_at_length(problem, int(n)) for n in lengths)])
     cases = tuple(Case(p, wanted) for p in problems) if wanted else ()
-    title = shapes[preset].words.partition(":")[0]
+    is_preset = problem == shapes[preset].problem
+    title = shapes[preset].words.partition(":")[0] if is_preset else in_words(problem)
     return Job(title, device_name, cases, *regime)
 
 

@@ -52,8 +52,10 @@ def test_regimes_are_never_mixed(elsewhere: Path) -> None:
     app.segmented_control(key="compare.metric").set_value("joules").run()
     figure = json.loads(app.get("plotly_chart")[0].proto.spec)
     assert "TFLOP per joule" in json.dumps(figure["layout"])
+    assert "takes the fewest joules sustained" in words(app)
     table = app.dataframe[0].value
     assert set(table["power"]) == {"600 W"}
+    app.segmented_control(key="compare.metric").set_value("time").run()
     families = app.selectbox(key="compare.shapes").options
     assert any(name.startswith("Decode:") for name in families)
     app.selectbox(key="compare.shapes").set_value(next(x for x in families if x.startswith("Decode:"))).run()

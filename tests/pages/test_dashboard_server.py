@@ -189,6 +189,35 @@ def test_only_pages_served_here_are_answered(
         assert sent[0].get("status", sent[0].get("code")) == (403 if kind == "http" else 1008)
 
 
+def reply_of(path: str, accept: bytes = b"text/html") -> tuple[int | None, str]:
+    """Status and text, or target, of what answers before Streamlit; None: Streamlit answers."""
+    sent: list[dict[str, Any]] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        sent.append({"status": None, "headers": []})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "query_string": b"seed=3", "headers": [(b"accept", accept)]}
+    asyncio.run(server.KnownPages(application)(scope, None, send))
+    target = dict(sent[0]["headers"]).get(b"location", b"").decode()
+    return sent[0]["status"], target or b"".join(x.get("body", b"") for x in sent).decode()
+
+
+def test_an_unknown_page_is_answered_by_the_addresses_of_all_pages() -> None:
+    from dashboard_page_support import PAGES
+
+    assert server.pages() == PAGES
+    status, text = reply_of("/rooflin<e")
+    assert status == 404 and "no page at /rooflin&lt;e" in text
+    assert all(f'href="./{name}"' in text for name in PAGES[1:]) and 'href="./"' in text
+    assert reply_of(f"/{PAGES[0]}") == (307, "./?seed=3")
+    for path in ("/", f"/{PAGES[1]}", "/_stcore/health", "/static/js/index.js"):
+        assert reply_of(path)[0] is None
+    assert reply_of("/favicon.ico", b"image/*")[0] is None
+
+
 def test_connections_send_their_packets_at_once() -> None:
     with socket.socket() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_page_support import open_page, words
+from dashboard_page_support import figures, open_page, words
 
 from cufa.commands.common import seconds_text
 from cufa.dashboard.link import several
@@ -17,6 +17,7 @@ from cufa.dashboard.model.asked import Asked, together
 from cufa.dashboard.model.levels import levels_of
 from cufa.dashboard.model.needs import with_needs
 from cufa.dashboard.model.subject import problem_key
+from cufa.dashboard.worker.jobs import Job
 from cufa.measure import cards, inside
 from cufa.measure.regimes import Regime
 
@@ -95,7 +96,39 @@ def test_names_with_commas_come_back_from_a_link(shipped: None) -> None:
 @pytest.mark.parametrize("name", ["roofline", "occupancy", "machine_code"])
 def test_rubbish_for_a_shape_is_refused_in_words(shipped: None, name: str) -> None:
     app = open_page(name, of="rubbish")
-    assert "'rubbish'" in app.warning[0].value
+    assert "'rubbish', which is not a shape; the page ignores it." in app.warning[0].value
+
+
+def test_energy_has_a_verdict_in_joules_and_looks_stay_in_all_regimes(shipped: None) -> None:
+    rows = next(e for e in evidence.load() if e.name == "nvidia-h200").rows
+    family = next(m.family for m in rows if m.suite == "energy")
+    link = {"machine": "recorded:NVIDIA H200", "shapes": family}
+    app = open_page("compare", **link, regime="sustained", metric="joules")
+    assert "takes the fewest joules" in words(app) and "is the fastest" not in words(app)
+    looks = [
+        {
+            trace["name"]: trace["line"]["color"]
+            for trace in figures(open_page("compare", **link, regime=x))[0]["data"]
+        }
+        for x in ("in turns", "sustained")
+    ]
+    both = looks[0].keys() & looks[1].keys()
+    assert len(both) > 1 and all(looks[0][name] == looks[1][name] for name in both)
+
+
+def test_a_control_that_goes_leaves_no_complaint(shipped: None) -> None:
+    app = open_page("history")
+    app.segmented_control(key="history.compare").set_value("runs").run()
+    assert not app.exception and not app.warning
+
+
+def test_a_run_is_named_after_a_preset_only_while_the_fields_are_its_own(
+    elsewhere: Path, asked: list[Job]
+) -> None:
+    for changed in ({}, {"sq": "4096"}):
+        open_page("run", preset="small", **changed).button(key="run.start").click().run()
+    whole, changed_one = (job.title for job in asked)
+    assert whole == "small" and "4096×2048" in changed_one
 
 
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
