@@ -1,29 +1,15 @@
-"""Kernels compiled before a program runs, without a GPU: cubin files in the folder ``kernels`` of the user's cache.
-
-A file is named after a digest of all that NVRTC was given, so that a kernel that was changed is compiled anew.
-"""
+"""Kernels compiled before a program runs, without a GPU: cubin files, by default in the user's cache folder, where
+:func:`cufa.build.compiler.find_compiled` finds them."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from pathlib import Path
 
-from ..cache import cache_dir, own_folder
+from ..cache import own_folder
 from ..plan.planner import Plan
-from .compiler import nvrtc_options, trace_constants, translation_unit
+from .compiler import FOLDER, cubin_name, trace_constants, translation_unit
 from .static_compile import compile_text
-
-FOLDER = "kernels"
-
-
-def cubin_name(name: str, unit: str, nvrtc_arch: str) -> str:
-    """The file of a translation unit. The folder of the headers is left out: the unit has a digest of their text."""
-    options = nvrtc_options(nvrtc_arch, Path("cuda_src"))
-    digest = hashlib.sha256("\0".join((unit, *options)).encode()).hexdigest()[:24]
-    return f"{name}-{nvrtc_arch}-{digest}.cubin"
-
 
 def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
     """Compile the kernel of a plan without a GPU, and return the cubin file: programs that need it do not compile.
@@ -47,14 +33,3 @@ def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
         unfinished.write_bytes(compile_text(unit, plan.device.arch).cubin)
         unfinished.replace(file)
     return file
-
-
-def find_compiled(name: str, unit: str, nvrtc_arch: str) -> Path | None:
-    """The file that :func:`compile` left in the cache for a translation unit; None if there is none, or if others may
-    have put it there."""
-    file = cache_dir() / FOLDER / cubin_name(name, unit, nvrtc_arch)
-    try:
-        return own_folder(FOLDER) / file.name if file.is_file() else None
-    except OSError as error:
-        logging.getLogger("cufa").warning("%s is not used: %s", file, error)
-        return None

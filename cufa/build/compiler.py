@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ..cache import cache_dir, own_folder
 from ..kernels.params import SOURCE_DIR as SOURCE_DIR
 
 
@@ -195,3 +196,26 @@ def cupy_options(min_capability: int = 80) -> tuple[str, ...]:
     two -arch options, and CuPy would ask for plain sm_90.
     """
     return (f"-I{SOURCE_DIR}", *(("-arch=sm_90a",) if min_capability == 90 else ()))
+
+
+FOLDER = "kernels"
+"""Below the user's cache folder: cubin files that :func:`cufa.build.ahead.compile` left."""
+
+
+def cubin_name(name: str, unit: str, nvrtc_arch: str) -> str:
+    """The file of a translation unit, named after a digest of all that NVRTC is given: a changed kernel is compiled anew.
+    The folder of the headers is left out: the unit has a digest of their text."""
+    options = nvrtc_options(nvrtc_arch, Path("cuda_src"))
+    digest = hashlib.sha256("\0".join((unit, *options)).encode()).hexdigest()[:24]
+    return f"{name}-{nvrtc_arch}-{digest}.cubin"
+
+
+def find_compiled(name: str, unit: str, nvrtc_arch: str) -> Path | None:
+    """The file that :func:`cufa.build.ahead.compile` left in the cache for a translation unit; None if there is none, or
+    if others may have put it there."""
+    file = cache_dir() / FOLDER / cubin_name(name, unit, nvrtc_arch)
+    try:
+        return own_folder(FOLDER) / file.name if file.is_file() else None
+    except OSError as error:
+        _LOG.warning("%s is not used: %s", file, error)
+        return None

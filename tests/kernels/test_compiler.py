@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cufa
-from cufa.build import ahead, compiler
+from cufa.build import compiler
 from cufa.build import static_compile as static
 from cufa.build.compiler import (
     included_files,
@@ -318,29 +318,29 @@ def test_a_compile_is_logged_and_a_load_from_the_cache_is_not(caplog, monkeypatc
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / ahead.FOLDER
+    return tmp_path / "cache" / compiler.FOLDER
 
 
 def test_a_plan_compiled_ahead_is_found_by_what_the_compiler_would_get(cache, tmp_path, nvrtc):
     plan = cufa.plan((1, 4, 256, 64), device="sm_80", dtype="bfloat16")
     unit = translation_unit(plan.spec.source, {**plan.constants, **trace_constants(False)})
-    assert ahead.find_compiled("fa2_forward", unit, "sm_80") is None and not cache.exists()
+    assert compiler.find_compiled("fa2_forward", unit, "sm_80") is None and not cache.exists()
     file = cufa.compile(plan)
     assert file.read_bytes() == static.compile_text(unit, AMPERE).cubin and file.parent == cache
     made = file.stat().st_mtime_ns
     assert cufa.compile(plan) == file and file.stat().st_mtime_ns == made, "compiled once"
-    assert ahead.find_compiled("fa2_forward", unit, "sm_80") == file
-    assert ahead.find_compiled("fa2_forward", unit, "sm_90a") is None, "another architecture"
-    assert ahead.find_compiled("fa2_forward", unit + "// changed", "sm_80") is None
+    assert compiler.find_compiled("fa2_forward", unit, "sm_80") == file
+    assert compiler.find_compiled("fa2_forward", unit, "sm_90a") is None, "another architecture"
+    assert compiler.find_compiled("fa2_forward", unit + "// changed", "sm_80") is None
     assert cufa.compile(plan, tmp_path / "other").name == file.name, "the folder can be copied"
     assert {x.name for x in cache.iterdir()} == {file.name}, "nothing unfinished is left"
 
 
 def test_what_others_may_have_put_into_the_cache_is_not_loaded(cache, caplog):
     cache.mkdir(parents=True)
-    (cache / ahead.cubin_name("fa2_forward", "unit", "sm_80")).write_bytes(b"")
+    (cache / compiler.cubin_name("fa2_forward", "unit", "sm_80")).write_bytes(b"")
     cache.chmod(0o777)
-    assert ahead.find_compiled("fa2_forward", "unit", "sm_80") is None
+    assert compiler.find_compiled("fa2_forward", "unit", "sm_80") is None
     assert "can be written by other users" in caplog.text
 
 

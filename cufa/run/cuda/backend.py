@@ -20,8 +20,7 @@ import cupy
 import cupy.cuda  # an ImportError where cupy is just a folder of that name in the path
 import numpy as np
 
-from ...build.ahead import find_compiled
-from ...build.compiler import announced, cupy_options, trace_constants, translation_unit
+from ...build.compiler import announced, cupy_options, find_compiled, trace_constants, translation_unit
 from ...build.phases import Logs, Room
 from ...gpu.architectures import Device, find_architecture
 from ...kernels import Box
