@@ -71,10 +71,10 @@ struct Consumer {
 
   Item item;
   HeadMask mask;
-  TileRange tiles;     // the tiles that this consumer's rows see
-  int row;             // this lane's first query row; its second is row + 8
-  float v_scale;       // in store(); 0 where the rows see no key
-  float qk_scale = 1;  // scale of q, times that of k unless it differs from tile to tile
+  TileRange tiles;        // the tiles that this consumer's rows see
+  int row;                // this lane's first query row; its second is row + 8
+  float qk_scale;         // ScalesOfItem
+  const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
 
   DEVICE void run() {
@@ -88,35 +88,37 @@ struct Consumer {
       const u64 start_ns = TRACE ? global_timer() : 0;
       inside.item(item.index);
       mask = read_16_bytes<HeadMask>(descriptor + MASK_AT);
-      const auto sequence = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT);
-      compute(sequence);
+      compute(descriptor);
       if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of<Br>(mask, item.q_block), start_ns);
-      store(sequence);
+      store(descriptor);
     }
     inside.close();
   }
 
   // O, m and l of the item. Every consumer takes part in every tile that the block visits, as the rings and the ping-pong are
   // shared.
-  DEVICE void compute(const SequenceOfItem& sequence) {
+  DEVICE void compute(u32 descriptor) {
     const int group = item.q_block * CONSUMERS + consumer;
     row = group * GROUP_ROWS + warp * 16 + lane / 4;
     tiles = tiles_of<GROUP_ROWS>(mask, group);
     const TileRange block = tiles_of<Br>(mask, item.q_block);
     softmax.reset();
-    v_scale = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
     if (tiles.empty()) {
       release_Q();
       return pass_over(block.end - block.first);
     }
-    read_scales(sequence);
+    qk_scale = ld_shared_f32(descriptor + SCALES_AT + 4 * consumer);
+    if constexpr (K_SCALE == OF_BLOCK) {
+      const int first_key = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT).first_key;
+      k_scales = p.k_scale + key_scale_index(p, item.batch, item.head / (p.heads / p.kv_heads), first_key);
+    }
     pass_over(block.end - tiles.end);
     int j = tiles.end - 1;
     if constexpr (IN_TURN) {
       walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step_in_turn(j, segment); });
-      end_scores_of_item(sequence);
+      release_Q();
     } else {
       if (j >= tiles.clear_end) {
         first(j, SegmentTag<RIGHT_MASKED>{});
@@ -125,7 +127,7 @@ struct Consumer {
       }
       --j;
       walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step(j, segment); });
-      end_scores_of_item(sequence);
+      release_Q();
       V_ring.wait_full(inside, tiles.first);
       fence_values();
       issue_values(tiles.first);
@@ -134,18 +136,10 @@ struct Consumer {
     pass_over(tiles.first - block.first);
   }
 
-  // Q and the item's descriptor are read: the next item's may come.
+  // The next item's Q may come. This item's descriptor stays until three more items have given back their Q.
   DEVICE void release_Q() const {
     warp_sync();  // all lanes have read the descriptor
     if (lane == 0) mbarrier_arrive(smem.Q_empty + 8 * consumer);
-  }
-
-  // The next item's Q may come. The scale of v is asked for here, so that its way from memory is hidden by the last values.
-  DEVICE void end_scores_of_item(const SequenceOfItem& s) {
-    release_Q();
-    const int kv_head = item.head / (p.heads / p.kv_heads);
-    v_scale = ld_global<float>(p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k,
-                                                                    s.first_key));
   }
 
   // The scores of tile j, alone.
@@ -307,15 +301,6 @@ struct Consumer {
     wgmma_registers(softmax.l);
   }
 
-  const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
-  DEVICE void read_scales(const SequenceOfItem& s) {
-    const int kv_head = item.head / (p.heads / p.kv_heads), group = item.q_block * CONSUMERS + consumer;
-    const i64 q_index = scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q, p.total_q, s.first_row);
-    qk_scale = ld_global<float>(p.q_scale + q_index + (Q_SCALE == OF_BLOCK ? group : 0));
-    k_scales = p.k_scale + scale_index<K_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, s.first_key);
-    if constexpr (K_SCALE != OF_BLOCK) qk_scale *= ld_global<float>(k_scales);
-  }
-
   // Gives back `count` tiles of K and V that this consumer's rows do not see.
   DEVICE void pass_over(int count) {
     for (int i = 0; i < count; ++i) {
@@ -342,8 +327,10 @@ struct Consumer {
   }
 
   // Alg. 1, l. 19-20: O v_scale / l, L = m + log l. Rows in padding get 0 and -inf.
-  DEVICE void store(const SequenceOfItem& s) {
+  DEVICE void store(u32 descriptor) {
     inside.enter(STORE, item.index);
+    const auto s = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT);
+    const float v_scale = read_16_bytes<ScalesOfItem>(descriptor + SCALES_AT).v;
     const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
     const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
     float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);

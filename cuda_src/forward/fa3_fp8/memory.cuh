@@ -18,6 +18,7 @@ constexpr int column_atoms(int columns) { return (columns + ATOM_BYTES - 1) / AT
 constexpr int tile_bytes(int rows, int columns) { return column_atoms(columns) * rows * ATOM_BYTES; }
 constexpr int Q_TILE_BYTES = tile_bytes(GROUP_ROWS, HEAD_DIM), K_TILE_BYTES = tile_bytes(Bc, HEAD_DIM);
 constexpr int V_TILE_BYTES = tile_bytes(HEAD_DIM, Bc);  // V^T: a row for each column of V
+static_assert(CONSUMERS <= 3, "ScalesOfItem has scales of three consumers");
 static_assert(Br == CONSUMERS * GROUP_ROWS, "BLOCK_Q: 64 query rows for each consumer warpgroup");
 static_assert(Bc % 32 == 0 && Bc <= 256, "BLOCK_KV: P V takes 32 keys per wgmma, S = Q K^T at most 256");
 static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
@@ -38,6 +39,11 @@ DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, in
   return (i64(batch) * heads + head) * ((room - 1) / BLOCK + 1);
 }
 
+// Index of the scale of a KV head's keys; OF_BLOCK: of its first tile.
+DEVICE i64 key_scale_index(const Float8Params& p, int batch, int kv_head, int first_key) {
+  return scale_index<K_SCALE, Bc>(p, batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
+}
+
 // ---- Item descriptors: one query block of one head, the mask of its sequence, and where the sequence lies in the arrays. After
 // the last item comes one with q_block NO_MORE_ITEMS.
 struct alignas(16) Item : WorkItem {
@@ -46,7 +52,11 @@ struct alignas(16) Item : WorkItem {
 struct alignas(16) SequenceOfItem {
   int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
 };
-constexpr int MASK_AT = 16, SEQUENCE_AT = 32, ITEM_BYTES = 48;
+struct alignas(16) ScalesOfItem {
+  float qk[3];  // of each consumer's scores: the scale of q, times that of k unless K_SCALE is OF_BLOCK
+  float v;
+};
+constexpr int MASK_AT = 16, SEQUENCE_AT = 32, SCALES_AT = 48, ITEM_BYTES = 64;
 constexpr int ITEM_DESCRIPTORS = 4;
 
 template <typename T>

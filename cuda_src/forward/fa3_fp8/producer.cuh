@@ -36,6 +36,25 @@ struct Producer {
     inside.close();
   }
 
+  // The producer reads scales, as consumers would wait for memory between two items.
+  template <typename Sequence>
+  DEVICE ScalesOfItem scales_of(const Item& item, const Sequence& sequence, int kv_head) const {
+    const int first_row = int(sequence.first_row()), first_key = int(sequence.first_key());
+    const float* const q =
+        p.q_scale + scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q, p.total_q, first_row);
+    const float* const k = p.k_scale + key_scale_index(p, item.batch, kv_head, first_key);
+    const float* const v =
+        p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
+    ScalesOfItem scales = {{}, ld_global<float>(v)};
+    const float k_scale = K_SCALE == OF_BLOCK ? 1.0f : ld_global<float>(k);
+    for (int w = 0; w < CONSUMERS; ++w) {
+      const int group = item.q_block * CONSUMERS + w;
+      if (group * GROUP_ROWS >= sequence.stored_rows()) break;  // no scale belongs to rows that do not exist
+      scales.qk[w] = ld_global<float>(q + (Q_SCALE == OF_BLOCK ? group : 0)) * k_scale;
+    }
+    return scales;
+  }
+
   // Consumers read the descriptor after they have waited for the item's Q. K comes one tile ahead of V.
   template <typename Sequence>
   DEVICE void load_item(const Item& item, const HeadMask& mask, const Sequence& sequence) {
@@ -50,10 +69,12 @@ struct Producer {
       K_ring.advance();
     };
     if (!tiles.empty()) load_keys(tiles.end - 1);
+    const ScalesOfItem scales = scales_of(item, sequence, kv_head);
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
     const u32 descriptor = smem.item(round++);
     write_16_bytes(descriptor, item);
     write_16_bytes(descriptor + MASK_AT, mask);
+    write_16_bytes(descriptor + SCALES_AT, scales);
     write_16_bytes(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
                                                             int(sequence.first_row()), first_key});
     for (int w = 0; w < CONSUMERS; ++w) {

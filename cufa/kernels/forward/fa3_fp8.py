@@ -81,7 +81,7 @@ class Fa3ForwardFp8(Kernel):
                 for name, (_, count) in tiles.items()
                 for state in ("FULL", "EMPTY")
             ),
-            Buffer("ITEMS", 4 * 48),
+            Buffer("ITEMS", 4 * 64),
         )
 
     def launches(
