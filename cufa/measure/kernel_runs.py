@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels import KERNELS, TileConfig
+from ..problem.columns import Columns
 from ..problem.problem import Problem
 from . import measured
 
@@ -52,7 +53,7 @@ class KernelRun:
         """Without suffix."""
         p = self.problem
         parts = [self.environment.get("device", "cpu"), self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
-        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text, tiles]
+        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text, *_numbers(p), tiles]
         return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
     def described(self) -> dict[str, Any]:
@@ -60,6 +61,11 @@ class KernelRun:
         *fields, _ = (field.name for field in dataclasses.fields(self))
         found = {name: getattr(self, name) for name in fields}
         return found | {"problem": self.problem.as_json(), "config": dataclasses.asdict(self.config)}
+
+
+def _numbers(problem: Problem) -> list[str]:
+    """A digest that tells masks of one name apart."""
+    return [problem.mask.intervals.digest[:6]] if isinstance(problem.mask, Columns) else []
 
 
 def save(file: Path, description: Mapping[str, Any], arrays: Arrays) -> Path:

@@ -216,7 +216,7 @@ class Columns(Mask):
     def __str__(self) -> str:
         where = ", on a GPU" if self.intervals.on_gpu else ""
         title = self.title or f"{self.band}, columns of {self.intervals.shape[-1]:,} keys"
-        return f"{title} #{self.intervals.digest[:6]}{where}"
+        return f"{title}{where}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

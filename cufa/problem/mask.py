@@ -219,7 +219,7 @@ def _number(number: int | Integers) -> str:
         return str(number)
     if number.known and len(number.values) <= 4:
         return "/".join(map(str, number.values.tolist()))
-    return "on a GPU" if number.on_gpu else f"of each sequence #{number.digest[:6]}"
+    return "on a GPU" if number.on_gpu else "of each sequence"
 
 
 FULL = Band()

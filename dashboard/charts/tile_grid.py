@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
 import io
 
 import numpy as np
@@ -21,6 +22,7 @@ from plotly.subplots import make_subplots
 from cufa.dashboard import theme
 from cufa.dashboard.model import work
 from cufa.dashboard.theme import Palette
+from cufa.problem.mask import Mask
 from cufa.schedule.schedule import Schedule, Tile
 
 Cells = npt.NDArray[np.uint8]
@@ -109,9 +111,9 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     return (
         f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key "
         f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys "
-        f"under the mask {schedule.mask}: {parts} and {counts[Tile.SKIPPED]:,} skipped tiles. {per_row} "
-        "Full tiles are plain blue, partial "
-        "tiles amber with diagonal lines, padded tiles purple with crosses, skipped tiles dotted."
+        f"under the mask {schedule.mask}: {parts} and {counts[Tile.SKIPPED]:,} skipped tiles. "
+        f"{per_row} Full tiles are plain blue, partial tiles amber with diagonal lines, "
+        "padded tiles purple with crosses, skipped tiles dotted."
     )
 
 
@@ -185,13 +187,29 @@ def hover_in_scores(schedule: Schedule) -> go.Heatmap:
     )
 
 
+@functools.lru_cache(64)
+def preview(mask: Mask, seqlen_q: int, seqlen_k: int, palette_name: str, side: int, alt: str) -> str:
+    """A mask as an HTML image of at most ``side`` pixels per side, in up to ``side`` / 4 cells."""
+    step = -(-max(seqlen_q, seqlen_k) // (side // 4))
+    tiles = Schedule(seqlen_q, seqlen_k, step, step, mask).tiles
+    tiles = np.where(tiles == Tile.PADDED, Tile.FULL, tiles)
+    size = (max(1, side * n // max(tiles.shape)) for n in tiles.shape[::-1])
+    source = _uri(raster(tiles, theme.PALETTES[palette_name], tuple(size)))  # type: ignore[arg-type]
+    return f'<img src="{source}" alt="{html.escape(alt)}" style="flex:none">'
+
+
 @functools.lru_cache(32)  # the selected tile is not part of the image
 def _png(schedule: Schedule, palette_name: str) -> str:
-    """The raster as a data URI, lightly compressed: long runs of nine colours are small in any case."""
-    buffer = io.BytesIO()
+    """The raster as a data URI."""
     width, height = _RASTER
     high = max(1, height * _grid_height(schedule.num_q_blocks) // _MOST_HEIGHT)
-    raster(schedule.tiles, theme.PALETTES[palette_name], (width, high)).save(buffer, "png", compress_level=1)
+    return _uri(raster(schedule.tiles, theme.PALETTES[palette_name], (width, high)))
+
+
+def _uri(image: Image.Image) -> str:
+    """An image as a data URI, lightly compressed: long runs of nine colours are small in any case."""
+    buffer = io.BytesIO()
+    image.save(buffer, "png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

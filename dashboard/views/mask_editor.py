@@ -7,6 +7,7 @@ In links a mask is ``mask``, the name of its builder, and its numbers under the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
-from cufa.dashboard import sentences
+from cufa.dashboard import page, sentences
+from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import mask_texts
 from cufa.dashboard.model.mask_texts import Form, Hidden, Lengths
 from cufa.dashboard.state import Controls
@@ -28,6 +30,10 @@ _ANSWERS = (3, 5, 2, 4)
 _LEAST_DRAGGED = 128
 """Minimum number of slider steps."""
 _WIDTH, _NARROW = 176, 128
+_PREVIEW, _EXAMPLE = 160, 24
+"""Pixels of the mask's picture, and tokens of an example."""
+_FIGURE = '<div style="display:flex;gap:14px;align-items:center">{}<span>{}</span></div>'
+_LEGEND = "Blue: visible. Amber, hatched: partly visible. Dotted: hidden."
 
 Read = TypeVar("Read")
 
@@ -226,33 +232,70 @@ def _columns(x: _Fields) -> Mask:
     return masks.columns(*runs, causal=causal, diagonal=diagonal)
 
 
-_KINDS: dict[str, tuple[str, Callable[[_Fields], Mask]]] = {
-    "causal": ("causal", lambda x: masks.causal(x.diagonal())),
-    "full": ("full", lambda x: masks.full()),
-    "window": ("window", _window),
-    "prefix": ("prefix", _prefix),
-    "streaming": ("streaming", _streaming),
-    "global_window": ("global + window", _global_window),
-    "documents": ("documents", _documents),
-    "chunks": ("chunks", _chunks),
-    "shared_question": ("shared question", _shared_question),
-    "evict": ("eviction", _evict),
-    "columns": ("columns", _columns),
+_KINDS: dict[str, Callable[[_Fields], Mask]] = {
+    "causal": lambda x: masks.causal(x.diagonal()),
+    "full": lambda x: masks.full(),
+    "window": _window,
+    "prefix": _prefix,
+    "streaming": _streaming,
+    "global_window": _global_window,
+    "documents": _documents,
+    "chunks": _chunks,
+    "shared_question": _shared_question,
+    "evict": _evict,
+    "columns": _columns,
 }
+
+
+_EXAMPLES: dict[str, Mask] = {
+    "causal": masks.causal(),
+    "full": masks.full(),
+    "window": masks.window(5, 2),
+    "prefix": masks.prefix(7),
+    "streaming": masks.streaming(3, 4),
+    "global_window": masks.global_window(2, 3, 3),
+    "documents": masks.documents([7, 4, 10, 3]),
+    "chunks": masks.chunks(6),
+    "shared_question": masks.shared_question(6, [7, 5, 6]),
+    "evict": masks.evict(np.arange(_EXAMPLE) + np.tile([3, 9, 5, 18, 12, 2], _EXAMPLE // 6)),
+    "columns": masks.columns(*mask_texts.runs_of([Hidden(4, 9, 13, 18)], _EXAMPLE), causal=True),
+}
+"""Of each kind, for the pictures."""
+
+
+@functools.cache
+def _gallery(palette_name: str) -> str:
+    """Each kind in a sentence with a picture."""
+    figures = (
+        _FIGURE.format(
+            tile_grid.preview(_EXAMPLES[name], _EXAMPLE, _EXAMPLE, palette_name, 4 * _EXAMPLE, title),
+            f"<b>{title[0].upper()}{title[1:]}.</b> {text}",
+        )
+        for name, (title, text) in sentences.sections("masks.md").items()
+    )
+    style = "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr));gap:14px 24px"
+    return f'<div style="{style}">{"".join(figures)}</div>'
 
 
 def choose(
     controls: Controls, seqlen_q: int, seqlen_k: int, like: Controls | None = None
 ) -> tuple[Mask, float | None]:
     """Mask and soft cap. ``like``: other controls of the page, whose mask is the default."""
-    kinds = {name: words for name, (words, _) in _KINDS.items()}
+    sections = sentences.sections("masks.md")
+    kinds = {name: sections[name][0] for name in _KINDS}
     begin = "causal" if like is None else like.asked("mask")
     kind = controls.choice("mask", "Mask", kinds, begin or "causal", segmented=True)
     line = st.container(horizontal=True)
     fields = _Fields(controls, seqlen_q, seqlen_k, like, line, st.container(), [])
-    mask = _KINDS[kind][1](fields)
+    mask = _KINDS[kind](fields)
     with line.container(width=_NARROW):
         softcap = mask_control.choose_softcap(controls, fields.begin("softcap", None, float))
+    alt = f"The mask over {seqlen_q:,} queries (downwards) and {seqlen_k:,} keys (to the right)"
+    picture = tile_grid.preview(mask, seqlen_q, seqlen_k, page.palette().name, _PREVIEW, alt)
+    st.html(_FIGURE.format(picture, f"{sections[kind][1]}<br><small>{alt}. {_LEGEND}</small>"))
     for note in fields.notes:
         st.caption(note)
+    if like is None:
+        with st.expander("All kinds of masks in pictures", icon=":material/grid_view:"):
+            st.html(_gallery(page.palette().name))
     return mask, softcap

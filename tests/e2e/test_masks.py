@@ -36,6 +36,9 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     page.wait_for_url(re.compile(r"[?&]mask=documents\b"))
     visit.settle()
     lengths = page.get_by_role("textbox", name="Lengths of the documents")
+    picture = page.get_by_role("img", name="The mask over 2,048 queries")
+    before = picture.get_attribute("src")
+    assert before is not None
     lengths.fill("300 apples")
     lengths.press("Control+Enter")
     expect(page.get_by_role("alert").filter(has_text="'apples' is no whole number")).to_be_visible()
@@ -45,12 +48,18 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     visit.settle()
     expect(page.get_by_text("6 documents of 200 to 700 tokens.")).to_be_visible()
     expect(page.get_by_text("is no whole number")).to_have_count(0)
+    expect(picture).not_to_have_attribute("src", before)
     grid = page.get_by_role("figure", name="Grid of 16 query blocks")
     page.set_viewport_size({"width": 1360, "height": 1800})  # for the mouse to reach it
     box = place_of(grid.locator(".nsewdrag").first)
     page.mouse.move(box["x"] + box["width"] * 0.03, box["y"] + box["height"] * 0.03, steps=3)
     expect(grid.locator(".hoverlayer")).to_contain_text("query block 0, key block")
     address = page.url
+    page.get_by_text("All kinds of masks in pictures").click()
+    for name in ("causal", "shared question", "columns"):
+        kind = page.get_by_role("img", name=name, exact=True)
+        expect(kind).to_be_visible()
+        assert kind.evaluate("image => image.naturalWidth") == 96
     screenshot(page, "masked_work-editor-light")
     visit.close()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +18,15 @@ from dashboard_page_support import alts, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from cufa import masks
+from cufa.dashboard import sentences
 from cufa.dashboard.model import mask_settings, mask_texts, subject
 from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
-from cufa.dashboard.views import links
+from cufa.dashboard.views import links, mask_editor
 from cufa.measure import traces
 from cufa.measure.cases import of_forward
 from cufa.measure.mask_cases import DOCUMENTS, others
@@ -113,28 +119,45 @@ MASKS = {
 del MASKS["random eviction"], MASKS["window of 1024"], MASKS["half of all scores"]
 
 
-def mask_of(app: AppTest) -> str:
-    """Name of the mask on the page."""
-    return words(app).partition("Mask: **")[2].partition("**")[0]
+@pytest.fixture(autouse=True)
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Mask]:
+    """The masks that pages have shown, the last one at the end."""
+    found: list[Mask] = []
+    choose = mask_editor.choose
+
+    def noted(*args: Any, **options: Any) -> tuple[Mask, float | None]:
+        mask, softcap = choose(*args, **options)
+        found.append(mask)
+        return mask, softcap
+
+    monkeypatch.setattr(mask_editor, "choose", noted)
+    return found
+
+
+def pixels(app: AppTest, at: int = 0) -> np.ndarray:
+    """A picture of a mask on the page; 0: of the chosen mask."""
+    source = re.findall(r'data:image/png;base64,([^"]*)"', words(app))[at]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(source))).convert("RGB"))
 
 
 @pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("name", MASKS)
-def test_a_link_leads_to_the_same_mask(name: str) -> None:
+def test_a_link_leads_to_the_same_mask(name: str, shown: list[Mask]) -> None:
     """The tiles equal the tiles of the mask; columns may get a more specific name."""
     problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
     found = links.link("masked_work", Subject(problem))
     app = open_page("masked_work", **found)
     assert not app.warning and not app.error
     if found["mask"] != "columns":
-        assert mask_of(app) == str(problem.mask)
+        assert shown[-1] == problem.mask
     (grid,) = (x for x in app.get("plotly_chart") if "Grid of" in x.proto.alt)
     plan = make_plan(problem, DEVICE, "fa2")
     counts = plan.schedule
     assert f" and {counts.skipped:,} skipped tiles" in grid.proto.alt
     # The page's own link gives the same mask.
-    again = open_page("masked_work", **parameters(app))
-    assert mask_of(again) == mask_of(app)
+    before = shown[-1]
+    open_page("masked_work", **parameters(app))
+    assert shown[-1] == before
 
 
 def test_a_mask_that_no_link_holds_says_so() -> None:
@@ -154,6 +177,8 @@ def test_every_kind_is_drawn_from_both_sides(kind: str, op: str) -> None:
     app = open_page("masked_work", mask=kind, op=op, sq="1000", sk="1200")
     assert not app.warning and not app.error
     said = words(app)
+    assert not re.search(r"#[0-9a-f]{6}\b", said + "".join(alts(app)))  # digests of numbers
+    assert sentences.sections("masks.md")[kind][1] in said
     assert "tiles are computed" in said and "the visited tiles compute" in said
     told = alts(app)
     assert any(alt.startswith("Predicted timeline") for alt in told)
@@ -161,7 +186,7 @@ def test_every_kind_is_drawn_from_both_sides(kind: str, op: str) -> None:
     assert any(whose in alt for alt in told)
 
 
-def test_a_kind_is_chosen_and_its_numbers_are_typed_and_dragged() -> None:
+def test_a_kind_is_chosen_and_its_numbers_are_typed_and_dragged(shown: list[Mask]) -> None:
     app = open_page("masked_work")
     app.segmented_control(key="masked.mask").set_value("prefix").run()
     assert parameters(app)["mask"] == "prefix" and "length" not in parameters(app)
@@ -171,27 +196,37 @@ def test_a_kind_is_chosen_and_its_numbers_are_typed_and_dragged() -> None:
     app.slider(key="masked.drag.length").set_value(2048).run()
     assert parameters(app)["length"] == "2048"
     assert app.number_input(key="masked.length").value == 2048
-    assert mask_of(app) == str(masks.prefix(2048))
+    assert shown[-1] == masks.prefix(2048)
 
 
-def test_lengths_are_pasted_and_the_link_says_them_shortly() -> None:
+@pytest.mark.parametrize("kind", mask_editor._EXAMPLES)
+def test_the_picture_of_a_kind_is_its_mask(kind: str) -> None:
+    found = pixels(open_page("masked_work", mask="full"), 1 + list(mask_editor._EXAMPLES).index(kind))
+    cells = found[1::4, 1::4]  # a pixel of each cell
+    seen = mask_editor._EXAMPLES[kind].dense(24, 24)
+    assert cells.shape == (24, 24, 3) and (cells[seen] == cells[seen][0]).all()
+    if not seen.all():
+        assert not (cells[~seen] == cells[seen][0]).all(axis=1).any()
+
+
+def test_lengths_are_pasted_and_the_link_says_them_shortly(shown: list[Mask]) -> None:
     app = open_page("masked_work", mask="documents", sq="2048", sk="2048")
     app.text_area(key="masked.lengths").set_value("128\n128\n128\n1000 24").run()
     assert parameters(app)["lengths"] == "3x128,1000,24"
     assert "5 documents of 24 to 1,000 tokens. The last 640 keys belong to no document" in words(app)
-    assert mask_of(app) == str(masks.documents([128, 128, 128, 1000, 24], seqlen=2048))
+    assert shown[-1] == masks.documents([128, 128, 128, 1000, 24], seqlen=2048)
 
 
-def test_what_cannot_be_read_is_told_and_the_page_goes_on() -> None:
+def test_what_cannot_be_read_is_told_and_the_page_goes_on(shown: list[Mask]) -> None:
     app = open_page("masked_work", mask="documents", lengths="1000,3096")
-    before = mask_of(app)
+    before, picture = shown[-1], pixels(app)
     app.text_area(key="masked.lengths").set_value("1000, 12 apples").run()
     assert not app.exception
     assert "'apples' is no whole number" in app.error[0].value
     assert app.text_area(key="masked.lengths").value == "1000, 12 apples"
-    assert mask_of(app) == before and parameters(app)["lengths"] == "1000,3096"
+    assert shown[-1] == before and parameters(app)["lengths"] == "1000,3096"
     app.text_area(key="masked.lengths").set_value("1000, 12").run()
-    assert not app.error and mask_of(app) != before
+    assert not app.error and shown[-1] != before and not np.array_equal(pixels(app), picture)
 
 
 @pytest.mark.parametrize(
@@ -214,13 +249,13 @@ def test_a_link_that_asks_for_what_cannot_be_is_told(link: dict[str, str]) -> No
     assert f"The link asks for {name[0]} = {link[name[0]]!r}" in app.warning[0].value
 
 
-def test_more_tokens_than_keys_are_left_out_or_made_room_for() -> None:
+def test_more_tokens_than_keys_are_left_out_or_made_room_for(shown: list[Mask]) -> None:
     app = open_page("masked_work", mask="documents", lengths="3000,3000", sq="4096", sk="4096")
     assert "add up to 6,000, but there is room for 4,096" in words(app)
-    assert mask_of(app) == str(masks.documents([3000, 1096]))
+    assert shown[-1] == masks.documents([3000, 1096])
     app.button(key="masked.fit").click().run()
     assert (parameters(app)["sq"], parameters(app)["sk"]) == ("6000", "6000")
-    assert mask_of(app) == str(masks.documents([3000, 3000]))
+    assert shown[-1] == masks.documents([3000, 3000])
 
 
 def test_odd_numbers_draw_something() -> None:
@@ -258,7 +293,9 @@ def test_another_mask_beside_it_begins_with_the_same() -> None:
     assert "'apples'" in app.error[0].value
 
 
-def test_a_trace_of_such_a_mask_stands_beside_its_prediction_alone(elsewhere: Path) -> None:
+def test_a_trace_of_such_a_mask_stands_beside_its_prediction_alone(
+    elsewhere: Path, shown: list[Mask]
+) -> None:
     mask = masks.documents([1000, 3096])
     plan = make_plan(make(4, 16, 4096, 128, "bfloat16", mask), DEVICE, "fa2")
     trace = make_trace(plan)
@@ -269,7 +306,7 @@ def test_a_trace_of_such_a_mask_stands_beside_its_prediction_alone(elsewhere: Pa
     other = open_page("masked_work", mask="documents", lengths="1001,3095")
     assert "agree with every row" not in words(other)
     other.selectbox(key="masked.open").select(trace.name).run()
-    assert mask_of(other) == str(mask)
+    assert shown[-1] == mask
     assert "agree with every row" in words(other)
 
 

@@ -178,7 +178,6 @@ def test_text_json_and_equality(build):
     again, _ = build(65, 65)
     other, _ = build(65, 65, seed=1)
     assert mask == again and hash(mask) == hash(again) and str(mask) == str(again) and mask != other
-    assert str(mask) != str(other)
     assert Mask.from_json(json.loads(json.dumps(mask.as_json()))) == mask
     problem = cufa.plan((1, 2, 65, 8), mask=mask, device="cpu").problem
     assert type(problem).from_json(json.loads(json.dumps(problem.as_json()))) == problem
@@ -356,4 +355,4 @@ def test_a_mask_prints_as_the_call_that_made_it(typed):
 def test_a_printed_mask_leaves_long_arrays_out():
     assert repr(masks.evict(np.arange(4096))) == "masks.evict(<int64 4,096>)"
     assert repr(masks.from_dense(np.eye(9, dtype=bool))) == "masks.from_dense(<bool 9×9>)"
-    assert repr(masks.documents([[2, 1], [1, 2]]).at(1, 0)).startswith("<mask causal documents (2) #")
+    assert repr(masks.documents([[2, 1], [1, 2]]).at(1, 0)) == "<mask causal documents (2)>"
