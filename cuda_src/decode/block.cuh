@@ -18,6 +18,7 @@ struct DecodeBlock {
     first_row = warp % ROW_WARPS * WARP_ROWS;
     ring_smem = smem + SharedMemory::KV + ring * RING_BYTES;
     Q_lane = smem + SharedMemory::Q + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
+    if constexpr (KEY_SCALES) stream.scales = smem + SharedMemory::SCALES + ring * NUM_STAGES * SCALES_BYTES;
     stream.init(smem + SharedMemory::BARRIERS + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
 
@@ -56,6 +57,7 @@ struct DecodeBlock {
       inside.enter(WAIT_DATA, key / Bc);
       stream.await(p, buffer(), stage, place, ring);
       inside.enter(TILE, key / Bc);
+      if constexpr (KEY_SCALES) tile.scales = stream.scales + stage * SCALES_BYTES;
       tile.visit(p, buffer(), Q_lane, place, span.length.keys, lane);
       key += Bc;
       stream.release();

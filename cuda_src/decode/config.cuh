@@ -8,6 +8,8 @@ constexpr int HEAD_DIM = 128;         // columns of q, k, v and o: a multiple of
 constexpr bool BFLOAT16 = false;      // q and o (and the cache, unless FP8_CACHE) are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
 constexpr bool FP8_CACHE = false;     // keys and values are e4m3, widened to float16; k_scale and v_scale are read
+constexpr int KEY_SCALES = 0;         // FP8_CACHE: a ScaleOf (decode/scales.cuh): what shares a scale in k_scale and v_scale
+constexpr int SCALE_BLOCK = 224;      // keys of a block of a contiguous cache, if blocks have scales
 constexpr int ALIGNMENT = 16;         // bytes of which each row's address is a multiple: 2, 4, 8 or 16
 
 constexpr int BLOCK_Q = 16;           // Br: packed query rows of a block (query heads of one group times query tokens)
@@ -25,6 +27,7 @@ constexpr bool CLUSTER_MERGE = false; // the splits of a work item are one threa
 constexpr bool PAGED = false;         // the cache is pages, found by the block table
 constexpr bool RAGGED = false;        // cache_seqlens is read; else each sequence fills the cache
 constexpr bool APPEND = false;        // k_new and v_new are stored to the cache and attended to
+constexpr bool QUANTIZE_NEW = false;  // decode_append has quantised k_new and v_new to the cache, in a launch before
 constexpr int MASK = 0;               // a MaskKind (shared/mask.cuh); MASK_FULL: one query token, which sees all keys
 constexpr int LENGTHS = 0;            // a LengthsKind (shared/lengths.cuh): always DENSE, since RAGGED reads lengths
 constexpr bool SOFTCAP = false;       // a score s becomes cap * tanh(s / cap)

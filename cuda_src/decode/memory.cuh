@@ -23,6 +23,7 @@ constexpr int GROUP_BYTES = 16 * KV_PITCH;
 constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
 constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
+constexpr int SCALES_BYTES = KEY_SCALES ? 2 * RING_KEYS * 4 : 0;  // of a stage: k_scale of its keys, then v_scale
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
 constexpr int O_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int MAX_SPLITS = CLUSTER_MERGE ? 8 : 0;  // of a cluster: the blocks that a cluster of any GPU may have
@@ -46,7 +47,8 @@ struct SharedMemory {
   // + MAX_SPLITS: each split's share of the vectors is rounded up.
   static constexpr int RECEIVED_ML = RECEIVED_O + (CLUSTER_MERGE ? (Br * VECTORS + MAX_SPLITS) * 16 : 0);
   static constexpr int RECEIVED_BARRIER = RECEIVED_ML + Br * MAX_SPLITS * 8;        // an mbarrier
-  static constexpr int BYTES = RECEIVED_BARRIER + (CLUSTER_MERGE ? 16 : 0);
+  static constexpr int SCALES = RECEIVED_BARRIER + (CLUSTER_MERGE ? 16 : 0);        // of each ring and stage
+  static constexpr int BYTES = SCALES + RINGS * NUM_STAGES * SCALES_BYTES;
 };
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/decode.py must ask for the bytes that the buffers take");
 

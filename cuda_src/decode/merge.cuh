@@ -17,7 +17,7 @@ DEVICE void store_vector_of_row(const DecodeParams& p, const Span& span, int row
   if (vector == 0 && p.lse != nullptr) {
     st_global(p.lse + (i64(span.batch) * p.heads + head) * p.tokens + token, whole.lse(0));
   }
-  if constexpr (FP8_CACHE) inverse *= ld_global<float>(p.v_scale + span.kv_head);
+  if constexpr (FP8_CACHE && !KEY_SCALES) inverse *= ld_global<float>(p.v_scale + span.kv_head);
   char* O = static_cast<char*>(p.o) +
             2 * (span.batch * p.o_stride.batch + head * p.o_stride.head + token * p.o_stride.seq) + vector * 8;
   store_vector(O, o, inverse);
@@ -81,7 +81,8 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = first_row + r * 8 + lane / 4;
     if (row < rows) {
-      const float weight = ex2(tile.softmax.m_scaled[r] - max_of_rings(ml_smem, row));
+      float weight = ex2(tile.softmax.m_scaled[r] - max_of_rings(ml_smem, row));
+      if constexpr (KEY_SCALES) weight *= tile.v_unit;
       const u32 target = smem + SharedMemory::O + (ring * Br + row) * O_PITCH;
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {

@@ -15,7 +15,7 @@ struct DecodeParams {
   float* lse;                // (batch, heads, tokens) contiguous, natural log; null: not wanted
   const i32* cache_seqlens;  // (batch): keys valid before the call; read if RAGGED
   const i32* block_table;    // (batch, max_pages); read if PAGED
-  const float* k_scale;      // (kv_heads); read if FP8_CACHE
+  const float* k_scale;      // (kv_heads), or as decode/scales.cuh says; read if FP8_CACHE
   const float* v_scale;
   float* partial;      // see decode/merge.cuh
   u32* counters;       // one per warp of a work item, zero between launches

@@ -19,7 +19,7 @@ struct Lengths {
 
 DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
   const int old_keys = within(RAGGED ? int(ld_global<u32>(p.cache_seqlens + batch)) : p.capacity, p.capacity);
-  return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
+  return {old_keys, APPEND || QUANTIZE_NEW ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
 }
 
 // The band mask of a sequence of `keys` keys. Query tokens are numbered by their place among the keys: a token sees its own key
@@ -38,7 +38,7 @@ DEVICE bool some_hidden(const DecodeParams& p, int place, int count, int keys) {
 DEVICE int first_read(const DecodeParams& p, int keys) {
   if constexpr (!WINDOWED) return 0;
   const int first = first_visible(p, keys);
-  return APPEND ? min(first, max(keys - p.new_tokens, 0)) : first;
+  return APPEND || QUANTIZE_NEW ? min(first, max(keys - p.new_tokens, 0)) : first;
 }
 
 // The tiles of a sequence that are read, numbered from its first key on. A sequence without keys still has one tile: its zeros

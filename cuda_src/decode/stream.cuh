@@ -6,8 +6,7 @@
 // stored to the cache on the way. Entries of the block table are loaded one tile ahead of the copies that need them. Rows past
 // the length and before a window are zero-filled and not read: that memory may hold NaN or belong to another sequence.
 #pragma once
-#include "decode/memory.cuh"
-#include "decode/schedule.cuh"
+#include "decode/scales.cuh"
 #include "shared/named_barriers.cuh"
 
 // A barrier of one ring's threads.
@@ -42,6 +41,7 @@ struct KeyStream {
   int end;           // keys of the span end here
   int thread;        // index in the ring
   bool store_new;    // APPEND: this block stores the new tokens that it reads
+  u32 scales;        // KEY_SCALES: shared memory of the ring's scales
 
   DEVICE void start_span(const DecodeParams& p, const Span& span, int ring) {
     batch = span.batch;
@@ -61,6 +61,18 @@ struct KeyStream {
 
   // The place where the keys end.
   DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
+
+  // KEY_SCALES: begins the copies of the scales of a stage. `position`: of key thread % RING_KEYS of its tile, which lies in slot
+  // `slot` of page (or sequence) `outer`.
+  DEVICE void copy_scales(const DecodeParams& p, int stage, int position, int outer, int slot) const {
+    const bool valid = position < end_place() && !some_hidden(p, position, 1, length.keys);
+    const i64 at = key_scale_index(p, outer, kv_head, slot);
+#pragma unroll
+    for (int i = thread; i < 2 * RING_KEYS; i += RING_THREADS) {
+      const float* scale = (i < RING_KEYS ? p.k_scale : p.v_scale) + at;
+      copy_unit_async<4>(scales + stage * SCALES_BYTES + i * 4, reinterpret_cast<const char*>(scale), valid);
+    }
+  }
 
   DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
     return static_cast<const char*>(tensor) +
@@ -106,9 +118,13 @@ struct AsyncKeyStream : KeyStream {
   DEVICE void release() {}
 
   // Begins the copies of the next tile. Commits one group even if no tile is left, so that await() can count groups.
-  DEVICE void copy_next(const DecodeParams& p, u32 buffer, int) {
+  DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
     if (key < end) {
       const int place = places.of(key);
+      if constexpr (KEY_SCALES) {
+        const int mine = place + thread % RING_KEYS;
+        copy_scales(p, stage, mine, PAGED ? page_to_read(p, page) : batch, PAGED ? in_page : mine);
+      }
       if (APPEND && place + RING_KEYS > length.old_keys) {
         copy_tile<true>(p, buffer, place);
       } else {

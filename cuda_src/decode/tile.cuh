@@ -6,6 +6,9 @@
 // lane. Of V, transposed, a lane gets two columns of two keys: its bytes are operands of two products, one for even and one for
 // odd columns.
 //
+// KEY_SCALES: a score is multiplied by its key's scale. A weight is multiplied by its value's scale over v_unit, a power of two
+// that no scale of the ring has exceeded, so that it stays in the range of float16; merge_warps() multiplies O by v_unit.
+//
 // bfloat16 queries over an e4m3 cache become float16, whose range is smaller: the rows of a quad are multiplied by the power of
 // two that brings their largest element to 2^14 ... 2^15, and the softmax scale is divided by that power.
 #pragma once
@@ -56,6 +59,8 @@ struct TileAttention {
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
+  float v_unit;                // KEY_SCALES: O is in multiples of it
+  u32 scales;                  // KEY_SCALES: shared memory of the tile's scales; set before visit()
   float q_factor;              // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
 
   DEVICE void start(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
@@ -71,7 +76,8 @@ struct TileAttention {
     scale_log2 = p.scale_log2;
     softcap = p.softcap;
     if constexpr (FP8_CACHE) {
-      float k_scale = ld_global<float>(p.k_scale + span.kv_head);
+      float k_scale = KEY_SCALES ? 1.0f : ld_global<float>(p.k_scale + span.kv_head);
+      if constexpr (KEY_SCALES) v_unit = 0x1p-126f;  // its inverse is finite
       if constexpr (NARROWS_QUERIES) k_scale *= fit_queries(Q_lane);
       softcap *= k_scale;
       // A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
@@ -174,6 +180,8 @@ struct TileAttention {
     }
     mma_fence();
     const auto scores = fragment_view(S);
+    [[maybe_unused]] float v_scale[2 * S_TILES];  // KEY_SCALES: of this lane's columns, in multiples of v_unit
+    if constexpr (KEY_SCALES) scale_keys(S, v_scale, scales + lane % 4 * 8);
     cap_scores<SOFTCAP>(scores, softcap);
     if constexpr (ALIBI) {
 #pragma unroll
@@ -206,6 +214,10 @@ struct TileAttention {
       u32 P[M_TILES][4];
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
+        if constexpr (KEY_SCALES) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) S[i][2 * k + e / 4][e % 4] *= v_scale[4 * k + e / 4 * 2 + e % 2];
+        }
 #pragma unroll
         for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Product>(scores, i, k, h);
       }
@@ -216,6 +228,39 @@ struct TileAttention {
       }
     }
     mma_fence();
+  }
+
+  // KEY_SCALES: multiplies scores by the scales of their keys, loads those of values and, if one exceeds v_unit, raises v_unit.
+  DEVICE void scale_keys(float (&S)[M_TILES][S_TILES][4], float (&v_scale)[2 * S_TILES], u32 scales) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      const vec2 k = ld_shared_vec2(scales + n * 32), v = ld_shared_vec2(scales + RING_KEYS * 4 + n * 32);
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[i][n][e] *= u32_as_float(e % 2 ? k.y : k.x);
+      }
+      v_scale[2 * n] = u32_as_float(v.x);
+      v_scale[2 * n + 1] = u32_as_float(v.y);
+      largest = fmaxf(largest, fmaxf(v_scale[2 * n], v_scale[2 * n + 1]));
+    }
+    largest = quad_max(largest);  // of all columns: the same in every lane
+    if (largest > v_unit) {
+      const float unit = u32_as_float((float_as_u32(largest) + 0x7fffff) & 0x7f800000), factor = v_unit / unit;
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+        for (int n = 0; n < O_TILES; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) O[i][n][e] *= factor;
+        }
+      }
+      v_unit = unit;
+    }
+    const float inverse = 1.0f / v_unit;
+#pragma unroll
+    for (int i = 0; i < 2 * S_TILES; ++i) v_scale[i] *= inverse;
   }
 
   // O += P V for 16 keys.

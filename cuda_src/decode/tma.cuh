@@ -43,7 +43,10 @@ struct TmaKeyStream : KeyStream {
   }
 
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
-    if (key >= end) return;
+    if (key >= end) {
+      if constexpr (KEY_SCALES) cp_async_commit();
+      return;
+    }
     int row = places.of(key), page = batch;
     if constexpr (PAGED) {
       row %= p.page_size;
@@ -54,6 +57,10 @@ struct TmaKeyStream : KeyStream {
       mbarrier_arrive_expect_tx(barrier, 2 * GROUP_BYTES);
       copy_group(&p.k_map, buffer, barrier, row, page);
       copy_group(&p.v_map, buffer + KV_TILE_BYTES, barrier, row, page);
+    }
+    if constexpr (KEY_SCALES) {
+      copy_scales(p, stage, places.of(key) + thread % RING_KEYS, page, row + thread % RING_KEYS);
+      cp_async_commit();
     }
     key += Bc;
     if (PAGED && ++index == 32) {
@@ -74,6 +81,10 @@ struct TmaKeyStream : KeyStream {
   DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
     mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
     phases ^= 1u << stage;
+    if constexpr (KEY_SCALES) {
+      cp_async_wait<NUM_STAGES - 1>();
+      ring_sync(ring);  // the scales have landed for all threads of the ring
+    }
     const bool hidden = some_hidden(p, first_key, RING_KEYS, length.keys);
     if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || hidden) {
       finish_tile(p, buffer, first_key);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits, decode_mask
 from ..problem.typing import Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
 from . import optional_operands
-from .decode_checks import DecodeCall, check_gpu_serves, dtypes
+from .decode_checks import DecodeCall, check_gpu_serves, dtypes, scale_mode
 from .dispatch import plan_for, planning_device, run
 from .keywords import unknown_keyword
 from .shapes import asked_dtype, make_decode_problem
@@ -71,12 +72,18 @@ def flash_decode(
         Entry (b, i) is the page that holds the ``page_size`` tokens of sequence b from ``i * page_size`` on. Entries
         past a sequence's length are not used. A NumPy array beside device arrays is copied by each call.
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
-        New tokens in the cache's dtype, written into the caches from ``cache_seqlens`` on, then attended to: the length
-        is ``cache_seqlens + new_tokens``. ``cache_seqlens`` is not changed. No two tokens may be appended to one slot
+        New tokens in the cache's dtype (with scales per token or block also in q's), written into the caches from
+        ``cache_seqlens`` on, then attended to: the length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` is not
+        changed. No two tokens may be appended to one slot
         of a page: refused if lengths and block table are on the host; not checked on a GPU, where one token is lost.
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
         With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
-        k_scale not negative.
+        k_scale not negative. Or, in any layout, a scale per token, (batch, kv_heads, capacity), in pages (num_pages,
+        kv_heads, page_size), or per block, (batch, kv_heads, blocks) as :func:`quantize` makes blocks of keys, in pages
+        (num_pages, kv_heads); contiguous, where the cache is, above 0 and finite where tokens are valid, not checked.
+        Then ``k_new`` in q's dtype is quantised by the call, which writes the scales: of a token with its largest
+        magnitude at 448; of a block that the call begins with 8 times that, as later tokens must fit. Tokens appended
+        to a block that was begun before take its scale, and what exceeds it becomes 448.
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
@@ -144,10 +151,12 @@ def flash_decode(
       keys or global tokens; ALiBi and sinks.
     - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix, kept
       keys or global tokens; ALiBi and sinks.
-    - decode_split_tma_fp8 and decode_balanced_tma_fp8 (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to
-      256, multiples of 16; band masks, masks with a prefix, kept keys or global tokens; ALiBi and sinks.
-    - decode_split_fp8 and decode_balanced_fp8 (sm_89 or later): float16, bfloat16 over float8_e4m3; head dims 8 to
-      256, multiples of 16; band masks, masks with a prefix, kept keys or global tokens; ALiBi and sinks.
+    - decode_split_tma_fp8, decode_balanced_tma_fp8, decode_split_tma_fp8_scaled and decode_balanced_tma_fp8_scaled
+      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix,
+      kept keys or global tokens; ALiBi and sinks.
+    - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or later):
+      float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix, kept
+      keys or global tokens; ALiBi and sinks.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float32)
     >>> q = np.ones((1, 32, 1, 128), np.float32)
@@ -178,7 +187,8 @@ def flash_decode(
 
 def plan_decode(
     q: Any, k_cache: Any, v_cache: Any = None, *, cache_seqlens: Any = None, block_table: Any = None,
-    k_new: Any = None, dtype: npt.DTypeLike | None = None, cache_dtype: npt.DTypeLike | None = None,
+    k_new: Any = None, k_scale: Any = None,
+    dtype: npt.DTypeLike | None = None, cache_dtype: npt.DTypeLike | None = None,
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
@@ -186,11 +196,11 @@ def plan_decode(
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
-    Arrays may be given as shapes; other arguments are those of :func:`flash_decode`. Plans do not depend on lengths,
-    only on whether ``cache_seqlens`` is given: ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are
-    names such as "bfloat16" and "uint8", or dtypes of NumPy's (default: the arrays'; for shapes float16, and the same
-    for the cache). ``device`` is None (what a call here would use), "cpu", "cuda", or an architecture such as
-    "sm_90", planned for its typical card.
+    Arrays may be given as shapes, with ``k_scale`` if tokens or blocks have scales; other arguments are those of
+    :func:`flash_decode`. Plans do not depend on lengths, only on whether ``cache_seqlens`` is given:
+    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or dtypes of
+    NumPy's (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is None (what a call here
+    would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90").spec.name
     'decode_split_tma'
@@ -198,7 +208,7 @@ def plan_decode(
     if unknown:
         raise unknown_keyword(plan_decode, unknown)
     asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
-    given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
+    given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new, "k_scale": k_scale}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {name: x if x is None or isinstance(x, tuple) else as_array(name, x) for name, x in given.items()}
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
@@ -214,7 +224,12 @@ def plan_decode(
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
-        problem = optional_operands.planned(few, make_decode_problem(shapes, *names, asked))
+        fine = names[0] != names[1] and len(shapes["k_scale"] or ()) > 1
+        quantize_new = fine and str(getattr(given["k_new"], "dtype", of_q)) == of_q
+        problem = optional_operands.planned(few, make_decode_problem(shapes, *names, asked, quantize_new))
+        if fine:
+            mode = scale_mode(shapes["k_scale"], shapes["k_cache"], problem, layout)
+            problem = dataclasses.replace(problem, scales=("", mode, mode))
         if found is not None:
             check_gpu_serves(problem)
         return plan_for(problem, found, asked)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..gpu.architectures import Device
+from ..problem import float8
 from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Cached
@@ -79,8 +80,10 @@ class DecodeCall(Call):
         of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
         q = self.inputs["q"]
         module = "cupy" if is_device_array(q) else "numpy"
-        names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
-        problem = make_decode_problem(shapes, *names, self.options)
+        fine = np.ndim(self.inputs["k_scale"]) > 1
+        names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module, quantizes=fine)
+        quantize_new = fine and of_cache.get("k_new") == names[0] != names[1]
+        problem = make_decode_problem(shapes, *names, self.options, quantize_new)
         if on_gpu:
             check_gpu_serves(problem)
         for name in _BIG:
@@ -94,8 +97,7 @@ class DecodeCall(Call):
         inputs["block_table"] = check_integers(
             "block_table", inputs["block_table"], (problem.batch, problem.cache.max_pages)
         )
-        for name in ("k_scale", "v_scale"):
-            inputs[name] = _scales(name, inputs[name], problem)
+        problem = self._with_scales(inputs, problem)
         inputs, problem = optional_operands.check(inputs, problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
         _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
@@ -103,17 +105,40 @@ class DecodeCall(Call):
         call.check_results(problem)
         return call, problem
 
+    def _with_scales(self, inputs: dict[str, Any], problem: Problem) -> Problem:
+        """The problem with what shares a scale; ``inputs`` has the scales as kernels read them."""
+        modes = []
+        for name in ("k_scale", "v_scale"):
+            x, mode = inputs[name], ""
+            if np.ndim(x) > 1 and problem.k_element.name == _FLOAT8:
+                mode = scale_mode(x.shape, inputs["k_cache"].shape, problem, self.options.layout, name)
+                _check_fine_scale(
+                    name, x, on_device=is_device_array(inputs["q"]), writes=problem.cache.quantize_new
+                )
+            else:
+                inputs[name] = _scales(name, x, problem)
+            modes.append(mode)
+        if modes[0] != modes[1]:
+            named = [f"per {mode or 'head'}" for mode in modes]
+            raise ValueError(
+                f"k_scale is {named[0]} and v_scale {named[1]}: pass both per head, block or token"
+            )
+        return dataclasses.replace(problem, scales=("", *modes)) if modes[0] else problem
+
     @classmethod
     def check_memory(cls, given: Mapping[str, Any]) -> None:
-        """With k_new, the caches are written to as well."""
+        """With k_new, the caches are written to as well, and with it scales of tokens or blocks."""
         super().check_memory(given)
         if given["k_new"] is not None:
-            for name in CACHES:
+            scales = ("k_scale", "v_scale") if np.ndim(given["k_scale"]) > 1 else ()
+            for name in (*CACHES, *scales):
                 _check_written_cache(name, {other: x for other, x in given.items() if x is not None})
 
     @property
     def written(self) -> tuple[str, ...]:
-        return CACHES if self.inputs["k_new"] is not None else ()
+        if self.inputs["k_new"] is None:
+            return ()
+        return (*CACHES, "k_scale", "v_scale") if np.ndim(self.inputs["k_scale"]) > 1 else CACHES
 
     def finish_on_host(self, problem: Problem) -> None:
         if problem.cache.new_tokens and not problem.empty:
@@ -122,8 +147,11 @@ class DecodeCall(Call):
             cpu_decode.append(self.arrays({}))
 
 
-def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:
-    """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'."""
+def dtypes(
+    q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy", quantizes: bool = False
+) -> tuple[str, str]:
+    """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'. ``quantizes``:
+    new tokens of q's dtype may come to a cache of 8 bits."""
     served = FORWARD_DTYPES[:2] if on_gpu else FORWARD_DTYPES
     if q not in served:
         where, cure = ("GPU", "float16") if on_gpu else ("CPU", "float32")
@@ -139,11 +167,15 @@ def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "num
             f"k_cache is {k_cache} but q is {q}: it must be the same, or uint8 that holds float8_e4m3; "
             + _cure_of_cache(k_cache, q, served)
         )
+    new = {cache.get("k_new"), cache.get("v_new")}
     for name, dtype in cache.items():
+        if quantizes and eight_bits and new == {q} and name in ("k_new", "v_new"):
+            continue
         if dtype != k_cache:
             cure = f"convert with {name}.astype(k_cache.dtype)"
             if eight_bits:
                 cure = "quantise it as the cache was: (x / scale) as float8_e4m3, viewed as uint8"
+                cure += f"; with scales per token or block, new tokens may be {q}" * (name[1:] == "_new")
             raise TypeError(f"{name} is {dtype} but k_cache is {k_cache}: {cure}")
     return q, _FLOAT8 if eight_bits else q
 
@@ -174,6 +206,38 @@ def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
             wild = (x < INT32.min) | (x > INT32.max)
             x = np.where(wild, INT32.max, x) if wild.any() else x
     return optional_operands.int32(name, x, shape, "(batch, max_pages)" if len(shape) == 2 else "(batch,)")
+
+
+def scale_mode(
+    shape: tuple[int, ...], cache: tuple[int, ...], problem: Problem, layout: str, name: str = "k_scale"
+) -> str:
+    """ "block" or "token", by the shapes of a scale and of the cache."""
+    cache = cache if layout == "bhsd" else (cache[0], cache[2], cache[1], cache[3])
+    shapes = float8.cache_scale_shapes(cache, problem.cache.paged, problem.head_dim)
+    for mode, (known, _) in shapes.items():
+        if shape == known:
+            return mode
+    raise ValueError(
+        f"{name} has shape {shape}; it takes a scale per head ({problem.kv_heads},), per block {shapes['block'][0]} or "
+        f"per token {shapes['token'][0]}, whatever the layout"
+    )
+
+
+def _check_fine_scale(name: str, x: Array, *, on_device: bool, writes: bool) -> None:
+    """A scale per block or token, which the kernels read in place."""
+    if is_device_array(x) != on_device:
+        raise TypeError(
+            f"{name} has shape {x.shape}: scales of tokens or blocks are where the cache is, not copied"
+        )
+    if str(x.dtype) != "float32" or not x.flags.c_contiguous:
+        raise TypeError(
+            f"{name} of shape {x.shape} is {x.dtype}{'' if x.flags.c_contiguous else ' with strides'}: scales of "
+            "tokens or blocks are read in place; pass float32, C-contiguous"
+        )
+    if writes and isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(
+            f"{name} is read-only, but the scales of k_new are written to it: pass a writeable array"
+        )
 
 
 def _scales(name: str, x: Array, problem: Problem) -> Array:

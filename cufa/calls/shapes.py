@@ -154,9 +154,14 @@ def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], lay
 
 
 def make_decode_problem(
-    shapes: Mapping[str, Shape | None], dtype: str, cache_dtype: str, options: Options
+    shapes: Mapping[str, Shape | None],
+    dtype: str,
+    cache_dtype: str,
+    options: Options,
+    quantize_new: bool = False,
 ) -> Problem:
-    """Check the shapes of a call's arrays (None for those left out), and state the problem."""
+    """Check the shapes of a call's arrays (None for those left out), and state the problem. ``quantize_new``: new
+    tokens have ``dtype`` and the cache has another."""
     layout = options.layout
     check_layout(layout)
     table = shapes["block_table"]
@@ -198,6 +203,7 @@ def make_decode_problem(
         num_pages=0 if table is None else outer,
         given=shapes["cache_seqlens"] is not None,
         new_tokens=new_tokens,
+        quantize_new=quantize_new and new_tokens > 0,
     )
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=tokens, seqlen_k=capacity, head_dim=head_dim,

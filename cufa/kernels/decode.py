@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from ..gpu.architectures import Device
+from ..problem.float8 import MODES, key_tile
 from ..problem.problem import BAND_KINDS, Problem
 from .base import Kernel
 from .config import Box, Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
@@ -70,6 +71,13 @@ def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tup
     threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
     grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
     return (Launch(entry, grid, threads, 0, dependent=config.tma_copies),)
+
+
+def _append_launches(problem: Problem) -> tuple[Launch, ...]:
+    """A warp for the keys and a warp for the values of each new token that must be quantised."""
+    if not problem.cache.quantize_new:
+        return ()
+    return (Launch("decode_append", (problem.cache.new_tokens, problem.kv_heads, problem.batch), 64, 0),)
 
 
 def _decode_config(
@@ -142,7 +150,7 @@ def _configs(tma: bool, fp8: bool, balanced: bool) -> tuple[DecodeConfig, ...]:
 class DecodeSplit(Kernel):
     """Every sequence is cut into the same number of splits. ``tma``: the cache is read by Hopper's copy engine, in
     aligned rows and pages of whole boxes. ``fp8``: a cache of e4m3, whose conversions are instructions of sm_89 and
-    later."""
+    later; ``scaled``: its tokens, or blocks of tokens, have scales of their own."""
 
     name = "decode_split"
     algorithm = "fixed"
@@ -156,7 +164,7 @@ class DecodeSplit(Kernel):
     options = options_with_irregular_masks = ("alibi", "sink")
     first_keys_by_sequence = False
 
-    def __init__(self, *, tma: bool = False, fp8: bool = False) -> None:
+    def __init__(self, *, tma: bool = False, fp8: bool = False, scaled: bool = False) -> None:
         self.configs: tuple[DecodeConfig, ...] = _configs(tma, fp8, balanced=self.algorithm == "balanced")
         if tma:
             self.name += "_tma"
@@ -169,6 +177,11 @@ class DecodeSplit(Kernel):
             self.k_dtypes = ("float8_e4m3",)
             self.min_capability = max(self.min_capability, 89)
             self.head_dim_multiple = 16
+        if scaled:
+            self.name += "_scaled"
+            self.title += " with scales of tokens or blocks"
+            self.source = self.source.replace(".cu", "_scaled.cu")
+            self.scales = {"q": ("",), "k": MODES[2:], "v": MODES[2:]}
 
     def shared_memory(self, config: DecodeConfig, head_dim: int) -> tuple[Buffer, ...]:
         """Q; the rings of keys and values, where warps later merge their O in float32; m and l of each ring and row;
@@ -182,6 +195,7 @@ class DecodeSplit(Kernel):
         rows, rings = config.block_q, config.rings
         received = (rows * head_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
         vectors, ml, barrier = received if config.cluster_merge else (0, 0, 0)
+        scales = config.num_stages * 2 * config.block_kv * 4 if self.scales else 0
         return (
             Buffer("Q", rows * tile_pitch(head_dim, itemsize=2, pad_to=32)),
             Buffer("RINGS", config.num_stages * 2 * config.block_kv * pitch, align=align),
@@ -192,6 +206,7 @@ class DecodeSplit(Kernel):
             Buffer("RECEIVED", vectors),
             Buffer("RECEIVED_ML", ml),
             Buffer("RECEIVED_BARRIER", barrier),
+            Buffer("SCALES", scales),
         )
 
     def launches(
@@ -202,7 +217,8 @@ class DecodeSplit(Kernel):
         grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
         cluster = num_splits if config.cluster_merge else 1
         first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
-        return (first, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (first,)
+        combine = _combine_launches("decode_combine", problem, config) if num_splits > 1 else ()
+        return *_append_launches(problem), first, *combine
 
     def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
         num_splits = split.count if split else 2
@@ -242,8 +258,11 @@ class DecodeSplit(Kernel):
         return {
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,
-            "APPEND": problem.cache.new_tokens > 0,
+            "APPEND": problem.cache.new_tokens > 0 and not problem.cache.quantize_new,
+            "QUANTIZE_NEW": problem.cache.quantize_new,
             "FP8_CACHE": problem.k_element.name == "float8_e4m3",
+            "KEY_SCALES": MODES.index(problem.scales[1]) - 1 if problem.scales else 0,
+            "SCALE_BLOCK": key_tile(problem.head_dim),
         }
 
 
@@ -264,7 +283,8 @@ class DecodeBalanced(DecodeSplit):
         shares = Launch(
             "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
         )
-        return shares, *_combine_launches("decode_combine_balanced", problem, config)
+        combine = _combine_launches("decode_combine_balanced", problem, config)
+        return *_append_launches(problem), shares, *combine
 
     def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
         """A share leaves at most two partial results, at its ends."""
@@ -273,8 +293,9 @@ class DecodeBalanced(DecodeSplit):
 
 #: In order of preference: boxes are 3 to 5% faster than cp.async on long caches (H200).
 DECODE = tuple(
-    kind(tma=tma, fp8=fp8)
+    kind(tma=tma, fp8=fp8, scaled=scaled)
     for fp8 in (False, True)
     for tma in (True, False)
+    for scaled in ((False, True) if fp8 else (False,))
     for kind in (DecodeSplit, DecodeBalanced)
 )

@@ -79,9 +79,11 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
             yield f"takes {name} of {_and(k_dtypes)}, not {element.name}"
     if problem.out_element.name not in (kernel.out_dtypes or (problem.dtype,)):
         yield f"writes {_and(kernel.out_dtypes or (problem.dtype,))}, not {problem.out_element.name}"
-    for name, mode in zip("qkv", problem.scales, strict=False):
-        if mode not in kernel.scales.get(name, ()):
-            yield f"takes {name}_scale per {_and(kernel.scales.get(name, ()))}, not per {mode}"
+    modes = problem.scales or ("",) * len(kernel.scales) * (problem.operation == "decode")
+    for name, mode in zip("qkv", modes, strict=False):
+        served = kernel.scales.get(name, ("",))
+        if mode not in served:
+            yield f"takes {_scale(name, served)}, not {_scale(name, (mode,))}"
     if problem.precision not in kernel.precisions:
         yield f"computes in {_and(kernel.precisions)}, not {problem.precision}"
     if problem.head_dim % kernel.head_dim_multiple:
@@ -151,6 +153,12 @@ def _options(problem: Problem) -> Iterator[str]:
             yield option
     if problem.lengths.kind in _LENGTHS:
         yield problem.lengths.kind
+
+
+def _scale(name: str, modes: Iterable[str]) -> str:
+    """The scale of an operand; "": it is no e4m3, or the scale is that of a cache's heads."""
+    named = [*filter(None, modes)]
+    return f"{name}_scale per {_and(named)}" if named else f"no {name}_scale per token or block"
 
 
 def _architectures(kernel: Kernel) -> str:

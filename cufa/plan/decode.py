@@ -57,8 +57,8 @@ class Decode(Operation):
         Operand("block_table"),
         Operand("k_new", stride="k_new_stride"),
         Operand("v_new", stride="v_new_stride"),
-        Operand("k_scale"),
-        Operand("v_scale"),
+        Operand("k_scale", written=True),
+        Operand("v_scale", written=True),
         Operand("out", field="o", result=True, like="q", stride="o_stride"),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
@@ -148,7 +148,7 @@ class Decode(Operation):
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
         """Every element with every kind of mask and cache, with and without soft cap, with all optional operands and
-        with none. With several tokens, masks differ from row to row."""
+        with none; scales of tokens and blocks without these. With several tokens, masks differ from row to row."""
         for dtype, (tokens, mask), softcap, lengths, optional in itertools.product(
             kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
         ):
@@ -157,9 +157,17 @@ class Decode(Operation):
                 lengths=lengths,
             )  # fmt: skip
             for k_dtype in kernel.k_dtypes or (None,):
-                yield dataclasses.replace(
+                found = dataclasses.replace(
                     problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **optional
                 )
+                plain = softcap is None and not optional
+                for mode in kernel.scales.get("k", ()) if plain else ():
+                    own = dataclasses.replace(
+                        lengths, quantize_new=mode == "token" and lengths.new_tokens > 0
+                    )
+                    yield dataclasses.replace(found, scales=("", mode, mode), lengths=own)
+                if not kernel.scales:
+                    yield found
 
 
 DECODE = Decode()

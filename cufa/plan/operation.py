@@ -54,7 +54,9 @@ class Operand:
 
     def element(self, problem: Problem) -> Element:
         """Element of a strided operand, by the first letter of its stride member: k_cache and k_new have the element of
-        k, gradients the element of q."""
+        k, gradients the element of q, and new tokens that the call quantises have the element of q."""
+        if self.name in ("k_new", "v_new") and problem.cache.quantize_new:
+            return problem.q_element
         return {
             "q": problem.q_element, "k": problem.k_element, "v": problem.v_element, "o": problem.out_element,
             "d": problem.q_element,

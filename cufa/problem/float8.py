@@ -84,6 +84,17 @@ def padded_keys(keys: int, sequences: int | None = None) -> int:
     return KEY_PADDING * (keys // KEY_PADDING + sequences)
 
 
+def cache_scale_shapes(
+    cache: tuple[int, ...], paged: bool, head_dim: int
+) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shapes of the scales of keys in a cache (batch or pages, kv_heads, slots, head_dim), and tokens that share one.
+    A block of a paged cache is a page."""
+    outer, heads, slots, _ = cache
+    block = key_tile(head_dim)
+    blocks = ((outer, heads), slots) if paged else ((outer, heads, -(-slots // block)), block)
+    return {"block": blocks, "token": ((outer, heads, slots), 1)}
+
+
 def first_block(start: int, block: int, sequence: int) -> int:
     """The first block of a packed sequence that begins at row ``start``: each sequence has whole blocks of its own. In
     transposed values its blocks are :data:`KEY_PADDING` positions."""

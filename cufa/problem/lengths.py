@@ -88,6 +88,8 @@ class Cached(Lengths):
     """Lengths are given (``cache_seqlens``); else every sequence fills its capacity."""
     new_tokens: int = 0
     """Tokens of ``k_new``, appended to the cache by the call."""
+    quantize_new: bool = False
+    """They have the element of q, and the call quantises them to the cache's e4m3."""
 
     @property
     def ragged(self) -> bool:

@@ -67,6 +67,8 @@ class DecodeWork(ForwardWork):
         cache = f" in pages of {p.cache.page_size}" if p.cache.paged else ""
         appended = f", {p.cache.new_tokens} appended" if p.cache.new_tokens else ""
         dtype = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
+        if p.scales:
+            dtype += f" (scales per {p.scales[1]})"
         upto = "up to " if p.lengths.ragged else ""
         plain = p.mask == CAUSAL and p.softcap is None and not (p.alibi or p.sink)
         scores = "" if plain else f", {p.scores_text}"

@@ -10,6 +10,7 @@ import numpy as np
 from ..calls.decode_checks import check_integers, check_length
 from ..calls.shapes import check_mask
 from ..problem.checks import check_not_masked
+from ..problem.float8 import key_tile
 from ..problem.lengths import Cached
 from ..problem.mask_family import Mask
 from ..problem.options import decode_mask
@@ -72,21 +73,39 @@ def _lengths(given: Any, batch: int, cache: Any, table: Any, new_tokens: int) ->
 
 
 def _sequence(b: int, length: int, cache: Any, table: Any, new: Any, factor: Any) -> Array:
-    """Keys, or values, of sequence b: (1, kv_heads, length + new, head_dim). Bytes are e4m3 times factor."""
+    """Keys, or values, of sequence b: (1, kv_heads, length + new, head_dim). Bytes are e4m3 times factor; new tokens of
+    more bits are taken as they are."""
     if table is None:
         tokens = cache[b, :, :length]
     else:
         _, kv_heads, page_size, head_dim = cache.shape
         pages = cache[table[b, : -(-length // page_size)]]
         tokens = pages.swapaxes(0, 1).reshape(kv_heads, len(pages) * page_size, head_dim)[:, :length]
-    if new is not None:
-        tokens = np.concatenate([tokens, new[b]], axis=1)
-    if tokens.dtype == np.uint8:
-        tokens = tokens.view(ml_dtypes.float8_e4m3fn)
-    wide: Array = tokens.astype(np.float64)[None]
-    if factor is None:
-        return wide
-    return wide * np.broadcast_to(np.asarray(factor, np.float64), wide.shape[1])[:, None, None]
+    wide: Array = _wide(tokens)
+    rounded = new is not None and new.dtype != np.uint8 == cache.dtype
+    if new is not None and not rounded:
+        wide = np.concatenate([wide, _wide(new[b])], axis=1)
+    if factor is not None:
+        wide *= _of_keys(np.asarray(factor, np.float64), b, wide.shape[1], cache, table)[..., None]
+    return (np.concatenate([wide, _wide(new[b])], axis=1) if rounded else wide)[None]
+
+
+def _wide(x: Any) -> Array:
+    found: Array = (x.view(ml_dtypes.float8_e4m3fn) if x.dtype == np.uint8 else x).astype(np.float64)
+    return found
+
+
+def _of_keys(factor: Array, b: int, length: int, cache: Any, table: Any) -> Array:
+    """The factor of each of the first keys of sequence b, (kv_heads, length or 1)."""
+    _, kv_heads, slots, head_dim = cache.shape
+    if factor.ndim < 2:
+        return np.broadcast_to(factor, kv_heads)[:, None]
+    if table is None:
+        block = 1 if factor.shape[2] == slots else key_tile(head_dim)
+        return np.repeat(factor[b], block, axis=1)[:, :length]
+    pages = factor[table[b, : -(-length // slots)]].reshape(-(-length // slots), kv_heads, -1)
+    found = np.repeat(pages, slots // pages.shape[2], axis=2)
+    return found.swapaxes(0, 1).reshape(kv_heads, -1)[:, :length]
 
 
 def _as_bhsd(x: Any, layout: str) -> Any:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, MARKS, backends
-from decode_kernel_support import assert_spans, configs, operands_of, plan_of, served, splits
+from decode_kernel_support import assert_spans, cache_of, configs, operands_of, plan_of, served, splits
 from decode_support import Case, make_case, numbers_of_heads, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def each(*names: str, kernels=None):
 
 
 def of_kernel(kernel: str) -> dict[str, object]:
-    return {"fp8": "fp8" in kernel, "dtype": kernels_of("decode")[kernel].dtypes[-1]}
+    return {"fp8": cache_of(kernel), "dtype": kernels_of("decode")[kernel].dtypes[-1]}
 
 
 # --- Every kernel -----------------------------------------------------------------------------------------
@@ -88,6 +88,15 @@ CASES = {
         "lengths": [0, 1, 150, 333], "tokens": 4, "head_dim": 128, "fp8": True, "dtype": "bfloat16"
     },
     "decode_split_fp8": {"lengths": [150, 2, 333], "head_dim": 80, "fp8": True, "new": 1, "page_size": 16},
+    # Scales of tokens, appended in pages of whole boxes; of blocks, appended over their border; of pages.
+    "decode_split_tma_fp8_scaled": {
+        "lengths": [3, 150, 333], "head_dim": 64, "fp8": "token", "new": 3, "page_size": 16, "dtype": "bfloat16"
+    },
+    "decode_balanced_tma_fp8_scaled": {"lengths": [170, 5, 333], "head_dim": 128, "fp8": "block", "new": 5},
+    "decode_split_fp8_scaled": {"lengths": [150, 9, 333], "head_dim": 80, "fp8": "block", "new": 9, "page_size": 3},
+    "decode_balanced_fp8_scaled": {
+        "lengths": [150, 0, 333], "tokens": 4, "heads": 40, "kv_heads": 1, "head_dim": 64, "fp8": "token"
+    },
 }  # fmt: skip
 SOFTCAPS = {"decode_balanced": 1.5, "decode_split_tma_fp8": 2.0}
 #: Numbers of splits, each with what changes scores: those of one list share a build, or two.
@@ -137,7 +146,7 @@ def test_every_config(backend, kernel, head_dim, few):
     spec, lengths, todo = kernels_of("decode")[kernel], [700, 0, 1, 129, 2048], []
     for dtype, rows in itertools.product(spec.dtypes, ROWS.values()):
         of_heads = numbers_of_heads(few, len(lengths), rows["heads"]) if few else {}
-        case = make_case(lengths, head_dim=head_dim, fp8="fp8" in kernel, dtype=dtype, **rows, **of_heads)
+        case = make_case(lengths, head_dim=head_dim, fp8=cache_of(kernel), dtype=dtype, **rows, **of_heads)
         for config in served(backend.device, kernel, head_dim)[: 1 if few else None]:
             kinds = {config} if config.cluster_merge else {config, config.without_fold()}
             todo += [(case, n, found) for found in kinds for n in (1, 5)]
@@ -200,7 +209,7 @@ def test_every_number_of_shares(backend, dtype, page_size):
 
 @each("gpu")
 def test_every_number_of_splits_on_a_gpu(backend, kernel):
-    case = make_case([1000, 64, 1], fp8="fp8" in kernel, head_dim=64)
+    case = make_case([1000, 64, 1], fp8=cache_of(kernel), head_dim=64)
     config = served(backend.device, kernel, 64)[0]
     for num_splits in range(1, -(-1000 // config.block_kv) + 3):
         check(backend, case, kernel, num_splits)
@@ -286,7 +295,7 @@ def test_rings_of_two_stages(backend, kernel, config, head_dim):
 
 @each("gpu")
 def test_spans_are_those_of_the_schedule(backend, kernel):
-    case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8="fp8" in kernel, head_dim=64)
+    case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8=cache_of(kernel), head_dim=64)
     served(backend.device, kernel, 64)
     for num_splits in (1, 3, 40):
         check(backend, case, kernel, num_splits, trace=True)
@@ -308,7 +317,7 @@ def test_lengths_around_tiles_on_a_gpu(backend, kernel):
     lengths = sorted({max(0, n + d) for n in (0, 16, 32, 64, 128, 256) for d in (-1, 0, 1)})
     served(backend.device, kernel, 64)
     for tokens, num_splits in itertools.product((1, 4), (None, 2)):
-        case = make_case(lengths, tokens=tokens, fp8="fp8" in kernel, head_dim=64)
+        case = make_case(lengths, tokens=tokens, fp8=cache_of(kernel), head_dim=64)
         check(backend, case, kernel, num_splits)
 
 
@@ -331,7 +340,7 @@ def test_pages_and_appended_tokens_on_a_gpu(backend, kernel, page_size):
         pytest.skip("boxes do not fit such pages")
     served(backend.device, kernel, 128)
     case = make_case(
-        [700, 2, 333, 65], tokens=2, new=2, page_size=page_size, fp8="fp8" in kernel, head_dim=128
+        [700, 2, 333, 65], tokens=2, new=2, page_size=page_size, fp8=cache_of(kernel), head_dim=128
     )  # fmt: skip
     for num_splits in (None, 3):
         check(backend, case, kernel, num_splits)
@@ -357,7 +366,7 @@ def test_appended_tokens(backend, new, page_size, fp8):
 def test_many_tokens_and_many_appended(backend, kernel, rows, page_size):
     """As many query tokens as there may be; more new tokens than one block of rows has to append."""
     served(backend.device, kernel, 64)
-    case = make_case([300, 16, 70], head_dim=64, page_size=page_size, fp8="fp8" in kernel, **rows)
+    case = make_case([300, 16, 70], head_dim=64, page_size=page_size, fp8=cache_of(kernel), **rows)
     for num_splits in (None, 3):
         check(backend, case, kernel, num_splits)
 
@@ -419,7 +428,7 @@ def test_heads_and_tokens_of_every_block_of_rows(backend):
 def test_head_dims(backend, kernel, head_dim):
     if backend is GPU:
         served(backend.device, kernel, head_dim)
-        case = make_case([300, 17], tokens=2, new=1, fp8="fp8" in kernel, head_dim=head_dim)
+        case = make_case([300, 17], tokens=2, new=1, fp8=cache_of(kernel), head_dim=head_dim)
         check(backend, case, kernel)
         return
     for fp8 in BOTH if backend is CPU else [False]:

@@ -317,3 +317,71 @@ def test_bfloat16_is_ml_dtypes():
     case = make_case([9], dtype="bfloat16")
     arrays, options = case.arguments()
     assert cufa.flash_decode(*arrays, **options).dtype == ml_dtypes.bfloat16
+
+
+FINE = [(mode, page_size) for mode in ("block", "token") for page_size in (0, 16)]
+
+
+@pytest.mark.parametrize(("mode", "page_size"), FINE)
+def test_appended_tokens_get_scales(mode, page_size):
+    """A token's largest magnitude is 448; a block has room for 8 times that of the tokens that begin it."""
+    case = make_case([4, 20], new=4, fp8=mode, page_size=page_size, dtype="float16", head_dim=32)
+    (q, k, v), options = case.arguments()
+    k, k_scale = k.copy(), options["k_scale"].copy()
+    new = options["k_new"]
+    cufa.flash_decode(q, k, v.copy(), **options | {"k_scale": k_scale, "v_scale": options["v_scale"].copy()})
+    for b, begun in enumerate((0, 16)):  # 16: a page that the call begins, but a block that it continues
+        for i, (at, slot) in enumerate(case.places(b, range(begun, begun + 4))):
+            largest = np.abs(new[b, :, i] if mode == "token" else new[b]).astype(np.float32).max(axis=-1)
+            largest = largest if mode == "token" else largest.max(axis=-1)
+            found = (
+                k_scale[at, :, slot] if mode == "token" else k_scale.reshape(*k_scale.shape[:2], -1)[at, :, 0]
+            )
+            if mode == "token" or begun == 0 or page_size:
+                np.testing.assert_allclose(found, largest * (1 if mode == "token" else 8) / 448, rtol=1e-6)
+            else:
+                np.testing.assert_array_equal(found, options["k_scale"][at, :, 0])
+            numbers = k[at, :, slot].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            bound = np.maximum(np.abs(new[b, :, i].astype(np.float32)) / 16, found[:, None] * 2.0**-9)
+            assert (np.abs(numbers * found[:, None] - new[b, :, i]) <= bound).all()
+
+
+@pytest.mark.parametrize("per", ["block", "token"])
+def test_quantized_keys_and_values_are_a_cache(per):
+    """The scales of cufa.quantize are those that decoding takes."""
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 2, 2, 500, 64), np.float32)
+    v *= np.linspace(0.1, 9, 500, dtype=np.float32)[:, None]
+    q = rng.standard_normal((2, 4, 1, 64), np.float32)
+    exact = cufa.attention_reference(q, k, v)
+    (k8, k_scale), (v8, v_scale) = (cufa.quantize(x, role=role, per=per) for role, x in (("k", k), ("v", v)))
+    caches, scales = (k8.view(np.uint8), v8.rows().view(np.uint8)), {"k_scale": k_scale, "v_scale": v_scale}
+    out = cufa.flash_decode(q, *caches, **scales)
+    np.testing.assert_allclose(out, cufa.decode_reference(q, *caches, **scales), atol=1e-4)
+    assert np.abs(out - exact).max() < 0.1 * np.abs(exact).max()
+    shapes = {"k_scale": k_scale.shape, "k_new": (2, 2, 1, 64), "cache_seqlens": True}
+    plan = cufa.plan_decode(q.shape, k.shape, cache_dtype="uint8", device="sm_90", **shapes)
+    assert plan.spec.name == "decode_split_tma_fp8_scaled" and plan.launches[0].entry == "decode_append"
+    assert f"scales per {per}" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"k_scale": np.ones((2, 2, 7), np.float32)},
+            r"k_scale has shape \(2, 2, 7\).*per token \(2, 2, 25\)",
+        ),
+        ({"k_scale": np.ones((2, 2, 25))}, "k_scale of shape .* is float64.*pass float32"),
+        ({"v_scale": np.ones(2, np.float32)}, "k_scale is per token and v_scale per head"),
+        (
+            {"k_new": np.ones((2, 2, 1, 16), np.float32)},
+            "k_new is float32 but k_cache is uint8.*may be float16",
+        ),
+    ],
+)
+def test_scales_of_tokens_that_are_refused(change, message):
+    case = make_case([20, 3], new=1, fp8="token", capacity=25)
+    arrays, options = case.arguments()
+    with pytest.raises((TypeError, ValueError), match=message):
+        cufa.flash_decode(*arrays, **options | change)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backends import GPU
-from decode_kernel_support import operands_of, plan_of, served
+from decode_kernel_support import cache_of, operands_of, plan_of, served
 from decode_support import make_case, numbers_of_heads, on_gpu
 from held_stream import hold
 from hypothesis import given, settings
@@ -372,7 +372,7 @@ def test_any_call(cp, device, data):
 def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
     from cufa.run.cuda import backend as cuda
 
-    case = make_case([3000, 5, 700, 64, 1, 2000], heads=8, fp8="fp8" in kernel, head_dim=64)
+    case = make_case([3000, 5, 700, 64, 1, 2000], heads=8, fp8=cache_of(kernel), head_dim=64)
     served(device, kernel, 64)
     plan, operands = run(cp, device, case, kernel)
     binding = cuda.Binding(cuda.prepare(plan), operands)
@@ -466,7 +466,7 @@ def test_graph_replay_while_lengths_grow(cp, device, kernel):
     """Captured once, on another stream than it is replayed on; lengths change on the device."""
     from cufa.run.cuda import backend as cuda
 
-    case = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
+    case = make_case([900, 700], fp8=cache_of(kernel), head_dim=64)
     served(device, kernel, 64)
     plan, operands = run(cp, device, case, kernel, None if "balanced" in kernel else 4)
     binding = cuda.Binding(cuda.prepare(plan), operands)
@@ -476,7 +476,7 @@ def test_graph_replay_while_lengths_grow(cp, device, kernel):
         binding.launch(cuda.addresses(operands))
         graph = stream.end_capture()
     for lengths in ([1, 0], [64, 65], [300, 129], [900, 700]):
-        part = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
+        part = make_case([900, 700], fp8=cache_of(kernel), head_dim=64)
         part.options["cache_seqlens"] = np.array(lengths, np.int32)
         part.lengths = lengths
         operands["cache_seqlens"][:] = cp.asarray(part.options["cache_seqlens"])

@@ -18,6 +18,7 @@ from cufa.plan.decode import ragged_shares
 from cufa.plan.operation import PER_HEAD
 from cufa.plan.planner import Plan, fitting_configs, make_plan
 from cufa.problem.element import ELEMENTS
+from cufa.problem.float8 import cache_scale_shapes
 from cufa.problem.lengths import Cached
 from cufa.problem.mask import CAUSAL, Mask
 from cufa.problem.problem import Problem
@@ -34,6 +35,7 @@ def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[st
     """Fresh copies of the caches; out and lse are NaN."""
     given: dict[str, Any] = dict.fromkeys(NAMES)
     given |= {name: x for name, x in case.options.items() if name in NAMES}
+    given |= {name: given[name].copy() for name in ("k_scale", "v_scale") if case.fine}
     given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
     given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
     given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)
@@ -54,7 +56,12 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         num_pages=0 if table is None else outer,
         given=case.options["cache_seqlens"] is not None,
         new_tokens=0 if new is None else new.shape[2],
+        quantize_new=case.fine and new is not None,
     )
+    scales = cache_scale_shapes(case.k_cache.shape, table is not None, head_dim)
+    modes = [
+        mode for mode, (shape, _) in scales.items() if case.fine and shape == case.options["k_scale"].shape
+    ]
     return Problem(
         batch, heads, kv_heads, tokens, length if table is None else table.shape[1] * length, head_dim,
         str(case.q.dtype), mask, 1 / math.sqrt(head_dim), softcap,
@@ -64,6 +71,7 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         operation="decode",
         alibi="alibi_slopes" in case.options,
         sink="sink" in case.options,
+        scales=("", *2 * modes[:1]) if modes else (),
         alignment=math.gcd(arrays.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
     )  # fmt: skip
 
@@ -74,6 +82,11 @@ def plan_of(
 ) -> Plan:  # fmt: skip
     """``how``: mask and softcap of the problem."""
     return make_plan(problem_of(case, **how), device, num_splits=num_splits, config=config, kernel=kernel)
+
+
+def cache_of(kernel: str) -> bool | str:
+    """``fp8`` of make_case for a kernel."""
+    return "token" if "scaled" in kernel else "fp8" in kernel
 
 
 def splits(kernel: str, number: int) -> int:

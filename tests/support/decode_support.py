@@ -15,8 +15,10 @@ from cufa import decode_reference
 from cufa.calls import dispatch
 from cufa.calls.decode_checks import DecodeCall
 from cufa.plan.operation import OPERATIONS
+from cufa.problem.float8 import cache_scale_shapes
 from cufa.problem.options import Options, decode_mask
 from cufa.problem.problem import Problem
+from cufa.run.cpu.cache import append, tokens_a_scale
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN_BITS = 0x7F
@@ -49,7 +51,37 @@ class Case:
     @functools.cached_property
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         arrays, options = self.arguments()
+        if self.fine:
+            arrays = [self.q, *(self.stored[f"{x}_cache"] for x in "kv")]
+            options |= {f"{x}_scale": self.stored[f"{x}_scale"] for x in "kv"} | {
+                "k_new": None,
+                "v_new": None,
+            }
+            options["cache_seqlens"] = np.array(self.lengths, np.int32)
         return decode_reference(*arrays, **options, return_lse=True)
+
+    @property
+    def fine(self) -> bool:
+        """Tokens, or blocks of tokens, have scales; new tokens have q's dtype."""
+        return np.ndim(self.options.get("k_scale")) > 1
+
+    @functools.cached_property
+    def stored(self) -> dict[str, np.ndarray]:
+        """Fine scales: caches and scales after the CPU path has appended the new tokens."""
+        names = [f"{x}_{what}" for x in "kv" for what in ("cache", "scale", "new")]
+        given = {"k_cache": self.k_cache, "v_cache": self.v_cache, "block_table": None, **self.options}
+        given |= {name: None if given.get(name) is None else given[name].copy() for name in names}
+        if given["k_new"] is not None:
+            append(given)
+        return given
+
+    def scale_of_keys(self, b: int, name: str) -> np.ndarray:
+        """Fine scales, (kv_heads, keys of the sequence, 1)."""
+        scale, paged = self.stored[f"{name}_scale"], "block_table" in self.options
+        block = tokens_a_scale(scale, self.k_cache, paged)
+        scale = scale.reshape(*scale.shape[:2], -1)
+        of_keys = [scale[at, :, slot // block] for at, slot in self.places(b, range(self.lengths[b]))]
+        return np.array(of_keys).reshape(len(of_keys), scale.shape[1]).T[..., None]
 
     @property
     def scored(self) -> bool:
@@ -91,6 +123,8 @@ class Case:
         """Keys or values of one sequence, (1, kv_heads, length, head_dim), in a dtype wide enough."""
         cache, new = (self.k_cache, self.options.get("k_new")), (self.v_cache, self.options.get("v_new"))
         cache, new = cache if name == "k" else new
+        if self.fine:
+            cache, new = self.stored[f"{name}_cache"], None
         table = self.options.get("block_table")
         length = self.lengths[b] - (0 if new is None else new.shape[2])
         if table is None:
@@ -101,6 +135,8 @@ class Case:
         tokens = tokens[:, :length]
         if new is not None:
             tokens = np.concatenate([tokens, new[b]], axis=1)
+        if self.fine:
+            return self._values(tokens)[None] * self.scale_of_keys(b, name)
         return self._values(tokens, self.options.get(f"{name}_scale"))[None]
 
     @staticmethod
@@ -132,6 +168,10 @@ class Case:
         """New tokens are in the caches, and nothing else has changed."""
         for name in ("k", "v"):
             new, expected = self.options.get(f"{name}_new"), getattr(self, f"{name}_cache").copy()
+            if self.fine:
+                new, expected = None, self.stored[f"{name}_cache"]
+                scales = (x.view(np.uint32) for x in (caches[f"{name}_scale"], self.stored[f"{name}_scale"]))
+                np.testing.assert_array_equal(*scales)
             for b, n in enumerate(self.lengths if new is not None else ()):
                 for i, at in enumerate(self.places(b, range(n - new.shape[2], n))):
                     expected[at[0], :, at[1]] = new[b, :, i]
@@ -146,11 +186,16 @@ class Case:
             self.q.shape[2],
             self.k_cache.shape[2],
         )
-        options, new = dict(self.options), self.options.get("k_new")
+        options, new, scales = dict(self.options), self.options.get("k_new"), []
+        if self.fine:
+            options |= {f"{x}_scale": options[f"{x}_scale"].copy() for x in "kv"}
+            scales = [
+                x for x in (options["k_scale"], options["v_scale"]) if x.shape == self.k_cache.shape[:3]
+            ]
         for b, n in enumerate(self.lengths):
             seen = mask.dense(tokens, n).any(axis=0) if n else np.zeros(0, bool)
             for at in self.places(b, np.flatnonzero(~seen[: n - (0 if new is None else new.shape[2])])):
-                for cache in caches:
+                for cache in (*caches, *scales):
                     cache[at[0], :, at[1]] = NAN_BITS if cache.dtype == np.uint8 else np.nan
             if "block_table" in options and "window" in options:
                 first = int(np.flatnonzero(seen)[0]) if seen.any() else 0
@@ -177,11 +222,12 @@ def numbers_of_heads(few: str, batch: int, heads: int) -> dict[str, np.ndarray]:
 
 def make_case(
     lengths: Sequence[int], *, heads: int = 4, kv_heads: int = 2, tokens: int = 1, head_dim: int = 16,
-    dtype: str = "float16", fp8: bool = False, page_size: int = 0, capacity: int | None = None,
+    dtype: str = "float16", fp8: bool | str = False, page_size: int = 0, capacity: int | None = None,
     new: int = 0, spread: float = 1.0, seed: int = 0, **scores: Any,
 ) -> Case:  # fmt: skip
     """``lengths`` count what is appended, ``new`` tokens of each sequence. ``capacity`` defaults to a
-    little more than the longest; None of ``lengths`` may be below ``new``. ``scores``: window, softcap and
+    little more than the longest; None of ``lengths`` may be below ``new``. ``fp8``: also "block" or "token", which have
+    scales, and new tokens of q's dtype. ``scores``: window, softcap and
     scale, as for the call; None is left out."""
     rng = np.random.default_rng(seed)
     batch, longest = len(lengths), max(lengths, default=0)
@@ -222,7 +268,19 @@ def make_case(
         for cache in caches:
             for b, n in enumerate(lengths):
                 cache[b, :, : n - new] = draw(kv_heads, n - new, head_dim)
-    return Case(q, *caches, options, list(lengths))
+    case = Case(q, *caches, options, list(lengths))
+    if isinstance(fp8, str):
+        shape, block = cache_scale_shapes(caches[0].shape, page_size > 0, head_dim)[fp8]
+        for name in ("k_scale", "v_scale"):
+            options[name] = np.full(shape, np.nan, np.float32)
+            flat = options[name].reshape(*shape[:2], -1)
+            for b, n in enumerate(lengths):
+                for at, slot in case.places(b, range(n - new)):
+                    flat[at, :, slot // block] = rng.uniform(0.3, 2, kv_heads) ** 2
+        if new:
+            drawn = rng.standard_normal((2, batch, kv_heads, new, head_dim)).astype(DTYPES[dtype])
+            options |= {"k_new": drawn[0], "v_new": drawn[1]}
+    return case
 
 
 def prepare(
@@ -232,7 +290,7 @@ def prepare(
     NaN. ``place`` puts each array where it is computed."""
     (q, *caches), options = case.arguments(layout)
     given = {"q": q, **dict(zip(("k_cache", "v_cache"), (x.copy() for x in caches), strict=True)), **options}
-    given = {name: place(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    given = {name: place(x.copy()) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     scores = {name: options.get(name) for name in ("softcap", "scale")}
     asked = Options(decode_mask(options.get("window"), options.get("mask")), layout=layout, **scores)
     in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]

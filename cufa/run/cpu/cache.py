@@ -8,6 +8,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...plan.operation import Arrays
+from ...problem.float8 import LARGEST, cache_scale_shapes
+from .quantize import scale_of
+
 Array = npt.NDArray[Any]
 
 
@@ -49,6 +53,81 @@ class CacheTiles:
         wide = self._scratch[: x.size].reshape(x.shape)
         widen(x, wide)
         return wide
+
+
+class KeyScales:
+    """The scales of the keys, or values, of a stack's heads, where tokens or blocks of tokens have their own."""
+
+    def __init__(self, operands: Arrays, name: str, batch: int, heads: slice) -> None:
+        self._scale, table = operands[name], operands["block_table"]
+        self._table = None if table is None else table[batch]
+        self._batch, self._heads, self._slots = batch, heads, operands["k_cache"].shape[2]
+        if np.ndim(self._scale) > 1:
+            self._block = tokens_a_scale(self._scale, operands["k_cache"], table is not None)
+            self._scale = self._scale.reshape(*self._scale.shape[:2], -1)
+
+    def load(self, start: int, stop: int) -> Array:
+        """(heads, stop - start)"""
+        slots = np.arange(start, stop)
+        if self._table is None:
+            found: Array = self._scale[self._batch][self._heads, slots // self._block]
+        else:
+            pages = self._table[slots // self._slots]
+            found = self._scale[pages, self._heads, slots % self._slots // self._block].T
+        return found
+
+
+def tokens_a_scale(scale: Array, cache: Array, paged: bool) -> int:
+    """Tokens of a cache that share a scale, by the shapes of both."""
+    shapes = cache_scale_shapes(cache.shape, paged, cache.shape[3])
+    return next(count for shape, count in shapes.values() if shape == scale.shape)
+
+
+_HEADROOM = 8
+"""Of the scale that a block's first tokens choose: later tokens of the block must fit."""
+
+
+def append(operands: Arrays) -> None:
+    """Write k_new and v_new into the caches, from each sequence's length on; rounded, and with their scales, if they
+    have more bits than the cache."""
+    for role in "kv":
+        cache, new, scale = (operands[f"{role}_{name}"] for name in ("cache", "new", "scale"))
+        if cache.dtype == np.uint8 != new.dtype:
+            _append_rounded(operands, cache, new, scale)
+            continue
+        size = cache.shape[2]
+        for b, start in enumerate(operands["cache_seqlens"].tolist()):
+            if operands["block_table"] is None:
+                cache[b, :, start : start + new.shape[2]] = new[b]
+                continue
+            position = start
+            while position < start + new.shape[2]:
+                page, slot = divmod(position, size)
+                count = min(size - slot, start + new.shape[2] - position)
+                tokens = new[b, :, position - start : position - start + count]
+                cache[operands["block_table"][b, page], :, slot : slot + count] = tokens
+                position += count
+
+
+def _append_rounded(operands: Arrays, cache: Array, new: Array, scale: Array) -> None:
+    """Block after block: the first token of a block chooses its scale together with the others of this call."""
+    table, size = operands["block_table"], cache.shape[2]
+    block = tokens_a_scale(scale, cache, table is not None)
+    headroom = np.float32(1 if block == 1 else _HEADROOM)
+    of_blocks = scale.reshape(*scale.shape[:2], -1)
+    for b, start in enumerate(operands["cache_seqlens"].tolist()):
+        position, end = start, start + new.shape[2]
+        while position < end:
+            outer, slot = (b, position) if table is None else (table[b, position // size], position % size)
+            count = min(block - slot % block, size - slot, end - position)
+            tokens = new[b, :, position - start : position - start + count].astype(np.float32)
+            if slot % block == 0:
+                largest = headroom * np.abs(tokens).max(axis=(1, 2))
+                of_blocks[outer, :, slot // block] = scale_of(largest)
+            tokens *= (np.float32(1) / of_blocks[outer, :, slot // block])[:, None, None]
+            np.clip(tokens, -LARGEST, LARGEST, out=tokens)
+            cache[outer, :, slot : slot + count] = tokens.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+            position += count
 
 
 _SHIFTS = {"float16": (13, 2.0**112, 65504.0), "uint8": (20, 2.0**120, 448.0)}

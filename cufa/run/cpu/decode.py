@@ -25,7 +25,8 @@ from ...problem.mask import Band
 from ...problem.scores import distances, softcapped, with_sink
 from ...schedule.decode import balanced_shares, split_range, used_splits
 from .blas import single_threaded_blas
-from .cache import CacheTiles
+from .cache import CacheTiles, KeyScales
+from .cache import append as append
 from .combine import combine
 from .forward import normalise, online_softmax
 from .tiles import (
@@ -97,23 +98,6 @@ def valid_keys(plan: Plan, operands: Arrays) -> list[int]:
     return [problem.valid_keys(n) for n in operands["cache_seqlens"].tolist()]
 
 
-def append(operands: Arrays) -> None:
-    """Write k_new and v_new into the caches, from each sequence's length on."""
-    for cache, new in ((operands["k_cache"], operands["k_new"]), (operands["v_cache"], operands["v_new"])):
-        size = cache.shape[2]
-        for b, start in enumerate(operands["cache_seqlens"].tolist()):
-            if operands["block_table"] is None:
-                cache[b, :, start : start + new.shape[2]] = new[b]
-                continue
-            position = start
-            while position < start + new.shape[2]:
-                page, slot = divmod(position, size)
-                count = min(size - slot, start + new.shape[2] - position)
-                tokens = new[b, :, position - start : position - start + count]
-                cache[operands["block_table"][b, page], :, slot : slot + count] = tokens
-                position += count
-
-
 # --- Tasks of threads ------------------------------------------------------------------------------------
 
 
@@ -181,12 +165,15 @@ def _attend(
         CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
         for cache in ("k_cache", "v_cache")
     )
+    k_scale, v_scale = (KeyScales(operands, x, work.batch, work.heads) for x in ("k_scale", "v_scale"))
     O = np.zeros(Q.shape, dtype)
     l = np.zeros((*Q.shape[:2], 1), dtype)
     m = np.full(l.shape, -np.inf, dtype)
     for start in range(work.first_key, work.last_key, plan.config.block_kv):
         stop = min(start + plan.config.block_kv, work.last_key)
         S = Q @ K.load(start, stop).mT
+        if problem.scales:
+            S *= k_scale.load(start, stop)[:, None]
         if problem.softcap is not None:
             S = softcapped(S, problem.softcap)
         if problem.alibi:
@@ -197,12 +184,14 @@ def _attend(
         before = (S if observer is None else S.copy()), m, l  # P takes the place of S
         P, m, l, alpha = online_softmax(S, m, l)
         O *= alpha
+        if problem.scales:
+            P = P * v_scale.load(start, stop)[:, None]
         tile = V.load(start, stop)
         unseen = None if hidden is None or np.isfinite(tile).all() else hidden
         O += product_of_seen(P, tile, unseen, np.empty_like(O))
         if observer is not None:
             _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
-    if operands["v_scale"] is not None:
+    if operands["v_scale"] is not None and not problem.scales:
         O *= operands["v_scale"][work.heads, None, None].astype(dtype)
     return normalise(O, l), (m + np.log(l))[..., 0]
 
@@ -229,7 +218,7 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
     problem = plan.problem
     grouped = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
     Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
-    if operands["k_scale"] is not None:
+    if operands["k_scale"] is not None and not problem.scales:
         Q *= operands["k_scale"][work.heads, None, None].astype(dtype)
     return Q
 

@@ -46,7 +46,7 @@ def quantize(
         largest = max(
             (_amax(_prepared(x, place, signs, smooth)).max(initial=0) for place in places), default=0
         )
-        scale[...] = _scale(np.array(largest, np.float32))
+        scale[...] = scale_of(np.array(largest, np.float32))
     for place in places:
         y = _prepared(x, place, signs, smooth)
         if not y.shape[2]:
@@ -61,17 +61,17 @@ def _scale_of(place: Place, amax: Array, scale: Array, lengths: Lengths, mode: s
     """The scales of some sequences from the largest magnitude of each token, also written to ``scale``."""
     sequence, batch, _, rows = place
     if mode == "token":
-        own = scale[batch, :, rows] = _scale(amax)
+        own = scale[batch, :, rows] = scale_of(amax)
     elif mode == "head":
-        own = scale[sequence : sequence + len(amax)] = _scale(amax.max(axis=-1))
+        own = scale[sequence : sequence + len(amax)] = scale_of(amax.max(axis=-1))
     else:
-        own = _scale(np.maximum.reduceat(amax, np.arange(0, amax.shape[-1], block), axis=-1))
+        own = scale_of(np.maximum.reduceat(amax, np.arange(0, amax.shape[-1], block), axis=-1))
         start = first_block(rows.start, block, sequence) if isinstance(lengths, Packed) else 0
         scale[batch, :, start : start + own.shape[-1]] = own
     return own
 
 
-def _scale(amax: Array) -> Array:
+def scale_of(amax: Array) -> Array:
     """amax / 448, a normal number; 1 where everything is 0."""
     found: Array = np.where(amax > 0, np.maximum(amax / np.float32(LARGEST), _SMALLEST), np.float32(1))
     return found

@@ -1,0 +1,73 @@
+// decode_append: new tokens of 16 bits become e4m3 in the cache, with their scales, before the launch that attends to them.
+//
+// A token's scale has its largest magnitude at 448. A block's scale is chosen by the tokens that begin it, HEADROOM above their
+// largest magnitude, as later tokens of the block must fit: e4m3 keeps its precision over 15 powers of two. Tokens that follow
+// in a block that an earlier call began take its scale, and what exceeds it becomes 448.
+// cufa/run/cpu/cache.py has the same arithmetic.
+#pragma once
+#include "decode/scales.cuh"
+
+constexpr float HEADROOM = KEY_SCALES == OF_BLOCK ? 8.0f : 1.0f;
+
+struct NewRows {
+  const char* x;  // of this sequence and head
+  i64 stride;     // bytes from token to token
+  int lane;
+
+  DEVICE float load(int token, int column) const {
+    return Element::widen(ld_global<u16>(x + token * stride + column * 2));
+  }
+
+  // The largest magnitude of tokens first ... last - 1, by the whole warp.
+  DEVICE float largest(int first, int last) const {
+    u32 found = 0;
+    for (int token = first; token < last; ++token) {
+      for (int column = lane; column < HEAD_DIM; column += 32) {
+        found = max(found, float_as_u32(load(token, column)) & 0x7fffffff);
+      }
+    }
+    return u32_as_float(redux_max(found));
+  }
+};
+
+// A warp for keys and a warp for values of each token. Grid: (new tokens, kv_heads, batch).
+KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ DecodeParams p) {
+  if constexpr (QUANTIZE_NEW) {
+    const int token = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % 32;
+    const bool of_values = threadIdx.x / 32 == 1;
+    const Lengths length = sequence_lengths(p, batch);
+    const int place = length.old_keys + token;
+    if (place >= length.keys) return;
+    int outer = batch, slot = place;
+    if constexpr (PAGED) {
+      outer = int(ld_global<u32>(p.block_table + batch * p.table_stride + place / p.page_size));
+      slot = place % p.page_size;
+      if (page_is_wild(p, outer)) return;
+    }
+    const Strides& from = of_values ? p.v_new_stride : p.k_new_stride;
+    const Strides& to = of_values ? p.v_stride : p.k_stride;
+    const NewRows rows{static_cast<const char*>(of_values ? p.v_new : p.k_new) + 2 * (batch * from.batch + kv_head * from.head),
+                       2 * from.seq, lane};
+    float* scale_at = const_cast<float*>(of_values ? p.v_scale : p.k_scale) + key_scale_index(p, outer, kv_head, slot);
+    int first = token, last = token + 1;  // new tokens that choose this token's scale
+    if constexpr (KEY_SCALES == OF_BLOCK) {
+      const int block = PAGED ? p.page_size : SCALE_BLOCK;
+      first = token - slot % block;
+      last = min(first + block, length.keys - length.old_keys);
+    }
+    float scale;
+    if (first >= 0) {
+      const float top = rows.largest(first, last);
+      scale = top == 0.0f ? 1.0f : fmaxf(HEADROOM * top / 448.0f, 0x1p-126f);
+      if (token == first && lane == 0) st_global(scale_at, float_as_u32(scale));
+    } else {
+      scale = ld_global<float>(scale_at);
+    }
+    const float inverse = 1.0f / scale;
+    char* out = static_cast<char*>(of_values ? p.v_cache : p.k_cache) + outer * to.batch + kv_head * to.head + slot * to.seq;
+    for (int pair = lane; pair < HEAD_DIM / 2; pair += 32) {
+      const u32 two = cvt_e4m3x2(rows.load(token, 2 * pair) * inverse, rows.load(token, 2 * pair + 1) * inverse);
+      st_global(out + 2 * pair, u16(two));
+    }
+  }
+}

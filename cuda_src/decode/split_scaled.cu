@@ -1,0 +1,4 @@
+// decode_split over an e4m3 cache whose tokens, or blocks of tokens, have scales of their own (KEY_SCALES). The launch that
+// appends new tokens computes their scales.
+#include "decode/split.cu"
+#include "decode/append.cuh"
