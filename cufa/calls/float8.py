@@ -17,6 +17,7 @@ from ..problem.options import Options
 from ..problem.problem import Problem
 from .call import ForwardCall, PackedForward
 from .quantize import QuantizedValues
+from .warm import find
 
 _OUT_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -29,9 +30,13 @@ class Float8Call(ForwardCall):
 
     @classmethod
     def of(
-        cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, wanted: Sequence[str],
-        options: Options, device: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        given: Sequence[Any],
+        scales: Sequence[Any],
+        out_dtype: Any,
+        wanted: Sequence[str],
+        options: Options,
+    ) -> Self:
         """The call of ``given``, the operands of a forward call without scales, and three scales. Raises TypeError or
         ValueError, naming the argument, for what is not served and for what is missing."""
         out_dtype = _OUT_DTYPES[0] if out_dtype is None else out_dtype
@@ -59,10 +64,28 @@ class Float8Call(ForwardCall):
         call = cls.read((q, k, v, *others, *last, *scales), wanted, options)
         return dataclasses.replace(call, out_dtype=out_dtype, values=values)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What a repeated call also has in common with this one (:func:`~cufa.calls.warm.find`)."""
-        return "e4m3", self.out_dtype, self.values is None, self.options.accumulate
+    @classmethod
+    def again(
+        cls,
+        given: Sequence[Any],
+        scales: Sequence[Any],
+        out_dtype: Any,
+        accumulate: Any,
+        options: tuple[Any, ...],
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """(The result of a call with arrays as of an earlier call on a GPU, else None, the ``options`` of
+        :func:`~cufa.calls.dispatch.run`). ``given`` and ``scales`` are as for :meth:`of`."""
+        q, k, v, *others = given
+        form = None
+        if type(v) is QuantizedValues:
+            form = v.shape, v.layout, v.lengths
+            scales = (*scales[:2], v.scale if scales[2] is None else scales[2])
+            v = v.data
+        options = (*options, "e4m3", form, out_dtype, accumulate, type(accumulate))
+        last = (None,) * (len(OPERATIONS[cls.name].all_operands) - len(scales) - len(given))
+        arrays = q, k, v, *others, *last, *scales
+        seen, _, addresses = find(OPERATIONS[cls.name], arrays, options)
+        return None if seen is None else seen(arrays, addresses), options
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self.values.shape if name == "v" and self.values is not None else super().shape_of(name)

@@ -203,24 +203,19 @@ def flash_attention(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
-    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    mask = resolve_mask(causal, window, mask)
-    asked = Options(
-        mask,
-        softcap,
-        scale,
-        precision,
-        layout,
-        algorithm,
-        num_splits,
-        accumulate=check_accumulate(accumulate),
-    )
+    scales = q_scale, k_scale, v_scale
     if scaled or is_float8(q):
         from .float8 import Float8Call
 
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
-        call = Float8Call.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
-        return run(call, device, (*options, call.key))
+        result, options = Float8Call.again(given, scales, out_dtype, accumulate, options)
+        if result is not None:
+            return result
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
+    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
+    asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
+    if scaled or is_float8(q):
+        return run(Float8Call.of(given, scales, out_dtype, wanted, asked), device, options)
     return run(ForwardCall.read(given, wanted, asked), device, options)
 
 

@@ -110,17 +110,19 @@ def flash_attention_varlen(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
-    _check_given(cu_seqlens_q, cu_seqlens_k)
-    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    mask = resolve_mask(causal, window, mask)
-    asked = Options(
-        mask, softcap, scale, precision, "bshd", algorithm, accumulate=check_accumulate(accumulate)
-    )
+    scales = q_scale, k_scale, v_scale
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
-        call = PackedFloat8.of(given, (q_scale, k_scale, v_scale), out_dtype, wanted, asked, device)
-        return run(call, device, (*options, call.key))
+        result, options = PackedFloat8.again(given, scales, out_dtype, accumulate, options)
+        if result is not None:
+            return result
+    _check_given(cu_seqlens_q, cu_seqlens_k)
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
+    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
+    asked = Options(mask, softcap, scale, precision, "bshd", algorithm, accumulate=sums)
+    if scaled or is_float8(q):
+        return run(PackedFloat8.of(given, scales, out_dtype, wanted, asked), device, options)
     return run(PackedForward.read(given, wanted, asked), device, options)
 
 
