@@ -204,3 +204,23 @@ def test_values_in_rows_are_transposed_first(head_dim: int, lengths: Lengths) ->
     )
     np.testing.assert_array_equal(found.out, right.out)
     np.testing.assert_array_equal(found.lse, right.lse)
+
+
+def test_a_call_of_the_executor() -> None:
+    """Dense and packed, by the public function: as on the CPU."""
+    rng = np.random.default_rng(0)
+    x = [rng.standard_normal((1, n, heads, 48)) for heads, n in ((4, 70), (2, 200), (2, 200))]
+    for packed in (False, True):
+        given: dict[str, Any] = {"causal": True}
+        how: dict[str, Any] = (
+            {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 150, 200]} if packed else {"layout": "bshd"}
+        )
+        for role, y in zip("qkv", x, strict=True):
+            y = y.astype(np.float32)
+            cu = {"cu_seqlens": how["cu_seqlens_q" if role == "q" else "cu_seqlens_k"]} if packed else how
+            given[role], given[f"{role}_scale"] = cufa.quantize(y[0] if packed else y, role=role, **cu)
+        call = cufa.flash_attention_varlen if packed else cufa.flash_attention
+        right = call(**given, **how, out_dtype="float32", device="cpu")
+        run = cufa.emulate(**given, **how, algorithm="fa3", mode="checked", accumulate="tile")
+        assert not run.findings and run.plan.spec.name == "fa3_forward_fp8"
+        assert np.linalg.norm(run.out.astype(np.float64) - right) < 5e-3 * np.linalg.norm(right)

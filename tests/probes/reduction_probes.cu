@@ -1,4 +1,5 @@
 // Probes of sums in global memory, semaphores and stmatrix, like primitive_probes.cu. sm_90.
+#include "primitives/maximum.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/reduction.cuh"
 #include "primitives/semaphore.cuh"
@@ -18,6 +19,11 @@ KERNEL probe_red_add(const __grid_constant__ ProbeParams p) {
   for (int i = 0; i < 7; ++i) v[i] = u32_as_float(ld_global<u32>(in + i));
   red_add_f32x4(sum, v[0], v[1], v[2], v[3]);
   for (int i = 4; i < 7; ++i) red_add_f32(sum + i, v[i]);
+}
+
+// Every thread gives its number to one of four maxima.
+KERNEL probe_red_max(const __grid_constant__ ProbeParams p) {
+  red_max_u32(p.out + threadIdx.x % 4, ld_global<u32>(p.in + blockIdx.x * blockDim.x + threadIdx.x));
 }
 
 // Blocks of two warps take turns: each reads what the block before has written, and writes what that becomes. Out: the

@@ -20,12 +20,14 @@ import numpy as np
 
 from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
 from ...calls.dispatch import with_memory
+from ...calls.float8 import Float8Call, PackedFloat8
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
 from ...plan.planner import make_plan
 from ...problem.checks import check_flag
+from ...problem.float8 import is_float8
 from ...problem.mask import Mask
-from ...problem.options import Options, resolve_mask
+from ...problem.options import Options, check_accumulate, resolve_mask
 from .launch import EmulationError, Execution, Finding
 from .run import Emulation, run_plan
 
@@ -37,8 +39,10 @@ def emulate(
     mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
-    num_splits: int | None = None, precision: str | None = None, mode: str = "plain",
-    schedule: str | int = "ascending", copies: str | None = None, threads: int | None = None,
+    num_splits: int | None = None, precision: str | None = None,
+    q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: str | None = None,
+    accumulate: Any = None, mode: str = "plain", schedule: str | int = "ascending",
+    copies: str | None = None, threads: int | None = None,
     config: TileConfig | None = None, arch: str = "sm_90", trace: bool = True, inside: bool = False,
 ) -> Emulation:  # fmt: skip
     """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
@@ -46,8 +50,8 @@ def emulate(
     Parameters
     ----------
     q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
-    num_splits, precision
-        As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
+    num_splits, precision, q_scale, k_scale, v_scale, out_dtype, accumulate
+        As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves. e4m3 takes algorithm="fa3".
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
@@ -87,8 +91,17 @@ def emulate(
     optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
     kind, layout = (PackedForward, "bshd") if cu_seqlens_q is not None else (ForwardCall, layout)
     mask = resolve_mask(causal, window, mask)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
-    call = kind.read((q, k, v, None, None, *_optional(*optional)), ("out", "lse"), options)
+    sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
+    given: tuple[Any, ...] = q, k, v, None, None
+    wanted = "out", "lse"
+    if is_float8(q):
+        of_e4m3 = PackedFloat8 if kind is PackedForward else Float8Call
+        given += optional if kind is PackedForward else optional[:-2]
+        return _run(
+            of_e4m3.of(given, scales, out_dtype, wanted, options), execution, config, arch, trace, inside
+        )
+    call: Call = kind.read((*given, *_optional(*optional)), wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 
