@@ -66,3 +66,8 @@ def sections(name: str) -> dict[str, tuple[str, str]]:
     )
     heads = {head.partition(": ")[::2]: text.strip() for head, _, text in parts}
     return {name: (title, text) for (name, title), text in heads.items()}
+
+
+def of_masks(kinds: Iterable[str]) -> str:
+    """A line for each of these kinds of masks, for the help of a control."""
+    return "  \n".join("**{}**: {}".format(*sections("masks.md")[kind]) for kind in kinds)

@@ -12,7 +12,7 @@ from typing import Any
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.state import Controls
 from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.problem.options import MAX_SOFTCAP
@@ -34,7 +34,8 @@ def choose(
     begin = settings(start, start_softcap)
     columns = page.line_of_fields(224, 144, 144, 144, 132, 132)
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
-    kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True, at=next(columns))
+    help = sentences.of_masks(kinds)
+    kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True, at=next(columns), help=help)
     left, right = None, None if kind == "full" else 0
     if kind == "window":
         left = controls.optional(

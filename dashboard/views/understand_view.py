@@ -52,7 +52,8 @@ def choose(controls: Controls) -> Case:
                 "stages", "Stages of each ring", _STAGES, "2", segmented=True, at=places[0]
             )
         else:
-            mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0])
+            help = sentences.of_masks(_MASKS)
+            mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0], help=help)
         seed = 0
         if algorithm != "fa3":
             help = "For the random Q, K and V (and dO)."
