@@ -30,6 +30,7 @@ from ..problem.typing import (
 from .call import ForwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
+from .quantize import QuantizedValues
 from .warm import find, typed
 
 
@@ -246,4 +247,5 @@ def plan(
     mask = resolve_mask(causal, window, mask)
     options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    v = v.shape if isinstance(v, QuantizedValues) else v
     return plan_shapes(q, k, v, dtype, device, options, optional)

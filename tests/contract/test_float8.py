@@ -252,3 +252,15 @@ def test_float32_sums_are_those_of_every_accumulate(accumulate):
 def test_other_sums_are_refused(accumulate):
     with pytest.raises(ValueError, match=f"accumulate={accumulate!r}"):
         cufa.flash_attention(**ROWS, accumulate=accumulate)
+
+
+def test_the_plan_of_e4m3_says_how_values_are_summed():
+    v, _ = cufa.quantize(np.ones((1, 2, 300, 64), np.float32), role="v")
+    q = np.zeros((1, 4, 300, 64), np.uint8)
+    found = cufa.plan(q, q[:, :2], v, device="sm_90")
+    assert found.spec.name == "fa3_forward_fp8" and "(accumulate='row', by length)" in str(found)
+    assert "(accumulate='tile', by length)" in str(
+        cufa.plan((1, 4, 1 << 17, 64), dtype="float8_e4m3", device="sm_90")
+    )
+    with pytest.raises(ValueError, match="fa3_forward_fp8 needs sm_90"):
+        cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_89")
