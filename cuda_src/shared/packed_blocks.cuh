@@ -27,5 +27,5 @@ DEVICE PackedBlock packed_block(const i32* cu_seqlens, int batch, int total, u32
       high = middle - 1;
     }
   }
-  return {low, int(index - first(low))};
+  return {low, max(int(index - first(low)), 0)};
 }

@@ -247,6 +247,22 @@ def test_lengths_are_read_by_the_kernel(operation):
 
 
 @pytest.mark.emulate
+def test_a_kernel_ends_whatever_lengths_it_reads():
+    """Nothing checks lengths on a GPU. Blocks of sequences that overlap write the same rows: no answer is right."""
+    x, lse = np.ones((200, 2, 64), np.float16), np.ones((1, 2, 200), np.float32)
+    honest = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.array([0, 90, 200], np.int32))
+    for operation, algorithm in itertools.product(("forward", "backward"), ("fa3", "fa2")):
+        inputs = [x, x, x] if operation == "forward" else [x, x, x, x, x, lse[0]]
+        plan = getattr(EMULATE, operation)(*inputs, causal=True, algorithm=algorithm, **honest).plan
+        for lie in ([150, 100, 200], [200, 7, 0], [-5, 2**31 - 1, -(2**31)]):
+            given = {
+                operand.name: np.ones((1, 2, 200, 64), np.float16) if operand.stride else lse.copy()
+                for operand in plan.operation.operands
+            }
+            run_plan(plan, given | dict.fromkeys(honest, np.array(lie, np.int32)), Execution("plain"))
+
+
+@pytest.mark.emulate
 def test_a_workspace_without_room_for_the_sums_of_a_sink_is_noticed():
     spec = KERNELS["fa3_backward"]
     case = dense((70, 130), "causal, sink", 64, "float16")
