@@ -19,29 +19,12 @@ if TYPE_CHECKING:
     from .run.emulate.calls import emulate, emulate_backward
 
 __all__ = [
-    "QuantizedValues",
-    "__version__",
-    "attention_reference",
-    "attention_reference_backward",
-    "attention_varlen_reference",
-    "attention_varlen_reference_backward",
-    "compile",
-    "decode_reference",
-    "dequantize",
-    "emulate",
-    "emulate_backward",
-    "flash_attention",
-    "flash_attention_backward",
-    "flash_attention_varlen",
-    "flash_attention_varlen_backward",
-    "flash_decode",
-    "masks",
-    "merge_attention_states",
-    "plan",
-    "plan_backward",
-    "plan_decode",
-    "quantize",
-]
+    "QuantizedValues", "__version__", "attention_reference", "attention_reference_backward",
+    "attention_varlen_reference", "attention_varlen_reference_backward", "compile", "decode_reference",
+    "dequantize", "emulate", "emulate_backward", "flash_attention", "flash_attention_backward",
+    "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode", "masks",
+    "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 

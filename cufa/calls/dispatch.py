@@ -238,15 +238,9 @@ def planning_device(name: str | None, served: bool) -> Device | None:
 
 
 def plan_shapes(
-    q: Any,
-    k: Any,
-    v: Any,
-    dtype: npt.DTypeLike | None,
-    device: str | None,
-    options: Options,
-    optional: dict[str, Any],
-    operation: str = "forward",
-) -> Plan:
+    q: Any, k: Any, v: Any, dtype: npt.DTypeLike | None, device: str | None, options: Options,
+    optional: dict[str, Any], operation: str = "forward",
+) -> Plan:  # fmt: skip
     """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``optional`` are the
     operands of :mod:`cufa.calls.optional_operands`."""
     k = q if k is None else k

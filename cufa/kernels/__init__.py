@@ -25,15 +25,8 @@ from .forward.fa3_fp8 import Fa3ForwardFp8
 from .forward.naive import Naive
 
 __all__ = [
-    "KERNELS",
-    "Box",
-    "Kernel",
-    "Launch",
-    "Split",
-    "TileConfig",
-    "kernels_of",
-    "read_config",
-]
+    "KERNELS", "Box", "Kernel", "Launch", "Split", "TileConfig", "kernels_of", "read_config",
+]  # fmt: skip
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel

@@ -212,14 +212,9 @@ class ForwardKernel(Kernel):
     workspace_holds = "of each split of a query block O, and m and l of its rows, in float32"
 
     def with_other_launches(
-        self,
-        problem: Problem,
-        config: SplitConfig,
-        launch: Launch,
-        split: Split | None,
-        merge: str,
+        self, problem: Problem, config: SplitConfig, launch: Launch, split: Split | None, merge: str,
         dependent: bool = False,
-    ) -> tuple[Launch, ...]:
+    ) -> tuple[Launch, ...]:  # fmt: skip
         """``launch``, whose grid is its query blocks, with the pass over the mask before it. If keys are split: the
         launch in splits, and the launch ``merge``, a thread for each four columns of a row."""
         if not config.split_keys:

@@ -45,13 +45,9 @@ _SHORT = {
 
 
 def refusal(
-    kernel: Kernel,
-    problem: Problem,
-    capability: int | None = None,
-    config: TileConfig | None = None,
-    device: Device | None = None,
-    split_keys: bool = False,
-) -> str | None:
+    kernel: Kernel, problem: Problem, capability: int | None = None, config: TileConfig | None = None,
+    device: Device | None = None, split_keys: bool = False,
+) -> str | None:  # fmt: skip
     """Why a kernel does not serve a problem, as a sentence without its subject, the kernel's name; None if it serves.
 
     ``capability`` or ``device`` adds the question about a GPU (``device``: also whether any tiles fit), ``config``

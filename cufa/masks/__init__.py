@@ -21,18 +21,6 @@ from .by_key import columns, evict, from_dense, from_flashmask
 from .streams import chunks, documents, shared_question
 
 __all__ = [
-    "Mask",
-    "causal",
-    "chunks",
-    "columns",
-    "documents",
-    "evict",
-    "from_dense",
-    "from_flashmask",
-    "full",
-    "global_window",
-    "prefix",
-    "shared_question",
-    "streaming",
-    "window",
-]
+    "Mask", "causal", "chunks", "columns", "documents", "evict", "from_dense", "from_flashmask", "full",
+    "global_window", "prefix", "shared_question", "streaming", "window",
+]  # fmt: skip

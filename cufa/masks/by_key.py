@@ -17,15 +17,9 @@ _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
 
 @as_typed
 def columns(
-    lo1: Any,
-    hi1: Any,
-    lo2: Any = None,
-    hi2: Any = None,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    diagonal: str | int = "bottom-right",
-) -> Mask:
+    lo1: Any, hi1: Any, lo2: Any = None, hi2: Any = None, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, diagonal: str | int = "bottom-right",
+) -> Mask:  # fmt: skip
     """Key j is hidden from rows ``lo1[j] <= i < hi1[j]`` and ``lo2[j] <= i < hi2[j]``, in addition to a causal mask or
     a window.
 

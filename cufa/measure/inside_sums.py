@@ -100,15 +100,10 @@ def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
     total = np.bincount(states["phase"], states["end"] - states["begin"], len(PHASES))
     both = length(products) + length(softmax) - length(union(np.concatenate([products, softmax])))
     return Sums(
-        sm,
-        len(of_sm),
-        span=float(mine["end"].max() - mine["begin"].min()),
-        lane_time=_lane_time(mine),
-        products=length(products),
-        softmax=length(softmax),
-        both=both,
+        sm, len(of_sm), span=float(mine["end"].max() - mine["begin"].min()), lane_time=_lane_time(mine),
+        products=length(products), softmax=length(softmax), both=both,
         phases={name: float(t) for name, t in zip(PHASES, total, strict=True) if t},
-    )
+    )  # fmt: skip
 
 
 def _lane_time(found: Intervals) -> float:

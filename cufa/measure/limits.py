@@ -122,12 +122,9 @@ def _timing(
 
 
 def launch_of(
-    source: str,
-    entry: str,
-    constants: dict[str, bool],
-    shape: tuple[int, int, int],
+    source: str, entry: str, constants: dict[str, bool], shape: tuple[int, int, int],
     arguments: tuple[Any, ...],
-) -> Run:
+) -> Run:  # fmt: skip
     """A launch of a kernel below ``cuda_src/limits``. ``shape``: blocks, threads of a block, bytes of shared memory."""
     import cupy
 

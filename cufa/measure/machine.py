@@ -82,14 +82,9 @@ def _cpu_name() -> str:
 def gpu_state() -> Json | None:
     """Driver and clocks as nvidia-smi reports them now; None where it is missing."""
     fields = (
-        "driver_version",
-        "clocks.sm",
-        "clocks.max.sm",
-        "clocks.mem",
-        "power.draw",
-        "power.limit",
+        "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
         "temperature.gpu",
-    )
+    )  # fmt: skip
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -103,13 +103,9 @@ def sets_wanted(set_bytes: int, l2_bytes: int) -> int:
 
 
 def measure(
-    contenders: Mapping[str, Sequence[Run]],
-    regime: Regime = Regime.IN_TURNS,
-    *,
-    on_gpu: bool,
-    seconds: float | None = None,
-    watch: Watch | None = None,
-) -> dict[str, Timing]:
+    contenders: Mapping[str, Sequence[Run]], regime: Regime = Regime.IN_TURNS, *, on_gpu: bool,
+    seconds: float | None = None, watch: Watch | None = None,
+) -> dict[str, Timing]:  # fmt: skip
     """Time each contender, given as its calls on each set of inputs. In turns only the first set is used.
 
     On a GPU the calls must launch on CuPy's current stream. ``seconds``: measuring time of all contenders together in
@@ -168,12 +164,9 @@ def _one_call(run: Run, lane: Lane, flushes: dict[str, int], name: str) -> tuple
 
 
 def alone(
-    contenders: Mapping[str, Sequence[Run]],
-    lane: Lane,
-    meter: Meter,
-    seconds: float,
+    contenders: Mapping[str, Sequence[Run]], lane: Lane, meter: Meter, seconds: float,
     watch: Watch | None = None,
-) -> dict[str, Timing]:
+) -> dict[str, Timing]:  # fmt: skip
     found: dict[str, Timing] = {}
     samples: dict[str, list[float]] = {}
     for name, runs in contenders.items():
@@ -184,13 +177,9 @@ def alone(
 
 
 def _alone(
-    runs: Sequence[Run],
-    lane: Lane,
-    meter: Meter,
-    seconds: float,
-    samples: list[float],
+    runs: Sequence[Run], lane: Lane, meter: Meter, seconds: float, samples: list[float],
     show: Callable[[], None] | None,
-) -> Timing:
+) -> Timing:  # fmt: skip
     for run in runs:  # compiles and allocates
         run()
     batches = _batches(itertools.cycle(runs), lane)

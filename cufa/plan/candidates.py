@@ -31,13 +31,9 @@ def _known(operation: str) -> list[Kernel]:
 
 
 def serving_kernels(
-    operation: Operation,
-    problem: Problem,
-    device: Device | None,
-    algorithm: str,
-    kernel: str | None,
+    operation: Operation, problem: Problem, device: Device | None, algorithm: str, kernel: str | None,
     fastest: Mapping[str, str],
-) -> tuple[list[Kernel], list[str]]:
+) -> tuple[list[Kernel], list[str]]:  # fmt: skip
     """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError,
     with each kernel's refusal, if no kernel serves."""
     known, replaced = _known(operation.name), []

@@ -46,13 +46,9 @@ class Cut:
 
 
 def choose_cut(
-    problem: Problem,
-    device: Device,
-    config: TileConfig,
-    schedule: str = "auto",
-    num_splits: int | None = None,
-    clusters: bool = False,
-) -> Cut:
+    problem: Problem, device: Device, config: TileConfig, schedule: str = "auto",
+    num_splits: int | None = None, clusters: bool = False,
+) -> Cut:  # fmt: skip
     """Decide the cut. ``schedule`` and ``num_splits``: the caller's. ``clusters``: the kernel can merge in clusters."""
     if num_splits is not None:
         schedule = "fixed" if schedule == "auto" else schedule

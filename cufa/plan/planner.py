@@ -161,16 +161,10 @@ class Plan:
 
 
 def make_plan(
-    problem: Problem,
-    device: Device | None,
-    algorithm: str = "auto",
-    config: TileConfig | None = None,
-    tuned: Mapping[str, Tuned] | None = None,
-    *,
-    num_splits: int | None = None,
-    kernel: str | None = None,
+    problem: Problem, device: Device | None, algorithm: str = "auto", config: TileConfig | None = None,
+    tuned: Mapping[str, Tuned] | None = None, *, num_splits: int | None = None, kernel: str | None = None,
     fastest: Mapping[str, str] | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Choose kernel, tiles, splits and launches.
 
     ``algorithm``: "auto" or an algorithm of the operation (decode: the schedule). ``num_splits``: number of splits or

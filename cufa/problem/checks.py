@@ -126,9 +126,7 @@ def _check_side(name: str, side: str, value: Any, size: Any) -> int | None:
     if size is None:
         return None
     try:
-        if isinstance(size, bool):
-            raise TypeError
-        size = operator.index(size)
+        size = _integer(size)
     except TypeError:
         raise TypeError(
             f"{name}={value!r}: {side} must be an integer from 0 up, or None for no bound, not {size!r}"
@@ -149,9 +147,7 @@ def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
             return diagonal
         raise ValueError(f"{name}={diagonal!r} is not known; use 'bottom-right', 'top-left' or an integer")
     try:
-        if isinstance(diagonal, bool):
-            raise TypeError
-        diagonal = operator.index(diagonal)
+        diagonal = _integer(diagonal)
     except TypeError:
         raise TypeError(f"{name}={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
     if abs(diagonal) > MAX_DIAGONAL:
@@ -161,12 +157,17 @@ def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
     return int(diagonal)
 
 
+def _integer(value: Any) -> int:
+    """Raises TypeError for a boolean, and for what is no integer."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return operator.index(value)
+
+
 def check_count(name: str, value: Any, least: int = 0) -> int:
     """``value`` as an integer from ``least`` up. Raises TypeError or ValueError."""
     try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        count = operator.index(value)
+        count = _integer(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer from {least} up, not {shown(value)}") from None
     if not least <= count <= MAX_SIZE:

@@ -247,21 +247,11 @@ def _parts(problem: Problem) -> Iterator[Part]:
     kv_heads = 1 if of_heads > 1 else problem.kv_heads
     for sequence, batch, rows, keys in sequences:
         for head in range(0, problem.kv_heads, max(kv_heads, 1)):
-            yield Part(
-                dataclasses.replace(
-                    problem,
-                    batch=batch.stop - batch.start,
-                    heads=kv_heads * problem.group_size,
-                    kv_heads=kv_heads,
-                    seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
-                    seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
-                    mask=problem.mask.at(sequence, head),
-                    lengths=DENSE,
-                ),
-                sequence,
-                batch,
-                slice(head, head + kv_heads),
-                slice(head * problem.group_size, (head + kv_heads) * problem.group_size),
-                rows,
-                keys,
-            )
+            dense = dataclasses.replace(
+                problem, batch=batch.stop - batch.start, heads=kv_heads * problem.group_size, kv_heads=kv_heads,
+                seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
+                seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
+                mask=problem.mask.at(sequence, head), lengths=DENSE,
+            )  # fmt: skip
+            heads = slice(head * problem.group_size, (head + kv_heads) * problem.group_size)
+            yield Part(dense, sequence, batch, slice(head, head + kv_heads), heads, rows, keys)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .integers import Integers
-from .tile_classes import Bools, Classes, Ints, TileClass, TileLists, Tiles
+from .tile_classes import Bools, Ints, TileLists, Tiles, classes_of
 
 P = ParamSpec("P")
 MaskT = TypeVar("MaskT", bound="Mask")
@@ -55,14 +55,9 @@ class Mask:
     # --- The definition -----------------------------------------------------------------------------------
 
     def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
+        self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int, batch: int = 0,
         head: int = 0,
-    ) -> Bools:
+    ) -> Bools:  # fmt: skip
         """Which of ``keys`` each of ``rows`` sees, bool (rows, keys), in the score matrix (seqlen_q, seqlen_k) of
         sequence ``batch`` and key/value head ``head``."""
         return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
@@ -141,7 +136,7 @@ class Mask:
         parts = []
         for q_first, q_end in _some_blocks(_blocks(seqlen_q, block_q), len(keys[0])):
             some, every = self.rectangles(q_first, q_end, *keys, seqlen_q, seqlen_k)
-            parts.append(_tile_classes(some, every & whole))
+            parts.append(classes_of(some, every & whole))
         return TileLists.of(parts)
 
     def visits(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> Ints:
@@ -156,7 +151,7 @@ class Mask:
         parts = []
         for k_first, k_end in _some_blocks(_blocks(seqlen_k, block_kv), len(rows[0])):
             some, every = self.rectangles(*rows, k_first, k_end, seqlen_q, seqlen_k)
-            parts.append(_tile_classes(some, every & whole).T)
+            parts.append(classes_of(some, every & whole).T)
         return TileLists.of(parts)
 
     def rectangles(
@@ -323,7 +318,3 @@ def _some_blocks(blocks: tuple[Ints, Ints], others: int) -> Iterator[tuple[Ints,
     step = max(1, _CELLS // max(others, 1))
     for start in range(0, len(blocks[0]), step):
         yield blocks[0][start : start + step], blocks[1][start : start + step]
-
-
-def _tile_classes(some: Bools, clear: Bools) -> Classes:
-    return np.where(some, np.where(clear, TileClass.CLEAR, TileClass.MASKED), TileClass.SKIP).astype(np.uint8)

@@ -27,6 +27,12 @@ Classes = npt.NDArray[np.uint8]
 """A :class:`TileClass` for each (block, tile)."""
 
 
+def classes_of(visited: Bools, clear: Bools) -> Classes:
+    return np.where(visited, np.where(clear, TileClass.CLEAR, TileClass.MASKED), TileClass.SKIP).astype(
+        np.uint8
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileRanges:
     """Tiles of each block of rows; arrays have one entry per block. Tiles ``first`` … ``end`` - 1 hold a visible score;
@@ -51,7 +57,7 @@ class TileRanges:
         tile = np.arange(num_tiles)[None, :]
         visited = (tile >= self.first[:, None]) & (tile < self.end[:, None])
         clear = (tile >= self.clear_first[:, None]) & (tile < self.clear_end[:, None])
-        return _classes(visited, clear)
+        return classes_of(visited, clear)
 
     def with_all_visited(self, num_tiles: int) -> TileRanges:
         nothing, none = np.zeros_like(self.first), self.clear == 0
@@ -105,9 +111,3 @@ class TileLists:
 
 
 Tiles = TileRanges | TileLists
-
-
-def _classes(visited: Bools, clear: Bools) -> Classes:
-    return np.where(clear, TileClass.CLEAR, np.where(visited, TileClass.MASKED, TileClass.SKIP)).astype(
-        np.uint8
-    )

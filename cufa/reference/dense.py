@@ -162,15 +162,9 @@ def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> n
 
 
 def _attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    seen: npt.NDArray[np.bool_],
-    penalty: Array | float,
-    sink: float,
-    scale: float,
-    cap: float | None,
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], penalty: Array | float, sink: float,
+    scale: float, cap: float | None,
+) -> tuple[Array, Array]:  # fmt: skip
     s = scale * (q @ k.T)
     s = np.where(seen, (s if cap is None else softcapped(s, cap)) - penalty, -np.inf)
     m = s.max(axis=1, keepdims=True, initial=sink)
@@ -182,17 +176,9 @@ def _attend(
 
 
 def _gradients(
-    do: Array,
-    dlse: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    seen: npt.NDArray[np.bool_],
-    penalty: Array | float,
-    sink: float,
-    scale: float,
-    cap: float | None,
-) -> tuple[Array, Array, Array, float]:
+    do: Array, dlse: Array, q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_],
+    penalty: Array | float, sink: float, scale: float, cap: float | None,
+) -> tuple[Array, Array, Array, float]:  # fmt: skip
     """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
     of 0."""
     o, lse = _attend(q, k, v, seen, penalty, sink, scale, cap)

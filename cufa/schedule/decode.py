@@ -139,16 +139,9 @@ class Shares:
 
 
 def balanced_shares(
-    lengths: Sequence[int],
-    kv_heads: int,
-    num_shares: int,
-    block_kv: int,
-    row_blocks: int = 1,
-    *,
-    ragged: bool,
-    min_shares: int,
-    reach: Reach = None,
-) -> Iterator[Span]:
+    lengths: Sequence[int], kv_heads: int, num_shares: int, block_kv: int, row_blocks: int = 1, *,
+    ragged: bool, min_shares: int, reach: Reach = None,
+) -> Iterator[Span]:  # fmt: skip
     """The spans of every share, in order. ``ragged``: lengths may differ, and at least ``min_shares`` shares are
     used (:class:`Shares`).
 

@@ -214,13 +214,9 @@ def head_batch_size(problem: Problem, schedule: Schedule, num_blocks: int, slow_
 
 @functools.lru_cache(maxsize=256)
 def best_head_batch(
-    schedule: Schedule,
-    heads: int,
-    num_blocks: int,
-    head_bytes: int,
-    by_length: bool = False,
+    schedule: Schedule, heads: int, num_blocks: int, head_bytes: int, by_length: bool = False,
     slow_memory: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """The head batch size with the shortest simulated run. A batch whose keys and values fit in the L2 cache is
     preferred if the run takes at most 2% longer. Of sizes with equal times, the largest is chosen.
 

@@ -38,17 +38,11 @@ def _fa3_config(
     """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
     tiles that leave no room for two."""
     return Fa3Config(
-        block_q,
-        block_kv,
-        num_warps=4 * (block_q // 64 + 1),
-        num_stages=num_stages,
-        min_head_dim=min_head_dim,
-        max_head_dim=max_head_dim,
-        q_stages=q_stages,
-        q_in_registers=q_stages == 1 and max_head_dim <= 128,
-        ping_pong=ping_pong and block_q > 64,
+        block_q, block_kv, num_warps=4 * (block_q // 64 + 1), num_stages=num_stages,
+        min_head_dim=min_head_dim, max_head_dim=max_head_dim, q_stages=q_stages,
+        q_in_registers=q_stages == 1 and max_head_dim <= 128, ping_pong=ping_pong and block_q > 64,
         store_by_tma=True,
-    )
+    )  # fmt: skip
 
 
 _LONG, _SHORT = 8192, 1024

@@ -159,15 +159,9 @@ class _Stack(Heads):
     """Operands of a stack in the compute dtype, and scratch for one tile."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        problem: Problem,
-        q: Array,
-        k: Array,
-        v: Array,
-        out: Array,
+        self, schedule: Schedule, problem: Problem, q: Array, k: Array, v: Array, out: Array,
         lse: Array | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(schedule, problem, q.shape[:-2])
         self.q, self.out, self.lse = q, out, lse
         self.K, self.V = operand(k, self.dtype), operand(v, self.dtype)

@@ -39,13 +39,9 @@ class TensorMap:
     """
 
     def __init__(
-        self,
-        element: Element,
-        shape: Sequence[int],
-        byte_strides: Sequence[int],
-        box: Box,
+        self, element: Element, shape: Sequence[int], byte_strides: Sequence[int], box: Box,
         address: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         start = ctypes.addressof(self._storage)
         self.address = -(-start // _ALIGNMENT) * _ALIGNMENT if address is None else address

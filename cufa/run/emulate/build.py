@@ -34,19 +34,10 @@ _RUNTIME_FLAGS = (*_FLAGS, "-O2")
 _KERNEL_FLAGS = (*_FLAGS, "-Og", "-fno-exceptions", "-fvisibility-inlines-hidden")
 #: Unknown to clang. They shorten a build by a fifth and do not slow the kernel.
 _GCC_KERNEL_FLAGS = (
-    "-fno-tree-loop-optimize",
-    "-fira-region=one",
-    "-fno-tree-dominator-opts",
-    "-fno-tree-ccp",
-    "-fno-tree-bit-ccp",
-    "-fno-tree-fre",
-    "-fno-tree-pta",
-    "-fno-tree-ch",
-    "-fno-forward-propagate",
-    "-fno-cprop-registers",
-    "-fno-guess-branch-probability",
-    "-fcf-protection=none",
-)
+    "-fno-tree-loop-optimize", "-fira-region=one", "-fno-tree-dominator-opts", "-fno-tree-ccp",
+    "-fno-tree-bit-ccp", "-fno-tree-fre", "-fno-tree-pta", "-fno-tree-ch", "-fno-forward-propagate",
+    "-fno-cprop-registers", "-fno-guess-branch-probability", "-fcf-protection=none",
+)  # fmt: skip
 _LINK_FLAGS = ("-shared", "-pthread")
 #: A kernel calls only the runtime. Without the standard libraries, linking takes a tenth of the time.
 _LINK_KERNEL_FLAGS = ("-shared", "-nostdlib")
@@ -112,12 +103,9 @@ def _alone(what: str) -> Iterator[None]:
 
 
 def kernel(
-    source: str,
-    constants: Mapping[str, int | bool],
-    entries: Sequence[str],
-    checked: bool,
+    source: str, constants: Mapping[str, int | bool], entries: Sequence[str], checked: bool,
     parameters: Sequence[str] = ("AttentionParams",),
-) -> dict[str, int]:
+) -> dict[str, int]:  # fmt: skip
     """Build a kernel file and load it: entry name → address of ``void entry(const void* const* arguments)``.
 
     ``parameters`` are the C++ types of the kernels' parameters. With ``checked`` the compiler calls the runtime at

@@ -152,10 +152,7 @@ def _run(
     given = call.arrays(results)
     asked = call.options
     plan = make_plan(
-        with_memory(problem, given),
-        Device.typical(arch),
-        asked.algorithm,
-        config,
+        with_memory(problem, given), Device.typical(arch), asked.algorithm, config,
         num_splits=asked.num_splits,
-    )
+    )  # fmt: skip
     return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)

@@ -121,15 +121,10 @@ class Execution:
 
 
 def execute(
-    entry: int,
-    launch: Launch,
-    arguments: Sequence[ctypes.Structure],
-    memory: list[GlobalArray],
-    execution: Execution,
-    before: Touched | None = None,
-    now: Touched | None = None,
+    entry: int, launch: Launch, arguments: Sequence[ctypes.Structure], memory: list[GlobalArray],
+    execution: Execution, before: Touched | None = None, now: Touched | None = None,
     ordered_sums: bool = False,
-) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
+) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:  # fmt: skip
     """Run one launch. Returns the counters, one row per block, and the findings.
 
     ``entry`` comes from :func:`cufa.run.emulate.build.kernel`; ``memory`` is all memory that the kernel may touch.
@@ -150,24 +145,16 @@ def execute(
     table, findings = as_ctypes(memory, before, now), ctypes.create_string_buffer(_FINDINGS_BYTES)
     random = isinstance(execution.schedule, int)
     call = _Launch(
-        entry=entry,
-        arguments=ctypes.addressof(pointers),
-        grid=launch.grid,
-        num_threads=launch.num_threads,
-        shared_bytes=launch.shared_memory,
-        cluster=launch.cluster,
+        entry=entry, arguments=ctypes.addressof(pointers), grid=launch.grid, num_threads=launch.num_threads,
+        shared_bytes=launch.shared_memory, cluster=launch.cluster,
         workers=min(execution.threads or usable_cores(), len(counters) or 1),
         mode=MODES.index(execution.mode),
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
-        seed=int(execution.schedule) if random else 0,
-        late_copies=execution.late_copies,
-        ordered_sums=ordered_sums,
-        arrays=ctypes.addressof(table),
-        num_arrays=len(memory),
-        counters=counters.ctypes.data,
-        findings=ctypes.cast(findings, ctypes.c_char_p),
+        seed=int(execution.schedule) if random else 0, late_copies=execution.late_copies,
+        ordered_sums=ordered_sums, arrays=ctypes.addressof(table), num_arrays=len(memory),
+        counters=counters.ctypes.data, findings=ctypes.cast(findings, ctypes.c_char_p),
         findings_bytes=_FINDINGS_BYTES,
-    )
+    )  # fmt: skip
     status = library.cufa_launch(ctypes.byref(call))
     # A text that fills the buffer may end within a line.
     lines = findings.value.decode(errors="replace").splitlines(keepends=True)
@@ -178,13 +165,9 @@ def execute(
 
 
 def execute_all(
-    entries: Mapping[str, int],
-    launches: Sequence[Launch],
-    arguments: Sequence[ctypes.Structure],
-    memory: list[GlobalArray],
-    execution: Execution,
-    ordered_sums: bool = False,
-) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
+    entries: Mapping[str, int], launches: Sequence[Launch], arguments: Sequence[ctypes.Structure],
+    memory: list[GlobalArray], execution: Execution, ordered_sums: bool = False,
+) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:  # fmt: skip
     """Run launches one after another. Returns the counters of each entry's last launch, and all findings. If a launch
     may begin before the previous launch ends, checked mode finds its early accesses. ``ordered_sums``: see
     :func:`execute`."""

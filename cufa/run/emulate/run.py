@@ -70,13 +70,9 @@ class Emulation:
 
 
 def run_plan(
-    plan: Plan,
-    given: Arrays,
-    execution: Execution,
-    trace: bool = True,
-    launches: int = 1,
+    plan: Plan, given: Arrays, execution: Execution, trace: bool = True, launches: int = 1,
     inside: bool | Room = False,
-) -> Emulation:
+) -> Emulation:  # fmt: skip
     """Execute a plan's launches. ``given`` maps operand names to NumPy arrays, axes in canonical order; results are
     written to these arrays.
 
