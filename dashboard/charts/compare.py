@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from cufa.dashboard import theme
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.theme import SYMBOLS, Palette
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -27,6 +28,13 @@ class Point:
     high: float
     text: str
     """For the hover."""
+
+
+def rate_point(m: Measurement) -> Point:
+    """Useful TFLOP/s, or TB/s of a memory-bound operation, with p10 to p90."""
+    value = m.gbytes / 1e3 if m.operation.memory_bound else m.tflops
+    low, high = (value * m.timing.p50 / t for t in (m.timing.p90, m.timing.p10))
+    return Point(m.problem.seqlen_k, value, low, high, f"{m.case}<br>{m.speed}")
 
 
 def by_length(

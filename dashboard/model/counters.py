@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,24 +194,22 @@ def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
     return unlike(card, str(of["device"]), of["recorded"], problem, trace.problem) if trace.is_time else ""
 
 
-def waits_of(trace: InsideTrace, found: Intervals, sm: int, producer: bool) -> float | None:
+def waits_of(
+    trace: InsideTrace, found: Intervals, sm: int, producer: bool = False, phases: Sequence[str] = WAITS
+) -> float | None:
     """Share of the time of one SM's producer warps, or of its other warps, that they wait; None: there are none."""
     mine = [
         lane.log for lane in lanes(trace, found) if lane.sm == sm and (lane.role == "producer") == producer
     ]
     states = found[np.isin(found["log"], mine) & ~found["flight"]]
     times = states["end"] - states["begin"]
-    waiting = times[np.isin(states["phase"], [trace.phases.index(x) for x in WAITS if x in trace.phases])]
+    waiting = times[np.isin(states["phase"], [trace.phases.index(x) for x in phases if x in trace.phases])]
     return float(waiting.sum() / times.sum()) if len(times) else None
 
 
 def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:
     """Share of the time of one SM's consumer warps (of all warps, without a producer) that they wait for data."""
-    consumers = [lane.log for lane in lanes(trace, found) if lane.sm == sm and lane.role != "producer"]
-    states = found[np.isin(found["log"], consumers) & ~found["flight"]]
-    times = states["end"] - states["begin"]
-    waiting = times[states["phase"] == trace.phases.index("WAIT_DATA")]
-    return float(waiting.sum() / times.sum()) if len(times) else 0.0
+    return waits_of(trace, found, sm, phases=("WAIT_DATA",)) or 0.0
 
 
 def has_stamps(spec: Kernel) -> bool:

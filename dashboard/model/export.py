@@ -90,9 +90,7 @@ def _curves(rows: Sequence[Measurement]) -> dict[str, tuple[str, dict[str, list[
         name = f"{m.family}, {m.regime}: {m.where}"
         series = curves.setdefault(name, (title, {}))[1].setdefault(m.label, [])
         if all(p.length != m.problem.seqlen_k for p in series):  # rows come newest first
-            value = m.gbytes / 1e3 if m.operation.memory_bound else m.tflops
-            low, high = (value * m.timing.p50 / t for t in (m.timing.p90, m.timing.p10))
-            series.append(Point(m.problem.seqlen_k, value, low, high, f"{m.case}<br>{m.speed}"))
+            series.append(compare.rate_point(m))
     return {name: found for name, found in curves.items() if max(map(len, found[1].values())) >= 3}
 
 

@@ -8,7 +8,6 @@ import streamlit as st
 
 from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
-from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.model import evidence
 from cufa.dashboard.model.asked import figures
 from cufa.dashboard.model.many import grouped
@@ -59,19 +58,13 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
         return
     bound = next(iter(curves.values()))[0].operation.memory_bound
     title = "TB/s" if bound else "TFLOP/s (useful)"
-    points = {day: [_point(m, bound) for m in x] for day, x in curves.items()}
+    points = {day: [charts.rate_point(m) for m in x] for day, x in curves.items()}
     page.verdict(_verdict(curves), "", page.origin_tag(next(iter(curves.values()))[0].origin), small=True)
     said = "; ".join(f"{day}: {p.text.replace('<br>', ', ')}" for day, x in points.items() for p in x)
     page.figure(charts.by_length(points, palette, title), "compare.two", f"{title} by keys. {said}."[:4000])
     st.caption(
         f"{name}. Bars are p10 to p90. Clocks, drivers and the kernel's source may differ between days."
     )
-
-
-def _point(m: Measurement, bound: bool) -> Point:
-    value = m.gbytes / 1e3 if bound else m.tflops
-    low, high = (value * m.timing.p50 / t for t in (m.timing.p90, m.timing.p10))
-    return Point(m.problem.seqlen_k, value, low, high, f"{m.case}<br>{m.speed}")
 
 
 def _verdict(curves: dict[str, list[Measurement]]) -> str:
