@@ -37,9 +37,9 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 63_250,
-    "lines of cufa": 27_250,
-    "lines of tests": 40_850,
+    "lines of the product": 63_650,
+    "lines of cufa": 27_300,
+    "lines of tests": 41_200,
     "lines of forward/fa3/kernel.cu with its includes": 3_480,
     "lines of forward/fa2/kernel.cu with its includes": 2_310,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_050,

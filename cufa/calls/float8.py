@@ -164,12 +164,8 @@ def _bytes(name: str, x: Any) -> Any:
 
 
 def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
-    """The scale as float32, and what shares one. Numbers on the host are positive and finite."""
+    """The scale as :func:`checked_numbers`, and what shares one."""
     argument = f"{name}_scale"
-    if x.dtype.kind not in "fiu":
-        raise TypeError(
-            f"{argument} is {x.dtype}: it takes float32; convert with {argument}.astype('float32')"
-        )
     of_queries, lengths = name == "q", problem.lengths
     heads = problem.heads if of_queries else problem.kv_heads
     seqlen = problem.seqlen_q if of_queries else problem.seqlen_k
@@ -182,13 +178,22 @@ def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
             f"v_scale has shape {x.shape}, a scale per token; values take one per tensor, head or block: quantise "
             "with per='block'"
         )
+    return checked_numbers(argument, x), mode
+
+
+def checked_numbers(argument: str, x: Any) -> Any:
+    """A scale as float32. Numbers on the host are positive and finite."""
+    if x.dtype.kind not in "fiu":
+        raise TypeError(
+            f"{argument} is {x.dtype}: it takes float32; convert with {argument}.astype('float32')"
+        )
     if is_device_array(x):
         if str(x.dtype) != "float32" or not x.flags.c_contiguous:
             raise TypeError(
                 f"{argument} is {x.dtype} with strides {x.strides}; on a GPU it must be float32 and contiguous: use "
                 f"cupy.ascontiguousarray({argument}, 'float32')"
             )
-        return x, mode
+        return x
     with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and refused below
         found = np.ascontiguousarray(x, np.float32).reshape(x.shape)
     wrong = ~(np.isfinite(found) & (found > 0))
@@ -198,4 +203,4 @@ def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
             f"{argument}{place or ''} is {x[tuple(place)]}: in float32 it must be finite and above 0; for numbers that "
             "are not scaled pass 1"
         )
-    return found, mode
+    return found

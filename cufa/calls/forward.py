@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any, Never, Unpack, overload
 
 import numpy.typing as npt
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
-from ..problem.checks import check_flag
-from ..problem.float8 import is_float8
+from ..problem.checks import check_choice, check_flag
+from ..problem.float8 import NAME, is_float8
 from ..problem.mask import Mask
 from ..problem.options import Options, check_accumulate, check_causal, check_num_splits, resolve_mask
 from ..problem.typing import (
@@ -120,6 +122,8 @@ def flash_attention(
         numbers. Positive and finite (on a GPU not checked); the shapes are those of :func:`quantize`, and v takes no
         scale per token. head_dim is a multiple of 16. v is an array, which a GPU transposes in each call, or
         :class:`QuantizedValues`, whose own scale is the default. See the notes for accuracy and GPUs.
+        Queries of 16 bits take keys and values of e4m3, too, in rows, with ``k_scale`` and ``v_scale`` in the shapes of
+        ``quantize(role="k")``: a launch before attention makes 16-bit elements of them (not while a graph is captured).
     out_dtype : None, "bfloat16", "float16" or "float32"
         dtype of the result with q of float8_e4m3. None: bfloat16.
     accumulate : None, "tile" or "row", optional
@@ -204,6 +208,12 @@ def flash_attention(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
+    if k_scale is not None and is_float8(k) and not is_float8(q):
+        from .widened import keys_and_values
+
+        refused = {"q_scale": q_scale, "out_dtype": out_dtype, "accumulate": accumulate}
+        given = q, *keys_and_values(q, k, v, (k_scale, v_scale), layout, refused), *given[3:]
+        scaled = False
     scales = q_scale, k_scale, v_scale
     if scaled or is_float8(q):
         from .float8 import Float8Call
@@ -226,7 +236,8 @@ def plan(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
-    precision: Precision | None = None, device: str | None = None, **unknown: Never,
+    precision: Precision | None = None, kv_dtype: str | None = None,
+    device: str | None = None, **unknown: Never,
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
     nothing. For :func:`flash_decode` see :func:`plan_decode`.
@@ -235,7 +246,8 @@ def plan(
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
     ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
-    planned with scales per head, transposed values and bfloat16 results. ``device`` is None
+    planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and values of
+    e4m3 under 16-bit queries. ``device`` is None
     (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
     card. Raises TypeError or ValueError as :func:`flash_attention` does.
 
@@ -248,4 +260,14 @@ def plan(
     options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     v = v.shape if isinstance(v, QuantizedValues) else v
-    return plan_shapes(q, k, v, dtype, device, options, optional)
+    found = plan_shapes(q, k, v, dtype, device, options, optional)
+    if kv_dtype is None:
+        return found
+    check_choice("kv_dtype", kv_dtype, {NAME: repr(NAME)})
+    of_q = found.problem
+    if of_q.dtype == NAME:
+        raise ValueError(f"kv_dtype={kv_dtype!r} with q of {NAME}: leave it out")
+    from .widened import REASON
+
+    size = 2 * math.prod(of_q.shapes[1]) * of_q.itemsize
+    return dataclasses.replace(found, reasons=(*found.reasons, REASON.format(dtype=of_q.dtype, bytes=size)))

@@ -159,14 +159,21 @@ def _quantized(
 
 
 def dequantize(
-    x: Any, scale: Any, *, role: str, layout: str = "bhsd", cu_seqlens: Any = None
-) -> npt.NDArray[np.float64]:
-    """``scale · x`` in float64, for NumPy arrays: ``x`` and ``scale`` are those of :func:`quantize`, ``role`` and the
-    other arguments its arguments. A rotation is not undone, and a mean key not added.
+    x: Any, scale: Any, *, role: str, layout: str = "bhsd", cu_seqlens: Any = None, dtype: str | None = None
+) -> Any:
+    """``scale · x``: ``x`` and ``scale`` are those of :func:`quantize`, ``role`` and the other arguments its arguments.
+    A rotation is not undone, and a mean key not added. In float64 for NumPy arrays; with ``dtype`` "float16" or
+    "bfloat16", which CuPy arrays need, products in float32 are rounded to it. CuPy arrays have four axes of rows: for
+    values quantise with role="k".
 
     Raises TypeError or ValueError, naming the argument.
     """
     check_choice("role", role, {name: repr(name) for name in _ROLES})
+    if dtype is not None:
+        check_choice("dtype", dtype, {name: repr(name) for name in _DTYPES[:2]})
+        from .widened import widened
+
+        return widened("x", x, scale, dtype, layout, role)
     bits = _on_host("x", x.rows() if isinstance(x, QuantizedValues) else x)
     if not float8.is_float8(bits):
         raise TypeError(f"x is {bits.dtype}: it takes {' or '.join(float8.DTYPES)}, as quantize returns")
@@ -203,7 +210,7 @@ def _on_host(name: str, x: Any) -> Any:
     """``x`` as a NumPy array."""
     x = as_array(name, x)
     if is_device_array(x):
-        raise TypeError(f"{name} is on a GPU; dequantize takes NumPy arrays: pass {name}.get()")
+        raise TypeError(f"{name} is on a GPU; there dequantize takes dtype='bfloat16' or 'float16': pass one")
     return x
 
 

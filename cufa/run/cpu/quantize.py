@@ -97,6 +97,15 @@ def _prepared(x: Array, place: Place, signs: Array | None, smooth: bool) -> Arra
     return y if signs is None else rotated(y, signs)
 
 
+def widened(x: Array, scale: Array, mode: str, block: int, dtype: Any) -> Array:
+    """``scale · x`` of e4m3 rows (batch, heads, seqlen, head_dim), multiplied in float32 and rounded to ``dtype``."""
+    wide = x.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    wide *= per_token(scale, mode, block, x.shape[2])[..., None]
+    with np.errstate(over="ignore"):
+        found: Array = wide.astype(dtype)
+    return found
+
+
 def rotated(y: Array, signs: Array) -> Array:
     """y times diag(signs) H / √n in place, for each n columns; H is the Hadamard matrix of n columns, n the largest
     power of two that divides head_dim."""
