@@ -79,6 +79,7 @@ KERNEL_AT = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.sampled(each="kernel", fixed=0)
 @KERNEL_AT
 @pytest.mark.parametrize("mask", [CAUSAL, Band(100, 0)], ids=str)
 def test_masks_change_the_tiles_visited_and_nothing_else(kernel: str, head_dim: int, mask: Band) -> None:

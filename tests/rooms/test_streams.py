@@ -49,6 +49,7 @@ def test_an_encoding_without_the_letters(encoding):
     assert "::++" in text and "++ masked" in text and "?" not in text
 
 
+@pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.parametrize("stream", ["None", "open(os.devnull, 'w')"])
 @pytest.mark.slow
 def test_no_stdout(stream):
