@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 
 from cufa.commands.common import rate_text
 from cufa.dashboard.model.subject import Subject
@@ -16,8 +17,6 @@ from cufa.kernels import KERNELS, Split
 from cufa.measure.cases import Work
 from cufa.measure.limits import Limits
 from cufa.measure.measured import Measured
-from cufa.measure.regimes import Regime
-from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
 
@@ -70,9 +69,16 @@ class Measurement:
     environment: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
     """Of its run: :func:`cufa.measure.machine.environment`."""
 
-    @property
-    def problem(self) -> Problem:
-        return self.row.problem
+    # Of the row (seconds: the median; gbytes: GB/s):
+    problem = property(operator.attrgetter("row.problem"))
+    regime = property(operator.attrgetter("row.regime"))
+    timing = property(operator.attrgetter("row.timing"))
+    seconds = property(operator.attrgetter("row.seconds"))
+    tflops = property(operator.attrgetter("row.tflops"))
+    gbytes = property(operator.attrgetter("row.gbytes"))
+    needs = property(operator.attrgetter("row.needs"))
+    predicted = property(operator.attrgetter("row.predicted"))
+    load = property(operator.attrgetter("row.load"))
 
     @property
     def operation(self) -> Operation:
@@ -110,31 +116,9 @@ class Measurement:
         return self.source, *self.row.group
 
     @property
-    def regime(self) -> Regime:
-        return self.row.regime
-
-    @property
     def how(self) -> str:
         """A sentence about the regime. On a CPU, the L2 cache is not flushed."""
         return self.regime.how if self.is_gpu else self.regime.how.replace("L2 is cold; ", "")
-
-    @property
-    def timing(self) -> Timing:
-        return self.row.timing
-
-    @property
-    def seconds(self) -> float:
-        """Median."""
-        return self.row.seconds
-
-    @property
-    def tflops(self) -> float:
-        return self.row.tflops
-
-    @property
-    def gbytes(self) -> float:
-        """Effective traffic, GB/s."""
-        return self.row.gbytes
 
     @property
     def speed(self) -> str:
@@ -178,21 +162,6 @@ class Measurement:
         """None: the result contained NaN."""
         found = self.row.json["max_error"]
         return None if found is None else float(found)
-
-    @property
-    def needs(self) -> dict[str, float]:
-        """Seconds that each resource alone needs, if derived (:mod:`cufa.measure.bounds`)."""
-        return self.row.needs
-
-    @property
-    def predicted(self) -> float | None:
-        """Seconds predicted from :attr:`needs`."""
-        return self.row.predicted
-
-    @property
-    def load(self) -> Json:
-        """Clock, watts and joules per call of a contender that ran alone; empty for contenders in turns."""
-        return self.row.load
 
     @property
     def load_text(self) -> str:
