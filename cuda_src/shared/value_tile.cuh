@@ -1,10 +1,10 @@
 // Values of e4m3 as the forward kernel reads them: V^T, keys along rows, each 32 keys in the order in which P's accumulators are
-// its operand (cufa/problem/float8.py, KEY_ORDER). A tile is VALUE_KEYS keys of a head; a word of V^T has four keys.
+// its operand (cufa/problem/float8.py, KEY_ORDER). A word of V^T has four keys.
 #pragma once
 #include "primitives/float8.cuh"
 #include "primitives/primitives.cuh"
 
-constexpr int VALUE_KEYS = 128, VALUE_WORDS = VALUE_KEYS / 4;
+constexpr int VALUE_KEYS = 128, VALUE_WORDS = VALUE_KEYS / 4;  // rows of V^T are whole lines of 128 bytes
 
 // Lanes that share a row, eight columns each: a power of two. Those past HEAD_DIM have no columns.
 constexpr int lanes_of_row(int head_dim) { return head_dim <= 16 ? 2 : 2 * lanes_of_row((head_dim + 1) / 2); }
@@ -13,27 +13,26 @@ constexpr int lanes_of_row(int head_dim) { return head_dim <= 16 ? 2 : 2 * lanes
 DEVICE int first_key_of_word(int w) { return w / 8 * 32 + w % 8 / 4 * 16 + w % 4 * 2; }
 DEVICE int key_of_word(int i) { return i / 2 * 8 + i % 2; }
 
-// A tile in shared memory: a row of words for each column of V. Words are swizzled by column: lanes of a warp that hold other
-// columns and other words write to different banks.
-template <int HEAD_DIM, int WARPS>
+// A tile of WORDS words, or 4 WORDS keys, in shared memory: a row of words for each column of V. Words are swizzled by column:
+// lanes of a warp that hold other columns and other words write to different banks.
+template <int HEAD_DIM, int WORDS, int THREADS>
 struct ValueTile {
-  static constexpr int LANES = lanes_of_row(HEAD_DIM), BYTES = HEAD_DIM * VALUE_KEYS;
+  static constexpr int LANES = lanes_of_row(HEAD_DIM), BYTES = HEAD_DIM * WORDS * 4;
   u32 smem;
 
   DEVICE u32 place(int column, int word) const {
-    return smem + (column * VALUE_WORDS + (word ^ column / 8 * (32 / LANES) % VALUE_WORDS)) * 4;
+    return smem + (column * WORDS + (word ^ column / 8 * (32 / LANES) % WORDS)) * 4;
   }
   // Four keys of eight columns, from the first column on.
   DEVICE void write(int column, int word, const u32 (&keys)[8]) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) st_shared_u32(place(column + i, word), keys[i]);
   }
-  // The whole tile to V^T, whose rows are `stride` bytes apart. A warp writes 128 bytes of a row at once.
+  // The whole tile to V^T, whose rows are `stride` bytes apart.
   DEVICE void store(char* global, i64 stride) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 8
-    for (int column = warp; column < HEAD_DIM; column += WARPS) {
-      st_global(global + column * stride + lane * 4, ld_shared_u32(place(column, lane)));
+    for (int i = threadIdx.x; i < HEAD_DIM * WORDS; i += THREADS) {
+      st_global(global + i / WORDS * stride + i % WORDS * 4, ld_shared_u32(place(i / WORDS, i % WORDS)));
     }
   }
 };

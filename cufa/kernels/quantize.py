@@ -6,20 +6,21 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ..problem.float8 import MODES
+from ..problem.float8 import KEY_PADDING, MODES
 from ..problem.lengths import LENGTH_KINDS
 from .config import Launch, ceil_div
 
 SOURCE = "quantize/kernel.cu"
 PARAMETER = "QuantizeParams"
-#: Of kernel.cu: tokens of a thread block, its threads.
-TOKENS, THREADS = 128, 256
-#: x, out, scale, arrived, sums, mean, lengths; signs, strides, sizes.
-NUM_MEMBERS = 7 + 4 + 6 + 6
-BATCH_BYTES = 8 << 20
-"""Of x between maxima and cast: two such batches and their e4m3 stay in the L2 cache (50 MB on an H100)."""
+TOKENS = 64
+"""Of a thread block; with eight columns and four tokens a thread."""
+#: x, out, scale, largest, arrived, late, sums, mean, lengths; signs, strides, sizes.
+NUM_MEMBERS = 9 + 4 + 6 + 6
+PATIENCE = 200
+"""How often a block looks whether the maxima of other blocks are there, at 0.5 to 1 µs."""
 MIN_CAPABILITY = 89
 """From sm_89 on there is an instruction that converts to e4m3."""
+_LATE_BLOCKS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,40 +60,45 @@ class Quantizer:
         }
 
     @property
-    def entries(self) -> tuple[str, ...]:
-        """In the order of their launches."""
-        of_mean = ("quantize_sums", "quantize_mean") if self.smooth else ()
-        return (*of_mean, "quantize", "quantize_scales")
+    def num_threads(self) -> int:
+        return (1 << (ceil_div(self.head_dim, 8) - 1).bit_length()) * TOKENS // 4
 
     def blocks(self, sequences: int, seqlen: int) -> int:
-        """Blocks of :data:`TOKENS` tokens of all sequences of a head; in transposed values the padding after packed
-        sequences has none."""
-        if self.lengths == "packed":
-            return seqlen // TOKENS + sequences + (not self.transpose)
-        return sequences * ceil_div(seqlen, TOKENS)
+        """Thread blocks of a head, over all sequences. A sequence has whole units of 128 tokens."""
+        packed = seqlen // KEY_PADDING + sequences + 1
+        units = packed if self.lengths == "packed" else sequences * ceil_div(seqlen, KEY_PADDING)
+        return units * KEY_PADDING // TOKENS
 
-    def batch_heads(self, sequences: int, heads: int, seqlen: int) -> int:
-        """Heads whose maxima are found together; all, if they share a scale."""
-        bytes_of_head = (
-            self.blocks(sequences, seqlen) * TOKENS * self.head_dim * (4 if self.dtype == "float32" else 2)
+    def launches(self, sequences: int, heads: int, seqlen: int) -> tuple[Launch, ...]:
+        """In order."""
+        blocks, threads = self.blocks(sequences, seqlen) * heads, self.num_threads
+        tile = self.head_dim * TOKENS * self.transpose
+        sums = threads // 32 * self.head_dim * 8
+        of_mean = (
+            Launch("quantize_sums", (blocks, 1, 1), threads, sums),
+            Launch("quantize_mean", (sequences, heads, 1), 256, 0),
         )
-        return heads if self.mode == "tensor" else max(min(BATCH_BYTES // bytes_of_head, heads), 1)
+        late = Launch("quantize_late", (min(blocks, _LATE_BLOCKS), 1, 1), threads, tile)
+        return (
+            *(of_mean if self.smooth else ()),
+            Launch("quantize", (blocks, 1, 1), threads, tile + 16),
+            *(() if self.mode == "token" else (late,)),
+        )
 
-    def launches(self, sequences: int, heads: int, seqlen: int, num_scales: int) -> tuple[Launch, ...]:
-        """One for each of :attr:`entries`."""
-        blocks, batch_heads = self.blocks(sequences, seqlen), self.batch_heads(sequences, heads, seqlen)
-        rounds = ceil_div(heads, batch_heads) * (1 if self.mode == "token" else 2)
-        grids = {
-            "quantize_sums": (blocks, heads, 1),
-            "quantize_mean": (sequences, heads, 1),
-            "quantize": (blocks * batch_heads * rounds, 1, 1),
-            "quantize_scales": (ceil_div(num_scales, THREADS), 1, 1),
-        }
-        shared = {
-            "quantize": self.head_dim * TOKENS * self.transpose,
-            "quantize_sums": THREADS // 32 * self.head_dim * 8,
-        }
-        return tuple(Launch(x, grids[x], THREADS, shared.get(x, 0)) for x in self.entries)
+    def patience(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
+        """1 if the blocks that share a scale may be more than half of those that a GPU runs at once."""
+        blocks = self.blocks(sequences, seqlen)
+        if self.mode == "tensor":
+            blocks *= heads
+        elif self.lengths != "packed":
+            blocks //= sequences
+        return PATIENCE if self.mode == "block" or 2 * blocks <= num_sms * (1024 // self.num_threads) else 1
+
+    def words(self, sequences: int, heads: int, seqlen: int, num_scales: int) -> tuple[int, int]:
+        """32-bit words behind the scales: maxima, arrivals and a count, zeros at first; then the list of blocks."""
+        if self.mode == "token":
+            return 0, 0
+        return 2 * num_scales + 1, self.blocks(sequences, seqlen) * heads
 
     def workspace(self, sequences: int, heads: int, seqlen: int) -> tuple[int, int]:
         """Bytes of the sums and of the means; 0 without smoothing."""
@@ -101,13 +107,17 @@ class Quantizer:
         return of_sums, of_means
 
     def numbers(
-        self, pointers: Sequence[int], sign_bits: bytes, x: Any, out: Any, sequences: int, num_scales: int
-    ) -> list[int]:
-        """The members of ``QuantizeParams``. ``pointers``: of x, out, scale, arrived, sums, mean and lengths. ``x`` and
-        ``out`` have the axes (batch, heads, seqlen, head_dim), or (batch, heads, head_dim, positions)."""
+        self, pointers: Sequence[int], sign_bits: bytes, x: Any, out: Any, sequences: int, num_scales: int,
+        patience: int,
+    ) -> list[int]:  # fmt: skip
+        """The members of ``QuantizeParams``. ``pointers``: of x, out, scale and the words behind the scales, sums, mean
+        and lengths. ``x`` and ``out`` have the axes (batch, heads, seqlen, head_dim), or (batch, heads, head_dim,
+        positions)."""
+        given, scale, *rest = pointers[:2], pointers[2], *pointers[3:]
+        largest = scale + 4 * num_scales
+        behind = scale, largest, largest + 4 * num_scales, largest + 8 * num_scales
         bits = sign_bits.ljust(32, b"\0")
         signs = [int.from_bytes(bits[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
         _, heads, seqlen, _ = x.shape
-        batch_heads = self.batch_heads(sequences, heads, seqlen)
-        sizes = [sequences, heads, seqlen, self.blocks(sequences, seqlen), batch_heads, num_scales]
-        return [*pointers, *signs, *x.strides[:3], *out.strides[:3], *sizes]
+        sizes = [sequences, heads, seqlen, self.blocks(sequences, seqlen), num_scales, patience]
+        return [*given, *behind, *rest, *signs, *x.strides[:3], *out.strides[:3], *sizes]

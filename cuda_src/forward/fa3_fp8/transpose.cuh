@@ -20,7 +20,7 @@ KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
     transpose_values(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                      const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   DYN_SMEM(start);
-  using Tile = ValueTile<HEAD_DIM, TRANSPOSE_WARPS>;
+  using Tile = ValueTile<HEAD_DIM, VALUE_WORDS, TRANSPOSE_WARPS * 32>;
   const Tile tile{smem_address(start)};
   const int block = blockIdx.x, head = blockIdx.y;
   PackedBlock at;

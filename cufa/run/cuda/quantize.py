@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 
 from ...build.compiler import cupy_options, translation_unit
-from ...kernels.quantize import MIN_CAPABILITY, NUM_MEMBERS, SOURCE, THREADS, Quantizer
+from ...kernels.quantize import MIN_CAPABILITY, NUM_MEMBERS, SOURCE, Quantizer
 from ...plan.planner import MAX_GRID_YZ
 from .backend import compiled_function, device
 from .launches import NumberKernel
@@ -38,42 +38,37 @@ def quantize(
         raise ValueError(
             f"x has {heads:,} heads; CUDA limits a grid's second axis to {MAX_GRID_YZ:,}: pass fewer heads in one call"
         )
-    num_scales = math.prod(scale_shape)
-    words = cupy.empty(num_scales + heads, cupy.float32)  # behind the scales: counts of blocks
-    scale = words[:num_scales].reshape(scale_shape)
+    num_scales, sizes = math.prod(scale_shape), (sequences, heads, seqlen)
     if not (heads and seqlen and sequences):
         out.fill(0)
-        scale.fill(1)
-        return scale
+        return cupy.ones(scale_shape, cupy.float32)
+    zeroed, listed = build.words(*sizes, num_scales)
+    words = cupy.empty(num_scales + zeroed + listed, cupy.float32)
+    scale = words[:num_scales].reshape(scale_shape)
     stream = cupy.cuda.get_current_stream(device_id)
-    words.data.memset_async(0, words.nbytes, stream)
-    start = words.data.ptr
-    pointers = [
-        x.data.ptr,
-        out.data.ptr,
-        start,
-        start + 4 * num_scales,
-        0,
-        0,
-        0 if lengths is None else lengths.data.ptr,
-    ]
+    if zeroed:
+        words[num_scales:].data.memset_async(0, 4 * zeroed, stream)
+    pointers = [x.data.ptr, out.data.ptr, words.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
     with contextlib.ExitStack() as stack:
         if build.smooth:
             memory = workspace_of(stream, device_id)
             stack.enter_context(memory.lock)
-            of_sums, of_means = build.workspace(sequences, heads, seqlen)
+            of_sums, of_means = build.workspace(*sizes)
             if memory.partial_bytes < of_sums + of_means:
                 memory.grow(stream, device_id, 0, of_sums + of_means)
-            pointers[4:6] = memory.partial, memory.partial + of_sums
-        numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales)
-        for launch in build.launches(sequences, heads, seqlen, num_scales):
-            kernel = _kernel(build, launch.entry, launch.shared_memory, device_id)
+            pointers[3:5] = memory.partial, memory.partial + of_sums
+        patience = build.patience(*sizes, device(device_id).num_sms)
+        numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales, patience)
+        for launch in build.launches(*sizes):
+            kernel = _kernel(build, launch.entry, launch.num_threads, launch.shared_memory, device_id)
             kernel(launch.grid[0], numbers, launch.grid[1])
     return scale
 
 
 @functools.cache
-def _kernel(build: Quantizer, entry: str, shared_memory: int, device_id: int) -> NumberKernel:
+def _kernel(
+    build: Quantizer, entry: str, num_threads: int, shared_memory: int, device_id: int
+) -> NumberKernel:
     source = translation_unit(SOURCE, build.constants)
     function = compiled_function(source, device_id, cupy_options(), entry)
-    return NumberKernel(function, NUM_MEMBERS, THREADS, device_id, shared_memory, as_structure=True)
+    return NumberKernel(function, NUM_MEMBERS, num_threads, device_id, shared_memory, as_structure=True)
