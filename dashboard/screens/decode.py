@@ -30,6 +30,6 @@ if sources:
     rates_view.show(sources[chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded yet.", "warn", small=True)
-inside_traces.show_decode(controls, palette)
+inside_traces.show_decode(choice.device.name if choice else "", controls, palette)
 controls.finish()
 run_live.redraw_when_done()

@@ -29,14 +29,17 @@ def _words(trace: InsideTrace) -> str:
     return f"{environment['device']}, {environment['recorded'][:10]}: {trace.kernel}, {trace.problem}, {trace.config}"
 
 
-def show_decode(controls: Controls, palette: Palette) -> None:
-    """A recorded trace of decoding, whatever the controls of the page say: its own card and shape stand above it."""
+def show_decode(card: str, controls: Controls, palette: Palette) -> None:
+    """A recorded trace of decoding, of this card if possible; its own card and shape stand above it."""
     page.header("Inside a block")
     found = {n: x for n, x in counters.inside_traces()[0].items() if x.problem.operation == "decode"}
     if not found:
         page.verdict("No trace from inside a decoding block is recorded.", small=True)
         return
-    name = controls.choice("inside", "Recorded trace", {n: _words(x) for n, x in found.items()}, local=True)
+    names = sorted(found, key=lambda n: not is_same_card(str(found[n].environment["device"]), card))
+    name = controls.choice("inside", "Recorded trace", {n: _words(found[n]) for n in names}, local=True)
+    if differs := counters.differences(found[name], found[name].problem, card):
+        page.verdict(f"{differs}.", "warn", small=True)
     show_trace(found[name], palette)
 
 
