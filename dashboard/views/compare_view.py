@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import streamlit as st
 
@@ -116,25 +116,26 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
     kind = "" if best.origin == "recorded" else " The newest run of each kernel and shape."
     st.caption(f"Measured {best.regime} on **{where(rows)}**: {best.how}{bars}{kind}")
     links.show("compare", best.subject, f"{best.label} at {best.problem.seqlen_k:,}")
-    _show_loads(rows)
-
-
-def _show_loads(rows: Sequence[Measurement]) -> None:
-    """Clock, power and energy of sustained times."""
-    lines = [
-        {
-            "kernel": m.label,
-            "keys": f"{m.problem.seqlen_k:,}",
-            "time": seconds_text(m.seconds),
-            "speed": m.speed,
-            **load_cells(m),
-        }
-        for m in sorted(rows, key=lambda m: (m.problem.seqlen_k, m.label))
-        if m.load
-    ]
-    if lines:
+    if lines := load_lines(rows):
         with st.expander("Clock, power and energy of each kernel", icon=":material/bolt:"):
             st.dataframe(lines, hide_index=True)
+
+
+def load_lines(rows: Iterable[Measurement]) -> list[dict[str, str]]:
+    """Beside each sustained time its bound, clock, power and energy; the nearest to its bound first."""
+    return [
+        {
+            "kernel": m.label,
+            "problem": m.case,
+            "time": seconds_text(m.seconds),
+            "speed": m.speed,
+            "bound": f"{seconds_text(m.bound[0])}, {m.ceiling}",
+            "of the bound": f"{m.of_ceiling:.0%}",
+            **load_cells(m),
+        }
+        for m in sorted(rows, key=lambda m: -m.of_ceiling)
+        if m.load
+    ]
 
 
 def load_cells(m: Measurement) -> dict[str, str]:

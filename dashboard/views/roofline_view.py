@@ -18,7 +18,7 @@ from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs, roofline_why
-from cufa.dashboard.views.compare_view import load_cells
+from cufa.dashboard.views.compare_view import load_lines
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure.cases import Work
 from cufa.measure.regimes import Regime
@@ -172,24 +172,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
         f"and exponentials. Traffic is every operand once; {work.flop_words(r.problem for r in rows)}."
         + (" Open marks: masked problems." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
-    _show_loads(rows)
-
-
-def _show_loads(rows: list[Measurement]) -> None:
-    """Beside each sustained figure the clock, power and energy that it was measured at, and its bound at that clock."""
-    lines = [
-        {
-            "kernel": m.label,
-            "problem": str(m.problem),
-            "time": seconds_text(m.seconds),
-            "bound": f"{seconds_text(m.bound[0])}, {m.ceiling}",
-            "of the bound": f"{m.of_ceiling:.0%}",
-            **load_cells(m),
-        }
-        for m in sorted(rows, key=lambda m: -m.of_ceiling)
-        if m.load.get("clock_mhz")
-    ]
-    if lines:
+    if lines := load_lines(r for r in rows if r.load.get("clock_mhz")):
         st.dataframe(lines, hide_index=True, height="content" if len(lines) < 10 else 300)
         st.caption(
             "At the recorded clock, an SM multiplies at most 4,096 FLOP per cycle (wgmma, 16-bit operands)."
