@@ -74,7 +74,7 @@ def passes(row: Row) -> list[dict[str, str]]:
     for step, tile in zip(steps, tiles, strict=True):
         l += float(np.exp(tile.S[r] - m).sum())
         line = {
-            "keys": span(step.kv_block),
+            "keys": span(step.kv_block).replace("–", "\u2060–\u2060"),  # no line break
             "largest score": number(tile.S[r].max()),
             "online: m": number(tile.m_after[r]),
             "α": number(_alpha(tile, r)),

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import walkthrough, walkthrough_backward, walkthrough_fa3
@@ -59,22 +60,30 @@ def choose(controls: Controls) -> Case:
             help = "For the random Q, K and V (and dO)."
             seed = controls.integer("seed", "Seed", 0, 0, 9999, help=help, at=places[1])
         case = Case(algorithm, mask, seed, int(splits))
-        return case if algorithm == "fa3" else _with_own_rows(controls, case)
+        return case if algorithm == "fa3" else _with_own_rows(controls, case, places[2])
 
 
-def _with_own_rows(controls: Controls, case: Case) -> Case:
-    """The case with one's own first rows of Q and K."""
-    is_own = any(controls.asked(name) for name in ("q", "k"))
-    with st.expander("Your own Q and K", is_own, icon=":material/edit:"):
-        form = own_rows.read, own_rows.write, own_rows.WANTED, own_rows.HELP
-        given = {}
-        for name, place in zip("qk", st.columns(2), strict=True):
-            with place:
-                given[name.upper()] = controls.text(name, f"First rows of {name.upper()}", "", *form)
-        q, k = (1, DECODE_TILES) if case.algorithm == "decode" else (BLOCKS, BLOCKS)
-        of = {"Q": q * BLOCK, "K": k * BLOCK}
-        used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
-        st.caption(f"{' and '.join(used)} are yours; the others are random.")
+def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
+    """The case with one's own first rows of Q and K. The switch is ``at`` this place."""
+    asked = bool(controls.asked("q") or controls.asked("k"))
+    if not controls.flag("own", "Your own Q and K", asked, at=at):
+        return case
+    given = {}
+    for name, place in zip("QK", st.columns(2), strict=True):
+        with place:
+            given[name] = controls.text(
+                name.lower(),
+                f"First rows of {name}",
+                "",
+                own_rows.read,
+                own_rows.write,
+                own_rows.WANTED,
+                own_rows.HELP,
+            )
+    q, k = (1, DECODE_TILES) if case.algorithm == "decode" else (BLOCKS, BLOCKS)
+    of = {"Q": q * BLOCK, "K": k * BLOCK}
+    used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
+    st.caption(f"{' and '.join(used)} are yours; the others are random.")
     return dataclasses.replace(case, **given)
 
 

@@ -170,7 +170,7 @@ def test_ones_own_rows_change_the_heat_map_and_the_derivations_follow_the_step(
     page.wait_for_url(re.compile(r"[?&]q=0(%2C|,)0"))
     expect(shown.first).to_have_text("0.03")  # a query of zeros weighs all 32 keys alike
     assert before != "0.03"
-    page.get_by_role("tab", name="P V before the sum is known").click()
+    page.get_by_role("tab", name="P V before the sum").click()
     panel = page.get_by_role("tabpanel").filter(has_text="The division can wait")
     first = panel.inner_text()
     page.get_by_role("slider", name="Step").fill("8")
