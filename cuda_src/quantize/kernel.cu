@@ -59,8 +59,8 @@ DEVICE Tokens tokens_of(const QuantizeParams& p, u32 number) {
     const bool behind = at.sequence == sequences;  // the rest of the array
     const int begin = within(ld_global<i32>(p.lengths + at.sequence), seqlen);
     const int end = behind ? seqlen : within(ld_global<i32>(p.lengths + at.sequence + 1), seqlen);
-    const int stored = max(end - begin, 0), first = at.block * VALUE_KEYS + int(block % 2) * TOKENS;
-    return {block, head, at.sequence, first, behind ? 0 : stored, stored, 0, begin};
+    const int stored = max(end - begin, 0);
+    return {block, head, at.sequence, at.block * VALUE_KEYS + int(block % 2) * TOKENS, behind ? 0 : stored, stored, 0, begin};
   }
   const int blocks = (seqlen + VALUE_KEYS - 1) / VALUE_KEYS * 2, sequence = int(block) / blocks;
   const int rows = LENGTHS_KIND == PADDED ? within(ld_global<i32>(p.lengths + sequence), seqlen) : seqlen;
@@ -81,10 +81,12 @@ DEVICE i64 scale_index(const QuantizeParams& p, const Tokens& t, int token) {
 
 // Thread blocks that share the scale of a token.
 DEVICE u32 sharing_blocks(const QuantizeParams& p, const Tokens& t, int token) {
-  if constexpr (SCALE_OF == OF_TENSOR) return u32(p.blocks * p.heads);
-  const int length = SCALE_OF == OF_HEAD ? t.rows : SCALE_BLOCK;
-  const int first = token / length * length, end = min(first + length, t.rows);
-  return u32((end - 1) / TOKENS - first / TOKENS + 1);
+  if constexpr (SCALE_OF == OF_TENSOR) {
+    return u32(p.blocks * p.heads);
+  } else {
+    const int length = SCALE_OF == OF_HEAD ? t.rows : SCALE_BLOCK, first = token / length * length;
+    return u32((min(first + length, t.rows) - 1) / TOKENS - first / TOKENS + 1);
+  }
 }
 
 // ---- Eight columns of a row
@@ -175,7 +177,6 @@ struct Columns {
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) y[i] *= ROOT;
   }
-
 };
 
 // Bits of the largest magnitude of a row's columns.
@@ -213,42 +214,30 @@ DEVICE void load_rows(const QuantizeParams& p, const Tokens& t, const Columns& c
 
 KERNEL __launch_bounds__(THREADS) quantize_sums(const __grid_constant__ QuantizeParams p) {
   DYN_SMEM(sums_start);
-  const u32 smem = smem_address(sums_start);  // WARPS rows of HEAD_DIM sums
-  constexpr int WARPS = (THREADS + 31) / 32;
+  const u32 smem = smem_address(sums_start);  // GROUPS rows of HEAD_DIM sums
+  auto place = [&](int group, int column) { return smem + (group * HEAD_DIM + column) * 8; };
   const Tokens t = tokens_of(p, blockIdx.x);
   const Columns columns(p, t, NO_MEAN);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Raw raw[ROWS];
+  float y[ROWS][COLUMNS];
   load_rows(p, t, columns, raw);
-  double sums[COLUMNS] = {};
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    float y[COLUMNS];
-    columns.unpack(raw[i], y);
+  for (int i = 0; i < ROWS; ++i) columns.unpack(raw[i], y[i]);
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) sums[c] += y[c];
-  }
-#pragma unroll
-  for (int i = 0; i < COLUMNS; ++i) {
+  for (int c = 0; c < COLUMNS; ++c) {
+    const double sum = double(y[0][c]) + y[1][c] + y[2][c] + y[3][c];
     vec2 bits;
-    for (int distance = LANES; distance < 32; distance *= 2) {
-      memcpy(&bits, &sums[i], 8);
-      bits = {shfl(bits.x, lane ^ distance), shfl(bits.y, lane ^ distance)};
-      double other;
-      memcpy(&other, &bits, 8);
-      sums[i] += other;
-    }
-    memcpy(&bits, &sums[i], 8);
-    if (lane < LANES && columns.there()) st_shared_vec2(smem + (warp * HEAD_DIM + columns.first + i) * 8, bits);
+    memcpy(&bits, &sum, 8);
+    if (columns.there()) st_shared_vec2(place(threadIdx.x / LANES, columns.first + c), bits);
   }
-  block_sync();  // each warp has stored its sums
+  block_sync();  // each thread has stored its sums
   for (int column = threadIdx.x; column < HEAD_DIM; column += THREADS) {
     double sum = 0;
-    for (int w = 0; w < WARPS; ++w) {
-      const vec2 bits = ld_shared_vec2(smem + (w * HEAD_DIM + column) * 8);
-      double of_warp;
-      memcpy(&of_warp, &bits, 8);
-      sum += of_warp;
+    for (int group = 0; group < GROUPS; ++group) {
+      const vec2 bits = ld_shared_vec2(place(group, column));
+      double of_group;
+      memcpy(&of_group, &bits, 8);
+      sum += of_group;
     }
     st_global(p.sums + i64(blockIdx.x) * HEAD_DIM + column, sum);
   }
@@ -313,9 +302,11 @@ DEVICE void cast(const QuantizeParams& p, const Tokens& t, const Columns& column
   }
 }
 
-// Of a token, once the maxima are complete.
-DEVICE float found_scale(const QuantizeParams& p, const Tokens& t, int token) {
-  return scale_of(ld_global<float>(p.largest + scale_index(p, t, token)));
+// With the maxima complete.
+DEVICE void cast_by_maxima(const QuantizeParams& p, const Tokens& t, const Columns& columns, Numbers& y, u32 smem) {
+  auto found = [&](int token) { return scale_of(ld_global<float>(p.largest + scale_index(p, t, token))); };
+  const float of_head = SCALE_OF < OF_BLOCK && t.exists(t.first) ? found(0) : 1.0f;
+  cast(p, t, columns, y, smem, [&](int i) { return SCALE_OF < OF_BLOCK ? of_head : found(t.token(i)); });
 }
 
 // The maxima of a block to p.largest. False if those of other blocks are awaited in vain.
@@ -380,7 +371,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) quantize(const __grid_constant_
     }
     cast(p, t, columns, y, smem, [&](int i) { return scales[i]; });
   } else if (share_maxima(p, t, largest, flag)) {
-    cast(p, t, columns, y, smem, [&](int i) { return found_scale(p, t, t.token(i)); });
+    cast_by_maxima(p, t, columns, y, smem);
   } else if (threadIdx.x == 0) {
     st_global(p.late + 1 + atomic_inc_wrap(p.late, ~0u), blockIdx.x);
   }
@@ -399,6 +390,6 @@ KERNEL __launch_bounds__(THREADS) quantize_late(const __grid_constant__ Quantize
     Numbers y;
     prepare_rows(p, t, columns, y);
     block_sync();  // the previous block's tile has been read
-    cast(p, t, columns, y, smem_address(start), [&](int i) { return found_scale(p, t, t.token(i)); });
+    cast_by_maxima(p, t, columns, y, smem_address(start));
   }
 }

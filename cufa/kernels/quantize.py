@@ -20,7 +20,7 @@ PATIENCE = 200
 """How often a block looks whether the maxima of other blocks are there, at 0.5 to 1 µs."""
 MIN_CAPABILITY = 89
 """From sm_89 on there is an instruction that converts to e4m3."""
-_LATE_BLOCKS = 1024
+_LATE_BLOCKS = 528
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Quantizer:
         """In order."""
         blocks, threads = self.blocks(sequences, seqlen) * heads, self.num_threads
         tile = self.head_dim * TOKENS * self.transpose
-        sums = threads // 32 * self.head_dim * 8
+        sums = TOKENS // 4 * self.head_dim * 8
         of_mean = (
             Launch("quantize_sums", (blocks, 1, 1), threads, sums),
             Launch("quantize_mean", (sequences, heads, 1), 256, 0),
