@@ -38,6 +38,10 @@ def decode_reference(
         "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale,
     }.items():  # fmt: skip
         check_not_masked(name, x)
+    new = {} if k_new is None and v_new is None else {"k_new": k_new, "v_new": v_new}
+    for name, x in {"k_cache": k_cache, "v_cache": v_cache, **new}.items():
+        if np.ndim(x) != 4:
+            raise ValueError(f"{name} has shape {np.shape(x)}: four axes are needed, as for flash_decode")
     q = as_bhsd("q", q, layout)
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)

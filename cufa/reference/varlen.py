@@ -23,9 +23,7 @@ def attention_varlen_reference(
 
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_not_masked(name, x)
-    q, k, v = (np.asarray(x) for x in (q, k, v))
+    q, k, v = (_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     o, lse = np.zeros(q.shape), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
@@ -40,9 +38,8 @@ def attention_varlen_reference_backward(
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of :func:`attention_varlen_reference` with respect to q, k, v and, where there is one, the sink, from
     those with respect to o and, optionally, to the log-sum-exp (heads, total_q)."""
-    for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v), ("dlse", dlse)):
-        check_not_masked(name, x)
-    dout, q, k, v = (np.asarray(x) for x in (dout, q, k, v))
+    check_not_masked("dlse", dlse)
+    dout, q, k, v = (_packed(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     gradients = [np.zeros(x.shape) for x in (q, k, v)]
     dsink = np.zeros(q.shape[1])
     if dlse is not None:
@@ -55,6 +52,15 @@ def attention_varlen_reference_backward(
             x[part] = value[0].swapaxes(0, 1)
         dsink += found[3] if len(found) > 3 else 0
     return tuple(gradients) if options.get("sink") is None else (*gradients, dsink)
+
+
+def _packed(name: str, x: npt.ArrayLike) -> Any:
+    check_not_masked(name, x)
+    if np.ndim(x) != 3:
+        raise ValueError(
+            f"{name} has shape {np.shape(x)}; packed arrays have three axes (tokens, heads, head_dim)"
+        )
+    return np.asarray(x)
 
 
 def _sequences(

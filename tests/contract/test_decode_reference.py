@@ -130,6 +130,16 @@ def test_lengths_beyond_the_cache_are_refused_as_by_the_call(changes, error, mes
             call(q, k, v, **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"k_cache": None}, "k_cache"), ({"v_cache": _NEW[0]}, "v_cache"), ({"k_new": _NEW}, "v_new")],
+)
+def test_caches_and_tokens_without_four_axes_are_refused(changes, name):
+    caches = dict.fromkeys(("k_cache", "v_cache"), np.ones((2, 2, 5, 8), np.float32))
+    with pytest.raises(ValueError, match=f"{name} has shape .*: four axes are needed"):
+        decode_reference(_NEW, **(caches | changes))
+
+
 def test_a_mask_of_other_sequences_is_refused():
     q, k, v = (np.zeros((2, 2, n, 8)) for n in (1, 9, 9))
     with pytest.raises(ValueError, match="is of 3 sequences but k has 2"):
