@@ -54,7 +54,7 @@ def attention_varlen_reference_backward(
     return tuple(gradients) if options.get("sink") is None else (*gradients, dsink)
 
 
-def _packed(name: str, x: npt.ArrayLike) -> Any:
+def _packed(name: str, x: npt.ArrayLike) -> npt.NDArray[Any]:
     check_not_masked(name, x)
     if np.ndim(x) != 3:
         raise ValueError(
