@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from cufa.build.static_compile import check_report, static_compile
 from cufa.calls.quantize import _signs
-from cufa.kernels.quantize import NUM_MEMBERS, PARAMETER, SOURCE, Quantizer
+from cufa.gpu.architectures import find_architecture
+from cufa.kernels.quantize import NUM_MEMBERS, PARAMETER, PATIENCE, SOURCE, Quantizer
 from cufa.problem import float8
 from cufa.problem.lengths import DENSE, Lengths, Packed, Padded
 from cufa.run.cpu import quantize as twin
@@ -109,3 +112,30 @@ def test_a_mean_key_may_differ_in_its_last_bit(lengths: Lengths) -> None:
     np.testing.assert_allclose(scale, right_scale, rtol=3e-7)
     steps = e4m3.astype(int) - right
     assert np.abs(steps[e4m3 != right]).max(initial=0) <= 1 and (steps != 0).mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "build_of",
+    [
+        Quantizer(128, "bfloat16", 16, "dense", "head", 64, True, False, False),
+        Quantizer(256, "float32", 16, "packed", "token", 64, False, False, True),
+        Quantizer(96, "float16", 8, "padded", "block", 224, True, True, False),
+    ],
+)
+def test_builds_spill_nothing_and_fit(build_of: Quantizer, nvrtc: None) -> None:
+    report = static_compile(SOURCE, build_of.constants, find_architecture(90))
+    assert not report.warnings and not check_report(report)
+    registers = {x.name: x.registers for x in report.entries}
+    for launch in build_of.launches(2, 3, 1000):
+        assert launch.shared_memory <= 48 << 10 and registers[launch.entry] * launch.num_threads <= 65536
+    assert 1024 * registers["quantize"] <= 65536  # Quantizer.patience counts on so many threads of an SM
+
+
+def test_who_waits() -> None:
+    """A head's blocks wait for one another if a GPU runs twice as many."""
+    of_head = Quantizer(128, "bfloat16", 16, "dense", "head", 64, False, False, False)
+    assert of_head.patience(4, 16, 4096, 132) == of_head.patience(4, 16, 16384, 132) == PATIENCE
+    assert of_head.patience(4, 16, 20_000, 132) == 1
+    of_tensor = dataclasses.replace(of_head, mode="tensor")
+    assert of_tensor.patience(4, 16, 4096, 132) == 1 and of_tensor.patience(1, 2, 4096, 132) == PATIENCE
+    assert dataclasses.replace(of_head, mode="block").patience(1, 16, 1 << 20, 132) == PATIENCE
