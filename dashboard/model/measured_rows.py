@@ -16,6 +16,7 @@ from cufa.dashboard.worker.run import Run
 from cufa.measure.cards import Card
 from cufa.measure.cases import READ
 from cufa.measure.measured import Measured, rows_of
+from cufa.measure.quantized import QUANTIZE
 
 
 def of_card(card: Card, past: bool = False) -> list[Measurement]:
@@ -39,7 +40,7 @@ def _of_rows(
         for row in contenders:
             source, title, environment = about(row)
             number = counted[source, row.suite] = counted.get((source, row.suite), -1) + 1
-            if row is read:
+            if row is read or row.label == QUANTIZE:
                 continue
             is_gpu = "arch" in environment
             m = Measurement(

@@ -32,7 +32,7 @@ COLUMNS = (
 )  # fmt: skip
 
 #: Suites whose rows do not belong to the curves of other suites.
-_APART = ("awkward", "ladder", "backward-ladder")
+_APART = ("awkward", "ladder", "backward-ladder", "fp8")
 
 
 def in_words(problem: Problem, case: str = "") -> str:

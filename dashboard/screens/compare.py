@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import compare_known, compare_two, compare_view, run_live
+from cufa.dashboard.views import compare_error, compare_known, compare_two, compare_view, run_live
 
 palette = page.begin(
     "Compare",
@@ -17,6 +17,7 @@ if found:
     chosen = compare_view.choose_machine(controls, found)
     compare_view.show_lengths(controls, chosen, palette)
     compare_two.show(controls, found, palette)
+    compare_error.show(controls, found, palette)
 else:
     page.verdict(
         "Nothing is measured yet: start a run on the page Run, or measure a published table below.", "warn"

@@ -9,6 +9,7 @@ import streamlit as st
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import cells
 from cufa.dashboard.model import softmax_row
+from cufa.dashboard.model.eight_bits import EightBits
 from cufa.dashboard.model.walkthrough import Walk
 from cufa.dashboard.theme import Palette
 from cufa.gpu.architectures import Device
@@ -25,15 +26,19 @@ _KV_HEADS = (8, 4, 2, 1)
 def show(walk: Walk, at: int, palette: Palette) -> None:
     """The derivations for the step ``at``, from 0, one tab each."""
     row, sections = softmax_row.row_of(walk, at), sentences.sections("understand.md")
-    found = softmax_row.values(row) | {"heads": str(_HEADS)}
+    e4m3 = EightBits(row)
+    found = softmax_row.values(row) | e4m3.values() | {"heads": str(_HEADS)}
     said = {name: text.format(**found) for name, (_, text) in sections.items()}
-    names = ("passes", "maximum", "sum", "gqa")
+    names = ("passes", "maximum", "sum", "gqa", "e4m3")
     for name, tab in zip(names, st.tabs([sections[name][0] for name in names]), strict=True):
         with tab:
             st.markdown(said[name])
             if name == "passes":
                 page.table(softmax_row.passes(row))
                 st.markdown(said["same"])
+            elif name == "e4m3":
+                page.table(e4m3.lines())
+                st.markdown(said["rounded"])
             elif name == "gqa":
                 _show_sharing(palette)
                 page.table(sharing())
