@@ -129,11 +129,6 @@ def test_missing_compiler_is_a_clear_message(tmp_path):
     assert "apt-get install g++" in error
 
 
-def test_import_does_not_load_the_executor():
-    process = run_script("import sys, cufa; print('cufa.run.emulate.calls' in sys.modules)")
-    assert process.communicate()[0].strip() == "False"
-
-
 def test_a_kernel_that_does_not_compile_says_where(tmp_path, monkeypatch):
     (tmp_path / "host").symlink_to(compiler.SOURCE_DIR / "host")
     (tmp_path / "primitives").symlink_to(compiler.SOURCE_DIR / "primitives")
@@ -234,10 +229,3 @@ def test_counters_do_not_depend_on_threads_or_order():
         for name in counts.dtype.names:
             if name != "switches":
                 np.testing.assert_array_equal(counts[name], other.counters[entry][name], err_msg=name)
-
-
-def test_auto_never_emulates():
-    """A microscope, not a backend."""
-    source = Path(cufa.__file__).parent
-    for module in ("calls/forward.py", "plan/planner.py", "run/cpu/forward.py", "run/cuda/backend.py"):
-        assert "emulat" not in (source / module).read_text(encoding="utf-8")

@@ -120,7 +120,8 @@ def test_demo_train_in_json(monkeypatch):
     assert one["seconds"] > 0 and one["cpu_seconds"] > 0
 
 
-def test_demo_train_prints_losses_and_a_text():
+def test_demo_train_prints_losses_and_a_text(monkeypatch):
+    monkeypatch.setattr(demo_train, "_SAMPLE", 40)
     result = run("--steps", "4")
     assert result.exit_code == 0, result.output
     for words in (

@@ -37,19 +37,6 @@ def test_a_row_is_plain_json_and_a_run_keeps_every_sample():
     )  # heads, 256-row and 512-column blocks of 600
 
 
-def test_digest_ignores_comments_and_white_space(tmp_path, monkeypatch):
-    import cufa.build.compiler
-
-    def digest_of(text: str) -> str:
-        (tmp_path / "k.cu").write_text(text)
-        return cufa.build.compiler.source_digest("k.cu")
-
-    monkeypatch.setattr(cufa.build.compiler, "SOURCE_DIR", tmp_path)
-    first = digest_of("int f() { return 1; }")
-    assert digest_of("// says why\nint f() {\n  return 1; /* one */ }\n") == first
-    assert digest_of("int f() { return 2; }") != first
-
-
 def test_nan_error_is_null():
     problem = make(1, 1, 8, 8, "float32", False)
     (row,), _ = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)

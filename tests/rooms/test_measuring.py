@@ -329,11 +329,6 @@ class TestNvml:
 
 
 class TestRegimes:
-    def test_times_of_different_regimes_are_not_compared(self):
-        in_turns, alone = (Timing((1.0, 1.0), regime) for regime in Regime)
-        with pytest.raises(ValueError, match="sustained is not compared with one measured in turns"):
-            speedup(alone, in_turns)
-
     def test_a_sustained_row_on_the_cpu(self):
         problem = make(1, 2, 64, 16, "float32", True)
         case = Case(problem, contenders("fa2"))

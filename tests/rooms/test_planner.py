@@ -192,15 +192,6 @@ def test_newer_minor_versions_are_planned_as_the_one_below():
 # --- What planning must not need --------------------------------------------------------------------------
 
 
-def test_import_is_light():
-    """No CUDA binding, no plotting, no thread pools: `import cufa` is on every user's start-up path."""
-    in_new_python(
-        "import sys, cufa\n"
-        "heavy = {'cupy', 'cuda', 'torch', 'streamlit', 'plotly', 'rich', 'click'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-
-
 def test_planning_needs_no_cupy():
     in_new_python(
         "import sys\n"

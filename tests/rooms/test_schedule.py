@@ -12,7 +12,7 @@ from cufa import masks
 from cufa.gpu.architectures import Device
 from cufa.plan.planner import make_plan
 from cufa.problem.columns import Columns
-from cufa.problem.mask import CAUSAL, FULL, Band
+from cufa.problem.mask import CAUSAL, FULL
 from cufa.problem.mask_family import Mask
 from cufa.problem.problem import Problem
 from cufa.schedule.schedule import Schedule, Tile
@@ -101,39 +101,12 @@ def test_counts(schedule):
     assert schedule.visited + schedule.skipped == schedule.total
 
 
-@given(LENGTH, LENGTH, BLOCK, BLOCK)
-def test_skipping_changes_nothing_without_a_mask(seqlen_q, seqlen_k, block_q, block_kv):
-    with_skip = Schedule(seqlen_q, seqlen_k, block_q, block_kv, FULL, skip_masked_tiles=True)
-    without = Schedule(seqlen_q, seqlen_k, block_q, block_kv, FULL, skip_masked_tiles=False)
-    np.testing.assert_array_equal(with_skip.tiles, without.tiles)
-    assert with_skip.skipped == 0
-
-
 def test_the_figure_of_a_causal_square():
     """Four by four blocks: the lower triangle, its diagonal cut by the boundary."""
     s, f, p = Tile.SKIPPED, Tile.FULL, Tile.PARTIAL
     schedule = Schedule(64, 64, 16, 16, CAUSAL)
     assert schedule.tiles.tolist() == [[p, s, s, s], [f, p, s, s], [f, f, p, s], [f, f, f, p]]
     assert (schedule.visited, schedule.skipped, schedule.total) == (10, 6, 16)
-
-
-def test_one_query_sees_a_whole_cache():
-    schedule = Schedule(1, 100, 64, 32, CAUSAL)
-    assert schedule.tiles.tolist() == [[Tile.PADDED] * 4]
-    assert schedule.visits.tolist() == [4]
-    assert schedule.ranges.clear.tolist() == [3]
-
-
-def test_queries_that_see_nothing_visit_nothing():
-    assert Schedule(100, 10, 16, 16, CAUSAL).visits.tolist() == [0, 0, 0, 0, 0, 1, 1]
-
-
-def test_the_last_keys_of_a_causal_square_are_seen_by_the_last_queries():
-    by_keys = Schedule(64, 64, 16, 16, CAUSAL, by_keys=True)
-    assert by_keys.ranges.first.tolist() == [0, 1, 2, 3] and by_keys.ranges.end.tolist() == [4] * 4
-    assert by_keys.ranges.clear_first.tolist() == [1, 2, 3, 3]  # of the last block none is clear
-    np.testing.assert_array_equal(by_keys.tiles, Schedule(64, 64, 16, 16, CAUSAL).tiles)
-    assert Schedule(40, 100, 16, 16, Band(4, 0), by_keys=True).visits.tolist() == [0, 0, 0, 1, 2, 2, 1]
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)

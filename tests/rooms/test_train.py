@@ -124,29 +124,6 @@ def test_on_a_gpu(form, scores):
     check(make(dtype="float32", ops=CupyOps(), **scores), form, 2e-4, "float32", CupyOps(), **scores)
 
 
-@pytest.mark.parametrize("form", ["floats3d", "ragged"])
-@pytest.mark.parametrize("scores", MASKS.values(), ids=MASKS)
-def test_gradients_are_finite_differences(form, scores):
-    """Of the loss Σ Y ∘ dY, along one random direction of all parameters and inputs together, and each alone."""
-    layer, x, dy = make(**scores), samples(12), samples(10, seed=2)
-    _, backprop = layer(shaped(x, form), is_train=True)
-    gradients = {"X": rows(backprop(shaped(dy, form))), **{name: layer.get_grad(name) for name in WEIGHTS}}
-    values = {"X": x, **{name: layer.get_param(name) for name in WEIGHTS}}
-    rng = np.random.default_rng(3)
-    directions = {name: rng.standard_normal(value.shape) for name, value in values.items()}
-
-    def loss(step: float, moved: tuple[str, ...]) -> float:
-        at = {name: value + step * directions[name] * (name in moved) for name, value in values.items()}
-        for name in WEIGHTS:
-            layer.set_param(name, at[name])
-        return float((rows(layer.predict(shaped(at["X"], form))) * dy).sum())
-
-    for moved in (*((name,) for name in values), tuple(values)):
-        slope = (loss(1e-5, moved) - loss(-1e-5, moved)) / 2e-5
-        exact = sum((gradients[name] * directions[name]).sum() for name in moved)
-        assert slope == pytest.approx(exact, rel=1e-6, abs=1e-6), moved
-
-
 def test_gradients_add_up_until_they_are_used():
     layer, x, dy = make(), shaped(samples(12), "ragged"), shaped(samples(10, seed=2), "ragged")
     layer.begin_update(x)[1](dy)
