@@ -27,7 +27,7 @@ Rows = npt.NDArray[np.int64]
 def read_lengths(text: str) -> Lengths:
     """Raises ValueError for the first invalid length."""
     found: list[int] = []
-    for word in filter(None, re.split(r"[,;\s]+", re.sub(r"\s*([x×*])\s*", r"\1", text))):
+    for word in filter(None, re.split(r"[,;\s\[\]()]+", re.sub(r"\s*([x×*])\s*", r"\1", text))):
         match = _NUMBER.fullmatch(word)
         if match is None:
             raise ValueError(f"{word[:40]!r} is no whole number, and not like 64x128")
@@ -75,6 +75,8 @@ class Hidden:
 
 def read_hidden(text: str) -> tuple[Hidden, ...]:
     """Raises ValueError for the first invalid entry."""
+    if "[" in text:
+        return _of_vectors([read_lengths(part) for part in re.findall(r"\[([^\[\]]*)", text) if part.strip()])
     found = []
     for word in filter(None, re.split(r"[,;\n]+", re.sub(r"[^\S\n]+", "", text))):
         match = _HIDDEN.fullmatch(word)
@@ -86,6 +88,24 @@ def read_hidden(text: str) -> tuple[Hidden, ...]:
             raise ValueError(f"{word!r} ends before it begins")
         found.append(Hidden(first, last, lo, hi))
     _check_runs(found)
+    return tuple(found)
+
+
+def _of_vectors(vectors: list[Lengths]) -> tuple[Hidden, ...]:
+    """Of lo and hi, or of two such pairs, as :func:`cufa.masks.columns` takes them."""
+    counts = [len(x) for x in vectors]
+    if len(vectors) not in (2, 4) or len(set(counts)) > 1:
+        said = " and ".join(map(str, counts))
+        raise ValueError(
+            f"lists of {said} numbers are not lo and hi: give one number for each key in 2 or 4 lists"
+        )
+    found = []
+    for lo, hi in zip(vectors[::2], vectors[1::2], strict=True):
+        key = 0
+        for (begin, end), same in itertools.groupby(zip(lo, hi, strict=True)):
+            first, key = key, key + len(list(same))
+            if begin < end:
+                found.append(Hidden(first, key - 1, begin or None, None if end == _MOST else end - 1))
     return tuple(found)
 
 
@@ -152,5 +172,7 @@ HIDDEN = Form[Sequence[Hidden]](
     write_hidden,
     "keys and rows such as 0-1023:2048-4095",
     "One entry per line, or separated by commas: keys, a colon, rows. 0-1023: 2048-4095 hides keys 0 to 1023 from rows "
-    "2048 to 4095; 7: 100- hides key 7 from row 100 on, 7: -99 up to row 99. A key may have two runs of rows.",
+    "2048 to 4095; 7: 100- hides key 7 from row 100 on, 7: -99 up to row 99. A key may have two runs of rows. Or lo "
+    "and hi of every key, as cufa.masks.columns takes them, each in brackets: [0,2,2] [0,5,5] hides keys 1 and 2 from "
+    "rows 2 to 4.",
 )

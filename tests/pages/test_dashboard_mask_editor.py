@@ -50,6 +50,7 @@ class TestTexts:
             ("700, 1500\n300;2\t9", (700, 1500, 300, 2, 9)),
             ("3x5 2 × 7, 1*0", (5, 5, 5, 7, 7, 0)),
             (" ,,4,, ", (4,)),
+            ("[700, 3x5]\n(9)", (700, 5, 5, 5, 9)),
         ],
     )
     def test_lengths_are_read_however_they_are_pasted(self, text: str, lengths: tuple[int, ...]) -> None:
@@ -98,11 +99,21 @@ class TestTexts:
             ("5", "not of the form"), ("a:1-2", "not of the form"), ("5:3", "not of the form"),
             ("5-3:1-2", "ends before"), ("5:3-2", "ends before"),
             ("0-9:1-2,5:4-5,3-6:7-8", "key 5 is hidden from three"),
+            ("[1,2] [3]", "lists of 2 and 1 numbers"), ("[1,2]", "lists of 2 numbers"), ("[1] [x]", "no whole number"),
         ],
     )  # fmt: skip
     def test_what_hides_nothing_that_can_be_is_named(self, text: str, reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             mask_texts.read_hidden(text)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 60)] * 4), min_size=1, max_size=50), st.booleans())
+def test_pasted_vectors_mean_what_the_builder_means(numbers: list[tuple[int, ...]], twice: bool) -> None:
+    vectors = [np.array(x) for x in zip(*numbers, strict=True)][: 4 if twice else 2]
+    hidden = mask_texts.read_hidden("\n".join(str(x.tolist()) for x in vectors))
+    again = mask_texts.read_hidden(mask_texts.write_hidden(hidden))
+    found = masks.columns(*mask_texts.runs_of(again, len(numbers))).dense(55, len(numbers))
+    np.testing.assert_array_equal(found, masks.columns(*vectors).dense(55, len(numbers)))
 
 
 MASKS = {
