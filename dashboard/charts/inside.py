@@ -40,7 +40,7 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
     """Intervals ``found`` of ``lanes``, on the clock of the trace."""
     rows = {lane.log: row for row, lane in enumerate(lanes)}
     found = found[np.isin(found["log"], list(rows))]
-    figure = theme.new_figure(palette, 150 + 34 * len(lanes), barmode="overlay", bargap=0)
+    figure = theme.new_figure(palette, 220 + 34 * len(lanes), barmode="overlay", bargap=0)
     for kind, (phases, colour, pattern) in KINDS.items():
         numbers = [PHASES.index(name) for name in phases]
         mine = found[np.isin(found["phase"], numbers)]
@@ -55,7 +55,8 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
     look = {"showgrid": False, "zeroline": False, "fixedrange": True}
     figure.update_yaxes(look, tickvals=places, ticktext=names, range=[len(lanes) - 0.4, -0.6])
     figure.update_layout(dragmode="zoom")
-    theme.fixed_margins(figure, left=150, top=56, right=16)
+    theme.fixed_margins(figure, left=150, top=126, right=16)
+    figure.update_layout(legend={"xref": "container", "yref": "container", "y": 1, "yanchor": "top"})
     return figure
 
 

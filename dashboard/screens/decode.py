@@ -26,7 +26,8 @@ shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
 sources = grouped(shown, lambda m: f"{m.source}, {m.regime}")
 if sources:
     words = {name: rates_view.source_words(rows) for name, rows in sources.items()}
-    chosen = controls.choice("record", "Measured", words, local=True)
+    of_card = (name for name, rows in sources.items() if choice and choice.is_of_card(rows[0]))
+    chosen = controls.choice("record", "Measured", words, next(of_card, None), local=True)
     rates_view.show(sources[chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded yet.", "warn", small=True)

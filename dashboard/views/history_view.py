@@ -260,7 +260,7 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
 def show_downloads(rows: Sequence[Measurement]) -> None:
     """Downloads of the table, with all samples of runs."""
     page.header("Download")
-    columns = st.columns(3)
+    columns = page.fields(1, 2, 1.2)
     offers = (
         ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),
         (

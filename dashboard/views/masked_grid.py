@@ -91,7 +91,7 @@ def show_counters(view: View) -> None:
         wrong = trace.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
     reason = view.why_not_executed
-    left, right = st.columns([1.1, 2], vertical_alignment="center")
+    left, right = page.fields(2.6, 4)
     asked = left.button(
         "Count tiles by executing the kernel here",
         key="masked.emulate",

@@ -149,14 +149,8 @@ def _cost(trace: InsideTrace) -> str:
 def _table(trace: InsideTrace, of_sm: Sums) -> None:
     """Time of all warps of the SM, by phase."""
     rows = sorted(of_sm.phases.items(), key=lambda item: -item[1])
-    st.dataframe(
-        {
-            "phase": [WORDS[name] for name, _ in rows],
-            trace.unit: [round(time, 2) for _, time in rows],
-            "of all warps' " + ("time" if trace.is_time else "primitives"): [
-                f"{of_sm.share(t):.1%}" for _, t in rows
-            ],
-        },
-        hide_index=True,
-        key="masked.inside.sums",
-    )
+    share = "of all warps' time" if trace.is_time else "of all warps' primitives"
+    lines = [
+        {share: f"{of_sm.share(t):.1%}", trace.unit: round(t, 2), "phase": WORDS[name]} for name, t in rows
+    ]
+    st.dataframe(lines, hide_index=True, key="masked.inside.sums")

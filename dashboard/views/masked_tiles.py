@@ -82,10 +82,10 @@ def _binds(tiling: Tiling) -> str:
 def _line(tiling: Tiling, shortest: float) -> dict[str, str]:
     measured, error = tiling.measured, tiling.error
     return {
-        "tiles": config_words(tiling.config),
         "predicted": seconds_text(tiling.seconds),
         "÷ shortest": f"{tiling.seconds / shortest:.2f}×",
         "bound by": tiling.binds,
         "recorded": "–" if measured is None else seconds_text(measured.seconds),
         "prediction off by": "–" if error is None else f"{round(error, 2) + 0.0:+.0%}",
+        "tiles": config_words(tiling.config),  # the longest column last: a narrow window shows the others
     }

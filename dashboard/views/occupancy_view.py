@@ -195,7 +195,7 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
         with right:
             help_text = "Reset the sliders to the compiled kernel."
             page.button("As compiled", "occupancy.reset", "restart_alt", _set_what_if, entry, help=help_text)
-    for column, (field, title, _) in zip(st.columns(3), charts.SWEEPS, strict=True):
+    for column, (field, title, _) in zip(page.line_of_fields(300, 300, 300), charts.SWEEPS, strict=True):
         alt = (
             f"Occupancy on {arch.name} against {title}: the kernel has {getattr(kernel, field):,} and "
             f"{kernel.on(arch).fraction:.0%}, the what-if point {getattr(what_if, field):,} and "
