@@ -36,27 +36,41 @@ class _Scores(TypedDict, total=False):
     alibi_slopes: Any
 
 
-class _Forward(_Scores, total=False):
-    sink: Any
-    out: Any
-    device: Place | None
-
-
-class PackedOptions(_Forward, total=False):
-    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse, where the result has q's dtype."""
-
-    lse: Any
+class _Choices(_Scores, total=False):
     causal: bool
     algorithm: Algorithm
     precision: Precision | None
 
 
-class ForwardOptions(PackedOptions, total=False):
-    """Keywords of :func:`cufa.flash_attention` except return_lse, where the result has q's dtype."""
-
+class _Dense(TypedDict, total=False):
     seqlens_q: Any
     seqlens_k: Any
     layout: Layout
+
+
+class PackedOperatorOptions(_Choices, total=False):
+    """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
+
+    sink: Any
+
+
+class OperatorOptions(PackedOperatorOptions, _Dense, total=False):
+    """Keywords of attention in :mod:`cufa.torch` and :mod:`cufa.jax` except deterministic and return_lse."""
+
+    num_splits: int | None
+
+
+class PackedOptions(PackedOperatorOptions, total=False):
+    """Keywords of :func:`cufa.flash_attention_varlen` except return_lse, where the result has q's dtype."""
+
+    out: Any
+    lse: Any
+    device: Place | None
+
+
+class ForwardOptions(PackedOptions, _Dense, total=False):
+    """Keywords of :func:`cufa.flash_attention` except return_lse, where the result has q's dtype."""
+
     num_splits: int | None
 
 
@@ -78,12 +92,9 @@ class ScaledOptions(ForwardOptions, _Scaled, total=False):
     """Keywords of :func:`cufa.flash_attention` except return_lse."""
 
 
-class PackedBackwardOptions(_Scores, total=False):
+class PackedBackwardOptions(_Choices, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen_backward` except sink."""
 
-    causal: bool
-    algorithm: Algorithm
-    precision: Precision | None
     dlse: Any
     deterministic: bool
     dq: Any
@@ -93,35 +104,16 @@ class PackedBackwardOptions(_Scores, total=False):
     device: Place | None
 
 
-class BackwardOptions(PackedBackwardOptions, total=False):
+class BackwardOptions(PackedBackwardOptions, _Dense, total=False):
     """Keywords of :func:`cufa.flash_attention_backward` except sink."""
 
-    seqlens_q: Any
-    seqlens_k: Any
-    layout: Layout
 
-
-class PackedOperatorOptions(_Scores, total=False):
-    """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
-
-    sink: Any
-    causal: bool
-    algorithm: Algorithm
-    precision: Precision | None
-
-
-class OperatorOptions(PackedOperatorOptions, total=False):
-    """Keywords of attention in :mod:`cufa.torch` and :mod:`cufa.jax` except deterministic and return_lse."""
-
-    seqlens_q: Any
-    seqlens_k: Any
-    layout: Layout
-    num_splits: int | None
-
-
-class DecodeOptions(_Forward, total=False):
+class DecodeOptions(_Scores, total=False):
     """Keywords of :func:`cufa.flash_decode` except return_lse."""
 
+    sink: Any
+    out: Any
+    device: Place | None
     cache_seqlens: Any
     block_table: Any
     k_new: Any
