@@ -8,8 +8,6 @@ frame, an instruction it ignored) becomes a finding here.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 import re
 import struct
 import time
@@ -34,11 +32,6 @@ _WARNING = re.compile(r": warning #|^ptxas warning")
 #: Messages of ptxas that are no warnings: "(C7508) 'setmaxnreg' ignored", "(C7510) wgmma serialized", ".minnctapersm
 #: will be ignored". Each one changes the kernel against its author's intent.
 _PTXAS_TROUBLE = re.compile(r"\b(ignored|serialized)\b|^ptxas (warning|error|fatal)", re.IGNORECASE)
-
-#: Sections with instructions and constants. Not .nv.constant0: it holds the parameters, so its size changes with
-#: theirs although no instruction does.
-_CODE = re.compile(r"\.text\.|\.nv\.constant[1-35-9]|\.rodata")
-
 
 class MissingCompilerError(RuntimeError):
     """NVRTC, or the Python package that calls it, is not installed."""
@@ -174,19 +167,6 @@ def _executable(cubin: bytes) -> Iterator[bytes]:
         flags, _, offset, length = struct.unpack_from("<QQQQ", cubin, place + 8)
         if flags & 4:
             yield cubin[offset : offset + length]
-
-
-def code_digest(report: CompileReport) -> str:
-    """Digest of instructions, constants, registers and shared memory, 16 hexadecimal digits: two builds with the same
-    digest run the same instructions. Raises ImportError without pyelftools."""
-    from elftools.elf.elffile import ELFFile
-
-    digest = hashlib.sha256()
-    for section in ELFFile(io.BytesIO(report.cubin)).iter_sections():
-        if _CODE.match(section.name):
-            digest.update(section.name.encode() + section.data())
-    registers = [(e.name, e.registers, e.static_shared_bytes) for e in report.entries]
-    return hashlib.sha256(digest.digest() + repr(registers).encode()).hexdigest()[:16]
 
 
 def parse_log(log: str) -> tuple[EntryReport, ...]:

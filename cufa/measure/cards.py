@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from ..gpu.architectures import Device
 from ..problem.problem import Problem
 from .limits import Limits
 from .measured import Json, Measured
-from .timing import speedup
 
 RECORDS_DIR = Path(__file__).parent.parent / "records"
 CURRENT = RECORDS_DIR / "machine_code.json"
@@ -138,41 +137,6 @@ def of_lines(name: str, lines: Iterable[Json]) -> Card:
         Limits(**{k: x for k, x in ceilings.items() if k not in ("what", "recorded")}) if ceilings else None
     )
     return Card(name, tuple(newest), tuple(past), sessions, limits, others)
-
-
-def widest_first(found: dict[str, Card]) -> list[Card]:
-    """Cards in the order in which pages show them: the one that copies most bytes per second first."""
-    return sorted(found.values(), key=lambda card: -(card.limits.copy_bytes if card.limits else 0.0))
-
-
-_LEFT_OUT = ("samples_ns", "tflops", "gbytes_per_s")
-"""Rates follow from work and time."""
-
-
-def without_samples(group: list[Json]) -> Iterator[Json]:
-    """The rows of one case, all its contenders, as they are kept: intervals in place of samples."""
-    rows = [Measured(row) for row in group]
-    for row in rows:
-        low, high = row.timing.median_interval
-        kept = {name: value for name, value in row.json.items() if name not in _LEFT_OUT}
-        if row.json["max_error"] is not None:
-            kept["max_error"] = float(f"{row.json['max_error']:.4g}")
-        kept |= {"n": row.timing.count, "low_ns": round(low * 1e9), "high_ns": round(high * 1e9)}
-        over = {}
-        for other in rows:
-            if _keeps(row, other, rows):
-                ratio = speedup(other.timing, row.timing)
-                over[other.label] = [float(f"{x:.7g}") for x in (ratio.low, ratio.high)]
-        yield kept | ({"over": over} if over else {})
-
-
-def _keeps(row: Measured, other: Measured, rows: list[Measured]) -> bool:
-    """Whether ``row`` keeps the interval of the pair: the row of our kernel does, else the later row."""
-    if row is other:
-        return False
-    if row.is_ours != other.is_ours:
-        return row.is_ours
-    return rows.index(other) < rows.index(row)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..build.compiler import source_digest
@@ -299,25 +299,6 @@ def speedup(slow: Measured, fast: Measured) -> Ratio:
         if kept := slow.json.get("over", {}).get(fast.label):
             return Ratio(value, 1 / kept[1], 1 / kept[0])
     return timing.speedup(slow.timing, fast.timing)
-
-
-def best_peer(found: dict[str, Measured]) -> str:
-    """The fastest of another library in one case; "" when none was timed."""
-    peers = [row for row in found.values() if row.is_peer]
-    return min(peers, key=lambda row: row.p50_ns).label if peers else ""
-
-
-def speedups(
-    rows: Iterable[Measured], ours: str, peer: str, regime: Regime, wanted: Callable[[Problem], bool]
-) -> Iterator[tuple[Problem, float]]:
-    """Each wanted problem that ``ours`` was timed on beside ``peer``, and how many times faster ``ours`` was. "" is our
-    first, or the fastest peer, of each case. Host-bound times are left out."""
-    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
-    for found in by_case(chosen):
-        fast = ours or next((label for label, row in found.items() if row.is_ours), "")
-        slow = peer or best_peer(found)
-        if {fast, slow} <= found.keys():
-            yield found[fast].problem, found[slow].p50_ns / found[fast].p50_ns
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

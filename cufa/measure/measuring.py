@@ -225,19 +225,3 @@ def _batches(calls: Iterator[Run], lane: Lane) -> Generator[tuple[int, float, bo
                 yield ended, took, late
     finally:
         lane.wait(last)
-
-
-def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -> Timing:
-    """Host seconds of one asynchronous call. The queue is drained between batches, so that a full launch queue never
-    blocks the host. One sample per batch."""
-    for _ in range(batch):
-        call()
-    samples: list[float] = []
-    for _ in range(max(1, calls // batch)):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(batch):
-            call()
-        samples.append((time.perf_counter() - start) / batch)
-    synchronize()
-    return Timing(tuple(samples))

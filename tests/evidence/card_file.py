@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cufa.measure.cards import Card, of_lines, read_lines, without_samples
+from cufa.measure.cards import Card, of_lines, read_lines
 from cufa.measure.measured import Measured
+from cufa.measure.timing import speedup
 
 Json = dict[str, Any]
 
@@ -66,3 +67,33 @@ def _key(problem: Json) -> str:
 
 def _text(line: Json) -> str:
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+_LEFT_OUT = ("samples_ns", "tflops", "gbytes_per_s")
+"""Rates follow from work and time."""
+
+
+def without_samples(group: list[Json]) -> Iterator[Json]:
+    """The rows of one case, all its contenders, as they are kept: intervals in place of samples."""
+    rows = [Measured(row) for row in group]
+    for row in rows:
+        low, high = row.timing.median_interval
+        kept = {name: value for name, value in row.json.items() if name not in _LEFT_OUT}
+        if row.json["max_error"] is not None:
+            kept["max_error"] = float(f"{row.json['max_error']:.4g}")
+        kept |= {"n": row.timing.count, "low_ns": round(low * 1e9), "high_ns": round(high * 1e9)}
+        over = {}
+        for other in rows:
+            if _keeps(row, other, rows):
+                ratio = speedup(other.timing, row.timing)
+                over[other.label] = [float(f"{x:.7g}") for x in (ratio.low, ratio.high)]
+        yield kept | ({"over": over} if over else {})
+
+
+def _keeps(row: Measured, other: Measured, rows: list[Measured]) -> bool:
+    """Whether ``row`` keeps the interval of the pair: the row of our kernel does, else the later row."""
+    if row is other:
+        return False
+    if row.is_ours != other.is_ours:
+        return row.is_ours
+    return rows.index(other) < rows.index(row)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cufa.build.compiler import trace_constants, translation_unit
-from cufa.build.static_compile import CompileError, code_digest, compile_text, nvrtc_version
+from cufa.build.static_compile import CompileError, CompileReport, compile_text, nvrtc_version
 from cufa.gpu.architectures import Architecture, find_architecture
 from cufa.kernels import KERNELS
 from cufa.measure import cards
@@ -19,6 +22,10 @@ from cufa.problem.problem import Problem
 
 from .card_file import CardFile
 from .traced import TRACES
+
+#: Sections with instructions and constants. Not .nv.constant0: it holds the parameters, so its size changes with
+#: theirs although no instruction does.
+_CODE = re.compile(r"\.text\.|\.nv\.constant[1-35-9]|\.rodata")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +79,19 @@ def digest_of(build: Build | None) -> str:
         return code_digest(compile_text(build.unit, build.arch)) if build else ""
     except CompileError:
         return ""
+
+
+def code_digest(report: CompileReport) -> str:
+    """Digest of instructions, constants, registers and shared memory, 16 hexadecimal digits: two builds with the same
+    digest run the same instructions. Raises ImportError without pyelftools."""
+    from elftools.elf.elffile import ELFFile
+
+    digest = hashlib.sha256()
+    for section in ELFFile(io.BytesIO(report.cubin)).iter_sections():
+        if _CODE.match(section.name):
+            digest.update(section.name.encode() + section.data())
+    registers = [(e.name, e.registers, e.static_shared_bytes) for e in report.entries]
+    return hashlib.sha256(digest.digest() + repr(registers).encode()).hexdigest()[:16]
 
 
 def compiled(builds: Iterable[Build | None], jobs: int) -> dict[Build | None, str]:

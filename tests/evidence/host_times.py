@@ -21,10 +21,9 @@ import numpy as np
 from cufa.kernels import KERNELS, Kernel
 from cufa.measure import peers
 from cufa.measure.inputs import Inputs
-from cufa.measure.measuring import host_time
 from cufa.measure.peers import sdpa, tensors
 from cufa.measure.suites import make
-from cufa.measure.timing import Timing
+from cufa.measure.timing import Run, Timing
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import fitting_configs, make_plan
 from cufa.problem.mask import CAUSAL
@@ -80,6 +79,22 @@ def host_calls() -> list[Json]:
         {"call": label, **{f"p{p}_us": round(getattr(timing, f"p{p}") * 1e6, 2) for p in (10, 50, 90)}}
         for label, timing in found
     ]
+
+
+def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -> Timing:
+    """Host seconds of one asynchronous call. The queue is drained between batches, so that a full launch queue never
+    blocks the host. One sample per batch."""
+    for _ in range(batch):
+        call()
+    samples: list[float] = []
+    for _ in range(max(1, calls // batch)):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        samples.append((time.perf_counter() - start) / batch)
+    synchronize()
+    return Timing(tuple(samples))
 
 
 def _torch_times(

@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-from cufa.measure.cards import Card, widest_first
-from cufa.measure.measured import Measured, geometric_mean, speedups
+from cufa.measure.cards import Card
+from cufa.measure.measured import Measured, by_case, geometric_mean
 from cufa.measure.peers import family_of
 from cufa.measure.regimes import Regime
 from cufa.problem.mask import CAUSAL
 from cufa.problem.problem import Problem
 
 from .days import other_days, tests_in_words
-from .tables import NONE, table
+from .tables import NONE, best_peer, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,11 @@ _ROWS = (
 )  # fmt: skip
 
 
+def widest_first(found: dict[str, Card]) -> list[Card]:
+    """Cards in the order in which pages show them: the one that copies most bytes per second first."""
+    return sorted(found.values(), key=lambda card: -(card.limits.copy_bytes if card.limits else 0.0))
+
+
 def overview(found: dict[str, Card]) -> Iterator[str]:
     """One table per GPU, with sentences about stale kernels and about suites measured on other days."""
     for card in widest_first(found):
@@ -108,9 +113,22 @@ def _ratios(rows: list[Measured], wanted: Iterable[_Row]) -> dict[_Row, list[str
 def _by_regime(rows: list[Measured], row: _Row) -> dict[Regime, list[float]]:
     of_suite = [x for x in rows if x.suite == row.suite]
     return {
-        regime: [x for _, x in speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
+        regime: [x for _, x in _speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
         for regime in Regime
     }
+
+
+def _speedups(
+    rows: Iterable[Measured], ours: str, peer: str, regime: Regime, wanted: Callable[[Problem], bool]
+) -> Iterator[tuple[Problem, float]]:
+    """Each wanted problem that ``ours`` was timed on beside ``peer``, and how many times faster ``ours`` was. "" is our
+    first, or the fastest peer, of each case. Host-bound times are left out."""
+    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
+    for found in by_case(chosen):
+        fast = ours or next((label for label, row in found.items() if row.is_ours), "")
+        slow = peer or best_peer(found)
+        if {fast, slow} <= found.keys():
+            yield found[fast].problem, found[slow].p50_ns / found[fast].p50_ns
 
 
 def _tests(card: Card) -> str:

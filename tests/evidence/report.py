@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cufa.measure import cards, predictions
-from cufa.measure.cards import Card, widest_first
+from cufa.measure.cards import Card
 from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
@@ -61,7 +61,7 @@ def markdown(found: dict[str, Card]) -> str:
     """All tables of all recorded GPUs, in the order of the overview."""
     if not found:
         return "Nothing has been recorded yet.\n"
-    return "\n".join("\n".join(_device_section(card)) for card in widest_first(found))
+    return "\n".join("\n".join(_device_section(card)) for card in overview.widest_first(found))
 
 
 def _device_section(card: Card) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from cufa.measure import additions
 from cufa.measure.cases import READ
 from cufa.measure.ladder import is_step
-from cufa.measure.measured import Measured, best_peer, by_case, speedup
+from cufa.measure.measured import Measured, by_case, speedup
 from cufa.measure.suites import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
@@ -32,6 +32,12 @@ def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> Lines:
 
 def labels_of(rows: Iterable[Measured]) -> list[str]:
     return list(dict.fromkeys(row.label for row in rows))
+
+
+def best_peer(found: dict[str, Measured]) -> str:
+    """The fastest of another library in one case; "" when none was timed."""
+    peers = [row for row in found.values() if row.is_peer]
+    return min(peers, key=lambda row: row.p50_ns).label if peers else ""
 
 
 def ratio(rows: Rows, slow: str, fast: str) -> str:

@@ -9,7 +9,7 @@ import math
 import pytest
 from card_support import lines_of, write_lines
 from evidence import gpu_tests, recorder
-from evidence.card_file import CardFile
+from evidence.card_file import CardFile, without_samples
 from records_support import CEILINGS, ENVIRONMENT, LIMITS, SHIPPED, made_up_card, versions_rows
 
 from cufa.kernels import KERNELS
@@ -54,7 +54,7 @@ class TestWithoutSamples:
     @pytest.fixture
     def pairs(self):
         whole = versions_rows()[:4]
-        kept = json.loads(json.dumps(list(cards.without_samples(whole))))
+        kept = json.loads(json.dumps(list(without_samples(whole))))
         return [measured.Measured(x) for x in whole], [measured.Measured(x) for x in kept]
 
     def test_times_and_rates(self, pairs):

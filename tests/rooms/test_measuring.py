@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from evidence.host_times import host_time
 
 from cufa.measure import measuring, power
 from cufa.measure.cases import Case, contenders
@@ -123,7 +124,7 @@ class TestTiming:
 
     def test_host_time_counts_calls(self):
         calls = []
-        t = measuring.host_time(lambda: calls.append(1), lambda: None, calls=200, batch=20)
+        t = host_time(lambda: calls.append(1), lambda: None, calls=200, batch=20)
         assert len(t.samples) == 10
         assert len(calls) == 220, "one batch is a warm-up"
 
