@@ -167,7 +167,9 @@ def _tokens(problem: Problem, arrays: Arrays, name: str, batch: int, kv_head: in
     else:
         tokens = x[table[batch, : -(-length // x.shape[2])], kv_head].reshape(-1, x.shape[-1])
     wide = _float64(tokens[:length], problem.k_element if name == "k" else problem.v_element)
-    return wide if factor is None else wide * factor[kv_head]
+    if factor is None:
+        return wide
+    return wide * (factor[kv_head] if factor.ndim == 1 else factor[batch, kv_head, :length, None])
 
 
 def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) -> Any:

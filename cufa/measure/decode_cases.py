@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -65,7 +66,10 @@ def decode(device: Device | None) -> Iterator[Case]:
     assert first is not None
     yield Case(first, (*groups, Contender(READ)), "8 × 32k, groups of query heads")
     fp8 = make_decode(8, 32, 8, capacity, cache_dtype="float8_e4m3")
-    yield Case(fp8, (Contender(name=OURS), Contender(READ)), "8 × 32/8 × 32k, e4m3 cache")
+    of_tokens = Contender(
+        name="scale per token", problem=dataclasses.replace(fp8, scales=("", "token", "token"))
+    )
+    yield Case(fp8, (Contender(name=OURS), of_tokens, Contender(READ)), "8 × 32/8 × 32k, e4m3 cache")
 
 
 def _ragged() -> Case:

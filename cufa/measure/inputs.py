@@ -85,7 +85,8 @@ class Inputs:
             found["block_table"] = xp.asarray(pages.reshape(problem.batch, cache.max_pages))
         for name, element in (("k_scale", problem.k_element), ("v_scale", problem.v_element)):
             if element.storage != element.name and element.itemsize == 1:
-                found[name] = xp.ones(problem.kv_heads, np.float32)
+                of_tokens = (problem.batch, problem.kv_heads, problem.seqlen_k)
+                found[name] = xp.ones(of_tokens if problem.scales else problem.kv_heads, np.float32)
         return found
 
     def _query_shape(self, problem: Problem) -> tuple[int, ...]:

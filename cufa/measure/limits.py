@@ -11,6 +11,7 @@ import numpy as np
 
 from ..build.compiler import cupy_options, translation_unit
 from ..gpu.architectures import Device
+from ..problem.float8 import NAME as E4M3
 from ..problem.problem import Problem
 from .cases import Work
 from .measuring import time_of
@@ -56,8 +57,11 @@ class Limits:
         ``work`` is given where sequences are shorter than the arrays.
         """
         kind, work = _product(problem, self.flops), work or Work.of(problem)
+        name, rate = f"{kind} products", self.flops[kind]
+        if problem.dtype == E4M3 and "bfloat16" in self.flops:  # tensor cores multiply e4m3 at twice the rate
+            name, rate = "e4m3 products (2 × bfloat16)", 2 * self.flops["bfloat16"]
         parts = {
-            f"{kind} products": work.flops / self.flops[kind],
+            name: work.flops / rate,
             "exponentials": work.scores / self.exponentials,
             "memory": work.io_bytes / max(self.copy_bytes, self.read_bytes),
         }

@@ -233,6 +233,11 @@ def _fp8_speed(device: Device | None) -> Iterator[Case]:
     return float8_cases.speed(_published_shapes())
 
 
+@_suite("fp8-energy", "e4m3 and bfloat16, shapes that meet the power limit")
+def _fp8_energy(device: Device | None) -> Iterator[Case]:
+    return float8_cases.speed(_hidden(16384, 128, mask) for mask in _MASKS)
+
+
 _suite("decode", "decode: one query token, head dim 128, bfloat16", "decode")(decode_cases.decode)
 _suite("decode-published", "decode: the published shapes only", "decode")(decode_cases.published)
 _suite("splits", "decode: splits of the keys, few to many", "decode")(decode_cases.sweep)

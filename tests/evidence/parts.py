@@ -58,6 +58,6 @@ PARTS = (
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),
     Part("energy", Regime.SUSTAINED),
-    Part("fp8-speed", Regime.SUSTAINED, _SHORT),
+    Part("fp8-energy", Regime.SUSTAINED),
     Part("backward-energy", Regime.SUSTAINED),
 )

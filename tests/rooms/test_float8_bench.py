@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import cufa
 from cufa.cli import main
+from cufa.gpu.architectures import Device
 from cufa.measure import check, float8_cases, inputs, measured, runner, suites
 from cufa.measure.cases import Case, Contender
 from cufa.measure.distributions import DISTRIBUTIONS, NEEDLES, drawn, needle_keys, rounded
@@ -141,3 +142,23 @@ def test_cases_of_a_gpu_have_long_needles_and_joules():
     shapes = {(x.problem.head_dim, x.problem.seqlen_q) for x in speed}
     assert shapes >= {(128, 4096), (256, 1024), (64, 16384)}
     assert all(QUANTIZE in {c.algorithm for c in x.contenders} for x in speed)
+
+
+def test_a_cache_with_scales_of_tokens_is_timed_beside_one_with_scales_of_heads():
+    device = Device.typical("sm_90")
+    case = next(x for x in suites.SUITES["decode"].cases(device) if "e4m3" in x.name)
+    kernels = [c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours]
+    assert kernels == ["decode_split_tma_fp8", "decode_split_tma_fp8_scaled"]
+    small = dataclasses.replace(case.problem, batch=2, heads=4, kv_heads=2, seqlen_k=200)
+    ours = [dataclasses.replace(c, problem=c.problem and dataclasses.replace(small, scales=c.problem.scales))
+            for c in case.contenders if c.is_ours]  # fmt: skip
+    rows, skipped = runner.run_case(Case(small, tuple(ours), "small"), None, LIMITS, seconds=0.01)
+    assert not skipped and len(rows) == 2
+    assert all(row.error < 1e-2 for row in rows)
+
+
+def test_the_ceiling_of_e4m3_is_twice_that_of_16_bits():
+    limits = Limits(1e12, {"bfloat16": 1e15, "float16": 1e15, "tf32": 5e14}, 1e13)
+    problem = suites.make(4, 16, 4096, 128, "bfloat16")
+    (slow, _), (fast, name) = limits.floor(problem), limits.floor(Quantized().problem(problem))
+    assert slow == 2 * fast and name == "e4m3 products (2 × bfloat16)"
