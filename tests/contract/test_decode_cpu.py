@@ -11,8 +11,8 @@ import warnings
 
 import numpy as np
 import pytest
+from decode_contract import SMALL
 from decode_support import FLOAT8, NAN_BITS, make_case, prepare
-from test_decode import SMALL
 
 from cufa.kernels.decode import row_blocks
 from cufa.plan.decode import ragged_shares
