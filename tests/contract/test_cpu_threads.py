@@ -16,6 +16,7 @@ import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
+import cufa
 import cufa.run.cuda
 from cufa.calls import dispatch, warm
 from cufa.gpu.architectures import Device
@@ -193,6 +194,26 @@ def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):
     with blas.single_threaded_blas() as available:
         assert available == blas.usable_cores() >= 1
     check(*make_inputs(1, 8, 8, 300, 300, 64, "float32"), "fa2", causal=True, config=FORWARD.cpu_config)
+
+
+def test_a_ctrl_c_while_threads_end_is_not_lost(monkeypatch):
+    """Raised while Python frees a generator it is only printed."""
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 8, 900, 64), np.float32)
+    out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu")
+    shutdown = concurrent.futures.ThreadPoolExecutor.shutdown
+
+    def interrupted(pool, **options):
+        shutdown(pool, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(blas, "usable_cores", lambda: 2)
+    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", interrupted)
+    for call in (
+        lambda: cufa.flash_attention(q, k, v, device="cpu"),
+        lambda: cufa.flash_attention_backward(dout, q, k, v, out, lse, device="cpu"),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
 
 
 # --- Memory -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Memory beyond the results, for each stack of heads: dQ in the compute dtype, two
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -106,14 +107,17 @@ def run(
 
     with single_threaded_blas() as available, np.errstate(all="ignore"):
         workers = 1 if observer is not None else num_workers(problem, num_threads, available)
-        dQs = in_threads(work, list(itertools.product(stacks, range(shares))), workers)
-        for heads in stacks:  # shares of a stack arrive, and are summed, in order
-            total: Array | None = None
-            for part in itertools.islice(dQs, shares):
-                if part is not None:
-                    total = part if total is None else np.add(total, part, out=total)
-            if total is not None:
-                of_queries["dq"][heads] = total
+        tasks = list(itertools.product(stacks, range(shares)))
+        with contextlib.closing(
+            in_threads(work, tasks, workers)
+        ) as dQs:  # a Ctrl-C while threads end is not lost
+            for heads in stacks:  # shares of a stack arrive, and are summed, in order
+                total: Array | None = None
+                for part in itertools.islice(dQs, shares):
+                    if part is not None:
+                        total = part if total is None else np.add(total, part, out=total)
+                if total is not None:
+                    of_queries["dq"][heads] = total
 
 
 def _shares(schedule: Schedule, num_stacks: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -186,7 +186,9 @@ def num_workers(problem: Problem, num_threads: int | None, available: int) -> in
     return num_threads or (available if problem.flops > _SERIAL_FLOPS else 1)
 
 
-def in_threads(work: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
+def in_threads(
+    work: Callable[[Task], Result], tasks: Sequence[Task], workers: int
+) -> Generator[Result, None, None]:
     """Results in the order of the tasks. Raises a thread's exception."""
 
     def quietly(task: Task) -> Result:
