@@ -95,9 +95,8 @@ class _Fields:
             yield self.line.container(width=_WIDTH)
 
     def flag(self, name: str, label: str, default: bool) -> bool:
-        return self.controls.flag(
-            name, label, self.begin(name, default, lambda x: x == "1"), at=self.line.container(width=_NARROW)
-        )
+        begin = self.begin(name, default, lambda x: x in ("1", "True"))
+        return self.controls.flag(name, label, begin, at=self.line.container(width=_NARROW))
 
     def text(self, name: str, label: str, default: str, form: Form[Read], help: str) -> Read:
         with self.below:

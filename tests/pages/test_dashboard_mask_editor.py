@@ -291,8 +291,9 @@ def test_a_kernel_that_does_not_serve_the_mask_says_so_and_is_not_run() -> None:
     assert not served.button(key="masked.emulate").disabled
 
 
-def test_another_mask_beside_it_begins_with_the_same() -> None:
+def test_another_mask_beside_it_begins_with_the_same(shown: list[Mask]) -> None:
     app = open_page("masked_work", mask="documents", lengths="1000,3096", two="1")
+    assert shown[-1] == shown[-2]
     assert app.segmented_control(key="masked.b_mask").value == "documents"
     assert app.text_area(key="masked.b_lengths").value == "1000,3096"
     app.text_area(key="masked.b_lengths").set_value("4096").run()
