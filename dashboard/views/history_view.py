@@ -78,6 +78,7 @@ def show_table(rows: Sequence[Measurement]) -> None:
         {
             "#": number,
             "kernel": m.label,
+            "machine": f"{m.machine}{'' if m.is_gpu else ' (CPU)'}",
             "problem": m.case,
             "mask": m.mask,
             "regime": str(m.regime),
@@ -89,7 +90,6 @@ def show_table(rows: Sequence[Measurement]) -> None:
             "recorded": m.recorded[:16].replace("T", " "),
             **(load_cells(m) if alone else {}),
             "from": _ORIGINS[m.origin],
-            "machine": f"{m.machine}{'' if m.is_gpu else ' (CPU)'}",
         }
         for number, m in enumerate(rows, 1)
     ]
