@@ -64,14 +64,9 @@ def quarter_of_today(cases: Sequence[T], key: str) -> list[T]:
 
 
 def chosen(
-    rows: Sequence[dict[str, Any]],
-    key: str,
-    *,
-    fixed: int | None = None,
-    dated: int = 1,
-    pairs: Iterable[tuple[str, str]] = (),
-    each: str | None = None,
-) -> set[int]:
+    rows: Sequence[dict[str, Any]], key: str, *, fixed: int | None = None, dated: int = 1,
+    pairs: Iterable[tuple[str, str]] = (), each: str | None = None,
+) -> set[int]:  # fmt: skip
     """Indices of the rows of parameters that today's run keeps; the options are those of the mark."""
     everything = range(len(rows))
     if date() == EVERY_CASE:

@@ -131,18 +131,13 @@ def test_anything_on_a_cpu(data):
     heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (8, 2)]))
     new = draw(st.sampled_from([0, 0, 1, 3]))
     case = make_case(
-        [n + new for n in draw(st.lists(st.integers(0, 70), min_size=1, max_size=4))],
-        heads=heads,
-        kv_heads=kv_heads,
-        tokens=draw(st.sampled_from([1, 1, 2, 5, 16])),
+        [n + new for n in draw(st.lists(st.integers(0, 70), min_size=1, max_size=4))], heads=heads,
+        kv_heads=kv_heads, tokens=draw(st.sampled_from([1, 1, 2, 5, 16])),
         head_dim=draw(st.sampled_from([8, 24])),
-        dtype=draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])),
-        fp8=draw(st.booleans()),
-        page_size=draw(st.sampled_from(PAGE_SIZES)),
-        new=new,
-        scale=draw(st.sampled_from([None, 0.0, 0.7])),
+        dtype=draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])), fp8=draw(st.booleans()),
+        page_size=draw(st.sampled_from(PAGE_SIZES)), new=new, scale=draw(st.sampled_from([None, 0.0, 0.7])),
         seed=draw(st.integers(0, 99)),
-    )
+    )  # fmt: skip
     config = TileConfig(draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 5, 8, 32])), num_warps=0)
     num_splits = draw(st.sampled_from([None, 1, 2, 3, 7, 30]))
     check(CPU, case, draw(st.sampled_from(SCHEDULES["cpu"])), num_splits, config=config)

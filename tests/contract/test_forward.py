@@ -161,14 +161,9 @@ def test_every_tiling(backend, spec, dtype, precision, config, causal):
         check(backend, spec, precision, *inputs, causal=causal, config=config, trace=causal)
         return
     edges = [
-        (1, 1),
-        (bq, bk),
-        (bq - 1, bk + 1),
-        (bq + 1, bk - 1),
-        (2 * bq + 1, 3 * bk),
-        (1, 2 * bk + 1),
+        (1, 1), (bq, bk), (bq - 1, bk + 1), (bq + 1, bk - 1), (2 * bq + 1, 3 * bk), (1, 2 * bk + 1),
         (bq, 1),
-    ]
+    ]  # fmt: skip
     for head_dim in sorted({least if config.max_head_dim >= 64 else 8, config.max_head_dim}):
         if config not in fitting_configs(spec, head_dim, backend.device):
             continue  # made for another architecture's shared memory

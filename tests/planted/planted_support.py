@@ -29,15 +29,10 @@ class Outcome(NamedTuple):
 
 
 def run_planted(
-    name: str,
-    bug: str,
-    fields: Mapping[str, np.ndarray | int],
-    launches: Sequence[Launch],
-    execution: Execution,
-    maps: tuple[Any, ...] = (),
-    constants: Mapping[str, int | bool] | None = None,
+    name: str, bug: str, fields: Mapping[str, np.ndarray | int], launches: Sequence[Launch],
+    execution: Execution, maps: tuple[Any, ...] = (), constants: Mapping[str, int | bool] | None = None,
     ordered_sums: bool = False,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """``fields`` are those of PlantedParams, in order; the kernel may write each array unless its field is ``in_`` or
     ends in ``_in``. The source is given by its absolute path: it lies outside of cuda_src."""
     source = Path(__file__).with_name(name)

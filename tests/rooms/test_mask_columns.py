@@ -196,14 +196,9 @@ def test_a_mask_for_each_sequence_and_head(mask, seqlen_q):
 # --- Decoding ---------------------------------------------------------------------------------------------
 
 DECODED = [
-    masks.causal(),
-    masks.window(9, 0),
-    masks.streaming(4, 9),
-    masks.streaming([4, 0, 90], 9),
-    masks.prefix(20),
-    masks.global_window(20, 9, 0),
-    masks.chunks(32),
-]
+    masks.causal(), masks.window(9, 0), masks.streaming(4, 9), masks.streaming([4, 0, 90], 9),
+    masks.prefix(20), masks.global_window(20, 9, 0), masks.chunks(32),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mask", DECODED, ids=str)

@@ -286,18 +286,13 @@ class TestNvml:
     def nvml(self, monkeypatch):
         field = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=650_000))
         fake = SimpleNamespace(
-            NVMLError=type("NVMLError", (Exception,), {}),
-            NVML_SUCCESS=0,
-            NVML_FI_DEV_POWER_INSTANT=186,
-            NVML_CLOCK_SM=1,
-            nvmlInit=lambda: None,
-            nvmlDeviceGetHandleByPciBusId=lambda bus: bus,
+            NVMLError=type("NVMLError", (Exception,), {}), NVML_SUCCESS=0, NVML_FI_DEV_POWER_INSTANT=186,
+            NVML_CLOCK_SM=1, nvmlInit=lambda: None, nvmlDeviceGetHandleByPciBusId=lambda bus: bus,
             nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 5_000,
             nvmlDeviceGetFieldValues=lambda gpu, fields: [field],
-            nvmlDeviceGetPowerUsage=lambda gpu: 600_000,
-            nvmlDeviceGetClockInfo=lambda gpu, kind: 1500,
+            nvmlDeviceGetPowerUsage=lambda gpu: 600_000, nvmlDeviceGetClockInfo=lambda gpu, kind: 1500,
             field=field,
-        )
+        )  # fmt: skip
         runtime = SimpleNamespace(
             getDevice=lambda: 3, deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0"
         )

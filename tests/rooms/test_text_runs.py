@@ -19,17 +19,10 @@ PARAMETERS = ("Lengths", "Runs", "i64", "i64", "i64", "i64")
 FORMS = ("causal", "both ways", "question")  # in the order of the kernel's TextForm
 RNG = np.random.default_rng(0)
 LENGTHS = [
-    np.array([[50]]),
-    np.array([[10, 0, 40]]),
-    np.array([[0, 0, 7, 0]]),
-    np.zeros((2, 3)),
-    np.array([[10, 20, 20], [30, 5, 0]]),
-    RNG.integers(0, 9, (3, 70)),
-    RNG.integers(0, 3, (1, 200)),
-    np.ones((1, 100)),
-    np.array([[300, 5, 0, 700, 256], [1, 2, 3, 4, 5]]),
-    np.zeros((1, 0)),
-]
+    np.array([[50]]), np.array([[10, 0, 40]]), np.array([[0, 0, 7, 0]]), np.zeros((2, 3)),
+    np.array([[10, 20, 20], [30, 5, 0]]), RNG.integers(0, 9, (3, 70)), RNG.integers(0, 3, (1, 200)),
+    np.ones((1, 100)), np.array([[300, 5, 0, 700, 256], [1, 2, 3, 4, 5]]), np.zeros((1, 0)),
+]  # fmt: skip
 
 
 def run(lengths: np.ndarray, keys: int, form: str) -> np.ndarray:
@@ -94,26 +87,16 @@ def test_the_same_mask_of_other_lengths_is_checked_once(asked, monkeypatch):
 
 def test_another_question_is_another_mask(asked):
     questions = [
-        {},
-        {"causal": False},
-        {"diagonal": "top-left"},
-        {"diagonal": 3},
-        {"causal": np.False_},
+        {}, {"causal": False}, {"diagonal": "top-left"}, {"diagonal": 3}, {"causal": np.False_},
         {"causal": 1},
-    ]
+    ]  # fmt: skip
     for _ in range(2):
         for question in questions:
             of_host = masks.documents([10, 20], seqlen=50, **question)
             found = masks.documents(OnGpu(2), seqlen=50, **question)
             assert (found.band, found.rows, found.title) == (of_host.band, of_host.rows, of_host.title)
-    assert [form for *_, form in asked] == [
-        "causal",
-        "both ways",
-        "causal",
-        "causal",
-        "both ways",
-        "causal",
-    ] * 2
+    forms = ["causal", "both ways", "causal", "causal", "both ways", "causal"]
+    assert [form for *_, form in asked] == forms * 2
     assert masks.documents(OnGpu(4), seqlen=np.int64(7)).title == "causal documents (4)"
 
 

@@ -176,12 +176,7 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
 def make_trace(plan: Plan, **changes: Any) -> traces.Trace:
     """A trace of a plan; ``changes`` overwrite fields."""
     trace = traces.Trace(
-        plan.spec.name,
-        digest(plan.spec),
-        plan.problem,
-        plan.config,
-        dict(ENVIRONMENT),
-        DEVICE.num_sms,
+        plan.spec.name, digest(plan.spec), plan.problem, plan.config, dict(ENVIRONMENT), DEVICE.num_sms,
         make_records(plan),
-    )
+    )  # fmt: skip
     return dataclasses.replace(trace, **changes)

@@ -17,15 +17,8 @@ def errors(unit: str) -> str:
     if reason := why_no_compiler():
         pytest.skip(reason)
     command = [
-        host_build.cxx(),
-        "-std=c++17",
-        "-w",
-        "-fsyntax-only",
-        f"-I{compiler.SOURCE_DIR}",
-        "-x",
-        "c++",
-        "-",
-    ]
+        host_build.cxx(), "-std=c++17", "-w", "-fsyntax-only", f"-I{compiler.SOURCE_DIR}", "-x", "c++", "-",
+    ]  # fmt: skip
     done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
     assert bool(done.stderr) == bool(done.returncode), done.stderr
     return done.stderr
