@@ -65,8 +65,7 @@ def choose(controls: Controls) -> Case:
 
 def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
     """The case with one's own first rows of Q and K. The switch is ``at`` this place."""
-    asked = bool(controls.asked("q") or controls.asked("k"))
-    if not controls.flag("own", "Your own Q and K", asked, at=at):
+    if not controls.flag("own", "Your own Q and K", at=at):
         return case
     given = {}
     for name, place in zip("QK", st.columns(2), strict=True):

@@ -140,7 +140,7 @@ def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) 
     links = [
         "",
         "?algorithm=decode&step=9",
-        "?mask=window&step=15&q=1,2&k=3",
+        "?mask=window&step=15&own=1&q=1,2&k=3",
         "?algorithm=fa2_backward&step=7",
     ]
     for link in of_today(links, "links of the walk"):

@@ -395,16 +395,17 @@ def test_ones_own_rows_are_the_first_rows_of_the_walk() -> None:
     ],
 )
 def test_what_is_no_row_is_told_and_the_page_goes_on(text: str, why: str) -> None:
-    app = open_page("understand", q="1,2")
+    app = open_page("understand", own="1", q="1,2")
     app.text_area(key="understand.q").set_value(text).run()
     assert not app.exception and why in app.error[0].value
-    assert parameters(app) == {"q": "1,2"} and "1 of 32 rows of Q and 0 of 32 rows of K are yours" in words(
-        app
-    )
+    assert parameters(app) == {
+        "own": "1",
+        "q": "1,2",
+    } and "1 of 32 rows of Q and 0 of 32 rows of K are yours" in words(app)
 
 
 def test_the_page_derives_with_its_own_numbers_and_shows_who_shares_keys() -> None:
-    app = open_page("understand", step="2", q="3,0,0,0,0,0,0,1", k="1;2;0.5")
+    app = open_page("understand", step="2", own="1", q="3,0,0,0,0,0,0,1", k="1;2;0.5")
     row = softmax_row.row_of(
         walk(Case("fa2", Q=own_rows.read("3,0,0,0,0,0,0,1"), K=own_rows.read("1;2;0.5"))), 1
     )
