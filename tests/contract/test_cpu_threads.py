@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
+from interrupts import was_interrupted
 from support import make_inputs, poisoned_like
 
 import cufa
@@ -169,9 +171,9 @@ def test_a_child_forked_inside_a_call_leaves_it(blas_threads):
     with blas.single_threaded_blas():
         child = os.fork()
         if child == 0:
-            blas._setting.enter()
+            blas._setting.enter(call := blas._Call())
     if child == 0:
-        blas._setting.leave()
+        blas._setting.leave(call)
         os._exit(0 if blas_threads() == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert blas_threads() == 2
@@ -181,12 +183,32 @@ def test_threads_change_while_a_call_is_counted_only(monkeypatch):
     """A process forked at any of these moments restores them: what it is not told of it could not."""
     counted = []
     library = types.SimpleNamespace(
-        get_num_threads=lambda: 2, set_num_threads=lambda n: counted.append((n, blas._setting._users))
+        get_num_threads=lambda: 2, set_num_threads=lambda n: counted.append((n, len(blas._setting._calls)))
     )
     monkeypatch.setattr(blas, "_libraries", lambda: [library])
     with blas.single_threaded_blas():
         pass
     assert counted == [(1, 1), (2, 1)]
+
+
+def test_blas_threads_are_restored_whatever_ctrl_c_interrupts(monkeypatch):
+    """In the call or, where it ends, by the next call."""
+    threads = [2]
+    library = types.SimpleNamespace(
+        get_num_threads=lambda: threads[0], set_num_threads=lambda n: threads.__setitem__(0, n)
+    )
+    monkeypatch.setattr(blas, "_libraries", lambda: [library])
+
+    def call():
+        with blas.single_threaded_blas() as available:
+            assert (available, threads) == (2, [1])
+
+    for at in itertools.count():
+        if not was_interrupted(call, at, "run/cpu/blas.py"):
+            break
+        call()
+        assert threads == [2], f"interrupted at line {at}"
+    assert at > 10
 
 
 def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):

@@ -6,43 +6,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import linecache
-import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from decode_kernel_support import H200
+from interrupts import was_interrupted
 
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import FULL
 from cufa.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
-
-
-def was_interrupted(call: Callable[[], None], at: int) -> bool:
-    """Whether ``call`` ran as far as the ``at``-th line of the CUDA backend, and was interrupted there."""
-    lines, before = itertools.count(), sys.gettrace()
-
-    def trace(frame, event, _):
-        if "/run/cuda/" not in frame.f_code.co_filename:
-            return None
-        # Python handles signals after calls: a lock is never left between its `with` and its release.
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not text.startswith("with ") and next(lines) == at:
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 class Machine:
@@ -122,7 +97,7 @@ def test_the_next_call_launches_what_it_is_given(monkeypatch, operation, algorit
     for interrupted, first in itertools.product([(1, 1), (0, 1)], range(len(after))):
         for at in itertools.count():
             call(0)
-            if not was_interrupted(lambda: call(*interrupted), at):  # noqa: B023
+            if not was_interrupted(lambda: call(*interrupted), at, "/run/cuda/"):  # noqa: B023
                 break
             for x in after[first:] + after[:first]:
                 assert call(*x) == right[x], f"{interrupted} interrupted at line {at}, then {x}"

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,12 +24,11 @@ def single_threaded_blas() -> Iterator[int]:
     The setting belongs to the process: calls may overlap, and the last call to end restores it. If threadpoolctl does
     not know the BLAS, nothing is changed, and the number of usable cores is yielded.
     """
-    setting = _setting
-    threads = setting.enter()
+    setting, call = _setting, _Call()
     try:
-        yield threads
+        yield setting.enter(call)
     finally:
-        setting.leave()
+        setting.leave(call)
 
 
 def usable_cores() -> int:
@@ -48,37 +48,37 @@ def _libraries() -> Sequence[Any]:
     return libraries
 
 
+class _Call:
+    """A call that needs one thread."""
+
+
 class _Setting:
-    """The number of BLAS threads, and the number of calls that need one thread."""
+    """The number of BLAS threads. Ctrl-C may end a call at any line, here too: calls are held weakly, and numbers that
+    were not restored are known to the next call, which restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
         self._before: list[int] = []
 
-    def enter(self) -> int:
+    def enter(self, call: _Call) -> int:
         with self._lock:
-            if self._users == 0:
-                self._before = [library.get_num_threads() for library in _libraries()]
-            self._users += 1  # before the setting changes: a process forked after this line restores it
-            if self._users == 1:
-                for library in _libraries():
-                    library.set_num_threads(1)
+            self._before = self._before or [library.get_num_threads() for library in _libraries()]
+            self._calls.add(call)  # before the setting changes: a process forked after this line restores it
+            for library in _libraries() if len(self._calls) == 1 else ():
+                library.set_num_threads(1)
             return max(self._before, default=usable_cores())
 
-    def leave(self) -> None:
+    def leave(self, call: _Call) -> None:
         with self._lock:
-            if self._users == 1:
-                self._restore()
-            self._users -= 1
+            if len(self._calls) == (call in self._calls):  # no other call
+                self.restore()
+                self._before = []
+            self._calls.discard(call)
 
-    def restore_in_child(self) -> None:
-        """After a fork: the child lacks the threads that were inside a call and would have restored the setting."""
-        if self._users:
-            self._restore()
-
-    def _restore(self) -> None:
-        for library, threads in zip(_libraries(), self._before, strict=True):
+    def restore(self) -> None:
+        """Also after a fork: the child lacks the threads that were inside a call and would have restored it."""
+        for library, threads in zip(_libraries(), self._before, strict=False):
             library.set_num_threads(threads)
 
 
@@ -88,7 +88,7 @@ _setting = _Setting()
 def _after_fork() -> None:
     global _setting
     parents, _setting = _setting, _Setting()  # the lock may be held by a thread that is not there
-    parents.restore_in_child()
+    parents.restore()
 
 
 if hasattr(os, "register_at_fork"):
