@@ -1,5 +1,5 @@
 // A producer and a consumer warpgroup over a ring of two stages: TMA loads tiles, wgmma sums A B^T over them. One bug at a
-// time, chosen by the constant BUG; NONE is a correct kernel.
+// time, chosen by the argument bug; NONE is a correct kernel.
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/register_budget.cuh"
@@ -25,6 +25,7 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
 };
 
 struct PlantedParams {
+  i32 bug;
   float* out;  // (128, 16): the accumulators of every consumer thread
   i32 tiles;
 };
@@ -38,7 +39,7 @@ KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_cons
   DYN_SMEM(smem);
   const u32 A = smem_address(smem), B = A + A_BYTES, A_full = A + BARRIERS, full = A_full + 8, empty = full + 16;
   const int thread = threadIdx.x, lane = thread % 32;
-  if (thread == 0 && BUG != NO_INIT) {
+  if (thread == 0 && p.bug != NO_INIT) {
     mbarrier_init(A_full, 1);
     for (int s = 0; s < 2; ++s) {
       mbarrier_init(full + 8 * s, 1);
@@ -46,22 +47,23 @@ KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_cons
     }
     mbarrier_init_fence();
   }
-  if (BUG != NO_BARRIER_AFTER_INIT) block_sync();
+  if (p.bug != NO_BARRIER_AFTER_INIT) block_sync();
 
   if (thread < 128) {
-    registers_release_to<BUG == TOO_MANY_REGISTERS ? 248 : 240>();
+    if (p.bug == TOO_MANY_REGISTERS) registers_release_to<248>();
+    else registers_release_to<240>();
     if (thread == 0) {
       mbarrier_arrive_expect_tx(A_full, A_BYTES);
       tma_load_4d(A, &A_map, A_full, 0, 0, 0, 0);
       for (int t = 0; t < p.tiles; ++t) {
         const int stage = t % 2, round = t / 2;
-        if (BUG != NO_WAIT_FOR_EMPTY) mbarrier_wait(empty + 8 * stage, u32(round % 2) ^ 1);
-        if (BUG == NO_EXPECTED_BYTES) {
+        if (p.bug != NO_WAIT_FOR_EMPTY) mbarrier_wait(empty + 8 * stage, u32(round % 2) ^ 1);
+        if (p.bug == NO_EXPECTED_BYTES) {
           mbarrier_arrive(full + 8 * stage);
         } else {
           mbarrier_arrive_expect_tx(full + 8 * stage, B_BYTES);
         }
-        const u32 target = B + stage * B_BYTES + (BUG == UNALIGNED_BOX ? 16 : BUG == BOX_PAST_THE_END ? 2 * B_BYTES : 0);
+        const u32 target = B + stage * B_BYTES + (p.bug == UNALIGNED_BOX ? 16 : p.bug == BOX_PAST_THE_END ? 2 * B_BYTES : 0);
         tma_load_4d(target, &B_map, full + 8 * stage, 0, t * N, 0, 0);
       }
     }
@@ -71,19 +73,19 @@ KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_cons
     mbarrier_wait(A_full, 0);
     for (int t = 0; t < p.tiles; ++t) {
       const int stage = t % 2;
-      const u32 parity = u32(t / 2 % 2) ^ (BUG == WRONG_PHASE ? 1 : 0);
-      if (BUG != NO_WAIT_FOR_FULL) mbarrier_wait(full + 8 * stage, parity);
+      const u32 parity = u32(t / 2 % 2) ^ (p.bug == WRONG_PHASE ? 1 : 0);
+      if (p.bug != NO_WAIT_FOR_FULL) mbarrier_wait(full + 8 * stage, parity);
       wgmma_registers(D);
       wgmma_fence();
       const u64 a = k_major_descriptor(A), b = k_major_descriptor(B + stage * B_BYTES);
       for (int k = 0; k < 4; ++k) Wgmma<N, false>::ss<true>(D, a + k_major_step<64>(k), b + k_major_step<N>(k));
       wgmma_commit();
-      if (BUG == ACCUMULATOR_TOUCHED) D[3] += 1.0f;
-      if (BUG == EARLY_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
-      if (BUG != NOT_AWAITED) wgmma_wait<0>();
+      if (p.bug == ACCUMULATOR_TOUCHED) D[3] += 1.0f;
+      if (p.bug == EARLY_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (p.bug != NOT_AWAITED) wgmma_wait<0>();
       wgmma_registers(D);
-      if (BUG != EARLY_RELEASE && BUG != NO_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
-      if (BUG == TWO_RELEASES && lane == 1) mbarrier_arrive(empty + 8 * stage);
+      if (p.bug != EARLY_RELEASE && p.bug != NO_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (p.bug == TWO_RELEASES && lane == 1) mbarrier_arrive(empty + 8 * stage);
     }
     for (int i = 0; i < N / 2; ++i) st_global<float>(p.out + (thread - 128) * (N / 2) + i, D[i]);
   }

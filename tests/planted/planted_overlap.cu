@@ -1,4 +1,4 @@
-// Two launches, the second of which may begin before the first is over. One bug at a time, chosen by the constant BUG; NONE
+// Two launches, the second of which may begin before the first is over. One bug at a time, chosen by the argument bug; NONE
 // is a correct pair.
 #include "primitives/grid.cuh"
 #include "primitives/primitives.cuh"
@@ -18,6 +18,7 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
 };
 
 struct PlantedParams {
+  i32 bug;
   u32* between;  // (grid, 64): written by the first launch, read by the second
   u32* read;     // (grid, 64): read by the first
   float* sums;   // (64): the first launch adds to it
@@ -26,7 +27,7 @@ struct PlantedParams {
 
 KERNEL planted_first(const __grid_constant__ PlantedParams p) {
   const u32 i = blockIdx.x * 64 + threadIdx.x;
-  if (BUG != NO_RELEASE) grid_release_next();
+  if (p.bug != NO_RELEASE) grid_release_next();
   st_global<u32>(p.between + i, ld_global<u32>(p.read + i) * 3 + 1);
   red_add_f32(p.sums + threadIdx.x, 1.0f);
 }
@@ -35,12 +36,12 @@ KERNEL planted_second(const __grid_constant__ PlantedParams p) {
   const u32 i = blockIdx.x * 64 + threadIdx.x, other = blockIdx.x * 64 + (threadIdx.x ^ 33);
   st_global<u32>(p.out + i, i);  // of nobody else's
   u32 early = 0;
-  if (BUG == LATE_AWAIT) early = ld_global<u32>(p.between + other);
-  if (BUG == STORES_EARLY) st_global<u32>(p.read + i, 0);
-  if (BUG == ADDS_EARLY) red_add_f32(p.sums + threadIdx.x, 1.0f);
-  if (BUG == ONE_THREAD_AWAITS) {
+  if (p.bug == LATE_AWAIT) early = ld_global<u32>(p.between + other);
+  if (p.bug == STORES_EARLY) st_global<u32>(p.read + i, 0);
+  if (p.bug == ADDS_EARLY) red_add_f32(p.sums + threadIdx.x, 1.0f);
+  if (p.bug == ONE_THREAD_AWAITS) {
     if (threadIdx.x == 0) grid_await_previous();
-  } else if (BUG == NO_AWAIT) {
+  } else if (p.bug == NO_AWAIT) {
     block_sync();
   } else if (blockIdx.x == 1) {  // one thread for all
     if (threadIdx.x == 63) grid_await_previous();

@@ -1,5 +1,5 @@
 // Two warps per block, several blocks: threads of all blocks add to the same sums, and the block that counts in last reads
-// them. One bug at a time, chosen by the constant BUG; NONE is a correct kernel.
+// them. One bug at a time, chosen by the argument bug; NONE is a correct kernel.
 #include "primitives/grid.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/reduction.cuh"
@@ -26,6 +26,7 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
 };
 
 struct PlantedParams {
+  i32 bug;
   const float* in;  // (64, 4)
   float* common;    // (64, 4): what all blocks add to
   float* own;       // (grid, 64): a sum of each block
@@ -34,7 +35,7 @@ struct PlantedParams {
 };
 
 DEVICE void add(const PlantedParams& p, float* sum, const float (&v)[4]) {
-  if (BUG == PLAIN_ADDITION) {
+  if (p.bug == PLAIN_ADDITION) {
     for (int i = 0; i < 4; ++i) st_global(sum + i, ld_global<float>(sum + i) + v[i]);
   } else {
     red_add_f32x4(sum, v[0], v[1], v[2], v[3]);
@@ -51,16 +52,17 @@ KERNEL planted_sums(const __grid_constant__ PlantedParams p) {
   for (int i = 0; i < 4; ++i) v[i] = ld_global<float>(p.in + thread * 4 + i);
   float* own = p.own + blockIdx.x * 64;
   st_global(own + thread, 0.0f);
-  if (BUG != STORE_IN_BLOCK) block_sync();
+  if (p.bug != STORE_IN_BLOCK) block_sync();
   for (int i = 0; i < 4; ++i) red_add_f32(own + (thread + 32) % 64, v[i]);
-  if (BUG != LOAD_IN_BLOCK) block_sync();
+  if (p.bug != LOAD_IN_BLOCK) block_sync();
   v[2] += ld_global<float>(own + thread);
 
   float* sum = p.common + (thread * 5 + blockIdx.x) % 64 * 4;
-  add(p, BUG == MISALIGNED ? sum + 2 : BUG == PAST_THE_END ? sum + 256 : BUG == READ_ONLY ? const_cast<float*>(p.in) : sum, v);
-  if (BUG == LOAD_BY_ANOTHER) v[0] = ld_global<float>(p.common + thread * 4);
-  if (BUG == STORE_BY_ANOTHER && blockIdx.x == 1) st_global(p.common + thread * 4 + 1, v[0]);
-  if (BUG == PLAIN_LAST && blockIdx.x == 1 && thread == 0) st_global(sum, v[0]);
+  float* const there = p.bug == PAST_THE_END ? sum + 256 : p.bug == READ_ONLY ? const_cast<float*>(p.in) : sum;
+  add(p, p.bug == MISALIGNED ? sum + 2 : there, v);
+  if (p.bug == LOAD_BY_ANOTHER) v[0] = ld_global<float>(p.common + thread * 4);
+  if (p.bug == STORE_BY_ANOTHER && blockIdx.x == 1) st_global(p.common + thread * 4 + 1, v[0]);
+  if (p.bug == PLAIN_LAST && blockIdx.x == 1 && thread == 0) st_global(sum, v[0]);
   block_sync();
   if (thread == 0) st_shared_u32(base, atomic_inc_wrap(p.counter, gridDim.x - 1));
   block_sync();
@@ -71,7 +73,7 @@ KERNEL planted_sums(const __grid_constant__ PlantedParams p) {
 
   const u32 words[4] = {thread, thread + 1, thread + 2, thread + 3};
   const u32 tile = base + thread / 32 * 512;
-  if (!(BUG == DIVERGENT_STMATRIX && lane == 3)) stmatrix_x4_trans(tile + lane * 16, words);
-  if (BUG != STMATRIX_RACE) warp_sync();
+  if (!(p.bug == DIVERGENT_STMATRIX && lane == 3)) stmatrix_x4_trans(tile + lane * 16, words);
+  if (p.bug != STMATRIX_RACE) warp_sync();
   if (ld_shared_u32(tile + (lane ^ 1) * 16) == 0xffffffffu) st_global(p.out, 0.0f);
 }

@@ -33,17 +33,19 @@ def run_planted(
     execution: Execution, maps: tuple[Any, ...] = (), constants: Mapping[str, int | bool] | None = None,
     ordered_sums: bool = False,
 ) -> Outcome:  # fmt: skip
-    """``fields`` are those of PlantedParams, in order; the kernel may write each array unless its field is ``in_`` or
-    ends in ``_in``. The source is given by its absolute path: it lies outside of cuda_src."""
+    """``fields`` are those of PlantedParams after ``bug``, in order; the kernel may write each array unless its field
+    is ``in_`` or ends in ``_in``. ``bug`` is an argument: all bugs of a source share one build. The source is given by
+    its absolute path: it lies outside of cuda_src."""
     source = Path(__file__).with_name(name)
     types = ["PlantedParams", *["TensorMap"] * len(maps)]
     entries = host_build.kernel(
         str(source),
-        {"BUG": list(bugs_of(name)).index(bug), **(constants or {})},
+        constants or {},
         _ENTRY.findall(source.read_text(encoding="utf-8")),
         execution.mode == "checked",
         types,
     )
+    fields = {"bug": list(bugs_of(name)).index(bug), **fields}
     arrays = {field: x for field, x in fields.items() if isinstance(x, np.ndarray)}
     layout = [(field, ctypes.c_void_p if field in arrays else ctypes.c_int32) for field in fields]
     params = type("PlantedParams", (ctypes.Structure,), {"_fields_": layout})()

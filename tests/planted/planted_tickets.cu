@@ -1,5 +1,6 @@
 // Blocks of two warps change the same words one after another, by tickets: a counter in global memory says whose ticket has
-// come. Plain loads and stores, and additions in the order of tickets. One bug at a time, chosen by the constant BUG; NONE is a correct kernel.
+// come. Plain loads and stores, and additions in the order of tickets.
+// One bug at a time, chosen by the argument bug; NONE is a correct kernel.
 #include "primitives/primitives.cuh"
 #include "primitives/reduction.cuh"
 #include "primitives/semaphore.cuh"
@@ -18,6 +19,7 @@ enum {  // name, kind of the finding that must come, and a pattern of its messag
 };
 
 struct PlantedParams {
+  i32 bug;
   u32* words;     // (64)
   float* sums;    // (64)
   u32* counters;  // (2)
@@ -25,26 +27,26 @@ struct PlantedParams {
 
 KERNEL planted_tickets(const __grid_constant__ PlantedParams p) {
   const u32 thread = threadIdx.x, block = blockIdx.x;
-  u32* const counter = p.counters + (BUG == OTHER_COUNTER && block == 2 ? 1 : 0);
-  if (BUG == ADDITION_BEFORE_TICKET) red_add_f32(p.sums + thread, 1.0f);
-  if (thread == 0 && BUG != NO_WAIT) {
-    if (BUG == PLAIN_WAIT) {
+  u32* const counter = p.counters + (p.bug == OTHER_COUNTER && block == 2 ? 1 : 0);
+  if (p.bug == ADDITION_BEFORE_TICKET) red_add_f32(p.sums + thread, 1.0f);
+  if (thread == 0 && p.bug != NO_WAIT) {
+    if (p.bug == PLAIN_WAIT) {
       while (ld_global<u32>(counter) != block) {
         if (ld_acquire_gpu(counter) == block) break;  // or this executor would wait for ever
       }
-    } else if (BUG != OTHER_COUNTER || block < 2) {
+    } else if (p.bug != OTHER_COUNTER || block < 2) {
       while (ld_acquire_gpu(counter) != block) {
       }
     }
   }
-  if (BUG != NO_BARRIER_AFTER_WAIT) block_sync();
+  if (p.bug != NO_BARRIER_AFTER_WAIT) block_sync();
   const u32 mine = ld_global<u32>(p.words + (thread ^ 40));
   block_sync();
   st_global<u32>(p.words + thread, mine * 5 + block);
   red_add_f32(p.sums + thread, 2.0f);
-  if (BUG == ADDITION_IN_BLOCK) red_add_f32(p.sums + (thread ^ 32), 2.0f);
-  if (BUG == EARLY_RELEASE && thread == 0) red_release_gpu_add(counter, 1);
-  if (BUG != NO_BARRIER_BEFORE_RELEASE) block_sync();
-  if (BUG == EARLY_RELEASE) st_global<u32>(p.words + thread, mine);
-  if (thread == 0 && BUG != NO_RELEASE && BUG != EARLY_RELEASE) red_release_gpu_add(counter, 1);
+  if (p.bug == ADDITION_IN_BLOCK) red_add_f32(p.sums + (thread ^ 32), 2.0f);
+  if (p.bug == EARLY_RELEASE && thread == 0) red_release_gpu_add(counter, 1);
+  if (p.bug != NO_BARRIER_BEFORE_RELEASE) block_sync();
+  if (p.bug == EARLY_RELEASE) st_global<u32>(p.words + thread, mine);
+  if (thread == 0 && p.bug != NO_RELEASE && p.bug != EARLY_RELEASE) red_release_gpu_add(counter, 1);
 }
