@@ -256,8 +256,8 @@ def test_a_kernel_ends_whatever_lengths_it_reads():
         plan = getattr(EMULATE, operation)(*inputs, causal=True, algorithm=algorithm, **honest).plan
         for lie in ([150, 100, 200], [200, 7, 0], [-5, 2**31 - 1, -(2**31)]):
             given = {
-                operand.name: np.ones((1, 2, 200, 64), np.float16) if operand.stride else lse.copy()
-                for operand in plan.operation.operands
+                y.name: x.reshape(1, 2, 200, 64).copy() if y.stride else lse.copy()
+                for y in plan.operation.operands
             }
             run_plan(plan, given | dict.fromkeys(honest, np.array(lie, np.int32)), Execution("plain"))
 
