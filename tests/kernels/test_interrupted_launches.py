@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from decode_kernel_support import H200
 from interrupts import was_interrupted
 
+import cufa
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import FULL
 from cufa.problem.problem import Problem
@@ -51,9 +53,11 @@ class Machine:
         return lambda *_: 0
 
 
-@pytest.mark.parametrize("which", ["forward fa3", "backward fa2", "backward fa3", "forward naive"])
+@pytest.mark.parametrize(
+    "which", ["forward fa3", "forward fp8", "backward fa2", "backward fa3", "forward naive"]
+)
 def test_the_next_call_launches_what_it_is_given(monkeypatch, which):
-    """fa3: tensor maps; fa2's backward: a graph and a workspace; naive: a workspace."""
+    """fa3: tensor maps; fp8: of its workspace, too; fa2's backward: a graph and a workspace; naive: a workspace."""
     from cufa.run.cuda import backend, launches, tensor_map
 
     machine, (operation, algorithm) = Machine(), which.split()
@@ -64,13 +68,16 @@ def test_the_next_call_launches_what_it_is_given(monkeypatch, which):
     monkeypatch.setattr(cp.cuda, "get_current_stream", current)
     monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
     problem = Problem(1, 2, 2, 100, 100, 64, "float16", FULL, 0.125, operation=operation)
+    if algorithm == "fp8":
+        of_e4m3 = cufa.plan((1, 2, 100, 64), dtype="float8_e4m3", device="sm_90").problem
+        problem, algorithm = dataclasses.replace(of_e4m3, values_in_rows=True), "fa3"
     plan = make_plan(problem, H200, algorithm)
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=1))
     prepared = SimpleNamespace(plan=plan, device_id=0, functions={x.entry: function for x in plan.launches})
     x = np.zeros((1, 2, 100, 64), np.float16)
     given = {operand.name: x if operand.stride else x[..., 0] for operand in plan.operation.operands}
     binding = backend.Binding(prepared, given)
-    maps = [m.address for _, m in binding._maps]
+    maps = [m.address for m in (*(m for _, m in binding._maps), *binding._workspace_maps)]
     machine.read = lambda: (bytes(binding._params), *(ctypes.string_at(x, 8) for x in maps))
 
     def call(arrays, block=None):

@@ -245,11 +245,10 @@ class Binding:
                 # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
                 memory = cupy.cuda.alloc(self._workspace)
                 if memory.ptr != self._params.workspace:
-                    self._version += (
-                        1  # first: after a Ctrl-C between the two a graph takes the parameters again
-                    )
-                    self._point_to_workspace(memory.ptr)
+                    self._version += 1  # first: a Ctrl-C between the two makes a graph take all again
                     self._params.workspace = memory.ptr
+                if self._workspace_maps:
+                    self._point_to_workspace(memory.ptr)
                 if self._graphs is None:
                     self._launches(stream.ptr)
                 else:
