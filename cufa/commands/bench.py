@@ -130,7 +130,7 @@ def _cases(
             return list(suite.cases(device))
         problem = common.problem_from({**shape, "dtype": "bfloat16"}, device)
         needle_keys = shape["seqlen_k"] or float8_cases.NEEDLE_KEYS[device is not None]
-        return list(float8_cases.accuracy(problem, needle_keys))
+        return list(float8_cases.accuracy(problem, needle_keys, device is not None))
     if suite is None:
         problem = common.problem_from(shape, device, operation or OPERATION_NAMES[0])
         names = algorithms_of(problem.operation)[1:]

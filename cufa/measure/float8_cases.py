@@ -24,9 +24,12 @@ _RECIPES = (
 )
 
 
-def accuracy(problem: Problem, needle_keys: int) -> Iterator[Case]:
-    """One case for each distribution, of a bfloat16 problem. Needles have few queries and ``needle_keys`` keys."""
-    chosen = (_BASELINE, *(Contender(quantized=recipe) for recipe in _RECIPES))
+def accuracy(problem: Problem, needle_keys: int, on_gpu: bool = False) -> Iterator[Case]:
+    """One case for each distribution, of a bfloat16 problem. Needles have few queries and ``needle_keys`` keys; on a
+    GPU their products are also summed in both ways. (The CPU's sums are float32.)"""
+    plain = (_BASELINE, *(Contender(quantized=recipe) for recipe in _RECIPES))
+    sums = (Quantized(rotated=True, sums=x) for x in (("tile", "row") if on_gpu else ()))
+    both = (*plain, *(Contender(quantized=recipe) for recipe in sums))
     for name, (words, _) in DISTRIBUTIONS.items():
         if name == "needle":
             own = dataclasses.replace(
@@ -34,6 +37,7 @@ def accuracy(problem: Problem, needle_keys: int) -> Iterator[Case]:
             )
         else:
             own = problem
+        chosen = both if name == "needle" else plain
         yield Case(own, chosen, f"{name} ({words}): {own}", distribution=name)
 
 

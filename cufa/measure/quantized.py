@@ -23,14 +23,19 @@ class Quantized:
     per: str = "head"
     rotated: bool = False
     smooth: bool = False
+    sums: str = ""
+    """``accumulate`` of the call; "": by length."""
 
     def __str__(self) -> str:
-        return f"e4m3 per {self.per}" + ", rotated" * self.rotated + ", smooth" * self.smooth
+        sums = f", sums by {self.sums}" if self.sums else ""
+        return f"e4m3 per {self.per}" + ", rotated" * self.rotated + ", smooth" * self.smooth + sums
 
     def problem(self, problem: Problem) -> Problem:
         """The same attention with e4m3 inputs and a result of the problem's dtype."""
         scales = (self.per, self.per, self._of_values)
-        return dataclasses.replace(problem, dtype=float8.NAME, out_dtype=problem.dtype, scales=scales)
+        return dataclasses.replace(
+            problem, dtype=float8.NAME, out_dtype=problem.dtype, scales=scales, accumulate=self.sums or "auto"
+        )
 
     @property
     def _of_values(self) -> str:
@@ -49,5 +54,5 @@ class Quantized:
         return functools.partial(
             flash_attention, **self.made(arrays), mask=problem.mask, scale=problem.scale,
             softcap=problem.softcap, out=arrays["o"], out_dtype=problem.out_dtype,
-            device=None if on_gpu else "cpu",
+            accumulate=self.sums or None, device=None if on_gpu else "cpu",
         )  # fmt: skip

@@ -225,7 +225,8 @@ def _energy(device: Device | None) -> Iterator[Case]:
 def _fp8(device: Device | None) -> Iterator[Case]:
     """The default of `cufa bench fp8`."""
     shape = make(2, 16, 4096, 128, "bfloat16") if device else make(1, 2, 1024, 128, "bfloat16")
-    return float8_cases.accuracy(shape, float8_cases.NEEDLE_KEYS[device is not None])
+    on_gpu = device is not None
+    return float8_cases.accuracy(shape, float8_cases.NEEDLE_KEYS[on_gpu], on_gpu)
 
 
 @_suite("fp8-speed", "e4m3 and bfloat16, 16k tokens × 2048 hidden")

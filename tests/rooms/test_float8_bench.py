@@ -138,6 +138,14 @@ def test_the_command_prints_errors_beside_times():
 
 def test_cases_of_a_gpu_have_long_needles_and_joules():
     assert float8_cases.NEEDLE_KEYS[True] == 128 << 10
+    device = Device.typical("sm_90")
+    needle = next(x for x in suites.SUITES["fp8"].cases(device) if x.distribution == "needle")
+    asked = {
+        c.label: c.plan(needle.problem, device).constants["TWO_LEVELS"]
+        for c in needle.contenders
+        if "sums" in c.label
+    }
+    assert asked == {f"e4m3 per head, rotated, sums by {x}": x == "tile" for x in ("tile", "row")}
     speed = list(suites.SUITES["fp8-speed"].cases(None))
     shapes = {(x.problem.head_dim, x.problem.seqlen_q) for x in speed}
     assert shapes >= {(128, 4096), (256, 1024), (64, 16384)}
