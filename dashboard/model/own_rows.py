@@ -31,7 +31,7 @@ def write(rows: Rows) -> str:
 
 def _row(n: int, words: list[str]) -> tuple[float, ...]:
     if len(words) > HEAD_DIM:
-        raise ValueError(f"row {n} has {len(words)} numbers; a row here has {HEAD_DIM}")
+        raise ValueError(f"row {n} has {len(words)} numbers; a row here has at most {HEAD_DIM}")
     return tuple(_number(n, word) for word in words)
 
 
