@@ -30,6 +30,10 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Palette], str], str]] = {
 }
 """Phases that share a look; its colour and pattern. Slanted lines on the background: a wait."""
 
+_THIN = "products in flight (thin)"
+_ANGLES = {"": (), "x": (45, 135), "|": (90,), "-": (0,)}
+"""Of the lines of a pattern, in degrees."""
+
 
 def drawn(found: Intervals, first: float, last: float) -> Intervals:
     """Intervals that overlap a span of time."""
@@ -40,7 +44,7 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
     """Intervals ``found`` of ``lanes``, on the clock of the trace."""
     rows = {lane.log: row for row, lane in enumerate(lanes)}
     found = found[np.isin(found["log"], list(rows))]
-    figure = theme.new_figure(palette, 220 + 34 * len(lanes), barmode="overlay", bargap=0)
+    figure = theme.new_figure(palette, 106 + 34 * len(lanes), barmode="overlay", bargap=0)
     for kind, (phases, colour, pattern) in KINDS.items():
         numbers = [PHASES.index(name) for name in phases]
         mine = found[np.isin(found["phase"], numbers)]
@@ -48,15 +52,15 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
         if len(states):
             figure.add_trace(_bars(trace, states, rows, kind, colour(palette), pattern, palette))
         if len(flights):
-            figure.add_trace(_bars(trace, flights, rows, "products in flight", palette.accent, "", palette))
+            figure.add_trace(_bars(trace, flights, rows, _THIN, palette.accent, "", palette))
     unit = "µs since the SM's first stamp" if trace.is_time else "order: primitives executed, not time"
     figure.update_xaxes(title_text=unit, zeroline=False)
     places, names = list(range(len(lanes))), [str(lane) for lane in lanes]
     look = {"showgrid": False, "zeroline": False, "fixedrange": True}
     figure.update_yaxes(look, tickvals=places, ticktext=names, range=[len(lanes) - 0.4, -0.6])
     figure.update_layout(dragmode="zoom")
-    theme.fixed_margins(figure, left=150, top=126, right=16)
-    figure.update_layout(legend={"xref": "container", "yref": "container", "y": 1, "yanchor": "top"})
+    theme.fixed_margins(figure, left=150, top=12, right=16)
+    figure.update_layout(showlegend=False)
     return figure
 
 
@@ -69,7 +73,7 @@ def _bars(
     pattern: str,
     palette: Palette,
 ) -> go.Bar:
-    thin = name == "products in flight"
+    thin = name == _THIN
     ground = (
         {"bgcolor": palette.panel} if pattern == "/" else {"bgcolor": colour, "fgcolor": palette.background}
     )
@@ -87,6 +91,22 @@ def _bars(
         customdata=[about(trace, x) for x in found],
         hovertemplate=f"%{{customdata}}<br>%{{base:,.2f}} → %{{value:,.2f}} {unit}<extra></extra>",
     )
+
+
+def legend(figure: go.Figure) -> str:
+    """Series of the figure as HTML, which wraps in a window of any width; Plotly's legend scrolls in a narrow one."""
+    found = []
+    for name, marker in {trace.name: trace.marker for trace in figure.data}.items():
+        mark, ground = marker.pattern.fgcolor, marker.pattern.bgcolor
+        width, angles = (
+            (2, (135,)) if marker.pattern.shape == "/" else (1, _ANGLES[marker.pattern.shape or ""])
+        )
+        layers = [f"repeating-linear-gradient({x}deg, {mark} 0 {width}px, transparent 0 5px)" for x in angles]
+        layers.append(f"linear-gradient({ground} 0 0)")
+        box = "display: inline-block; width: 1.2rem; height: .8rem; margin-right: .4rem"
+        look = f'<span style="{box}; background: {", ".join(layers)}"></span>'
+        found.append(f'<span style="white-space: nowrap; margin-right: 1.2rem">{look}{name}</span>')
+    return f"<p>{' '.join(found)}</p>"
 
 
 def describe(trace: InsideTrace, lanes: list[Lane]) -> str:

@@ -80,6 +80,7 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
             f"**{name}**: {_words(trace)}." + ("" if trace.is_current else " The sources have changed since.")
         )
         figure = charts.inside_figure(trace, drawn, mine, palette)
+        st.html(charts.legend(figure))
         begin = float(drawn["begin"].min())
         figure.update_xaxes(range=[begin, begin + _SPAN])
         page.figure(

@@ -93,11 +93,9 @@ def show_trace(trace: InsideTrace, palette: Palette) -> None:
     seen = seen[np.isin(seen["log"], [lane.log for lane in shown])]
     cut = len(seen) > charts.MOST_BARS
     seen = seen[np.argsort(seen["begin"], kind="stable")][: charts.MOST_BARS]
-    page.figure(
-        charts.inside_figure(trace, seen, shown, palette),
-        "masked.inside.lanes",
-        charts.describe(trace, shown),
-    )
+    figure = charts.inside_figure(trace, seen, shown, palette)
+    st.html(charts.legend(figure))
+    page.figure(figure, "masked.inside.lanes", charts.describe(trace, shown))
     st.caption(_caption(trace, len(running), len(shown), cut))
     _table(trace, of_sm)
     offer_trace(lambda: perfetto(trace, found), f"inside-{trace.name}")
