@@ -27,7 +27,7 @@ def test_lanes_of_an_executed_block(server: str, browser: Browser, theme: str, w
     figure.scroll_into_view_if_needed()
     expect(figure.get_by_text("producer").first).to_be_visible()
     expect(figure.get_by_text("consumer").first).to_be_visible()
-    expect(figure.locator(".legendtext", has_text="products in flight")).to_be_visible()
+    expect(page.get_by_text("products in flight (thin)").first).to_be_visible()
     assert figure.locator(".bars .point").count() > 20
     for narrower in (width, 390):
         assert_nothing_is_cut(page, narrower)
