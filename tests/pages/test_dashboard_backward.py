@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_page_support import alts, chosen, has, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, schedules
 

@@ -6,9 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_page_support import has, open_page, words
 
 from cufa.dashboard.model import banks

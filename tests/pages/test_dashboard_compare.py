@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from card_support import edit
 from dashboard_page_support import figures, has, open_page, parameters, words
 from dashboard_support import DEVICE, write_evidence

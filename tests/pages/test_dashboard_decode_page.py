@@ -9,9 +9,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from card_support import edit, edit_rows, lines_of, write_lines
 from dashboard_page_support import has, open_page, words
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence

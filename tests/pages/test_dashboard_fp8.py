@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_measured_support import wait
 from dashboard_page_support import figures, has, open_page, words
 from dashboard_run_support import end_worker

@@ -9,10 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
-import pytest
 from card_support import write_lines
 from dashboard_measured_support import named
 from dashboard_page_support import has, open_page, parameters, words

@@ -5,11 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from typing import Any
 
 import pytest

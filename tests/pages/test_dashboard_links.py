@@ -7,9 +7,6 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_page_support import has, open_page, parameters, without_compiler, words
 from dashboard_support import DEVICE, write_evidence
 from sampling import of_today

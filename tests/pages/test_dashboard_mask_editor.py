@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_page_support import alts, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from hypothesis import given

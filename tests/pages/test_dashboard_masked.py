@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
-import dataclasses
 
 import pytest
 from card_support import edit

@@ -7,10 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
-import pytest
 from card_support import write_lines
 from dashboard_page_support import PAGES, chosen, has, open_page, parameters, without_compiler, words
 from dashboard_support import APP, write_evidence

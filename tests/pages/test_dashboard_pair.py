@@ -7,9 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_page_support import alts, chosen, has, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, write_evidence
 from streamlit.testing.v1 import AppTest

@@ -6,9 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from card_support import lines_of
 from dashboard_page_support import open_page, words
 from dashboard_support import DEVICE, case_records

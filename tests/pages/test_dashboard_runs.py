@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from dashboard_measured_support import named, start
 from dashboard_page_support import chosen, has, open_page, parameters, words
 from dashboard_run_support import small

@@ -9,9 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
 from click.testing import CliRunner
 from dashboard_page_support import words
 from streamlit.testing.v1 import AppTest
