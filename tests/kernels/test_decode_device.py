@@ -57,6 +57,27 @@ def test_new_addresses_reach_the_launch_and_new_shapes_a_new_plan(launches):
     assert launches[4][0].problem.alignment == 8
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_scales_of_tokens_are_read_and_written_in_place(launches, layout):
+    """The first launch quantises new tokens of q's dtype."""
+    shape = (4, 8, 2, 128) if layout == "bhsd" else (4, 2, 8, 128)
+    scales = {name: array(i, (1000, 8, 16), np.float32) for i, name in ((12, "k_scale"), (13, "v_scale"))}
+    arrays = given(layout, fp8=True) | scales | {"k_new": array(4, shape), "v_new": array(5, shape)}
+    for _ in range(2):
+        cufa.flash_decode(**arrays, layout=layout)
+    (plan, operands, first), (again, _, second) = launches
+    assert plan.problem.scales == ("", "token", "token") and plan.problem.cache.quantize_new
+    assert plan.launches[0].entry == "decode_append" and "_scaled" in plan.spec.name
+    assert operands["k_scale"].data.ptr == scales["k_scale"].data.ptr
+    packed = plan.operation.pack(plan, operands)
+    assert packed.k_new_stride.batch == 8 * 2 * 128, "in elements of q's dtype"
+    assert again is None and second == first
+    with pytest.raises(ValueError, match="k_scale overlaps v_scale in memory, but k_new is appended"):
+        cufa.flash_decode(**{**arrays, "v_scale": scales["k_scale"]}, layout=layout)
+    with pytest.raises(TypeError, match="scales of tokens or blocks are where the cache is"):
+        cufa.flash_decode(**{**arrays, "v_scale": np.ones((1000, 8, 16), np.float32)}, layout=layout)
+
+
 def test_small_arrays_of_the_host_are_copied(launches):
     arrays = given(fp8=True)
     arrays |= {"cache_seqlens": [1, 2, 3, 1598], "block_table": np.arange(400).reshape(4, 100)}
