@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..problem.checks import is_device_array
 from ..problem.element import Element
 from ..problem.problem import Problem
 
@@ -65,8 +66,12 @@ def _sinks(x: Arrays, normal: Normal, problem: Problem) -> None:
 def _drift(x: Arrays, normal: Normal, problem: Problem) -> None:
     """The mean key grows along the sequence."""
     direction = normal((1, problem.kv_heads, 1, problem.head_dim), 0)
-    place = np.cumsum(np.ones_like(x["k"][:1, :1, :, :1]), axis=2)
-    x["k"] += place * direction * (_DRIFT / problem.seqlen_k)
+    ramp: Any = np.linspace(0, _DRIFT, problem.seqlen_k, dtype=np.float32)[:, None]
+    if is_device_array(direction):
+        import cupy
+
+        ramp = cupy.asarray(ramp)
+    x["k"] += ramp * direction
 
 
 DISTRIBUTIONS: dict[str, tuple[str, Callable[[Arrays, Normal, Problem], None]]] = {

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cufa.measure.cases import Case, Contender
+from cufa.measure.cases import Contender
 from cufa.measure.distributions import DISTRIBUTIONS
 from cufa.measure.float8_cases import accuracy
 from cufa.measure.limits import Limits
@@ -28,7 +28,7 @@ def test_errors_are_those_of_8_bits(name):
     case = next(x for x in accuracy(make(1, 4, 512, 128, "bfloat16"), 4096, True) if x.distribution == name)
     cost = Contender(QUANTIZE, quantized=Quantized(rotated=True))
     case = dataclasses.replace(case, contenders=(*case.contenders, cost))
-    rows, skipped = run_case(Case(**vars(case)), device, LIMITS, seconds=0.01)
+    rows, skipped = run_case(case, device, LIMITS, seconds=0.01)
     found = {row.label: row for row in rows}
     assert all("per token" in x.label for x in skipped), [x.reason for x in skipped]
     assert found[QUANTIZE].accuracy is None and found[QUANTIZE].seconds > 0
