@@ -148,7 +148,7 @@ class PackedFloat8(Float8Call, PackedForward):
     def check_values(v: QuantizedValues, options: Options, lengths: Any) -> None:
         counts = getattr(v.lengths, "keys", None)
         known = counts is not None and not is_device_array(lengths)
-        if len(v.shape) != 3 or (known and counts != tuple(np.diff(np.asarray(lengths)).tolist())):
+        if len(v.shape) != 3 or (known and counts != tuple(np.diff(np.atleast_1d(lengths)).tolist())):
             raise ValueError("v was quantised with other cu_seqlens: pass the same as cu_seqlens_k")
 
 

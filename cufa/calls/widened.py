@@ -25,7 +25,6 @@ def keys_and_values(
 ) -> list[Any]:
     """k and v in q's dtype. ``refused``: arguments of calls whose queries are e4m3, too. Raises TypeError or
     ValueError, naming the argument."""
-    check_layout(layout)
     for name, x in refused.items():
         if x is not None:
             raise ValueError(
@@ -42,6 +41,7 @@ def keys_and_values(
 
 def widened(name: str, x: Any, scale: Any, dtype: str, layout: str, role: str = "k") -> Any:
     """``scale · x`` in ``dtype``, in x's layout and where x is."""
+    check_layout(layout)
     if isinstance(x, QuantizedValues):
         if is_device_array(x.data):
             raise TypeError(

@@ -186,6 +186,8 @@ def test_dequantize_takes_arrays_of_the_host(monkeypatch):
     monkeypatch.setattr("cufa.calls.quantize.is_device_array", lambda x: True)
     with pytest.raises(TypeError, match=r"there dequantize takes dtype='bfloat16'"):
         cufa.dequantize(X, 1.0, role="k")
+    with pytest.raises(ValueError, match="layout='sbhd'"):
+        cufa.dequantize(X, 1.0, role="k", layout="sbhd", dtype="float16")
 
 
 def test_a_rotated_sequence_may_be_empty():
