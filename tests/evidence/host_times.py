@@ -22,10 +22,12 @@ from cufa.kernels import KERNELS, Kernel
 from cufa.measure import peers
 from cufa.measure.inputs import Inputs
 from cufa.measure.peers import sdpa, tensors
+from cufa.measure.quantized import Quantized
 from cufa.measure.suites import make
 from cufa.measure.timing import Run, Timing
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import fitting_configs, make_plan
+from cufa.problem import float8
 from cufa.problem.mask import CAUSAL
 
 Json = dict[str, Any]
@@ -174,7 +176,9 @@ def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
 
     spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
     dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
-    problem = dataclasses.replace(make(1, 16, 4096, head_dim, dtype, CAUSAL), operation=spec.operation)
+    problem = make(1, 16, 4096, head_dim, "bfloat16" if dtype == float8.NAME else dtype, CAUSAL)
+    problem = Quantized().problem(problem) if dtype == float8.NAME else problem
+    problem = dataclasses.replace(problem, operation=spec.operation)
     plan = make_plan(problem, device, kernel=spec.name)
     start = time.perf_counter()
     cuda.prepare(plan)
