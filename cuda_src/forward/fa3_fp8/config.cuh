@@ -16,7 +16,7 @@ constexpr int NUM_STAGES = 4;        // buffers of the K ring, and of the V ring
 constexpr bool TWO_LEVELS = false;   // P V of a tile is summed apart and added to O in float32 (config of long sequences)
 constexpr int SMEM_BYTES = 147872;   // dynamic shared memory of the launch
 
-constexpr int Q_SCALE = 1;           // a ScaleOf (memory.cuh): what a scale of q belongs to
+constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what a scale of q belongs to
 constexpr int K_SCALE = 1;           // the same for k
 constexpr int V_SCALE = 1;           // the same for v
 

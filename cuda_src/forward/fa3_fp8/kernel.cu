@@ -19,14 +19,20 @@
 #include "forward/fa3_fp8/config.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/register_budget.cuh"
-#include "primitives/float8.cuh"
 #include "primitives/wgmma_e4m3.cuh"
 #include "forward/fa3/integer_maxima.cuh"
 #include "forward/fa3_fp8/producer.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/score.cuh"
 #include "shared/softcap.cuh"
 #include "wgmma/accumulator.cuh"
+
+// Before, if values are rows.
+KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
+    transpose_values(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                     const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  DYN_SMEM(start);
+  transpose_block_of_values(p, smem_address(start));
+}
 
 constexpr int PRODUCER_REGISTERS = CONSUMERS <= 2 ? 24 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS <= 2 ? 240 : CONSUMERS == 3 ? 160 : 112;
@@ -38,7 +44,6 @@ constexpr int O_TILES = HEAD_DIM / 8;
 // One product at a time. A soft cap needs registers that products in flight would hold.
 constexpr bool IN_TURN = TWO_LEVELS || SOFTCAP;
 constexpr int SLICE = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;  // IN_TURN: columns of V whose tile sum is in registers at once
-constexpr float LOG2_448 = 8.8073549220576041f, LN_448 = 6.1047932324149849f;
 
 using Scores = float[Bc / 2];
 using Output = float[HEAD_DIM / 2];
@@ -48,11 +53,6 @@ using Probabilities = u32[Bc / 8];
 template <int ROWS>
 constexpr u64 byte_step(int k) {
   return descriptor_step(k / 4 * ROWS * ATOM_BYTES + k % 4 * 32);
-}
-
-// Four probabilities of a row as e4m3: of 8-column tiles n and n + 1.
-DEVICE u32 pack_e4m3(const Scores& S, int n, int r) {
-  return cvt_e4m3x2(S[4 * n + 2 * r], S[4 * n + 2 * r + 1]) | cvt_e4m3x2(S[4 * n + 4 + 2 * r], S[4 * n + 5 + 2 * r]) << 16;
 }
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
@@ -272,15 +272,7 @@ struct Consumer {
     row_maxima(scores, scale_log2, top);
     const bool grown = softmax.raise_max_by_lanes(top, scale_log2, alpha);
     end_slot();
-    const float shift[2] = {LOG2_448 - softmax.m_scaled[0], LOG2_448 - softmax.m_scaled[1]};
-    float sums[4] = {};  // of rows 0, 1, 0, 1: a longer chain of additions would hold up exponentials
-#pragma unroll
-    for (int i = 0; i < Bc / 2; ++i) {
-      S[i] = ex2(fmaf(S[i], scale_log2, shift[i / 2 % 2]));
-      sums[i / 2 % 4] += S[i];
-    }
-    softmax.l[0] += sums[0] + sums[2];
-    softmax.l[1] += sums[1] + sums[3];
+    scores_to_weights(scores, softmax, scale_log2);
     return grown;
   }
   // Maximum of each row over this lane's columns; where it cannot raise the row's maximum, any lower number. Integer comparisons
@@ -296,7 +288,7 @@ struct Consumer {
   }
   DEVICE void pack() {
 #pragma unroll
-    for (int i = 0; i < Bc / 8; ++i) P[i] = pack_e4m3(S, i / 2 * 2, i % 2);
+    for (int i = 0; i < Bc / 8; ++i) P[i] = pack_e4m3(fragment_view(S), i);
     wgmma_registers(P);
     wgmma_registers(softmax.l);
   }

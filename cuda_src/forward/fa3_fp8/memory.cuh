@@ -4,12 +4,12 @@
 #include "forward/fa3_fp8/config.cuh"
 constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,
 constexpr int PACKED_HEADS = 1;     // and rows of one head
-#include "forward/float8_params.cuh"
 #include "forward/fa3/persistent_items.cuh"
 #include "wgmma/pipeline.cuh"
+#include "forward/float8_scores.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
-constexpr int GROUP_ROWS = 64;                // query rows of one consumer warpgroup
+constexpr int GROUP_ROWS = QUERY_BLOCK;       // query rows of one consumer warpgroup
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int ATOM_BYTES = 128;               // columns of e4m3 in an atom (wgmma/operands.cuh)
@@ -24,25 +24,6 @@ static_assert(Bc % 32 == 0 && Bc <= 256, "BLOCK_KV: P V takes 32 keys per wgmma,
 static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
 static_assert(!is_irregular(MASK_KIND), "fa3_forward_fp8 takes band masks");
 static_assert(!ALIBI && !SINK, "fa3_forward_fp8 takes no ALiBi and no sinks");
-
-// What a scale belongs to: the array, a head of a sequence, a block of rows (64 queries, or the keys of a tile), or a row.
-enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK };
-static_assert(Q_SCALE <= OF_BLOCK && K_SCALE <= OF_BLOCK && V_SCALE <= OF_HEAD, "support.py refuses other scales");
-
-// Index of the scale of a head of a sequence; OF_BLOCK: of its first block of BLOCK tokens. `room`: tokens of a sequence; packed:
-// `total` tokens of the arrays, of which the sequence's first is `first`.
-template <int MODE, int BLOCK>
-DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, int room, int total, int first) {
-  if constexpr (MODE == OF_TENSOR) return 0;
-  if constexpr (MODE == OF_HEAD) return i64(batch) * heads + head;
-  if constexpr (LENGTHS_KIND == PACKED) return i64(head) * (total / BLOCK + p.batch) + first_packed_block<BLOCK>(first, batch);
-  return (i64(batch) * heads + head) * ((room - 1) / BLOCK + 1);
-}
-
-// Index of the scale of a KV head's keys; OF_BLOCK: of its first tile.
-DEVICE i64 key_scale_index(const Float8Params& p, int batch, int kv_head, int first_key) {
-  return scale_index<K_SCALE, Bc>(p, batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
-}
 
 // ---- Item descriptors: one query block of one head, the mask of its sequence, and where the sequence lies in the arrays. After
 // the last item comes one with q_block NO_MORE_ITEMS.

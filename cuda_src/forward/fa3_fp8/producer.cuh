@@ -1,7 +1,7 @@
 // The producer of fa3_forward_fp8: one thread asks TMA for tiles in the order in which consumers need them.
 #pragma once
 #include "forward/fa3_fp8/memory.cuh"
-#include "forward/fa3_fp8/transpose.cuh"
+#include "forward/float8_values.cuh"
 
 // A tile of ROWS rows of e4m3 as wgmma takes it, in copies of BOX_ROWS rows and 128 columns.
 template <int ROWS, int BOX_ROWS, int COLUMNS>
@@ -40,11 +40,9 @@ struct Producer {
   template <typename Sequence>
   DEVICE ScalesOfItem scales_of(const Item& item, const Sequence& sequence, int kv_head) const {
     const int first_row = int(sequence.first_row()), first_key = int(sequence.first_key());
-    const float* const q =
-        p.q_scale + scale_index<Q_SCALE, GROUP_ROWS>(p, item.batch, p.heads, item.head, p.seqlen_q, p.total_q, first_row);
+    const float* const q = p.q_scale + query_scale_index(p, item.batch, item.head, first_row);
     const float* const k = p.k_scale + key_scale_index(p, item.batch, kv_head, first_key);
-    const float* const v =
-        p.v_scale + scale_index<V_SCALE, Bc>(p, item.batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
+    const float* const v = p.v_scale + value_scale_index(p, item.batch, kv_head);
     ScalesOfItem scales = {{}, ld_global<float>(v)};
     const float k_scale = K_SCALE == OF_BLOCK ? 1.0f : ld_global<float>(k);
     for (int w = 0; w < CONSUMERS; ++w) {
@@ -60,8 +58,7 @@ struct Producer {
   DEVICE void load_item(const Item& item, const HeadMask& mask, const Sequence& sequence) {
     const TileRange tiles = tiles_of<Br>(mask, item.q_block);
     const int kv_head = item.head / (p.heads / p.kv_heads), batch = sequence.batch(), first_key = int(sequence.first_key());
-    // V^T of a packed sequence begins at a multiple of 128 positions (cufa/problem/float8.py).
-    const int first_value = LENGTHS_KIND == PACKED ? ATOM_BYTES * int(first_packed_block<ATOM_BYTES>(first_key, item.batch)) : 0;
+    const int first_value = first_position(first_key, item.batch);
     auto load_keys = [&](int j) {
       K_ring.wait_empty(inside, j);
       load_bytes<Bc, Bc, HEAD_DIM>(smem.K + K_ring.stage * K_TILE_BYTES, K_ring.full_barrier(), K_map, 0, first_key + j * Bc,

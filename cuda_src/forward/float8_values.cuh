@@ -1,7 +1,19 @@
-// The pass before fa3_forward_fp8 if values are rows: V^T to the workspace. cufa.quantize writes V^T itself.
+// V^T in memory, and the pass before forward kernels for e4m3 if values are rows: V^T to the workspace. cufa.quantize writes V^T
+// itself.
 #pragma once
-#include "forward/fa3_fp8/memory.cuh"
+#include "forward/float8_params.cuh"
+#include "shared/packed_blocks.cuh"
 #include "shared/value_tile.cuh"
+
+// V^T is contiguous: (batch, kv_heads, HEAD_DIM, positions), one batch entry if packed.
+DEVICE i64 value_positions(const Float8Params& p) {
+  if constexpr (LENGTHS_KIND == PACKED) return i64(VALUE_KEYS) * (p.total_k / VALUE_KEYS + p.batch);
+  return i64(VALUE_KEYS) * ((p.seqlen_k + VALUE_KEYS - 1) / VALUE_KEYS);
+}
+// Where a sequence begins in V^T: a packed one at a multiple of VALUE_KEYS positions.
+DEVICE int first_position(int first_key, int sequence) {
+  return LENGTHS_KIND == PACKED ? VALUE_KEYS * int(first_packed_block<VALUE_KEYS>(first_key, sequence)) : 0;
+}
 
 constexpr int TRANSPOSE_WARPS = 8;
 
@@ -15,13 +27,11 @@ DEVICE void transpose_bytes(const u32 (&rows)[4], u32* columns) {
   columns[3] = byte_permute(high_01, high_23, 0x7632);
 }
 
-// A thread block: VALUE_KEYS positions of a head. Positions past the end of their sequence are 0. Grid: (blocks, kv_heads).
-KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
-    transpose_values(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
-                     const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
-  DYN_SMEM(start);
+// By a thread block of TRANSPOSE_WARPS: VALUE_KEYS positions of a head. Positions past the end of their sequence are 0. Grid:
+// (blocks, kv_heads).
+DEVICE void transpose_block_of_values(const Float8Params& p, u32 smem) {
   using Tile = ValueTile<HEAD_DIM, VALUE_WORDS, TRANSPOSE_WARPS * 32>;
-  const Tile tile{smem_address(start)};
+  const Tile tile{smem};
   const int block = blockIdx.x, head = blockIdx.y;
   PackedBlock at;
   if constexpr (LENGTHS_KIND == PACKED) {
@@ -49,7 +59,6 @@ KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
     tile.write(column, word, columns);
   }
   block_sync();  // the tile is complete
-  // V^T is contiguous: (batch, kv_heads, HEAD_DIM, positions), one batch entry if packed.
   const i64 blocks = LENGTHS_KIND == PACKED ? gridDim.x : (p.seqlen_k + VALUE_KEYS - 1) / VALUE_KEYS, row = blocks * VALUE_KEYS;
   const i64 first = LENGTHS_KIND == PACKED ? i64(block) : at.block, batch = LENGTHS_KIND == PACKED ? 0 : at.sequence;
   tile.store(static_cast<char*>(p.workspace) + (batch * p.kv_heads + head) * HEAD_DIM * row + first * VALUE_KEYS, row);
