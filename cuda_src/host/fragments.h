@@ -1,5 +1,6 @@
 // Fragments of a warp's 16 x 8 products as float32 matrices, and the product itself.
 #pragma once
+#include <array>
 #include <cstring>
 
 #include "host/runtime.h"
@@ -13,6 +14,17 @@ using Row = float __attribute__((vector_size(32)));  // 8 columns of D or B
 
 inline float half_value(u32 x) { return float_from_half(static_cast<u16>(x)); }
 inline float bfloat16_value(u32 x) { return u32_as_float(x << 16); }
+
+inline const std::array<float, 256> kValuesOfE4m3 = [] {
+  std::array<float, 256> values;
+  for (u32 byte = 0; byte < 256; ++byte) values[byte] = cvt_f32_f16(u16(cvt_f16x2_e4m3x2(u16(byte))));
+  return values;
+}();
+
+// 4n numbers of e4m3 in n words, in order.
+inline void widen_e4m3(const u32* words, int n, float* out) {
+  for (int i = 0; i < 4 * n; ++i) out[i] = kValuesOfE4m3[words[i / 4] >> i % 4 * 8 & 0xff];
+}
 
 // 2n 16-bit values in n words, in order.
 template <float (*VALUE)(u32)>

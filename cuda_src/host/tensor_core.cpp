@@ -53,7 +53,7 @@ void ProductQueue::execute(Block& block, Warp& warp) {
     const Entry& entry = entries_[i];
     if (block.checked) restore(block, warp, entry);
     alignas(32) float A[4][8][8];
-    Row B[16], C[16];
+    Row B[32], C[16];
     gather_rows(entry.d, 0, C);
     if (entry.kind == Product::m16n8k8_tf32) {
       float narrow[4][8][4];
@@ -65,6 +65,18 @@ void ProductQueue::execute(Block& block, Warp& warp) {
       }
       multiply_add<4>(narrow, B, C);
       block.counters.products += 16 * 8 * 8;
+    } else if (entry.kind == Product::m16n8k32_e4m3) {
+      float wide[4][8][16];
+      for (int r = 0; r < 4; ++r) widen_e4m3(entry.a[r], 32, &wide[r][0][0]);
+      for (int half = 0; half < 2; ++half) {
+        float four[4][8][4];  // [t][column][k % 4]
+        widen_e4m3(entry.b[half], 32, &four[0][0][0]);
+        for (int k = 0; k < 16; ++k) {
+          for (int column = 0; column < 8; ++column) B[16 * half + k][column] = four[k / 4][column][k % 4];
+        }
+      }
+      multiply_add<16>(wide, B, C);
+      block.counters.products += 16 * 8 * 32;
     } else {
       if (entry.kind == Product::m16n8k16_f16) {
         load_operands_16bit<half_value>(entry.a, entry.b, A, B);
@@ -95,6 +107,9 @@ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site si
 }
 void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
   queue(Product::m16n8k8_tf32, d, a, b0, b1, site);
+}
+void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
+  queue(Product::m16n8k32_e4m3, d, a, b0, b1, site);
 }
 void mma_fence(Site site) {
   static const Collective kFence = {"mma_fence", [](Block&, Warp&) {}, false};

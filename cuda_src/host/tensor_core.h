@@ -9,7 +9,7 @@ namespace cufa_host {
 struct Block;
 struct Warp;
 
-enum class Product { m16n8k16_f16, m16n8k16_bf16, m16n8k8_tf32 };
+enum class Product { m16n8k16_f16, m16n8k16_bf16, m16n8k8_tf32, m16n8k32_e4m3 };
 
 class ProductQueue {
  public:
@@ -23,8 +23,8 @@ class ProductQueue {
   }
 
  private:
-  // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32) row by row. B is stored with its
-  // two lane coordinates exchanged, which transposes it for free.
+  // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32, 8x16 for e4m3) row by row. B is
+  // stored with its two lane coordinates exchanged, which transposes it for free.
   struct Entry {
     alignas(64) u32 a[4][32];
     u32 b[2][32];

@@ -55,8 +55,6 @@ void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site
   });
 }
 
-float e4m3_value(u32 byte) { return cvt_f32_f16(u16(cvt_f16x2_e4m3x2(u16(byte)))); }
-
 // An 8-bit operand: rows of 16 bytes, k along the rows. A in four blocks of 8 rows and 16 columns; columns 8 j ... 8 j + 7 of B.
 void load_a_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site, float (&A)[4][8][16]) {
   const Operand64 operand(p.a_descriptor);
@@ -70,7 +68,7 @@ void load_a_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 
         const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
         if (bytes) std::memcpy(words, bytes, 16);
       }
-      for (int k = 0; k < 16; ++k) A[m][r][k] = e4m3_value(words[k / 4] >> k % 4 * 8 & 0xff);
+      widen_e4m3(words, 4, A[m][r]);
     }
   }
 }
@@ -80,7 +78,7 @@ void load_b_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Sit
     for (int column = 0; column < 8; ++column) {
       const u32 row = operand.k_major(8 * j + column, half);
       const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
-      for (int k = 0; k < 16; ++k) B[16 * half + k][column] = bytes ? e4m3_value(bytes[k]) : 0.0f;
+      for (int k = 0; k < 16; ++k) B[16 * half + k][column] = bytes ? kValuesOfE4m3[bytes[k]] : 0.0f;
     }
   }
 }

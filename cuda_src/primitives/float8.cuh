@@ -19,6 +19,16 @@ DEVICE u32 cvt_e4m3x2(float lo, float hi) {
   return r;
 }
 
+// mma.sync with e4m3: D += A B. Fragments as bytes of k: with g = lane/4 and t = lane%4
+//   D, C (16x8 f32): as in mma.cuh
+//   A (16x32): a[0] = row g, k 4t..4t+3; a[1] = row g+8, the same k; a[2], a[3] = the same rows, k 16+4t..
+//   B (32x8):  b0 = k 4t..4t+3, column g; b1 = k 16+4t.., column g
+DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // prmt.b32: byte i of the result is byte (selector >> 4 i) & 7 of the eight bytes hi:lo.
 DEVICE u32 byte_permute(u32 lo, u32 hi, u32 selector) {
   u32 r;

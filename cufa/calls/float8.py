@@ -41,9 +41,9 @@ class Float8Call(ForwardCall):
         ValueError, naming the argument, for what is not served and for what is missing."""
         out_dtype = _OUT_DTYPES[0] if out_dtype is None else out_dtype
         check_choice("out_dtype", out_dtype, {name: repr(name) for name in _OUT_DTYPES})
-        if options.algorithm not in ("auto", "fa3"):
+        if options.algorithm not in ("auto", "fa3", "fa2"):
             raise ValueError(
-                f"algorithm={options.algorithm!r} with q of e4m3: it takes algorithm='auto' or 'fa3'"
+                f"algorithm={options.algorithm!r} with q of e4m3: it takes algorithm='auto', 'fa3' or 'fa2'"
             )
         q, k, v, *others = given  # out, lse, ALiBi, sink, lengths or begins of queries and of keys
         values = None

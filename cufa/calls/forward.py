@@ -168,6 +168,8 @@ def flash_attention(
       lengths.
     - fa2_forward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
       lengths, ALiBi and sinks.
+    - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths
+      and packed lengths.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
     - fa1_forward (sm_80 or later): float16, bfloat16; band masks.
     - fa1_forward_f32 (sm_80 or later): float32, tf32; band masks.

@@ -20,6 +20,7 @@ from .forward.fa1 import Fa1Forward
 from .forward.fa1_f32 import Fa1ForwardF32
 from .forward.fa2 import Fa2Forward, Fa2NoSkip
 from .forward.fa2_f32 import Fa2ForwardF32, Fa2NoSkipF32
+from .forward.fa2_fp8 import Fa2ForwardFp8
 from .forward.fa3 import Fa3Forward
 from .forward.fa3_fp8 import Fa3ForwardFp8
 from .forward.naive import Naive
@@ -34,6 +35,7 @@ KERNELS: dict[str, Kernel] = {
         Fa3Forward(),
         Fa3ForwardFp8(),
         Fa2Forward(),
+        Fa2ForwardFp8(),
         Fa2NoSkip(),
         Fa2ForwardF32(),
         Fa2NoSkipF32(),

@@ -58,6 +58,8 @@ class Kernel:
     first_keys_by_sequence: bool = True
     """Masks may have one number of first keys per sequence, and global tokens."""
     head_dim_multiple: int = 8
+    aligned_rows: bool = False
+    """Rows begin at multiples of 16 bytes, as with the copy engine."""
     page_multiple: int = 1
     """Decode: the number of keys in a page is a multiple of this."""
     min_capability: int = 80

@@ -117,7 +117,7 @@ def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 
 def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
-    if kernel.uses_copy_engine and problem.alignment != 16:
+    if (kernel.uses_copy_engine or kernel.aligned_rows) and problem.alignment != 16:
         yield f"needs 16-byte aligned rows, not {problem.alignment}"
     if kernel.uses_copy_engine and not problem.positive_strides:
         yield "needs positive strides"

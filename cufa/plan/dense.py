@@ -49,7 +49,7 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
 """Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
 
 _OF_E4M3: tuple[dict[str, Any], ...] = (
-    {"scales": ("head",) * 3, "out_dtype": "bfloat16"},
+    {"scales": ("head",) * 3, "out_dtype": "bfloat16", "values_in_rows": True},
     {"scales": ("block", "block", "tensor"), "out_dtype": "float16", "accumulate": "tile"},
     {"scales": ("tensor",) * 3, "out_dtype": "bfloat16", "lengths": Padded((1024,), (1024,))},
     {

@@ -263,5 +263,10 @@ def test_the_plan_of_e4m3_says_how_values_are_summed():
     assert "(accumulate='tile', by length)" in str(
         cufa.plan((1, 4, 1 << 17, 64), dtype="float8_e4m3", device="sm_90")
     )
-    with pytest.raises(ValueError, match="fa3_forward_fp8 needs sm_90"):
-        cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_89")
+    found = cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_89")
+    assert found.spec.name == "fa2_forward_fp8" and "after each tile, in float32" in str(found)
+    assert cufa.plan(q, q[:, :2], v, device="sm_90", algorithm="fa2").spec is found.spec
+    with pytest.raises(
+        ValueError, match=r"fa3_forward_fp8 needs sm_90.*fa2_forward_fp8 needs sm_89 or later"
+    ):
+        cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_86")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 
 import cufa
 from cufa.calls.quantize import QuantizedValues
+from cufa.kernels import KERNELS
 from cufa.problem import float8
 
 pytestmark = pytest.mark.gpu
@@ -181,7 +183,18 @@ def test_lengths_are_where_x_is(cp):
 # --- Attention --------------------------------------------------------------------------------------------
 
 HEADS, KV_HEADS = 4, 2
-FP8 = pytest.mark.parametrize("kernel", ["fa3_forward_fp8"])
+FP8 = pytest.mark.parametrize("kernel", ["fa3_forward_fp8", "fa2_forward_fp8"], indirect=True)
+
+
+@pytest.fixture
+def kernel(request, cp, monkeypatch):
+    """Forward calls of the test use this kernel, which other GPUs may lack."""
+    spec = KERNELS[request.param]
+    if not spec.runs_on(int(cp.cuda.Device().compute_capability)):
+        pytest.skip(f"{spec.name} does not run on this GPU")
+    for name in ("flash_attention", "flash_attention_varlen"):
+        monkeypatch.setattr(cufa, name, functools.partial(getattr(cufa, name), algorithm=spec.algorithm))
+    return spec
 
 
 def inputs(head_dim: int, seqlen_q: int = 200, seqlen_k: int = 500, batch: int = 2) -> list[Any]:

@@ -1,4 +1,4 @@
-"""fa3_forward_fp8 on the executor against float64 of the same e4m3 numbers."""
+"""The forward kernels for e4m3 on the executor against float64 of the same e4m3 numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from cufa.problem.problem import Problem
 from cufa.run.emulate.launch import Execution
 from cufa.run.emulate.run import Emulation, run_plan
 
-HOPPER = Device.typical(90)
+GPUS = {"fa3": Device.typical(90), "fa2": Device.typical(89)}
+KERNELS = {"fa3": "fa3_forward_fp8", "fa2": "fa2_forward_fp8"}
+both = pytest.mark.parametrize("algorithm", GPUS)
 HEADS, KV_HEADS = 4, 2
 
 
@@ -42,7 +44,7 @@ def transposed(v: Any, lengths: Lengths) -> Any:
 def run(
     head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask = FULL, lengths: Lengths = DENSE, *,
     modes: tuple[str, str, str] = ("head",) * 3, two_levels: bool = False, softcap: float | None = None,
-    batch: int = 1, mode: str = "checked", in_rows: bool = False,
+    batch: int = 1, mode: str = "checked", in_rows: bool = False, algorithm: str = "fa3",
 ) -> tuple[Emulation, dict[str, Any], Problem]:  # fmt: skip
     rng = np.random.default_rng(head_dim + seqlen_q + seqlen_k)
     problem = Problem(
@@ -71,8 +73,8 @@ def run(
     if isinstance(lengths, Packed):
         for side, counts in (("q", lengths.queries), ("k", lengths.keys)):
             arrays[f"cu_seqlens_{side}"] = np.cumsum([0, *(counts or ())], dtype=np.int32)
-    plan = make_plan(problem, HOPPER, "fa3")
-    assert plan.spec.name == "fa3_forward_fp8"
+    plan = make_plan(problem, GPUS[algorithm], algorithm)
+    assert plan.spec.name == KERNELS[algorithm]
     return run_plan(plan, arrays, Execution(mode=mode)), given, problem
 
 
@@ -102,6 +104,7 @@ def check(out: Any, right: Any) -> None:
     assert error < 0.035, error
 
 
+@both
 @pytest.mark.parametrize("two_levels", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "seqlen_q", "seqlen_k", "mask"),
@@ -113,33 +116,43 @@ def check(out: Any, right: Any) -> None:
         (256, 140, 300, CAUSAL),
     ],
 )
-def test_dense(head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, two_levels: bool) -> None:
+def test_dense(
+    head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, two_levels: bool, algorithm: str
+) -> None:
     if mask is not FULL:
         assert isinstance(mask, Band)
         mask = dataclasses.replace(mask, diagonal=seqlen_k - seqlen_q)
-    found, given, problem = run(head_dim, seqlen_q, seqlen_k, mask, two_levels=two_levels)
+    found, given, problem = run(
+        head_dim, seqlen_q, seqlen_k, mask, two_levels=two_levels, algorithm=algorithm
+    )
     assert not found.findings
     for head in range(HEADS):
         right = expected(given, problem, 0, head, slice(0, seqlen_q), slice(0, seqlen_k))
         check(found.out[0, head], right)
 
 
+@both
 @pytest.mark.parametrize(("head_dim", "modes"), [(64, ("head",) * 3), (128, ("block", "block", "head"))])
-def test_the_cpu_path_has_the_same_arithmetic(head_dim: int, modes: tuple[str, str, str]) -> None:
+def test_the_cpu_path_has_the_same_arithmetic(
+    head_dim: int, modes: tuple[str, str, str], algorithm: str
+) -> None:
     """Both round the same weights to e4m3: they differ by far less than either does from float64."""
-    found, given, problem = run(head_dim, 130, 700, dataclasses.replace(CAUSAL, diagonal=570), modes=modes)
+    found, given, problem = run(
+        head_dim, 130, 700, dataclasses.replace(CAUSAL, diagonal=570), modes=modes, algorithm=algorithm
+    )
     options = {"return_lse": True, "out_dtype": "float32", "device": "cpu"}
     out, lse = cufa.flash_attention(**given, mask=problem.mask, **options)
     assert np.linalg.norm(found.out.astype(np.float64) - out) < 5e-3 * np.linalg.norm(out)
     np.testing.assert_allclose(found.lse, lse, atol=2e-4)
 
 
+@both
 @pytest.mark.parametrize(
     ("modes", "softcap"),
     [(("tensor",) * 3, None), (("head", "tensor", "head"), 20.0)],
 )
-def test_scales_and_soft_cap(modes: tuple[str, str, str], softcap: float | None) -> None:
-    found, given, problem = run(96, 65, 257, modes=modes, softcap=softcap, batch=2)
+def test_scales_and_soft_cap(modes: tuple[str, str, str], softcap: float | None, algorithm: str) -> None:
+    found, given, problem = run(96, 65, 257, modes=modes, softcap=softcap, batch=2, algorithm=algorithm)
     assert not found.findings
     for batch in range(2):
         for head in range(HEADS):
@@ -147,10 +160,13 @@ def test_scales_and_soft_cap(modes: tuple[str, str, str], softcap: float | None)
             check(found.out[batch, head], right)
 
 
-def test_scales_of_blocks() -> None:
+@both
+def test_scales_of_blocks(algorithm: str) -> None:
     """A scale per 64 queries and per key tile: as one per head, where all are equal; and other numbers where not."""
     seqlens = 130, 500
-    found, given, problem = run(128, *seqlens, modes=("block", "block", "head"), mode="plain")
+    found, given, problem = run(
+        128, *seqlens, modes=("block", "block", "head"), mode="plain", algorithm=algorithm
+    )
     q_scale, k_scale = given["q_scale"], given["k_scale"]
     assert q_scale.shape == (1, HEADS, 3) and k_scale.shape == (1, KV_HEADS, 3)
     q = given["q"].astype(np.float64) * np.repeat(q_scale, 64, axis=-1)[..., :130, None]
@@ -161,10 +177,11 @@ def test_scales_of_blocks() -> None:
         check(found.out[0, head], expected(whole, problem, 0, head, slice(0, 130), slice(0, 500)))
 
 
+@both
 @pytest.mark.parametrize("mask", [FULL, CAUSAL])
-def test_padded(mask: Mask) -> None:
+def test_padded(mask: Mask, algorithm: str) -> None:
     lengths = Padded((100, 0, 33), (300, 7, 0))
-    found, given, problem = run(64, 120, 310, mask, lengths, batch=3)
+    found, given, problem = run(64, 120, 310, mask, lengths, batch=3, algorithm=algorithm)
     assert not found.findings
     for batch, (rows, keys) in enumerate(zip((100, 0, 33), (300, 7, 0), strict=True)):
         for head in range(HEADS):
@@ -176,10 +193,11 @@ def test_padded(mask: Mask) -> None:
                 assert not out.any() and np.isneginf(found.lse[batch, head]).all()
 
 
-def test_packed() -> None:
+@both
+def test_packed(algorithm: str) -> None:
     rows, keys = (70, 1, 130), (300, 40, 129)
     lengths = Packed(201, 469, rows, keys)
-    found, given, problem = run(128, 201, 469, FULL, lengths, batch=3)
+    found, given, problem = run(128, 201, 469, FULL, lengths, batch=3, algorithm=algorithm)
     assert not found.findings
     for sequence in range(3):
         q, k = (slice(sum(x[:sequence]), sum(x[: sequence + 1])) for x in (rows, keys))
@@ -187,18 +205,19 @@ def test_packed() -> None:
             check(found.out[0, head, q], expected(given, problem, sequence, head, q, k))
 
 
+@both
 @pytest.mark.parametrize("head_dim", [16, 48, 128, 256])
 @pytest.mark.parametrize(
     "lengths", [DENSE, Padded((100, 33), (300, 7)), Packed(133, 307, (100, 33), (300, 7))]
 )
-def test_values_in_rows_are_transposed_first(head_dim: int, lengths: Lengths) -> None:
+def test_values_in_rows_are_transposed_first(head_dim: int, lengths: Lengths, algorithm: str) -> None:
     """The same bits as from values that were transposed before. Padding is NaN."""
     seqlens = (133, 307) if isinstance(lengths, Packed) else (100, 300)
     options: dict[str, Any] = {"lengths": lengths, "batch": 2}
-    right, _, _ = run(head_dim, *seqlens, **options)
-    found, _, _ = run(head_dim, *seqlens, **options, in_rows=True)
+    right, _, _ = run(head_dim, *seqlens, **options, algorithm=algorithm)
+    found, _, _ = run(head_dim, *seqlens, **options, in_rows=True, algorithm=algorithm)
     assert not found.findings
-    assert [x.entry for x in found.plan.launches] == ["transpose_values", "fa3_forward_fp8"]
+    assert [x.entry for x in found.plan.launches] == ["transpose_values", KERNELS[algorithm]]
     assert found.plan.workspace == KV_HEADS * head_dim * (
         2 * 384 if not isinstance(lengths, Packed) else 128 * (307 // 128 + 2)
     )

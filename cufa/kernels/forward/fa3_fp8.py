@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...gpu.architectures import Device
-from ...problem.float8 import KEY_PADDING, KEY_TILES, padded_keys
+from ...problem.float8 import KEY_PADDING, KEY_TILES, MODES, padded_keys
 from ...problem.lengths import Packed
 from ...problem.problem import Problem
 from ...schedule.order import Order, persistent
@@ -20,6 +20,13 @@ _ATOM = 128
 LONG = 65536
 """From this many keys on, products with V are summed tile by tile in float32: the tensor core's own sums keep about 14
 bits."""
+
+
+SCALES: Mapping[str, tuple[str, ...]] = {
+    "q": ("tensor", "head", "block"),
+    "k": ("tensor", "head", "block"),
+    "v": ("tensor", "head"),
+}
 
 
 def _configs() -> tuple[Fa3Config, ...]:
@@ -52,11 +59,7 @@ class Fa3ForwardFp8(Kernel):
     entry = "fa3_forward_fp8"
     dtypes = ("float8_e4m3",)
     out_dtypes = ("float16", "bfloat16")
-    scales: Mapping[str, tuple[str, ...]] = {
-        "q": ("tensor", "head", "block"),
-        "k": ("tensor", "head", "block"),
-        "v": ("tensor", "head"),
-    }
+    scales = SCALES
     options = ("padded", "packed")
     head_dim_multiple = 16
     min_capability = max_capability = 90
@@ -92,27 +95,20 @@ class Fa3ForwardFp8(Kernel):
         attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
         if not problem.values_in_rows:
             return (attention,)
-        batch, heads, head_dim, keys = _transposed(problem)
-        grid = batch * keys // KEY_PADDING, heads, 1
-        return Launch("transpose_values", grid, 256, head_dim * KEY_PADDING), attention
+        return transposition(problem), attention
 
     def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
-        return math.prod(_transposed(problem)) if problem.values_in_rows else 0
+        return math.prod(transposed_shape(problem)) if problem.values_in_rows else 0
 
     def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
-        return {"v": _transposed(problem)} if problem.values_in_rows else {}
+        return {"v": transposed_shape(problem)} if problem.values_in_rows else {}
 
     def boxes(self, config: Fa3Config) -> dict[str, Box]:
         """Q of a consumer, a tile of K, 16 rows of transposed V, O (stored without the copy engine)."""
         return {"q": Box(64), "k": Box(config.block_kv), "v": Box(16), "out": Box(16)}
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        modes = dict(zip("QKV", problem.scales or ("head",) * 3, strict=True))
-        found: dict[str, int | bool] = {
-            f"{name}_SCALE": ("tensor", "head", "block", "token").index(mode) for name, mode in modes.items()
-        }
-        sums = {"TWO_LEVELS": _accumulate(problem) == "tile"}
-        return {**found, **sums, "BFLOAT16": problem.out_element.name == "bfloat16"}
+        return {**constants_of_e4m3(problem), "TWO_LEVELS": _accumulate(problem) == "tile"}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
         what = {"tile": "after each tile, in float32", "row": "on the tensor cores, in about 14 bits"}[
@@ -130,7 +126,22 @@ def _accumulate(problem: Problem) -> str:
     return by_length if problem.accumulate == "auto" else problem.accumulate
 
 
-def _transposed(problem: Problem) -> tuple[int, int, int, int]:
+def constants_of_e4m3(problem: Problem) -> dict[str, int | bool]:
+    """Choices of every forward kernel for e4m3."""
+    modes = dict(zip("QKV", problem.scales or ("head",) * 3, strict=True))
+    return {
+        **{f"{name}_SCALE": MODES.index(mode) for name, mode in modes.items()},
+        "BFLOAT16": problem.out_element.name == "bfloat16",
+    }
+
+
+def transposition(problem: Problem) -> Launch:
+    """The launch before attention if values are rows."""
+    batch, heads, head_dim, keys = transposed_shape(problem)
+    return Launch("transpose_values", (batch * keys // KEY_PADDING, heads, 1), 256, head_dim * KEY_PADDING)
+
+
+def transposed_shape(problem: Problem) -> tuple[int, int, int, int]:
     """Shape of transposed values."""
     (_, _, (batch, heads, keys, head_dim), _) = problem.shapes
     return (

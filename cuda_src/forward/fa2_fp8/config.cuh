@@ -1,0 +1,31 @@
+// The compile-time choices of fa2_forward_fp8. cufa/kernels/forward/fa2_fp8.py fills them in; read alone, this file is the
+// example build below: head dim 128, causal, bfloat16 results, on an L40S.
+#ifndef CUFA_CONFIG
+#define CUFA_CONFIG
+#include "shared/element.cuh"
+
+constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 16, at most 256
+constexpr bool BFLOAT16 = true;      // results are bfloat16, else float16
+using Element = SixteenBit<BFLOAT16>;  // of results; q, k and v are e4m3
+constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: fixed
+constexpr bool VALUES_IN_ROWS = false;  // p.v has rows of values, which a launch before has transposed to the workspace
+
+constexpr int BLOCK_Q = 128;         // Br: query rows of a block, 16 for each warp
+constexpr int BLOCK_KV = 224;        // Bc: keys of a tile; part of the result's definition
+constexpr int NUM_WARPS = 8;         // warps of a thread block
+constexpr int BLOCKS_PER_SM = 1;     // resident thread blocks that registers must suffice for (__launch_bounds__)
+constexpr int SMEM_BYTES = 81408;    // dynamic shared memory of the launch
+
+constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what a scale of q belongs to
+constexpr int K_SCALE = 1;           // the same for k
+constexpr int V_SCALE = 1;           // the same for v
+
+constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh): FULL, CAUSAL or BAND
+constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
+constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
+constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+
+constexpr bool ALIBI = false;        // never here: support.py refuses ALiBi
+constexpr bool SINK = false;         // never here: support.py refuses sinks
+constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
+#endif
