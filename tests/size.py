@@ -37,7 +37,7 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 63_650,
+    "lines of the product": 64_130,
     "lines of cufa": 27_300,
     "lines of tests": 41_400,
     "lines of forward/fa3/kernel.cu with its includes": 3_480,
