@@ -9,8 +9,9 @@ from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.gpu.architectures import Device
 from cufa.kernels import Kernel, TileConfig
-from cufa.measure import costs, predictions
+from cufa.measure import bounds, costs, memory_rates, predictions
 from cufa.measure.costs import Cost
+from cufa.measure.limits import Limits
 from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.problem.problem import Problem
@@ -25,6 +26,8 @@ def with_needs(m: Measurement, found: Evidence) -> Measurement:
         del needs["power"]
     elif "power" in needs and m.clock_flops and found.limits is not None:
         needs["power"] = needs["products"] * found.limits.flops[m.problem.dtype] / m.clock_flops
+    if "shared memory" in needs and found.limits is not None:
+        needs["shared memory"] *= _clock_rate(found.limits) / shared_rate(found)
     return dataclasses.replace(m, row=dataclasses.replace(row, json={**row.json, "needs_ns": needs}))
 
 
@@ -41,6 +44,20 @@ def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
         m.id: predictions.with_needs(dataclasses.replace(m.row, json=bare[m.id]), device, found.limits)
         for m in rows
     }
+
+
+def _clock_rate(limits: Limits) -> float:
+    return bounds.SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
+
+
+def shared_rate(found: Evidence) -> float:
+    """Ceiling of shared memory, bytes per second: the recorded rate, else 128 bytes per clock and SM."""
+    assert found.limits is not None
+    try:
+        rates = memory_rates.load(found.device)
+    except ValueError:  # damaged: the figure of the levels says so
+        rates = None
+    return rates.shared_bytes if rates and rates.shared_bytes else _clock_rate(found.limits)
 
 
 def cost_of(m: Measurement, found: Evidence) -> Cost | None:

@@ -14,7 +14,7 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.measure import additions, bounds
+from cufa.measure import additions
 from cufa.measure.costs import Cost
 
 _BINDING = {
@@ -71,10 +71,10 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
         "Each bar: the kernel's counter of one resource ÷ its ceiling; **products** are those of whole tiles, "
         "while the limit above counts visible scores only. **Busiest block**: the longest bar times the "
         "imbalance between SMs. **No overlap**: products, then exponentials, then the threads' own accesses to shared "
-        "memory. Ceiling of shared memory: 128 bytes per clock and SM, at the clock of the exponentials' ceiling."
+        "memory. Ceiling of shared memory: the recorded rate of reads, else 128 bytes per clock and SM."
     )
     if row.predicted is not None:
-        text += " The prediction uses only these bars."
+        text += " The prediction uses the same counters."
     if "passes" in row.needs:
         text += " **Passes**: the launches before and after, which only move device memory."
     if row.operation.name != "backward":
@@ -92,8 +92,7 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
 
 def _show_cost(cost: Cost, row: Measurement, chosen: Evidence) -> None:
     assert chosen.limits is not None
-    shared = bounds.SHARED_BYTES_PER_EXPONENTIAL * chosen.limits.exponentials
-    balance = shared / (chosen.limits.flops[row.problem.dtype] / 2)
+    balance = needs.shared_rate(chosen) / (chosen.limits.flops[row.problem.dtype] / 2)
     each = cost.shared / cost.products
     page.verdict(
         f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "

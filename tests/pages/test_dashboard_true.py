@@ -42,6 +42,9 @@ def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: None
         m = next(m for m in card.rows if m.kernel and m.lengths is None)
         level = levels_of(m.subject, card.limits, card.device)[0]
         assert level.ceiling == card.read_bytes
+        m = next(with_needs(m, card) for m in card.rows if m.kernel == "fa3_forward" and m.suite == "forward")
+        shared = levels_of(m.subject, card.limits, card.device)[2].seconds
+        assert shared is None or m.needs["shared memory"] == pytest.approx(shared, abs=1e-9)
     assert sustained > 20
 
 
