@@ -22,6 +22,7 @@
 //   - One buffer for K and one for V: the 99 KiB of sm_89 and sm_120 do not hold two tiles at head dim 128.
 //   - P V of a tile is summed from 0, some columns of O after others, and O = alpha O + P V is one FFMA: tensor cores add 8-bit
 //     products in fewer bits than float32 has (NOTES.md), which long rows would show.
+// sm_89 and sm_120 multiply 8-bit operands (QMMA); for sm_90 and sm_100 ptxas unpacks them to float16 (HMMA).
 // Measurements: NOTES.md.
 #include "forward/fa2_fp8/config.cuh"
 constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,

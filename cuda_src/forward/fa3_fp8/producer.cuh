@@ -66,7 +66,9 @@ struct Producer {
       K_ring.advance();
     };
     if (!tiles.empty()) load_keys(tiles.end - 1);
-    const ScalesOfItem scales = scales_of(item, sequence, kv_head);
+    // Packed rows after the last sequence have no scales.
+    const bool has_scales = LENGTHS_KIND != PACKED || !tiles.empty();
+    const ScalesOfItem scales = has_scales ? scales_of(item, sequence, kv_head) : ScalesOfItem{};
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
     const u32 descriptor = smem.item(round++);
     write_16_bytes(descriptor, item);
