@@ -49,10 +49,10 @@ class Quantized:
         v = quantize(arrays["v"], role="v", per=self._of_values)
         return {"q": q[0], "k": k[0], "v": v[0], "q_scale": q[1], "k_scale": k[1], "v_scale": v[1]}
 
-    def run(self, problem: Problem, arrays: dict[str, Any], on_gpu: bool) -> Run:
+    def run(self, problem: Problem, arrays: dict[str, Any], on_gpu: bool, algorithm: str = "auto") -> Run:
         """The public call, which writes ``arrays["o"]``; ``problem`` is that of :meth:`problem`."""
         return functools.partial(
             flash_attention, **self.made(arrays), mask=problem.mask, scale=problem.scale,
             softcap=problem.softcap, out=arrays["o"], out_dtype=problem.out_dtype,
-            accumulate=self.sums or None, device=None if on_gpu else "cpu",
+            accumulate=self.sums or None, algorithm=algorithm, device=None if on_gpu else "cpu",
         )  # fmt: skip

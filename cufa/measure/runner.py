@@ -111,7 +111,9 @@ def prepare(contender: Contender, case: Case, device: Device | None, inputs: Seq
         of_e4m3 = contender.quantized
         if contender.is_ours:
             plan = contender.plan(case.problem, device)
-            runs = tuple(of_e4m3.run(problem, each, device is not None) for each in arrays)
+            runs = tuple(
+                of_e4m3.run(problem, each, device is not None, contender.algorithm) for each in arrays
+            )
             results = _poisoned(runs[0], {"o": arrays[0]["o"]})
         else:
             runs = tuple(functools.partial(of_e4m3.made, each) for each in arrays)
