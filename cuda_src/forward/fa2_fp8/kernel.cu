@@ -223,7 +223,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_fp8(const __gri
     const Strides V_strides = VALUES_IN_ROWS ? in_workspace : p.v_stride;
     const char* const V = static_cast<const char*>(VALUES_IN_ROWS ? p.workspace : p.v) + batch * V_strides.batch +
                           kv_head * V_strides.head + first_value;
-    const int left = int(min(positions - first_value, i64(mask.keys) + Bc));  // positions from the sequence's first key on
+    const int left = int(min(positions - first_value, i64(0x7fffffff)));  // positions from the sequence's first key on
     // opaque: each thread computes its addresses again for each tile, as registers are scarce.
     auto copy_keys = [&](int j) {
       copy_tile_async<Bc, HEAD_DIM, PITCH, NUM_THREADS, 16, true>(  //
