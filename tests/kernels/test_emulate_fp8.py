@@ -245,3 +245,18 @@ def test_a_call_of_the_executor() -> None:
         run = cufa.emulate(**given, **how, algorithm="fa3", mode="checked", accumulate="tile")
         assert not run.findings and run.plan.spec.name == "fa3_forward_fp8"
         assert np.linalg.norm(run.out.astype(np.float64) - right) < 5e-3 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "await_copies<0>(inside, j, SCORES);",
+        "await_copies<0>(inside, j, VALUES);",
+        "block_sync();  // the parked values are visible",
+    ],
+)
+def test_a_barrier_that_is_left_out_is_found(plant: Any, call: str) -> None:
+    """The last run has a sequence without keys."""
+    plant("forward/fa2_fp8/kernel.cu", call, "")
+    runs = {"lengths": DENSE}, {"lengths": Padded((150, 100), (500, 0)), "batch": 2}
+    assert any(run(64, 150, 500, algorithm="fa2", **options)[0].findings for options in runs)
