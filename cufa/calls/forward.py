@@ -129,7 +129,7 @@ def flash_attention(
     accumulate : None, "tile" or "row", optional
         With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys or
         after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile" from 65,536 keys on.
-        Without Hopper's (``algorithm="fa2"``) it is always "tile", which costs nothing there.
+        Without wgmma (``algorithm="fa2"``) it is always "tile".
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.

@@ -262,7 +262,7 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
     if cu_seqlens is not None:
         if seqlens is not None:
             raise ValueError("seqlens and cu_seqlens both say where sequences end: pass one of them")
-        begins = _small("cu_seqlens", cu_seqlens, x)
+        begins = _given_lengths("cu_seqlens", cu_seqlens, x)
         if begins.ndim != 1 or not len(begins):
             raise ValueError(
                 f"cu_seqlens has shape {begins.shape}; it takes (sequences + 1,), the begins and the end"
@@ -275,7 +275,7 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
         return Packed(len(x), len(x), counts, counts), begins
     if seqlens is None:
         return DENSE, None
-    valid = _small("seqlens", seqlens, x)
+    valid = _given_lengths("seqlens", seqlens, x)
     batch, _, seqlen, _ = _canonical(x, layout).shape
     valid = optional_operands.checked_lengths("seqlens", valid, batch, seqlen)
     if is_device_array(valid):
@@ -283,7 +283,7 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
     return Padded(None, tuple(valid.tolist())), valid
 
 
-def _small(name: str, given: Any, x: Any) -> Any:
+def _given_lengths(name: str, given: Any, x: Any) -> Any:
     """Lengths as an array where x is, or on the host."""
     found = optional_operands.read({name: given}, None)[name]
     if is_device_array(found):

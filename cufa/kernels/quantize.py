@@ -14,8 +14,8 @@ SOURCE = "quantize/kernel.cu"
 PARAMETER = "QuantizeParams"
 TOKENS = 64
 """Of a thread block; with eight columns and four tokens a thread."""
-#: x, out, scale, largest, arrived, late, sums, mean, lengths; signs, strides, sizes.
 NUM_MEMBERS = 9 + 4 + 6 + 6
+"""Of ``QuantizeParams``: pointers, words of signs, strides, sizes."""
 PATIENCE = 200
 """How often a block looks whether the maxima of other blocks are there, at 0.5 to 1 µs."""
 MIN_CAPABILITY = 89

@@ -233,9 +233,8 @@ def occupancy_limiter(f: Facts) -> Advice | None:
     if f.entry is None or f.arch is None or f.row.predicted is None:
         return None
     here = f.entry.occupancy(f.arch)
-    if not here.advice or (
-        f.plan and f.plan.spec.uses_copy_engine
-    ):  # Hopper's kernels take a whole SM by design
+    whole_sm = f.plan is not None and f.plan.spec.uses_copy_engine  # Hopper's kernels take one by design
+    if not here.advice or whole_sm:
         return None
     unhidden = f.row.predicted - max([*f.units.values(), f.row.needs.get("busiest block", 0.0)])
     return Advice(
