@@ -225,6 +225,7 @@ def test_a_ctrl_c_while_threads_end_is_not_lost(monkeypatch):
         shutdown(pool, **options)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(blas, "_libraries", lambda: ())  # OPENBLAS_NUM_THREADS=1 would leave one thread
     monkeypatch.setattr(blas, "usable_cores", lambda: 2)
     monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", interrupted)
     with pytest.raises(KeyboardInterrupt):
