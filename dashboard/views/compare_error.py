@@ -35,7 +35,7 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     name = controls.choice("inputs", "Inputs", words, at=right)
     newest = max(m.recorded for m in by_name[name])
     rows = list({m.label: m for m in by_name[name] if m.recorded == newest}.values())
-    page.verdict(_verdict(rows), "", page.origin_tag(rows[0].origin), small=True)
+    page.verdict(f"On {where}: {_verdict(rows)}", "", page.origin_tag(rows[0].origin), small=True)
     said = "; ".join(_words(m) for m in rows)
     options = {"on_select": "rerun", "selection_mode": "points"}
     event = page.figure(charts.against_time(rows, palette), _KEY, f"Error against time. {said}.", **options)

@@ -10,7 +10,7 @@ from evidence import counting
 from sampling import of_today
 
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, TileConfig
+from cufa.kernels import KERNELS, Kernel, TileConfig
 from cufa.measure import costs
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
@@ -19,12 +19,16 @@ from cufa.problem.problem import Problem
 H200 = Device.typical("sm_90")
 
 
-def recorded_builds(kernel: str) -> list[tuple[int, int, bool]]:
-    """(number of the config, head dim, soft cap) of each build whose costs are recorded."""
-    configs = costs.load()["kernels"][kernel]["configs"]
+def recorded_builds(kernel: Kernel) -> list[tuple[TileConfig, int, bool]]:
+    """(config, head dim, soft cap) of each build whose costs are recorded."""
+    known = counting.configs_of(kernel)
     return [
-        (n, int(head_dim), softcap)
-        for n, entry in enumerate(configs)
+        (
+            next(x for x in known if costs.key_of(x) == entry["config"] and x.fits(int(head_dim))),
+            int(head_dim),
+            softcap,
+        )
+        for entry in costs.load()["kernels"][kernel.name]["configs"]
         for head_dim in entry["head_dims"]
         if "softcap" not in head_dim
         for softcap in (False, True)
@@ -35,8 +39,7 @@ def recorded_builds(kernel: str) -> list[tuple[int, int, bool]]:
 def test_recorded_costs_are_what_the_source_counts(name: str) -> None:
     """One build of each kernel, another one every day. Else: python -m tests.evidence costs (some minutes)."""
     kernel = counting.KERNELS[name]
-    for number, head_dim, softcap in of_today(recorded_builds(name), f"costs {name}", fixed=0):
-        config = counting.configs_of(kernel)[number]
+    for config, head_dim, softcap in of_today(recorded_builds(kernel), f"costs {name}", fixed=0):
         table = costs.table_of(kernel, config, head_dim, softcap)
         assert counting.count(kernel, config, head_dim, softcap) == table, (str(config), head_dim, softcap)
 
