@@ -64,7 +64,7 @@ def bench_command(
 
     fp8 in its place is the forward in e4m3 beside bfloat16: root mean square and largest error against float64 on five
     distributions of inputs, with scales per head, block and token, with and without rotation and smoothing. With
-    --seqlen-k the needle is looked for among so many keys. `--suite fp8-speed` has times, `--suite
+    --seqlen-k the needle is looked for among that many keys. `--suite fp8-speed` has times, `--suite
     fp8-energy --sustained` joules.
 
     Contenders of a shape take turns in one run, with a cold L2 cache. With --sustained each runs alone, warmed

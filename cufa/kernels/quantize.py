@@ -86,7 +86,7 @@ class Quantizer:
         )
 
     def patience(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
-        """1 if the blocks that share a scale may be more than half of those that a GPU runs at once."""
+        """1 if the blocks that share a scale may be more than half of what a GPU runs at once."""
         blocks = self.blocks(sequences, seqlen)
         if self.mode == "tensor":
             blocks *= heads

@@ -348,7 +348,7 @@ def test_appended_tokens_get_scales(mode, page_size):
 
 @pytest.mark.parametrize("per", ["block", "token"])
 def test_quantized_keys_and_values_are_a_cache(per):
-    """The scales of cufa.quantize are those that decoding takes."""
+    """Decoding takes the scales of cufa.quantize."""
     rng = np.random.default_rng(0)
     k, v = rng.standard_normal((2, 2, 2, 500, 64), np.float32)
     v *= np.linspace(0.1, 9, 500, dtype=np.float32)[:, None]

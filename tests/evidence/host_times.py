@@ -102,7 +102,7 @@ def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -
 def _torch_times(
     q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
 ) -> list[tuple[str, Timing]]:
-    """Host time of a bare SDPA call, backend chosen once outside of it, for those that serve the small problem."""
+    """Host time of a bare SDPA call, for each backend that serves the small problem, chosen outside."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -128,7 +128,7 @@ def test_builds_spill_nothing_and_fit(build_of: Quantizer, nvrtc: None) -> None:
     registers = {x.name: x.registers for x in report.entries}
     for launch in build_of.launches(2, 3, 1000):
         assert launch.shared_memory <= 48 << 10 and registers[launch.entry] * launch.num_threads <= 65536
-    assert 1024 * registers["quantize"] <= 65536  # Quantizer.patience counts on so many threads of an SM
+    assert 1024 * registers["quantize"] <= 65536  # Quantizer.patience: 1,024 threads of an SM
 
 
 def test_who_waits() -> None:

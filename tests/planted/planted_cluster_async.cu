@@ -1,5 +1,5 @@
 // Blocks of a cluster that send each other words by st.async, counted by an mbarrier of who receives them; one bug at a time,
-// chosen by the argument bug; NONE is a correct kernel. Nobody waits for others to end: who has received everything is sent
+// chosen by the argument bug; NONE is a correct kernel. A block that has received everything may end: it is sent
 // nothing more.
 #include "primitives/cluster.cuh"
 #include "primitives/mbarrier.cuh"
