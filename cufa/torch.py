@@ -71,7 +71,7 @@ def attention(
     Returns
     -------
     out, or (out, lse)
-        out: q's shape and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
+        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _attention(
     for name, x in (("k", k), ("v", v)):
         if x.dtype is not q.dtype:
             raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}: convert with {name}.to(q.dtype)")
-    out, lse = _empty_results(q, options)
+    out, lse = _empty_results(q, v, options)
     given = [_array(x) for x in (q, k, v, cu_seqlens_q, cu_seqlens_k) if x is not None]
     keywords = _keywords(
         options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, lse=lse,
@@ -238,15 +238,17 @@ def _attention(
     return out, lse
 
 
-def _empty_results(q: Tensor, options: str) -> tuple[Tensor, Tensor]:
+def _empty_results(q: Tensor, v: Tensor, options: str) -> tuple[Tensor, Tensor]:
     """Memory of PyTorch for out and lse: a CUDA graph keeps its own, and not CuPy's."""
     rows = q.shape[:-1]
     if q.dim() == 3 or _options(options).get("layout") == "bshd":
         rows = rows[:-2] + rows[:-3:-1]
-    return torch.empty_like(q), q.new_empty(rows, dtype=torch.promote_types(q.dtype, torch.float32))
+    same = q.shape[-1] == v.shape[-1]
+    out = torch.empty_like(q) if same else q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty(rows, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-_attention.register_fake(lambda q, k, v, *others: _empty_results(q, others[-1]))
+_attention.register_fake(lambda q, k, v, *others: _empty_results(q, v, others[-1]))
 
 
 @torch.library.custom_op("cufa::attention_backward", mutates_args=())

@@ -33,13 +33,14 @@ ADDED = {
     "sound": 600,
     "dashboard for engineers and learners": 1_500,
     "fp8": 1_500,
+    "everything with everything": 3_500,
 }
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 64_130,
-    "lines of cufa": 27_300,
-    "lines of tests": 41_400,
+    "lines of the product": 64_230,
+    "lines of cufa": 27_400,
+    "lines of tests": 41_560,
     "lines of forward/fa3/kernel.cu with its includes": 3_480,
     "lines of forward/fa2/kernel.cu with its includes": 2_310,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_050,

@@ -67,7 +67,7 @@ class Variant:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        shared_memory = self.spec.shared_bytes(self.config, self.problem.head_dim)
+        shared_memory = self.spec.shared_bytes(self.config, self.problem.head_dim, self.problem.v_dim)
         return self.spec.launches(self.problem, self.config, shared_memory, None)
 
     @property
@@ -92,7 +92,7 @@ class Variant:
 
     def __str__(self) -> str:
         p = self.problem
-        parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
+        parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.dims_text}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
         parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink

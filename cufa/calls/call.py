@@ -16,7 +16,7 @@ from ..problem.mask import FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays, optional_operands
-from .shapes import LAYOUTS, check_equal, check_mask, check_rows, dtype_name, make_problem
+from .shapes import LAYOUTS, check_but_last, check_equal, check_mask, check_rows, dtype_name, make_problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,8 @@ class Call:
         """Shape and dtype of a result."""
         if isinstance(operand.like, str):
             like = self.inputs[operand.like]
-            return like.shape, like.dtype
+            shape = self.shape_of(operand.like)
+            return (shape if operand.name != "out" else (*shape[:-1], problem.v_dim)), like.dtype
         return operand.like(problem), np.dtype(problem.lse_dtype)
 
     def fill_empty(self, results: Mapping[str, Any]) -> None:
@@ -198,7 +199,7 @@ class PackedCall(Call):
                 raise ValueError(
                     f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
                 )
-        check_equal("v", shapes["v"], "k", shapes["k"])
+        check_but_last("v", shapes["v"], "k", shapes["k"])
         # Checked as one sequence with the mask left out.
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
@@ -243,8 +244,9 @@ class BackwardCall(DenseCall):
         dtype = dtype_name(of_dtype, on_gpu)
         inputs, problem = self.problem(dtype)
         problem = dataclasses.replace(problem, operation=self.name)
+        like = "q" if problem.v_head_dim is None else "q, with v's last axis,"
         for name in ("out", "dout"):
-            check_equal(name, given[name].shape, "q", given["q"].shape)
+            check_equal(name, given[name].shape, like, (*given["q"].shape[:-1], problem.v_dim))
         for name in ("lse", "dlse"):
             if given[name] is not None:
                 _check_rows(name, given[name], problem, self.options.layout)

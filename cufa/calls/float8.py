@@ -103,6 +103,11 @@ class Float8Call(ForwardCall):
                 f"head_dim is {problem.head_dim} (last axis of q); e4m3 takes multiples of {float8.HEAD_DIM_STEP}: pad "
                 f"q, k and v with zeros and pass scale={problem.head_dim}**-0.5"
             )
+        if problem.v_head_dim is not None:
+            raise ValueError(
+                f"v has head_dim {problem.v_dim} but q and k have {problem.head_dim}: for inputs of e4m3 they must be "
+                "equal"
+            )
         modes = []
         for name in "qkv":
             inputs[f"{name}_scale"], mode = _checked_scale(name, inputs[f"{name}_scale"], problem)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..problem import float8
 from ..problem.checks import check_choice, check_sizes, is_device_array
 from ..problem.lengths import Cached
 from ..problem.mask import Mask
@@ -74,10 +75,10 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
     """
     layout = options.layout
     check_layout(layout)
-    q_shape, k_shape, _ = (
+    q_shape, k_shape, v_shape = (
         _four_axes(name, shape, AXES[layout], layout) for name, shape in zip("qkv", shapes, strict=True)
     )
-    check_equal("v", shapes[2], "k", shapes[1])
+    check_but_last("v", shapes[2], "k", shapes[1])
     (batch, heads, seqlen_q, head_dim), (k_batch, kv_heads, seqlen_k, _) = q_shape, k_shape
     if k_batch != batch:
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
@@ -94,6 +95,7 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
         batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask=options.mask,
         scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
+        v_head_dim=_of_values("v", v_shape[3], head_dim),
     )  # fmt: skip
 
 
@@ -114,15 +116,24 @@ def check_layout(layout: str) -> None:
     check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
 
 
-def check_head_dim(head_dim: int) -> None:
+def check_head_dim(head_dim: int, name: str = "q") -> None:
     if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
         cure = ""
         if 0 < head_dim < MAX_HEAD_DIM:
             cure = f": pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+            cure = cure if name == "q" else f": pad {name} with zeros, and cut them off the output"
         raise ValueError(
-            f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
+            f"head_dim is {head_dim} (last axis of {name}); it must be a multiple of {HEAD_DIM_STEP} from "
             f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}{cure}"
         )
+
+
+def _of_values(name: str, v_dim: int, head_dim: int) -> int | None:
+    """``Problem.v_head_dim`` for values of head dim ``v_dim``."""
+    if v_dim == head_dim:
+        return None
+    check_head_dim(v_dim, name)
+    return v_dim
 
 
 def _check_heads(q: Shape, name: str, k: Shape, reading: str) -> None:
@@ -135,6 +146,14 @@ def _check_heads(q: Shape, name: str, k: Shape, reading: str) -> None:
         raise ValueError(
             f"q has {heads} heads and {name} has {kv_heads}: query heads must be a multiple of key/value "
             f"heads ({reading})"
+        )
+
+
+def check_but_last(name: str, shape: Shape | None, other: str, expected: Shape | None) -> None:
+    """The last axis of values may differ from that of keys."""
+    if shape is None or expected is None or len(shape) != len(expected) or shape[:-1] != expected[:-1]:
+        raise ValueError(
+            f"{name} has shape {shape} but {other} has {expected}: all axes but the last must be equal"
         )
 
 
@@ -169,7 +188,13 @@ def make_decode_problem(
     q_shape, k_shape = (
         _four_axes(name, shapes[name], of, layout) for name, of in (("q", AXES[layout]), ("k_cache", axes))
     )
-    check_equal("v_cache", shapes["v_cache"], "k_cache", shapes["k_cache"])
+    check_but_last("v_cache", shapes["v_cache"], "k_cache", shapes["k_cache"])
+    assert shapes["v_cache"] is not None
+    v_dim = shapes["v_cache"][3]
+    if cache_dtype == float8.NAME != dtype and v_dim != k_shape[3]:
+        raise ValueError(
+            f"v_cache has head_dim {v_dim} but k_cache has {k_shape[3]}: in a cache of e4m3 they must be equal"
+        )
     (batch, heads, tokens, head_dim), (outer, kv_heads, length, _) = q_shape, k_shape
     _check_heads(q_shape, "k_cache", k_shape, f"layout {layout!r} reads its shape as {axes}")
     if not 1 <= tokens <= MAX_TOKENS:
@@ -190,7 +215,7 @@ def make_decode_problem(
         table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
     check_mask(options.mask, batch, kv_heads)
-    new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
+    new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), v_dim, layout)
     if max(capacity, new_tokens) > MAX_CAPACITY:
         what = "block_table" if table is not None and new_tokens < capacity else "k_cache"
         raise ValueError(
@@ -210,6 +235,7 @@ def make_decode_problem(
         dtype=dtype, mask=options.mask, scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         lengths=lengths, k_dtype=None if cache_dtype == dtype else cache_dtype,
         v_dtype=None if cache_dtype == dtype else cache_dtype, operation="decode",
+        v_head_dim=_of_values("v_cache", v_dim, head_dim),
     )  # fmt: skip
 
 
@@ -239,13 +265,16 @@ def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
     return tuple(shape[i] for i in LAYOUTS[layout])
 
 
-def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, layout: str) -> int:
+def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, v_dim: int, layout: str) -> int:
     if shapes["k_new"] is None and shapes["v_new"] is None:
         return 0
     for missing, other in (("k_new", "v_new"), ("v_new", "k_new")):
         if shapes[missing] is None:
             raise ValueError(f"{other} came without {missing}: new keys and values are appended together")
-    check_equal("v_new", shapes["v_new"], "k_new", shapes["k_new"])
+    k_new = shapes["k_new"]
+    assert k_new is not None
+    like = "k_new" if v_dim == sizes[2] else "k_new, with v_cache's last axis,"
+    check_equal("v_new", shapes["v_new"], like, (*k_new[:-1], v_dim))
     batch, heads, tokens, head_dim = _four_axes("k_new", shapes["k_new"], AXES[layout], layout)
     if (batch, heads, head_dim) != sizes:
         raise ValueError(

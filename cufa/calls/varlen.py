@@ -91,7 +91,7 @@ def flash_attention_varlen(
     Returns
     -------
     out, or (out, lse)
-        Of q's shape; lse is (heads, total_q).
+        Of q's shape, with v's head_dim; lse is (heads, total_q).
 
     Raises
     ------

@@ -71,7 +71,7 @@ def attention(
     Returns
     -------
     out, or (out, lse)
-        out: q's shape and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
+        out: q's shape, with v's head_dim, and dtype. lse: float32 (batch, heads, seqlen_q), float64 where q is.
 
     Raises
     ------
@@ -116,12 +116,12 @@ def attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: str, *arrays: Array | None) -> tuple[Array, Array]:
-    q = arrays[0]
-    assert q is not None
+    q, _, v, *_ = arrays
+    assert q is not None and v is not None
     batch, *middle, _ = q.shape
     seqlen, heads = middle if json.loads(options)["layout"] == "bshd" else middle[::-1]
     lse = jax.ShapeDtypeStruct((batch, heads, seqlen), jnp.promote_types(q.dtype, jnp.float32))
-    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     call = jax.ffi.ffi_call("cufa_attention", (out, lse), vmap_method="sequential")
     out, lse = call(*(x for x in arrays if x is not None), options=options)
     return out, lse

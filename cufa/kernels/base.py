@@ -58,6 +58,8 @@ class Kernel:
     first_keys_by_sequence: bool = True
     """Masks may have one number of first keys per sequence, and global tokens."""
     head_dim_multiple: int = 8
+    any_v_dim: bool = False
+    """v and out may have another head dim than q and k."""
     aligned_rows: bool = False
     """Rows begin at multiples of 16 bytes, as with the copy engine."""
     page_multiple: int = 1
@@ -95,8 +97,9 @@ class Kernel:
     def sources(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.source_of(x) for x in self.configs + self.split_configs))
 
-    def shared_memory(self, config: Config, head_dim: int) -> tuple[Buffer, ...]:
-        """The buffers of dynamic shared memory, in order. The source gets the offsets."""
+    def shared_memory(self, config: Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
+        """The buffers of dynamic shared memory, in order. The source gets the offsets. ``v_dim``: head dim of v and
+        out; 0: ``head_dim``."""
         raise NotImplementedError
 
     def launches(
@@ -154,18 +157,20 @@ class Kernel:
     def uses_copy_engine(self) -> bool:
         return bool(self.boxes(self.configs[0]))
 
-    def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
+    def shared_bytes(self, config: TileConfig, head_dim: int, v_dim: int = 0) -> int:
         """Dynamic shared memory of a thread block."""
-        return _shared_bytes(self, config, head_dim)
+        return _shared_bytes(self, config, head_dim, v_dim or head_dim)
 
     def fitting(
-        self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
+        self, configs: tuple[TileConfig, ...], head_dim: int, device: Device, v_dim: int = 0
     ) -> tuple[TileConfig, ...]:
-        """The configs that run on the device: architecture, head dim and shared memory within limits."""
+        """The configs that run on the device: architecture, head dims and shared memory within limits."""
         if not self.runs_on(device.arch.capability):
             return ()
         limit = device.arch.shared_memory_per_block
-        return tuple(c for c in configs if c.fits(head_dim) and self.shared_bytes(c, head_dim) <= limit)
+        return tuple(
+            c for c in configs if c.fits(head_dim, v_dim) and self.shared_bytes(c, head_dim, v_dim) <= limit
+        )
 
     @property
     def config_class(self) -> type[TileConfig]:
@@ -187,7 +192,8 @@ class Kernel:
         """Values of the choices that the kernel's config.cuh declares."""
         return {
             "HEAD_DIM": problem.head_dim,
-            **_tile_constants(self, config, problem.head_dim),
+            "V_DIM": problem.v_dim,
+            **_tile_constants(self, config, problem.head_dim, problem.v_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
@@ -222,7 +228,7 @@ class ForwardKernel(Kernel):
         if not config.split_keys:
             return (*mask_launches(problem, config), launch)
         count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
-        vectors = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim // 4
+        vectors = problem.batch * problem.heads * problem.seqlen_q * problem.v_dim // 4
         return (
             dataclasses.replace(launch, grid=(launch.grid[0], count, 1), persistent=False),
             Launch(
@@ -235,7 +241,7 @@ class ForwardKernel(Kernel):
         if not config.split_keys:
             return 0
         count = split.count if split else 2
-        return config.query_items(problem) * count * config.slot_bytes(problem.head_dim)
+        return config.query_items(problem) * count * config.slot_bytes(problem.v_dim)
 
 
 _COMBINE_THREADS = 256  # COMBINE_THREADS of cuda_src/forward/splits.cuh
@@ -255,10 +261,10 @@ def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
 
 
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
-def _tile_constants(kernel: Kernel, config: Config, head_dim: int) -> Mapping[str, int | bool]:
-    return {**config.constants(head_dim), **constants(kernel.shared_memory(config, head_dim))}
+def _tile_constants(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> Mapping[str, int | bool]:
+    return {**config.constants(head_dim), **constants(kernel.shared_memory(config, head_dim, v_dim))}
 
 
 @functools.lru_cache(4096)  # every plan asks for that of every config
-def _shared_bytes(kernel: Kernel, config: Config, head_dim: int) -> int:
-    return layout(kernel.shared_memory(config, head_dim))[1]
+def _shared_bytes(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> int:
+    return layout(kernel.shared_memory(config, head_dim, v_dim))[1]

@@ -42,9 +42,9 @@ class TileConfig:
         packed = self.block_q // self.head_rows
         return problem.query_blocks(self.head_rows) * (problem.heads // packed)
 
-    def slot_bytes(self, head_dim: int) -> int:
+    def slot_bytes(self, v_dim: int) -> int:
         """A partial result in the workspace: rows of O, m, l and two words of padding, in float32."""
-        return self.block_q * (head_dim + 4) * 4
+        return self.block_q * (v_dim + 4) * 4
 
     @property
     def blocks_of_item(self) -> int:
@@ -65,8 +65,9 @@ class TileConfig:
     def warps_text(self) -> str:
         return f", {self.num_warps} warps" if self.num_warps else ""
 
-    def fits(self, head_dim: int) -> bool:
-        return self.min_head_dim <= head_dim <= self.max_head_dim
+    def fits(self, head_dim: int, v_dim: int = 0) -> bool:
+        """``v_dim``: head dim of v and out; 0: ``head_dim``."""
+        return self.min_head_dim <= max(head_dim, v_dim) <= self.max_head_dim
 
     @property
     def own(self) -> dict[str, int | bool]:

@@ -183,7 +183,7 @@ class DecodeSplit(Kernel):
             self.source = self.source.replace(".cu", "_scaled.cu")
             self.scales = {"q": ("",), "k": MODES[2:], "v": MODES[2:]}
 
-    def shared_memory(self, config: DecodeConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: DecodeConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q; the rings of keys and values, where warps later merge their O in float32; m and l of each ring and row;
         the state of each warp's share; a barrier for each buffer of a ring; for a cluster's merge, the received
         vectors of O, m and l of each row, and a barrier."""

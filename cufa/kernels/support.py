@@ -55,8 +55,9 @@ def refusal(
     """
     reasons = _reasons(kernel, problem, device.arch.capability if device else capability)
     reason = next(reasons, None)
-    if reason is None and device is not None and not kernel.fitting(kernel.configs, problem.head_dim, device):
-        reason = f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
+    dims = problem.head_dim, problem.v_dim
+    if reason is None and device is not None and not kernel.fitting(kernel.configs, dims[0], device, dims[1]):
+        reason = f"has no tiles for head_dim {problem.dims_text} on {device.arch.name}"
     if reason is None and config is not None:
         reason = next(_of_config(config, problem), None)
     if reason is None and split_keys:
@@ -84,6 +85,8 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
         yield f"computes in {_and(kernel.precisions)}, not {problem.precision}"
     if problem.head_dim % kernel.head_dim_multiple:
         yield f"takes head dims that are multiples of {kernel.head_dim_multiple}, not {problem.head_dim}"
+    if problem.v_head_dim is not None and not kernel.any_v_dim:
+        yield f"takes v of q's head_dim {problem.head_dim}, not of {problem.v_dim}"
     yield from _of_mask(kernel, problem)
     for option in _options(problem):
         if option not in kernel.options:

@@ -137,7 +137,7 @@ def best(problem: Problem, device: Device | None) -> list[str]:
         for spec in kernels_of(problem.operation).values()
         if spec.skip_masked_tiles
         and not spec.refuses(problem, capability)
-        and any(config.fits(problem.head_dim) for config in spec.configs)
+        and any(config.fits(problem.head_dim, problem.v_dim) for config in spec.configs)
     )
     return list(dict.fromkeys(serving))
 

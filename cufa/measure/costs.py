@@ -155,10 +155,11 @@ def why_not(plan: Plan) -> str:
         return "costs are not counted for split keys"
     if plan.order is None:
         return "costs are counted for sequences as long as the arrays, whose order of work is known"
-    if table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None) is None:
+    p = plan.problem
+    if p.v_head_dim or table_of(plan.spec, plan.config, p.head_dim, p.softcap is not None) is None:
         return (
             f"no counters are recorded for {plan.spec.name} with tiles {plan.config} at head dim "
-            f"{plan.problem.head_dim}{' with a soft cap' * (plan.problem.softcap is not None)}"
+            f"{p.dims_text}{' with a soft cap' * (plan.problem.softcap is not None)}"
         )
     return ""
 

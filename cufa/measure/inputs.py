@@ -35,7 +35,7 @@ class Inputs:
             self._queries[q.shape, problem.dtype] = q
             return
         self._k = self._normal(shape, problem.k_element, 1)
-        self._v = self._normal(shape, problem.v_element, 2)
+        self._v = self._normal(problem.shapes[2], problem.v_element, 2)
 
     def arrays(self, problem: Problem) -> dict[str, Any]:
         """By their role (q, k, v, o, or the operand's name), in canonical axis order, with results of its own.
@@ -48,6 +48,8 @@ class Inputs:
         for operand in operation.results:
             if isinstance(operand.like, str):
                 arrays[role_of(operand)] = xp.empty_like(arrays[role_of(operation.operand(operand.like))])
+        if problem.v_head_dim is not None and "o" in arrays:
+            arrays["o"] = xp.empty((*arrays["q"].shape[:-1], problem.v_dim), arrays["q"].dtype)
         if problem.out_element.name != problem.q_element.name:
             arrays["o"] = xp.empty(arrays["q"].shape, problem.out_element.storage)
         if problem.seqlen_k < self._k.shape[2] and not packed:
@@ -66,7 +68,8 @@ class Inputs:
             "precision": None if problem.precision == "native" else problem.precision, "return_lse": True,
             "device": None if self._on_gpu else "cpu", **{name: arrays[name] for name in _lengths(problem.lengths)},
         }  # fmt: skip
-        dout = self._normal(self._query_shape(problem), problem.q_element, _OF_DOUT)
+        shape = (*self._query_shape(problem)[:3], problem.v_dim)
+        dout = self._normal(shape, problem.q_element, _OF_DOUT)
         if not isinstance(problem.lengths, Packed):
             out, lse = flash_attention(*(arrays[name] for name in "qkv"), **options)
             return {"o": out, "lse": lse, "dout": dout}
@@ -79,7 +82,7 @@ class Inputs:
             lengths = self._lengths or (problem.seqlen_k,) * problem.batch
             found["cache_seqlens"] = xp.asarray(np.array(lengths, np.int32))
         if cache.paged:
-            shape = (cache.num_pages, problem.kv_heads, cache.page_size, problem.head_dim)
+            shape = (cache.num_pages, problem.kv_heads, cache.page_size, -1)
             found |= {"k": self._k.reshape(shape), "v": self._v.reshape(shape)}
             pages = np.random.default_rng(0).permutation(cache.num_pages).astype(np.int32)
             found["block_table"] = xp.asarray(pages.reshape(problem.batch, cache.max_pages))

@@ -53,7 +53,14 @@ class KernelRun:
         """Without suffix."""
         p = self.problem
         parts = [self.environment.get("device", "cpu"), self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
-        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text, *_numbers(p), tiles]
+        parts += [
+            f"{p.seqlen_q}x{p.seqlen_k}",
+            f"d{p.dims_text}",
+            p.dtype,
+            p.scores_text,
+            *_numbers(p),
+            tiles,
+        ]
         return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
     def described(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def variations(plan: Plan) -> Iterator[Contender]:
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
         serves = refusal(spec, problem, config=changed) is None
-        if serves and spec.fitting((changed,), problem.head_dim, plan.device):
+        if serves and spec.fitting((changed,), problem.head_dim, plan.device, problem.v_dim):
             yield Contender(spec.algorithm, changed, f"with {step.words}")
     if problem.operation == "backward":
         ordered = dataclasses.replace(problem, deterministic=True)

@@ -102,7 +102,7 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
 
 def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
     """The kernel's configs that fit the device and serve the problem."""
-    fitting = spec.fitting(spec.configs, problem.head_dim, device)
+    fitting = spec.fitting(spec.configs, problem.head_dim, device, problem.v_dim)
     return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
 
@@ -112,7 +112,7 @@ def tuning_key(spec: Kernel, problem: Problem) -> str:
     fill the GPU."""
     rows = problem.batch * problem.heads * problem.seqlen_q
     return (
-        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
+        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.dims_text}/{problem.mask_kind}/"
         f"{_length_class(problem)}/{_power_of_two(rows)} rows"
     )
 
@@ -124,7 +124,7 @@ def problem_class(problem: Problem) -> str:
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
     if problem.lengths.kind != "dense":
         mask += f"-{problem.lengths.kind}"
-    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
+    return f"{problem.operation}/{elements}/d{problem.dims_text}/{mask}/{_length_class(problem)}"
 
 
 def _length_class(problem: Problem) -> int:

@@ -204,7 +204,7 @@ def _cut_for_gpu(
             reason = f"{MAX_CLUSTER} splits: this config merges in clusters, of at most {MAX_CLUSTER} blocks"
             cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
         return config, cut
-    fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device)
+    fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device, problem.v_dim)
     config = serving[0].choose(problem, fitting, device)
     in_cluster = config.merged_in_cluster()
     cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)

@@ -233,7 +233,7 @@ def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> 
         if device.arch.capability in _MEASURED
         else f"never measured on {device.arch.name}: `cufa tune` measures these tiles"
     )
-    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.dims_text} ({known})"
     return Choice(spec, chosen, (reason,))
 
 

@@ -218,10 +218,10 @@ def _check_class(spec: Kernel, config: TileConfig) -> None:
 
 
 def _check_shared_memory(problem: Problem, spec: Kernel, config: TileConfig, device: Device) -> int:
-    shared_memory = spec.shared_bytes(config, problem.head_dim)
+    shared_memory = spec.shared_bytes(config, problem.head_dim, problem.v_dim)
     if shared_memory > device.arch.shared_memory_per_block:
         raise ValueError(
-            f"config={config} needs {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
+            f"config={config} needs {shared_memory:,} B of shared memory at head_dim {problem.dims_text}; a "
             f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
         )
     return shared_memory

@@ -88,7 +88,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
         if asked is None:
             return choice
         raise ValueError(
-            f"num_splits={asked}: no config that splits keys fits head_dim {problem.head_dim} on {device.name}. "
+            f"num_splits={asked}: no config that splits keys fits head_dim {problem.dims_text} on {device.name}. "
             "Fix: leave num_splits at None"
         )
     if asked is not None or named is not None:
@@ -132,7 +132,7 @@ def _splits(config: TileConfig) -> bool:
 
 def _fitting(spec: Kernel, problem: Problem, device: Device) -> list[TileConfig]:
     """The kernel's split configs that fit the device, and whose packed heads divide the query group."""
-    fitting = spec.fitting(spec.split_configs, problem.head_dim, device)
+    fitting = spec.fitting(spec.split_configs, problem.head_dim, device, problem.v_dim)
     return [config for config in fitting if problem.group_size % (config.block_q // config.head_rows) == 0]
 
 
@@ -146,7 +146,8 @@ def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
 def _held(device: Device, spec: Kernel, config: TileConfig, problem: Problem) -> int:
     """Resident thread blocks of the whole GPU."""
     arch = device.arch
-    room = arch.shared_memory // (spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
+    shared = spec.shared_bytes(config, problem.head_dim, problem.v_dim)
+    room = arch.shared_memory // (shared + arch.reserved_shared_memory)
     return device.num_sms * max(1, min(config.blocks_per_sm, room))
 
 
@@ -173,7 +174,7 @@ def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, 
     most = max(int(schedule.visits.max()), 1)
     used = used_of(most, splits)
     on_an_sm = 1 if items * used <= device.num_sms else held // device.num_sms
-    flops = 4 * problem.head_dim * config.block_q * config.block_kv
+    flops = 2 * (problem.head_dim + problem.v_dim) * config.block_q * config.block_kv
     tile = max(flops * on_an_sm / spec.flops(config), spec.tile_latency(config, problem.head_dim))
     block = (-(-most // splits) + ITEM_COST) * tile
     if most > _ALIKE * schedule.visits.min():
@@ -182,13 +183,12 @@ def seconds(problem: Problem, device: Device, spec: Kernel, config: TileConfig, 
     else:
         products = block * -(-items * used // held)
     keys = min(problem.seqlen_k, most * config.block_kv)
-    of_keys = problem.k_element.itemsize + problem.v_element.itemsize
-    kv_bytes = problem.batch * problem.kv_heads * keys * problem.head_dim * of_keys
+    kv_bytes = problem.batch * problem.kv_heads * keys * problem.key_bytes
     blocks = items * used
     busy = blocks / (-(-blocks // device.num_sms) * device.num_sms)
     read = kv_bytes / (BANDWIDTH * busy)
     time = max(products, read) + UNHIDDEN * min(products, read)
     if not _splits(config):
         return time
-    partials = used * problem.batch * problem.heads * problem.seqlen_q * (problem.head_dim + 4) * 4
+    partials = used * problem.batch * problem.heads * problem.seqlen_q * (problem.v_dim + 4) * 4
     return time + 2 * partials / PARTIALS_BANDWIDTH + MERGE_SECONDS

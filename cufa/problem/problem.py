@@ -91,6 +91,8 @@ class Problem:
     """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
     accumulate: str = "auto"
     """Inputs of e4m3: where products with V are added in float32, after each "tile" or each "row" of tiles."""
+    v_head_dim: int | None = None
+    """Head dim of v and out; None: that of q and k, :attr:`head_dim`. See :attr:`v_dim`."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -120,6 +122,16 @@ class Problem:
         if isinstance(self.lengths, Packed):
             return self.heads, self.lengths.total_q
         return self.batch, self.heads, self.seqlen_q
+
+    @property
+    def v_dim(self) -> int:
+        """Head dim of v and out."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def dims_text(self) -> str:
+        """Head dims as pages and tables print them: 128, or 192/128 if that of v is another."""
+        return str(self.head_dim) if self.v_head_dim is None else f"{self.head_dim}/{self.v_head_dim}"
 
     @property
     def itemsize(self) -> int:
@@ -153,9 +165,9 @@ class Problem:
         if isinstance(self.lengths, Packed):
             outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
         (batch, rows), (_, keys) = outer
-        queries = (batch, self.heads, rows, self.head_dim)
-        of_keys = (batch, self.kv_heads, keys, self.head_dim)
-        return queries, of_keys, of_keys, queries
+        queries, of_keys = (batch, self.heads, rows), (batch, self.kv_heads, keys)
+        qk, v = self.head_dim, self.v_dim
+        return (*queries, qk), (*of_keys, qk), (*of_keys, v), (*queries, v)
 
     @property
     def group_size(self) -> int:
@@ -290,13 +302,19 @@ class Problem:
         Keys that a window hides from every query are not read."""
         valid = [self.seqlen_k] * self.batch if lengths is None else lengths
         keys = sum(min(int(n), self.visible_capacity) for n in valid)
-        return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
+        return keys * self.kv_heads * self.key_bytes
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one key and its value."""
+        return self.head_dim * self.k_element.itemsize + self.v_dim * self.v_element.itemsize
 
     # --- Work ---------------------------------------------------------------------------------------------
 
     @property
     def flops(self) -> int:
-        """Useful floating-point operations: forward and decode 4·head_dim per visible score, backward 10·head_dim."""
+        """Useful floating-point operations: forward and decode 4·head_dim per visible score, backward 10·head_dim. (If
+        v has another head dim: 2 and 6 of that of q and k, 2 and 4 of that of v.)"""
         return WORK[self.operation].flops(self)
 
     @property
@@ -308,6 +326,8 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.v_head_dim is None:
+            del fields["v_head_dim"]
         return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
 
     @classmethod

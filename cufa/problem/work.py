@@ -11,20 +11,23 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 
+def _query_bytes(problem: Problem) -> int:
+    """Bytes of one query and its output."""
+    return problem.head_dim * problem.q_element.itemsize + problem.v_dim * problem.out_element.itemsize
+
+
 class ForwardWork:
     by_keys = False
     """Blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.schedule.schedule.Schedule`)."""
 
     def flops(self, problem: Problem) -> int:
         """Useful floating-point operations."""
-        return 4 * problem.head_dim * problem.all_visible_scores
+        return 2 * (problem.head_dim + problem.v_dim) * problem.all_visible_scores
 
     def io_bytes(self, problem: Problem) -> int:
         """q, k, v read once, o written once."""
         queries, keys = problem.tokens
-        of_queries = problem.heads * queries * (problem.q_element.itemsize + problem.out_element.itemsize)
-        of_keys = problem.kv_heads * keys * (problem.k_element.itemsize + problem.v_element.itemsize)
-        return (of_queries + of_keys) * problem.head_dim
+        return problem.heads * queries * _query_bytes(problem) + problem.kv_heads * keys * problem.key_bytes
 
     def describe(self, problem: Problem) -> str:
         p = problem
@@ -34,7 +37,7 @@ class ForwardWork:
         lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
         return (
             f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
-            f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
+            f"head_dim {p.dims_text}, {dtype}, {p.scores_text}"
         )
 
 
@@ -42,14 +45,13 @@ class BackwardWork(ForwardWork):
     by_keys = True
 
     def flops(self, problem: Problem) -> int:
-        return 10 * problem.head_dim * problem.all_visible_scores
+        return (6 * problem.head_dim + 4 * problem.v_dim) * problem.all_visible_scores
 
     def io_bytes(self, problem: Problem) -> int:
         """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
         queries, keys = problem.tokens
-        of_query = problem.head_dim * 2 * (problem.q_element.itemsize + problem.out_element.itemsize) + 4
-        of_key = problem.head_dim * 2 * (problem.k_element.itemsize + problem.v_element.itemsize)
-        return problem.heads * queries * of_query + problem.kv_heads * keys * of_key
+        of_queries = problem.heads * queries * (2 * _query_bytes(problem) + 4)
+        return of_queries + problem.kv_heads * keys * 2 * problem.key_bytes
 
     def describe(self, problem: Problem) -> str:
         return f"backward {super().describe(problem)}" + (", deterministic" if problem.deterministic else "")
@@ -58,8 +60,8 @@ class BackwardWork(ForwardWork):
 class DecodeWork(ForwardWork):
     def io_bytes(self, problem: Problem) -> int:
         """Keys and values that some query sees, q and o once each."""
-        queries = problem.batch * problem.heads * problem.seqlen_q * problem.head_dim
-        return problem.kv_bytes() + queries * (problem.q_element.itemsize + problem.out_element.itemsize)
+        queries = problem.batch * problem.heads * problem.seqlen_q
+        return problem.kv_bytes() + queries * _query_bytes(problem)
 
     def describe(self, problem: Problem) -> str:
         p = problem
@@ -74,7 +76,7 @@ class DecodeWork(ForwardWork):
         scores = "" if plain else f", {p.scores_text}"
         return (
             f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"
-            f"{appended}, head_dim {p.head_dim}, {dtype}{scores}"
+            f"{appended}, head_dim {p.dims_text}, {dtype}{scores}"
         )
 
 

@@ -48,7 +48,7 @@ def decode_reference(
     lengths = _lengths(cache_seqlens, len(q), k_cache, table, 0 if k_new is None else k_new.shape[2])
     seen_by = decode_mask(window, mask)
     check_mask(seen_by, len(q), k_cache.shape[1])
-    o, lse = np.empty(q.shape), np.empty(q.shape[:3])
+    o, lse = np.empty((*q.shape[:3], v_cache.shape[3])), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
         v = _sequence(b, length, v_cache, table, v_new, v_scale)

@@ -31,9 +31,9 @@ def attention_reference(
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
 
-    q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), or with
-    ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query head ``h``
-    reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim.
+    q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), where v's head_dim
+    may be another, or with ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query
+    head ``h`` reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim of q.
 
     ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
     ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
@@ -42,15 +42,15 @@ def attention_reference(
     NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite, except in
     the padding after a sequence.)
 
-    Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
-    of exponentials, shape (batch, heads, seqlen_q). Both are float64.
+    Returns o in q's layout and shape, with v's head_dim, and with ``return_lse`` also the natural logarithm of each
+    row's sum of exponentials, shape (batch, heads, seqlen_q). Both are float64.
 
     Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
     q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
     scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
-    o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf)
+    o, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
     for rows, keys, seen, penalty, of_sink in parts:
         o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], seen, penalty, of_sink, *scores)
     if layout == "bshd":
@@ -76,8 +76,10 @@ def attention_reference_backward(
     Returns (dq, dk, dv), with the shapes of q, k and v, and with a sink also dsink (heads,).
     """
     dout, q, k, v = (as_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
-    if dout.shape != q.shape:
-        raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
+    if dout.shape != (*q.shape[:3], v.shape[3]):
+        raise ValueError(
+            f"dout {dout.shape} must have the shape of q {q.shape} with v's head_dim {v.shape[3]}"
+        )
     check_not_masked("dlse", dlse)
     dlse = np.zeros(q.shape[:3]) if dlse is None else _numbers("dlse", dlse)
     check_rows("dlse", dlse.shape, q.shape[:3], layout)
@@ -111,7 +113,8 @@ class _Parts:
 
     def __iter__(self) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_], Array | float, float]]:
         (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = self.q.shape, self.k.shape
-        if self.k.shape != self.v.shape or self.k.shape[::3] != (batch, head_dim) or heads % max(kv_heads, 1):
+        fits = self.k.shape[:3] == self.v.shape[:3] and self.k.shape[::3] == (batch, head_dim)
+        if not fits or heads % max(kv_heads, 1):
             raise ValueError(
                 f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
             )

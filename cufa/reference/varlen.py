@@ -24,7 +24,7 @@ def attention_varlen_reference(
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
     q, k, v = (_packed(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    o, lse = np.zeros(q.shape), np.full(q.shape[1::-1], -np.inf)
+    o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
         found = attention_reference(*of_one, return_lse=True, **_options_of(b, options))

@@ -41,8 +41,8 @@ def deterministic_batch(problem: Problem) -> int:
 
 def _bytes_of_queries(problem: Problem) -> int:
     """Bytes of Q, dO, and dQ in float32, of one query head."""
-    row_bytes = problem.q_element.itemsize + problem.out_element.itemsize + 4
-    return problem.seqlen_q * problem.head_dim * row_bytes
+    of_q = problem.head_dim * (problem.q_element.itemsize + 4)
+    return problem.seqlen_q * (of_q + problem.v_dim * problem.out_element.itemsize)
 
 
 @dataclasses.dataclass(frozen=True)

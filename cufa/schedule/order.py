@@ -166,7 +166,7 @@ def persistent(problem: Problem, schedule: Schedule, device: Device, config: obj
 
 def head_bytes(problem: Problem) -> int:
     """Bytes of the keys and values of one head."""
-    return problem.seqlen_k * problem.head_dim * (problem.k_element.itemsize + problem.v_element.itemsize)
+    return problem.seqlen_k * problem.key_bytes
 
 
 def longest_first(problem: Problem, schedule: Schedule) -> Ints | None:

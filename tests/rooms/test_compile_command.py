@@ -77,7 +77,7 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         dtypes = ("float16",)
         configs = (TileConfig(64, 64, num_warps=8),)
 
-        def shared_memory(self, config, head_dim):
+        def shared_memory(self, config, head_dim, v_dim=0):
             return (Buffer("ALL", 1024),)
 
         def launches(self, problem, config, shared_memory, split=None):
@@ -132,7 +132,9 @@ def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatc
     spec = changed(
         variants_module.KERNELS["two_step"],
         configs=(plain, cluster, fewer, elsewhere),
-        shared_memory=lambda config, head_dim: (Buffer("ALL", 100_000 if config.cluster_merge else 1024),),
+        shared_memory=lambda config, head_dim, v_dim: (
+            Buffer("ALL", 100_000 if config.cluster_merge else 1024),
+        ),
     )
     monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
     result = compile_kernel(CLEAN + SECOND)

@@ -120,10 +120,11 @@ class Backend:
             for name, x in inputs.items()
         }
         options = {n: self.array(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-        like = {"out": "q", "dq": "q", "dk": "k", "dv": "v"}
+        shapes = {f"d{name}": inputs[name].shape for name in "qkv"}
+        shapes["out"] = *inputs["q"].shape[:-1], inputs["v"].shape[-1]
         results = {
-            name: self._placed(place, self.poisoned(inputs[x].shape, inputs[x].dtype))
-            for name, x in like.items()
+            name: self._placed(place, self.poisoned(shapes[name], inputs["q"].dtype))
+            for name in ("out", "dq", "dk", "dv")
             if name in names
         }
         if self.name != "emulate" and not (config or blocks or trace or execution):

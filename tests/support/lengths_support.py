@@ -85,34 +85,40 @@ Options = str | dict[str, Any]
 
 
 def packed(
-    lengths: str, options: Options, head_dim: int, dtype: str, tail: int = 70, seed: int = 0
+    lengths: str, options: Options, head_dim: int, dtype: str, tail: int = 70, seed: int = 0, v_dim: int = 0
 ) -> Ragged:
     cu_q, cu_k = (np.append(0, np.cumsum(n)).astype(np.int32) for n in LENGTHS[lengths])
     q, k = (cu_q[-1] + tail, 4, head_dim), (cu_k[-1] + tail, 2, head_dim)
     there = np.arange(len(range(q[0]))) < cu_q[-1], np.arange(k[0]) < cu_k[-1]
     return _case(
-        q, k, (q[1], q[0]), there, {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, options, dtype, seed
+        q, k, (q[1], q[0]), there, {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, options, dtype, seed, v_dim
     )
 
 
-def padded(lengths: str, options: Options, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
+def padded(
+    lengths: str, options: Options, head_dim: int, dtype: str, seed: int = 0, v_dim: int = 0
+) -> Ragged:
     queries, keys = (np.array(n, np.int32) for n in LENGTHS[lengths])
     q, k = (3, 4, queries.max() + 3, head_dim), (3, 2, keys.max() + 5, head_dim)
     there = tuple(np.arange(x[2]) < n[:, None, None] for x, n in ((q, queries), (k, keys)))
-    return _case(q, k, q[:3], there, {"seqlens_q": queries, "seqlens_k": keys}, options, dtype, seed)
+    return _case(q, k, q[:3], there, {"seqlens_q": queries, "seqlens_k": keys}, options, dtype, seed, v_dim)
 
 
-def dense(lengths: tuple[int, int], options: Options, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
+def dense(
+    lengths: tuple[int, int], options: Options, head_dim: int, dtype: str, seed: int = 0, v_dim: int = 0
+) -> Ragged:
     """Sequences that are all as long as the arrays."""
     rows, keys = lengths
     q, k = (3, 4, rows, head_dim), (3, 2, keys, head_dim)
-    return _case(q, k, q[:3], (np.True_, np.True_), {}, options, dtype, seed)
+    return _case(q, k, q[:3], (np.True_, np.True_), {}, options, dtype, seed, v_dim)
 
 
-def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed) -> Ragged:
+def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed, v_dim) -> Ragged:
+    """``v_dim``: head dim of v, out and dout; 0: that of q and k."""
     rng = np.random.default_rng(seed)
-    q, dout = (rng.standard_normal(q_shape).astype(DTYPES[dtype]) for _ in "ab")
-    k, v = (rng.standard_normal(k_shape).astype(DTYPES[dtype]) for _ in "ab")
+    dim = v_dim or q_shape[-1]
+    q, dout = (rng.standard_normal((*q_shape[:-1], n)).astype(DTYPES[dtype]) for n in (q_shape[-1], dim))
+    k, v = (rng.standard_normal((*k_shape[:-1], n)).astype(DTYPES[dtype]) for n in (k_shape[-1], dim))
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
     given = OPTIONS[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths

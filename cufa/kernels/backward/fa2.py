@@ -81,7 +81,7 @@ class Fa2Backward(Kernel):
     )
     workspace_holds = "dQ in float32, which all key blocks add to, and lse and delta of each query"
 
-    def shared_memory(self, config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K and V (later dK and dV); stages of Q, dO, LSE and delta; P^T if warps exchange it; stages of dS^T."""
         pitch, s_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_q))
         queries = config.num_stages * config.block_q
@@ -123,7 +123,7 @@ class Fa2Backward(Kernel):
             config
             for config in fitting
             if config.blocks_per_sm
-            * (self.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
+            * (self.shared_bytes(config, problem.head_dim, problem.v_dim) + arch.reserved_shared_memory)
             <= arch.shared_memory
         ]
         chosen = held[0] if held else fitting[0]

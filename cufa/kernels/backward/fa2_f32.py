@@ -30,7 +30,7 @@ class Fa2BackwardF32(Fa2Backward):
         BackwardConfig(16, 16, num_warps=2, min_head_dim=248, warp_keys=16),
     )
 
-    def shared_memory(self, config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K, V, Q, dO and two numbers per row; P^T and then dS^T; the largest dS of each warp. What is split into pairs
         has room in each row's gap for its unit."""
         pitch, s_pitch = (tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, config.block_q))

@@ -79,7 +79,7 @@ class Fa3Backward(Kernel):
         """Head dims to 64 and beyond have a kernel each, whose products come in another order."""
         return self.source if config.max_head_dim <= 64 else "backward/fa3_narrow128/kernel.cu"
 
-    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         return narrow_shared_memory(config, head_dim)
 
     def launches(

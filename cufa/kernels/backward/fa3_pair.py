@@ -20,7 +20,7 @@ class Fa3BackwardWide(Fa3Backward):
     def source_of(self, config: Fa3BackwardConfig) -> str:
         return self.source
 
-    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa3BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K and V; rings of Q, dO and dS, with lse and delta of each row; barriers. The buffers of dS have two
         more kinds of barriers: for P, which lies in them, and for dS that the other block sends."""
         own = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))

@@ -52,7 +52,7 @@ class Fa1Forward(Kernel):
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     )
 
-    def shared_memory(self, config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa1Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K and V, the warps' parts of P·V, two query blocks, row maxima and sums of each warp."""
         pitch = tile_pitch(head_dim, itemsize=2, pad_to=32)
         # A warp's K and V move to registers where they take no more than 64 of them: more would spill.

@@ -27,7 +27,7 @@ class Fa1ForwardF32(Fa1Forward):
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     )
 
-    def shared_memory(self, config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa1Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K, V and one query block, the warps' parts of P·V, row maxima and sums of each warp."""
         pitch = tile_pitch(head_dim, itemsize=4, pad_to=64)
         parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4

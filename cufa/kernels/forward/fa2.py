@@ -63,7 +63,7 @@ class Fa2Forward(ForwardKernel):
         for x in config.in_splits()
     )
 
-    def shared_memory(self, config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q (later O); stages, each a tile of K and one of V; if pairs of warps exchange them, P and row maxima."""
         pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
         exchanged = config.block_q if config.column_warps == 2 else 0

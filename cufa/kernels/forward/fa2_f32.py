@@ -29,7 +29,7 @@ class Fa2ForwardF32(Kernel):
         Fa2Config(64, 16, num_warps=4, blocks_per_sm=2, min_head_dim=136),
     )
 
-    def shared_memory(self, config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q, K and V; each row's gap has room for what the split into pairs needs."""
         pitch, tile = tile_pitch(head_dim, itemsize=4, pad_to=64), config.block_kv
         return Buffer("Q", config.block_q * pitch), Buffer("K", tile * pitch), Buffer("V", tile * pitch)

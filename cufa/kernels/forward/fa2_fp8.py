@@ -38,7 +38,7 @@ class Fa2ForwardFp8(Kernel):
     )
     workspace_holds = "transposed values"
 
-    def shared_memory(self, config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q, a tile of K, and a tile of V, transposed."""
         pitch, v_pitch = (tile_pitch(n, itemsize=1, pad_to=32) for n in (head_dim, config.block_kv))
         return (

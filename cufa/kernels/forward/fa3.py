@@ -114,7 +114,7 @@ class Fa3Forward(ForwardKernel):
     split_configs = _split_configs()
     reads_block_order = True
 
-    def shared_memory(self, config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa3Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, item
         descriptors. For listed tiles: which tile is in each buffer of K, the list, and a barrier for the end of a
         sequence."""

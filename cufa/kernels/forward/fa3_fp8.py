@@ -67,7 +67,7 @@ class Fa3ForwardFp8(Kernel):
     configs = _configs()
     workspace_holds = "transposed values"
 
-    def shared_memory(self, config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: Fa3Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings (V transposed), a full and an empty barrier for each buffer,
         item descriptors."""
         consumers = config.num_warps // 4 - 1

@@ -20,7 +20,7 @@ class Naive(Kernel):
     configs = (TileConfig(64, 64, num_warps=4, blocks_per_sm=4),)
     workspace_holds = "the scores in float32 and the probabilities"
 
-    def shared_memory(self, config: TileConfig, head_dim: int) -> tuple[Buffer, ...]:
+    def shared_memory(self, config: TileConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """A tile of each factor, 128 bytes of the inner dimension per row."""
         pitch = tile_pitch(64, itemsize=2, pad_to=16)
         return Buffer("A", config.block_q * pitch), Buffer("B", config.block_kv * pitch)

@@ -132,7 +132,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
     dQ = np.zeros_like(heads.Q, order="C")  # l. 5
     for j in key_blocks:  # l. 6
         K, V = heads.load_keys(j)  # l. 7
-        dK, dV = np.zeros_like(V, order="C"), np.zeros_like(V, order="C")  # l. 8
+        dK, dV = np.zeros_like(K, order="C"), np.zeros_like(V, order="C")  # l. 8
         for members, i in heads.visited_queries(j):  # l. 9
             rows = heads.rows(i)
             Q, dO = heads.Q[:, :, members, rows], heads.dO[:, :, members, rows]  # l. 10
@@ -187,7 +187,7 @@ class _Stack(Heads):
         self._k, self._v, self._dk, self._dv = (arrays[name] for name in _OF_KEYS)
         self._members = members
         self._P, self._dS = (self.empty(self.block_q, self.block_kv) for _ in range(2))
-        self._product = self.empty(max(self.block_q, self.block_kv), self.head_dim)
+        self._product = self.empty(max(self.block_q, self.block_kv), max(self.head_dim, problem.v_dim))
         self.lse, self.delta = self._row_numbers(arrays["out"], arrays["lse"], arrays["dlse"])
 
     def watch(self, observer: Observer, heads: tuple[slice, ...], group: int) -> None:
@@ -259,13 +259,17 @@ class _Stack(Heads):
 
     def of_rows(self, dS: Array, K: Array, unseen: Bools | None) -> Array:
         """dS K."""
-        return product_of_seen(dS, K, unseen, self._product[:, :, : dS.shape[2], : dS.shape[-2]])
+        return product_of_seen(dS, K, unseen, self._product_of(dS, K))
 
     def of_columns(self, PT: Array, dO: Array, unseen: Bools | None) -> Array:
         """Pᵀ dO, summed over the members of the group."""
-        of_members = product_of_seen(PT, dO, unseen, self._product[:, :, : PT.shape[2], : PT.shape[-2]])
+        of_members = product_of_seen(PT, dO, unseen, self._product_of(PT, dO))
         summed: Array = of_members.sum(axis=2, keepdims=True) if PT.shape[2] > 1 else of_members
         return summed
+
+    def _product_of(self, rows: Array, columns: Array) -> Array:
+        """Memory of a product of a tile with queries, keys or dO."""
+        return self._product[:, :, : rows.shape[2], : rows.shape[-2], : columns.shape[-1]]
 
     @staticmethod
     def _tile(scratch: Array, rows: Array, columns: Array) -> Array:

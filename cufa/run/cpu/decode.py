@@ -166,7 +166,7 @@ def _attend(
         for cache in ("k_cache", "v_cache")
     )
     k_scale, v_scale = (KeyScales(operands, x, work.batch, work.heads) for x in ("k_scale", "v_scale"))
-    O = np.zeros(Q.shape, dtype)
+    O = np.zeros((*Q.shape[:2], problem.v_dim), dtype)
     l = np.zeros((*Q.shape[:2], 1), dtype)
     m = np.full(l.shape, -np.inf, dtype)
     for start in range(work.first_key, work.last_key, plan.config.block_kv):

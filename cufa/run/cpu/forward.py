@@ -38,9 +38,10 @@ def run(
 ) -> None:  # fmt: skip
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
-    q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), in
-    the problem's dtype, with any strides and no empty axis. Inputs of e4m3 come in float32, times their scales. lse is
-    float32 (batch, heads, seqlen_q) or None, alibi_slopes (heads,) or (batch, heads), sink (heads,).
+    q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), v and out
+    perhaps of another head_dim, in the problem's dtype, with any strides and no empty axis. Inputs of e4m3 come in
+    float32, times their scales. lse is float32 (batch, heads, seqlen_q) or None, alibi_slopes (heads,) or (batch,
+    heads), sink (heads,).
 
     ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, all others use FA2's. The plan's
     schedule says whether masked tiles are skipped. ``observer`` receives every tile, in one thread ("naive" has none).
@@ -166,7 +167,7 @@ class _Stack(Heads):
         self.q, self.out, self.lse = q, out, lse
         self.K, self.V = operand(k, self.dtype), operand(v, self.dtype)
         self._observer: Observer | None = None
-        self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, self.head_dim)
+        self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, problem.v_dim)
 
     def watch(self, observer: Observer, batch: int, head: int) -> None:
         """Pass every tile to ``observer``. The stack is one head."""
@@ -183,7 +184,7 @@ class _Stack(Heads):
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
         """O = 0, l = 0, m = -inf for these rows; with a sink, m and l include it."""
         count = rows.stop - rows.start
-        O, l, m = self.empty(count, self.head_dim), self.empty(count, 1), self.empty(count, 1)
+        O, l, m = self.empty(count, self.V.shape[-1]), self.empty(count, 1), self.empty(count, 1)
         O[...], l[...], m[...] = 0, 0, -np.inf
         if self.sink is not None:
             m, l = (x.astype(self.dtype) for x in with_sink(m, l, self.sink))
