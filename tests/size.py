@@ -40,7 +40,7 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 64_230,
     "lines of cufa": 27_400,
-    "lines of tests": 41_560,
+    "lines of tests": 41_650,
     "lines of forward/fa3/kernel.cu with its includes": 3_480,
     "lines of forward/fa2/kernel.cu with its includes": 2_310,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_050,

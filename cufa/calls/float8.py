@@ -13,9 +13,10 @@ from ..plan.operation import OPERATIONS, Operand
 from ..problem import float8
 from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.lengths import Packed
-from ..problem.options import Options
+from ..problem.options import Options, read_forward
 from ..problem.problem import Problem
 from .call import ForwardCall, PackedForward
+from .dispatch import run
 from .quantize import QuantizedValues
 from .warm import find
 
@@ -27,6 +28,20 @@ class Float8Call(ForwardCall):
     out_dtype: str = _OUT_DTYPES[0]
     values: QuantizedValues | None = None
     """Values on a GPU that are transposed: the input "v" is their data."""
+
+    @classmethod
+    def result(
+        cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, accumulate: Any, asked: tuple[Any, ...],
+        device: Any, options: tuple[Any, ...],
+    ) -> Any:  # fmt: skip
+        """What the public call returns. ``asked`` is for :func:`~cufa.problem.options.read_forward`, ``options`` is the
+        key of the warm lookup but for what this class adds."""
+        found, options = cls.again(given, scales, out_dtype, accumulate, options)
+        if found is not None:
+            return found
+        return run(
+            cls.of(given, scales, out_dtype, *read_forward(*asked, accumulate=accumulate)), device, options
+        )
 
     @classmethod
     def of(

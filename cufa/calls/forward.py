@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
-from ..problem.checks import check_choice, check_flag
+from ..problem.checks import check_choice
 from ..problem.float8 import NAME, is_float8
 from ..problem.mask import Mask
-from ..problem.options import Options, check_accumulate, check_causal, check_num_splits, resolve_mask
+from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
 from ..problem.typing import (
     Accumulate,
     Algorithm,
@@ -217,20 +217,17 @@ def flash_attention(
         refused = {"q_scale": q_scale, "out_dtype": out_dtype, "accumulate": accumulate}
         given = q, *keys_and_values(q, k, v, (k_scale, v_scale), layout, refused), *given[3:]
         scaled = False
-    scales = q_scale, k_scale, v_scale
+    asked = (
+        return_lse, causal, window, mask, softcap, scale, precision, layout, algorithm, num_splits
+    )  # fmt: skip
     if scaled or is_float8(q):
         from .float8 import Float8Call
 
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
-        result, options = Float8Call.again(given, scales, out_dtype, accumulate, options)
-        if result is not None:
-            return result
-    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
-    asked = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
-    if scaled or is_float8(q):
-        return run(Float8Call.of(given, scales, out_dtype, wanted, asked), device, options)
-    return run(ForwardCall.read(given, wanted, asked), device, options)
+        return Float8Call.result(
+            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
+        )
+    return run(ForwardCall.read(given, *read_forward(*asked)), device, options)
 
 
 def plan(

@@ -10,7 +10,7 @@ from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.float8 import is_float8
 from ..problem.mask import Mask
-from ..problem.options import Options, check_accumulate, check_causal, resolve_mask
+from ..problem.options import Options, check_causal, read_forward, resolve_mask
 from ..problem.typing import (
     Accumulate,
     Algorithm,
@@ -111,20 +111,15 @@ def flash_attention_varlen(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
-    scales = q_scale, k_scale, v_scale
+    _check_given(cu_seqlens_q, cu_seqlens_k)
+    asked = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
-        result, options = PackedFloat8.again(given, scales, out_dtype, accumulate, options)
-        if result is not None:
-            return result
-    _check_given(cu_seqlens_q, cu_seqlens_k)
-    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
-    asked = Options(mask, softcap, scale, precision, "bshd", algorithm, accumulate=sums)
-    if scaled or is_float8(q):
-        return run(PackedFloat8.of(given, scales, out_dtype, wanted, asked), device, options)
-    return run(PackedForward.read(given, wanted, asked), device, options)
+        return PackedFloat8.result(
+            given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
+        )
+    return run(PackedForward.read(given, *read_forward(*asked)), device, options)
 
 
 # fmt: off

@@ -45,10 +45,6 @@ class DecodeConfig(TileConfig):
     def rings(self) -> int:
         return self.num_warps // self.row_warps
 
-    def without_fold(self) -> DecodeConfig:
-        """The same with the merge as a launch of its own."""
-        return dataclasses.replace(self, fold_combine=False, cluster_merge=False)
-
     def merged_in_cluster(self) -> DecodeConfig:
         """The same with the splits of a work item as one cluster."""
         return dataclasses.replace(self, fold_combine=False, cluster_merge=True)

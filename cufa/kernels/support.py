@@ -8,7 +8,7 @@ kernels refuse the same options: ``tests/kernels/test_support.py`` evaluates the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..gpu.architectures import Device
@@ -65,22 +65,32 @@ def refusal(
     return reason
 
 
-def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterator[str]:
-    if capability is not None and not kernel.runs_on(capability):
-        yield f"needs {_architectures(kernel)}"
+def nearest(kernels: Sequence[Kernel], problem: Problem) -> Sequence[Kernel]:
+    """Of kernels that do not serve a problem, those whose refusals help: they take its elements. All, if none does."""
+    return [kernel for kernel in kernels if next(_of_elements(kernel, problem), None) is None] or kernels
+
+
+def _of_elements(kernel: Kernel, problem: Problem) -> Iterator[str]:
     if problem.dtype not in kernel.dtypes:
         yield f"takes {_and(kernel.dtypes)}, not {problem.dtype}"
     k_dtypes = kernel.k_dtypes or (problem.dtype,)
     for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
         if element.name not in k_dtypes:
             yield f"takes {name} of {_and(k_dtypes)}, not {element.name}"
+
+
+def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterator[str]:
+    if capability is not None and not kernel.runs_on(capability):
+        yield f"needs {_architectures(kernel)}"
+    yield from _of_elements(kernel, problem)
     if problem.out_element.name not in (kernel.out_dtypes or (problem.dtype,)):
         yield f"writes {_and(kernel.out_dtypes or (problem.dtype,))}, not {problem.out_element.name}"
     modes = problem.scales or ("",) * len(kernel.scales) * (problem.operation == "decode")
     for name, mode in zip("qkv", modes, strict=False):
         served = kernel.scales.get(name, ("",))
         if mode not in served:
-            yield f"takes {_scale(name, served)}, not {_scale(name, (mode,))}"
+            other = f"per {mode}" if mode and any(served) else _scale(name, (mode,))
+            yield f"takes {_scale(name, served)}, not {other}"
     if problem.precision not in kernel.precisions:
         yield f"computes in {_and(kernel.precisions)}, not {problem.precision}"
     if problem.head_dim % kernel.head_dim_multiple:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ..gpu.architectures import Device
 from ..kernels import KERNELS, Kernel, TileConfig
-from ..kernels.support import refusal
+from ..kernels.support import nearest, refusal
 from ..problem.lengths import Packed, Padded
 from ..problem.problem import MASK_KINDS, Problem
 from .operation import Operation
@@ -34,8 +34,8 @@ def serving_kernels(
     operation: Operation, problem: Problem, device: Device | None, algorithm: str, kernel: str | None,
     fastest: Mapping[str, str],
 ) -> tuple[list[Kernel], list[str]]:  # fmt: skip
-    """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError,
-    with each kernel's refusal, if no kernel serves."""
+    """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError if
+    no kernel serves, with the refusals of those that take its elements."""
     known, replaced = _known(operation.name), []
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]
@@ -89,7 +89,8 @@ def _preference(
 
 
 def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kernel]) -> str:
-    why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in named)
+    near = nearest(named, problem)
+    why = "; ".join(f"{spec.name} {refusal(spec, problem, device=device)}" for spec in near)
     cure = "convert with .astype, copy to contiguous arrays, or use a mask of cufa.masks"
     dense = not isinstance(problem.lengths, (Padded, Packed))
     if problem.mask.irregular_kind in MASK_KINDS or problem.alibi or problem.sink or not dense:

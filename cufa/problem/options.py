@@ -47,6 +47,16 @@ class Options:
         object.__setattr__(self, "num_splits", check_num_splits(self.num_splits))
 
 
+def read_forward(
+    return_lse: Any, causal: Any, window: Any, mask: Any, softcap: Any, scale: Any, precision: Any, layout: Any,
+    algorithm: Any, num_splits: Any = None, *, accumulate: Any = None,
+) -> tuple[tuple[str, ...], Options]:  # fmt: skip
+    """The results and the options that keywords of a forward call ask for."""
+    wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
+    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
+    return wanted, Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
+
+
 def check_accumulate(accumulate: Any) -> str:
     """ "auto", "tile" or "row"; None is "auto" and 1 is "tile". Raises ValueError."""
     names = {None: "auto", 1: "tile", "tile": "tile", "row": "row"}

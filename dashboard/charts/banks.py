@@ -7,20 +7,21 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from cufa.dashboard import theme
-from cufa.dashboard.model.banks import Row
+from cufa.dashboard.model.banks import Wavefront
 from cufa.dashboard.theme import Palette
 from cufa.run.emulate.shared_accesses import BANKS
 
-MOST_ROWS = 32
+MOST_WAVES = 32
 
 
-def banks_figure(rows: Sequence[Row], who: str, palette: Palette) -> go.Figure:
+def banks_figure(waves: Sequence[Wavefront], who: str, palette: Palette) -> go.Figure:
     """Columns are banks. A cell has the lane (or row of the operand: ``who``) whose word the bank serves."""
-    shown = rows[:MOST_ROWS]
+    shown = waves[:MOST_WAVES]
     figure = theme.new_figure(palette, 120 + 22 * len(shown), showlegend=False)
-    cells = [[None if x is None else x[1] for x in row.words] for row in shown]
+    cells = [[None if x is None else x[1] for x in wave.words] for wave in shown]
     offsets = [
-        [None if x is None else f"bytes {4 * x[0]:,} to {4 * x[0] + 3:,}" for x in row.words] for row in shown
+        [None if x is None else f"bytes {4 * x[0]:,} to {4 * x[0] + 3:,}" for x in wave.words]
+        for wave in shown
     ]
     low, high = palette.scale[0], palette.scale[-2]
     figure.add_heatmap(
@@ -36,11 +37,11 @@ def banks_figure(rows: Sequence[Row], who: str, palette: Palette) -> go.Figure:
         hoverongaps=False,
         hovertemplate=f"bank %{{x}}, {who} %{{z}}<br>%{{customdata}}<extra>%{{y}}</extra>",
     )
-    waves: dict[int, int] = {}
+    count: dict[int, int] = {}
     names = []
-    for row in shown:
-        waves[row.number] = waves.get(row.number, 0) + 1
-        names.append(f"{row.number}.{waves[row.number]}")
+    for wave in shown:
+        count[wave.pass_number] = count.get(wave.pass_number, 0) + 1
+        names.append(f"{wave.pass_number}.{count[wave.pass_number]}")
     figure.update_xaxes(
         title_text="bank (4 bytes)", tickvals=list(range(0, BANKS, 4)), range=[-0.5, BANKS - 0.5]
     )

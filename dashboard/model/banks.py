@@ -48,7 +48,7 @@ def is_swizzled(spec: Kernel) -> bool:
     return spec.uses_copy_engine
 
 
-def plain(found: Pass, swizzled: bool) -> Pass:
+def in_plain_rows(found: Pass, swizzled: bool) -> Pass:
     """The pass as if rows of a tile lay behind one another: without the swizzle, or without the padding of rows.
 
     The swizzle exchanges the 16-byte units of a 128-byte row: unit u of row r lies at u ^ (r % 8).
@@ -67,22 +67,21 @@ def plain(found: Pass, swizzled: bool) -> Pass:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Wavefront:
     """One wavefront of a pass: the word on each bank, and the lane that wants it; None: the bank idles."""
 
-    number: int
-    """Of the pass."""
+    pass_number: int
     words: tuple[tuple[int, int] | None, ...]
 
 
-def rows(passes: tuple[Pass, ...]) -> list[Row]:
+def wavefronts(passes: tuple[Pass, ...]) -> list[Wavefront]:
     """The wavefronts in order. A bank serves one word in a wavefront: further words wait for the next one."""
     found = []
     for number, one in enumerate(passes):
         by_bank = one.words()
         for wave in range(one.wavefronts):
             words = tuple(bank[wave] if wave < len(bank) else None for bank in by_bank)
-            found.append(Row(number, words))
+            found.append(Wavefront(number, words))
     return found
 
 

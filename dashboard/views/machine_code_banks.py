@@ -49,20 +49,20 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
     if chosen.kind in banks.MATRICES:
         kinds = {"on": f"{layout} on", "off": f"{layout} off"}
         if controls.choice("layout", "Tile in shared memory", kinds, segmented=True) == "off":
-            passes = tuple(banks.plain(x, swizzled) for x in passes)
+            passes = tuple(banks.in_plain_rows(x, swizzled) for x in passes)
     said = banks.sentence(passes)
     page.verdict(f"{chosen.kind}: {said}.", "good" if "no bank" in said else "warn", "executed", small=True)
-    rows = banks.rows(passes)
+    waves = banks.wavefronts(passes)
     who = "row" if chosen.kind.startswith("wgmma") else "lane"
     alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {said}. " + " ".join(
-        f"Pass {row.number}: {sum(x is not None for x in row.words)} of 32 banks."
-        for row in rows[: charts.MOST_ROWS]
+        f"Pass {wave.pass_number}: {sum(x is not None for x in wave.words)} of 32 banks."
+        for wave in waves[: charts.MOST_WAVES]
     )
-    page.figure(charts.banks_figure(rows, who, palette), "code.banks.figure", alt)
+    page.figure(charts.banks_figure(waves, who, palette), "code.banks.figure", alt)
     st.caption(
         f"The first time that a warp executes {chosen.file}, line {chosen.line}; {chosen.times:,} times for one query "
         f"tile and two key tiles of one head, {choice.config}. Numbers are {who}s. A pass moves up to 128 bytes: 8 "
         "rows of 16 bytes of a matrix, or as many lanes as fit. " + _LAYOUT[swizzled]
     )
-    if len(rows) > charts.MOST_ROWS:
-        st.caption(f"The first {charts.MOST_ROWS} of {len(rows)} wavefronts are drawn.")
+    if len(waves) > charts.MOST_WAVES:
+        st.caption(f"The first {charts.MOST_WAVES} of {len(waves)} wavefronts are drawn.")

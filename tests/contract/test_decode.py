@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from backends import CPU, backends
 from decode_contract import CASES, PAGE_SIZES, SCHEDULES, check, each, of_kernel
-from decode_kernel_support import cache_of, operands_of, plan_of, served, splits
+from decode_kernel_support import cache_of, merged_by_a_launch, operands_of, plan_of, served, splits
 from decode_support import Case, make_case, numbers_of_heads, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,7 +85,7 @@ def test_every_config(backend, kernel, head_dim, few):
         of_heads = numbers_of_heads(few, len(lengths), rows["heads"]) if few else {}
         case = make_case(lengths, head_dim=head_dim, fp8=cache_of(kernel), dtype=dtype, **rows, **of_heads)
         for config in served(backend.device, kernel, head_dim)[: 1 if few else None]:
-            kinds = {config} if config.cluster_merge else {config, config.without_fold()}
+            kinds = {config} if config.cluster_merge else {config, merged_by_a_launch(config)}
             todo += [(case, n, found) for found in kinds for n in (1, 5)]
     plans = [plan_of(case, kernel, splits(kernel, n), config, backend.device) for case, n, config in todo]
     with ThreadPoolExecutor(8) as pool:  # compiles side by side

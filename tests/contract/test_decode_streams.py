@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backends import GPU
-from decode_kernel_support import cache_of, operands_of, plan_of, served
+from decode_kernel_support import cache_of, merged_by_a_launch, operands_of, plan_of, served
 from decode_support import make_case, on_gpu
 from held_stream import hold
 from hypothesis import given, settings
@@ -89,7 +89,7 @@ def test_threads_that_share_a_stream(cp, device, kernel):
     for i in range(4):
         case = make_case([900 + 64 * i], heads=64, kv_heads=1, head_dim=64, seed=i)
         plan = plan_of(case, kernel, 10, None, device)
-        plan = plan_of(case, kernel, 10, plan.config.without_fold(), device)
+        plan = plan_of(case, kernel, 10, merged_by_a_launch(plan.config), device)
         assert len(plan.launches) == 2
         operands = operands_of(case, cp.asarray)
         outs = [cp.full_like(operands["out"], cp.nan) for _ in range(100)]

@@ -12,7 +12,7 @@ from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 
-from . import overview, tables
+from . import float8_tables, overview, tables
 from .days import other_days, tests_in_words, when_else
 from .tables import table
 
@@ -118,7 +118,8 @@ def _suite(card: Card, rows: list[Measured], name: str, build: Build) -> Iterato
     if not (in_turns or alone):
         return
     title = SUITES[name].title
-    yield f"\n**{title[0].upper()}{title[1:]}**\n"
+    first = title[0].upper() if title[:2].isalpha() else title[0]  # e4m3 stays
+    yield f"\n**{first}{title[1:]}**\n"
     if days := other_days(card, (name,)):
         yield f"{days}\n"
     if in_turns:
@@ -158,6 +159,9 @@ _OPEN: dict[str, Build] = {
     "backward": tables.forward,
     "energy": tables.forward,
     "backward-energy": tables.forward,
+    "fp8": float8_tables.accuracy,
+    "fp8-speed": float8_tables.speed,
+    "fp8-energy": float8_tables.speed,
 }
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward, "chunks": tables.awkward, "ladder": tables.ladder,

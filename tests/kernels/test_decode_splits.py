@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 import pytest
-from decode_kernel_support import H200, assert_spans, configs, operands_of, plan_of
+from decode_kernel_support import H200, assert_spans, configs, merged_by_a_launch, operands_of, plan_of
 from decode_support import make_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +120,7 @@ def test_only_slow_memory_is_read_in_two_stages():
     for batch, capacity in itertools.product((1, 8, 32, 64, 128, 512), (512, 2048, 4096, 32 << 10)):
         for ragged in (False, True):
             plan = make_plan(problem(batch, 32, 8, capacity, ragged), H200)
-            assert plan.config.without_fold() != TWO_STAGES.without_fold()
+            assert merged_by_a_launch(plan.config) != merged_by_a_launch(TWO_STAGES)
     for name in ("decode_split_tma", "decode_balanced_tma"):
         assert TWO_STAGES in KERNELS[name].configs
         assert not any(c.num_stages == 2 for c in KERNELS[f"{name}_fp8"].configs if c.block_q == 16)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from decode_kernel_support import H200, operands_of, plan_of
+from decode_kernel_support import H200, merged_by_a_launch, operands_of, plan_of
 from decode_support import make_case
 from support import forward_operands
 
@@ -255,7 +255,7 @@ def bindings(allocated, monkeypatch):
     for name, length in (("a", 500), ("b", 900)):
         case = make_case([length], head_dim=64)
         plan = plan_of(case, "decode_split", 4)
-        plan = plan_of(case, "decode_split", 4, plan.config.without_fold(), H200)
+        plan = plan_of(case, "decode_split", 4, merged_by_a_launch(plan.config), H200)
         assert len(plan.launches) == 2 and plan.workspace
         found.append(bind(name, plan, case))
     return found, log
@@ -342,7 +342,7 @@ def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
 
     case, log = make_case([500], head_dim=64), []
     plan = plan_of(case, "decode_split", 4)
-    plan = plan_of(case, "decode_split", 4, plan.config.without_fold(), H200)
+    plan = plan_of(case, "decode_split", 4, merged_by_a_launch(plan.config), H200)
 
     def launch(config, function, arguments, extra):
         log.append(config._obj.stream or 0)

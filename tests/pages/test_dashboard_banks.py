@@ -35,7 +35,7 @@ def test_words_and_wavefronts() -> None:
     assert Pass(tuple(range(32)), (64,) * 32, 4).wavefronts == 1
     assert Pass((0, 1), (0, 128), 4).wavefronts == 2
     collide = Pass((0, 1), (0, 128), 4)
-    assert [next(x and x[1] for x in row.words) for row in banks.rows((collide,))] == [0, 1]
+    assert [next(x and x[1] for x in wave.words) for wave in banks.wavefronts((collide,))] == [0, 1]
     assert "2-way bank conflicts" in banks.sentence((collide,))
 
 
@@ -49,14 +49,14 @@ def test_tiles_have_no_conflict_and_would_have_eight(kernel: str, kind: str) -> 
     assert tiles
     for access in tiles:
         assert access.wavefronts == len(access.passes)
-        off = tuple(banks.plain(x, banks.is_swizzled(spec)) for x in access.passes)
+        off = tuple(banks.in_plain_rows(x, banks.is_swizzled(spec)) for x in access.passes)
         assert all(x.wavefronts == 8 for x in off)
         assert {b - a for x in off for a, b in zip(x.addresses, x.addresses[1:], strict=False)} == {128}
 
 
 def test_the_swizzle_is_undone_twice() -> None:
     one = next(x for x in of("fa3_forward") if x.kind.startswith("wgmma")).passes[0]
-    assert banks.plain(banks.plain(one, True), True) == one
+    assert banks.in_plain_rows(banks.in_plain_rows(one, True), True) == one
 
 
 def test_the_record_agrees_with_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:

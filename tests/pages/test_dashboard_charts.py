@@ -1,4 +1,4 @@
-"""The dashboard's figures and their theme, without Streamlit."""
+"""The dashboard's figures and their theme; no page is opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 import numpy as np
 import pytest
 
-pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import plotly.graph_objects as go
 from dashboard_support import LIMITS, decode_plan, schedules, write_evidence

@@ -12,7 +12,6 @@ import pytest
 from dashboard_run_support import over, small, wait_for
 from dashboard_support import DEVICE
 
-from cufa.dashboard.model import measured_rows
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
@@ -25,6 +24,16 @@ from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES, make
 from cufa.measure.timing import Load, Timing
 from cufa.problem.mask import CAUSAL
+
+
+@pytest.fixture
+def measured_rows() -> Any:
+    """Rows as pages read them: the only part of these tests that needs Streamlit."""
+    pytest.importorskip("streamlit", reason="pages need streamlit: pip install 'cufa[dashboard]'")
+    from cufa.dashboard.model import measured_rows
+
+    return measured_rows
+
 
 # --- Errors of kernels, simulated ---------------------------------------------------------------------------
 
@@ -82,7 +91,9 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
     assert [e["text"] for e in told] == ["compiling fa2", "compiling fa3"]
 
 
-def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_is_timed_case_by_case(
+    fresh: Store, monkeypatch: pytest.MonkeyPatch, measured_rows: Any
+) -> None:
     """On a made-up GPU with made-up times: the rows in the folder, and the measurements read back."""
     cases = tuple(SUITES["decode"].cases(DEVICE))
     limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
@@ -133,7 +144,7 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("regime", list(Regime))
-def test_decoding_is_timed_on_a_gpu(fresh: Store, regime: Regime) -> None:
+def test_decoding_is_timed_on_a_gpu(fresh: Store, regime: Regime, measured_rows: Any) -> None:
     case = next(iter(SUITES["decode"].cases(DEVICE)))
     run_id = client.submit(fresh, Job("decode", "cuda:0", (case,), 0.2, regime))
     run = wait_for(fresh, run_id, over)

@@ -1,4 +1,4 @@
-"""Data of the dashboard's figures: arithmetic, splits, evidence, without Streamlit."""
+"""Data of the dashboard's figures: arithmetic, splits, evidence; no page is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 from card_support import Json, edit, edit_rows, write_lines
 from dashboard_support import ENVIRONMENT, decode_plan, schedules, write_evidence

@@ -16,7 +16,7 @@ from cufa.kernels.forward.fa2 import Fa2Config
 from cufa.measure.decode_cases import make_decode
 from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Cached, Padded
-from cufa.problem.mask import CAUSAL, Mask
+from cufa.problem.mask import CAUSAL, FULL, Mask
 from cufa.problem.problem import Problem
 
 # --- Plans ----------------------------------------------------------------------------------------------
@@ -101,6 +101,19 @@ def test_unserved_dtype_is_named_with_what_is_served():
         match=r"'auto'.*float64.*fa2_forward_f32 takes float32, not float64.*convert with \.astype",
     ):
         make_plan(problem("float64"), H200)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "names"), [("fa3", ["fa3"]), ("fa2", ["fa2"]), ("auto", ["fa3", "fa2"])]
+)
+def test_only_kernels_that_take_the_elements_say_why_they_do_not_serve(algorithm, names):
+    e4m3 = Problem(
+        1, 4, 2, 8, 8, 64, "float8_e4m3", FULL, 0.1, out_dtype="bfloat16", scales=("head", "head", "block")
+    )
+    with pytest.raises(ValueError, match="no kernel runs") as raised:
+        make_plan(e4m3, H200, algorithm)
+    why = str(raised.value).split("(sm_90): ")[1].split(". Fix:")[0].split("; ")
+    assert why == [f"{x}_forward_fp8 takes v_scale per tensor and head, not per block" for x in names]
 
 
 def test_a_kernel_says_why_it_does_not_serve_and_auto_goes_on():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from decode_support import Case
 from cufa.calls import arrays
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
-from cufa.kernels.decode import row_blocks
+from cufa.kernels.decode import DecodeConfig, row_blocks
 from cufa.plan.decode import ragged_shares
 from cufa.plan.operation import PER_HEAD
 from cufa.plan.planner import Plan, fitting_configs, make_plan
@@ -29,6 +30,11 @@ H200 = Device.typical("sm_90")
 NAMES = (
     "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale", "out", "lse"
 )  # fmt: skip
+
+
+def merged_by_a_launch(config: DecodeConfig) -> DecodeConfig:
+    """The same tiles with the merge as a launch of its own."""
+    return dataclasses.replace(config, fold_combine=False, cluster_merge=False)
 
 
 def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[str, Any]:
