@@ -10,6 +10,7 @@ from .calls.forward import flash_attention, plan
 from .calls.merge import merge_attention_states
 from .calls.quantize import QuantizedValues, dequantize, quantize
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .problem.score_function import Score, score
 from .reference.decode import decode_reference
 from .reference.dense import attention_reference, attention_reference_backward
 from .reference.varlen import attention_varlen_reference, attention_varlen_reference_backward
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from .run.emulate.calls import emulate, emulate_backward
 
 __all__ = [
-    "QuantizedValues", "__version__", "attention_reference", "attention_reference_backward",
+    "QuantizedValues", "Score", "__version__", "attention_reference", "attention_reference_backward",
     "attention_varlen_reference", "attention_varlen_reference_backward", "compile", "decode_reference",
     "dequantize", "emulate", "emulate_backward", "flash_attention", "flash_attention_backward",
     "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode", "masks",
-    "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize",
+    "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize", "score",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

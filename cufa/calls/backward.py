@@ -12,6 +12,7 @@ from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
+from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Algorithm,
     Array,
@@ -25,6 +26,7 @@ from ..problem.typing import (
 from .call import BackwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
+from .score_operands import NO_SCORE, names_of_gradients, with_score
 from .warm import find, typed
 
 
@@ -49,7 +51,8 @@ def flash_attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    seqlens_q: Any = None, seqlens_k: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    gradients: tuple[str, ...] = (),
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
     dlse: Any = None, deterministic: bool = False,
     dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
@@ -71,8 +74,10 @@ def flash_attention_backward(
     out, lse : array
         The results of the forward call with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) in
         either layout; float64 if q is.
-    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
+    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, layout, precision
         The same values as in the forward call. precision may differ.
+    gradients : tuple of names
+        Arrays of ``score`` (or "bias") whose gradients are returned, too.
     algorithm : "auto", "fa3" or "fa2"
         Which kernel computes the gradients; it may differ from the forward call's. Of the forward's algorithms, those
         without a backward ("fa2_noskip", "fa1" and "naive") mean "auto".
@@ -97,6 +102,8 @@ def flash_attention_backward(
         of exactly 0.
     dsink
         Only with ``sink=``: the gradient of the sink, (heads,), in lse's dtype. ALiBi's slopes have none.
+    others
+        The gradients of the arrays in ``gradients``, in that order: of each array's shape, in lse's dtype.
 
     Raises
     ------
@@ -120,12 +127,13 @@ def flash_attention_backward(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; all masks; with band masks also
-      padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
-    - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; all masks; with band masks
-      also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
-    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
-      lengths, ALiBi, sinks and a fixed order of additions.
+    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; all masks; score functions and
+      gradients of their arrays; with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order
+      of additions.
+    - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; all masks; score
+      functions; with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
+    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; score functions and gradients of their arrays;
+      with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
     - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.
     """
     if unknown:
@@ -134,20 +142,33 @@ def flash_attention_backward(
         causal = check_causal(causal)  # type: ignore[unreachable]
     if type(deterministic) is not bool:
         deterministic = check_flag("deterministic", deterministic)  # type: ignore[unreachable]
-    options = (
+    options: tuple[Any, ...] = (
         causal, typed(window), mask, softcap, type(softcap), scale, type(scale), layout, algorithm, precision,
         deterministic, device,
     )  # fmt: skip
     given: tuple[Any, ...] = dout, q, k, v, out, lse, dlse, dq, dk, dv
     given_dsink = sink is not None or dsink is not None
     if given_dsink or alibi_slopes is not None or seqlens_q is not None or seqlens_k is not None:
-        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, dsink
+        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, *NO_SCORE, dsink
+    change: Score | None = None
+    of_scores: tuple[str, ...] = ()
+    if score is not None or bias is not None or gradients != ():
+        change = resolve_score(score, bias)
+        of_scores = check_gradients(change, gradients)
+        given, options = (
+            with_score(BACKWARD, given, change),
+            (*options, change and change.expression, of_scores),
+        )
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
+    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
+    wanted += names_of_gradients(change, of_scores)
     mask = resolve_mask(causal, window, mask)
-    asked = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    asked = Options(
+        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
+        gradients=of_scores,
+    )  # fmt: skip
     return run(BackwardCall.read(given, wanted, asked), device, options)
 
 
@@ -155,14 +176,16 @@ def plan_backward(
     q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    seqlens_q: Any = None, seqlens_k: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    gradients: tuple[str, ...] = (),
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
     deterministic: bool = False, device: str | None = None, **unknown: Never,
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_attention_backward`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU
     and runs nothing.
 
-    Arguments and errors are as for :func:`plan`; ``deterministic`` as for :func:`flash_attention_backward`.
+    Arguments and errors are as for :func:`plan`; ``deterministic`` and ``gradients`` as for
+    :func:`flash_attention_backward`.
 
     >>> cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_backward'
@@ -171,6 +194,10 @@ def plan_backward(
         raise unknown_keyword(plan_backward, unknown)
     mask = resolve_mask(causal, window, mask)
     deterministic = check_flag("deterministic", deterministic)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    change = resolve_score(score, bias)
+    options = Options(
+        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
+        gradients=check_gradients(change, gradients),
+    )  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     return plan_shapes(q, k, v, dtype, device, options, optional, "backward")

@@ -15,6 +15,7 @@ from ..problem.checks import check_choice
 from ..problem.float8 import NAME, is_float8
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
+from ..problem.score_function import Score, resolve_score
 from ..problem.typing import (
     Accumulate,
     Algorithm,
@@ -33,6 +34,7 @@ from .call import ForwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
 from .quantize import QuantizedValues
+from .score_operands import refuse_score, with_score
 from .warm import find, typed
 
 
@@ -52,7 +54,7 @@ def flash_attention(
     q: Any, k: Any, v: Any, *,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    seqlens_q: Any = None, seqlens_k: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
@@ -105,6 +107,10 @@ def flash_attention(
         each sequence: its last query's own key is its last. For concatenated sequences see
         :func:`flash_attention_varlen`. Lengths on a GPU are read by kernels only, unchecked: their owner may change
         them between calls and between replays of a graph. Lengths on the host are checked, and copied by each call.
+    score : cufa.score, optional
+        A change of scaled scores, written in NumPy: :func:`cufa.score`. It comes before the soft cap.
+    bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
+        Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
@@ -163,18 +169,18 @@ def flash_attention(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_forward (sm_90): float16, bfloat16; all masks; with band masks also padded lengths, packed lengths, ALiBi
-      and sinks.
-    - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and packed
-      lengths.
-    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; with band masks also padded lengths, packed
-      lengths, ALiBi and sinks.
-    - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths
-      and packed lengths.
+    - fa3_forward (sm_90): float16, bfloat16; all masks; score functions; with band masks also padded lengths,
+      packed lengths, ALiBi and sinks.
+    - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and
+      packed lengths.
+    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; score functions; with band masks also padded
+      lengths, packed lengths, ALiBi and sinks.
+    - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded
+      lengths and packed lengths.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
     - fa1_forward (sm_80 or later): float16, bfloat16; band masks.
     - fa1_forward_f32 (sm_80 or later): float32, tf32; band masks.
-    - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks.
+    - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks; score functions.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile with visible and hidden
     scores is multiplied as a whole, and 0 · inf is NaN.
@@ -200,10 +206,15 @@ def flash_attention(
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
     if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k
+    change = None
+    if score is not None or bias is not None:
+        change = resolve_score(score, bias)
+        given = with_score(FORWARD, given, change)
     if num_splits is not None and type(num_splits) is not int:
         num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
     options = (
         causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
+        change and change.expression,
     )  # fmt: skip
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
@@ -223,18 +234,19 @@ def flash_attention(
     if scaled or is_float8(q):
         from .float8 import Float8Call
 
+        refuse_score(change, q)
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
         return Float8Call.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    return run(ForwardCall.read(given, *read_forward(*asked)), device, options)
+    return run(ForwardCall.read(given, *read_forward(*asked, score=change)), device, options)
 
 
 def plan(
     q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    seqlens_q: Any = None, seqlens_k: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None, kv_dtype: str | None = None,
     device: str | None = None, **unknown: Never,
@@ -242,12 +254,13 @@ def plan(
     """The plan of :func:`flash_attention`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU and runs
     nothing. For :func:`flash_decode` see :func:`plan_decode`.
 
-    q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
-    ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
-    ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``, ``scale``,
+    ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``,
+    ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
-    planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and values of
-    e4m3 under 16-bit queries. ``device`` is None
+    planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and
+    values of e4m3 under 16-bit queries.
+    ``device`` is None
     (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
     card. Raises TypeError or ValueError as :func:`flash_attention` does.
 
@@ -257,7 +270,8 @@ def plan(
     if unknown:
         raise unknown_keyword(plan, unknown)
     mask = resolve_mask(causal, window, mask)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits)
+    change = None if score is bias is None else resolve_score(score, bias)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, score=change)
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     v = v.shape if isinstance(v, QuantizedValues) else v
     found = plan_shapes(q, k, v, dtype, device, options, optional)

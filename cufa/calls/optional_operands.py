@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.operation import PER_HEAD, PER_HEAD_AND_LENGTHS
+from ..plan.operation import PER_HEAD, PER_HEAD_AND_LENGTHS, SCORE_ARRAYS
 from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
@@ -40,7 +40,7 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
-    few = {x.name for x in PER_HEAD_AND_LENGTHS}
+    few = {x.name for x in PER_HEAD_AND_LENGTHS + SCORE_ARRAYS}
     found = {name: x for name, x in inputs.items() if x is not None or name not in few}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
@@ -54,6 +54,8 @@ def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], 
     found |= {f"seqlens_{name}": x for name, x in seqlens.items()}
     if seqlens:
         problem = dataclasses.replace(problem, lengths=_padded(seqlens))
+    if problem.score is not None:
+        problem.score.check_indexes(problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     return found, dataclasses.replace(problem, alibi="alibi_slopes" in found, sink="sink" in found)
 
 

@@ -96,6 +96,7 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
         scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
         v_head_dim=_of_values("v", v_shape[3], head_dim),
+        score=None if options.score is None else options.score.change(options.gradients),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ..problem.checks import check_flag
 from ..problem.float8 import is_float8
 from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, read_forward, resolve_mask
+from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Accumulate,
     Algorithm,
@@ -30,6 +31,7 @@ from ..problem.typing import (
 from .call import PackedBackward, PackedForward
 from .dispatch import run
 from .keywords import unknown_keyword
+from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score
 from .warm import find, typed
 
 
@@ -54,6 +56,7 @@ def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    score: Score | None = None, bias: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
     accumulate: Accumulate | None = None,
@@ -81,6 +84,8 @@ def flash_attention_varlen(
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
+    score, bias
+        As for :func:`flash_attention`: b is the number of the sequence, i and j count in it.
     out, lse : array, optional
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
     q_scale, k_scale, v_scale : float32 array, optional
@@ -103,8 +108,11 @@ def flash_attention_varlen(
         raise unknown_keyword(flash_attention_varlen, unknown)
     causal = check_causal(causal)
     changes = typed(window), mask, softcap, type(softcap)
-    options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes
-    given = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
+    change = resolve_score(score, bias)
+    of_score = change and change.expression
+    options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes, of_score
+    given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
+    given = with_score(FORWARD, given, change)
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
     if not scaled:
@@ -116,10 +124,11 @@ def flash_attention_varlen(
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
+        refuse_score(change, q)
         return PackedFloat8.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    return run(PackedForward.read(given, *read_forward(*asked)), device, options)
+    return run(PackedForward.read(given, *read_forward(*asked, score=change)), device, options)
 
 
 # fmt: off
@@ -143,6 +152,7 @@ def flash_attention_varlen_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
+    score: Score | None = None, bias: Any = None, gradients: tuple[str, ...] = (),
     algorithm: Algorithm = "auto", precision: Precision | None = None, dlse: Any = None,
     deterministic: bool = False,
     dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
@@ -175,18 +185,26 @@ def flash_attention_varlen_backward(
         raise unknown_keyword(flash_attention_varlen_backward, unknown)
     causal, deterministic = check_causal(causal), check_flag("deterministic", deterministic)
     changes = typed(window), mask, softcap, type(softcap)
-    options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes
-    given = (
+    change = resolve_score(score, bias)
+    of_scores = check_gradients(change, gradients)
+    of_change = change and change.expression, of_scores
+    options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes, of_change
+    given: tuple[Any, ...] = (
         dout, q, k, v, out, lse, dlse, dq, dk, dv,
-        alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, dsink,
+        alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, *NO_SCORE, dsink,
     )  # fmt: skip
+    given = with_score(BACKWARD, given, change)
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
     _check_given(cu_seqlens_q, cu_seqlens_k)
-    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
+    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
+    wanted += names_of_gradients(change, of_scores)
     mask = resolve_mask(causal, window, mask)
-    asked = Options(mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic)
+    asked = Options(
+        mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
+        gradients=of_scores,
+    )  # fmt: skip
     return run(PackedBackward.read(given, wanted, asked), device, options)
 
 

@@ -52,9 +52,12 @@ class Kernel:
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
-    """Of "padded", "packed" (lengths), "alibi", "sink" and "deterministic". Every kernel takes a soft cap."""
+    """Of "padded", "packed" (lengths), "alibi", "sink", "deterministic", "score" and "gradients" (of its arrays). Every
+    kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
+    score_derivatives_without_score: bool = False
+    """Backward: when gradients of a score function's arrays are added, the score is no longer known."""
     first_keys_by_sequence: bool = True
     """Masks may have one number of first keys per sequence, and global tokens."""
     head_dim_multiple: int = 8
@@ -196,6 +199,7 @@ class Kernel:
             **_tile_constants(self, config, problem.head_dim, problem.v_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
+            "SCORE": problem.score is not None,
             "SOFTCAP": problem.softcap is not None,
             "LENGTHS": LENGTH_KINDS.index(problem.lengths.kind),
             "ALIBI": problem.alibi,

@@ -8,6 +8,7 @@ kernels refuse the same options: ``tests/kernels/test_support.py`` evaluates the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ _OPTIONS = {
     "alibi": "ALiBi (alibi_slopes)",
     "sink": "a sink",
     "deterministic": "a fixed order of additions (deterministic)",
+    "score": "a score function (score, bias)",
+    "gradients": "gradients of a score function's arrays",
     **_LENGTHS,
 }
 
@@ -41,6 +44,8 @@ _SHORT = {
     "alibi": "ALiBi",
     "sink": "sinks",
     "deterministic": "a fixed order of additions",
+    "score": "score functions",
+    "gradients": "gradients of their arrays",
 }
 
 
@@ -101,7 +106,24 @@ def _reasons(kernel: Kernel, problem: Problem, capability: int | None) -> Iterat
     for option in _options(problem):
         if option not in kernel.options:
             yield f"takes no {_OPTIONS[option].removeprefix('a ')}"
+    yield from _of_gradients(kernel, problem)
     yield from _of_memory(kernel, problem)
+
+
+def _of_gradients(kernel: Kernel, problem: Problem) -> Iterator[str]:
+    """Gradients of a score function's arrays."""
+    score = problem.score
+    if score is None or not score.gradients:
+        return
+    if problem.deterministic:
+        yield "adds gradients of a score function's arrays in any order (deterministic)"
+    if any(math.prod(score.shapes[score.place_of(name)]) >= 2**31 for name in score.gradients):
+        yield "takes gradients of arrays of fewer than 2^31 elements"
+    if kernel.score_derivatives_without_score:
+        if score.weights_read_scores:
+            yield "takes gradients of arrays only if their derivatives do not depend on the score"
+        if problem.softcap is not None and score.has_slope:
+            yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
 def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
@@ -160,6 +182,10 @@ def _options(problem: Problem) -> Iterator[str]:
     for option in ("alibi", "sink", "deterministic"):
         if getattr(problem, option):
             yield option
+    if problem.score is not None:
+        yield "score"
+        if problem.score.gradients:
+            yield "gradients"
     if problem.lengths.kind in _LENGTHS:
         yield problem.lengths.kind
 
@@ -239,4 +265,5 @@ def _options_in_words(kernel: Kernel) -> str:
     with_bands = _and(_SHORT[x] for x in kernel.options if x not in any_mask)
     if with_bands and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
         with_bands = f"with band masks also {with_bands}"
+        return "; ".join(filter(None, (_and(found), with_bands)))
     return _and(filter(None, (*found, with_bands)))

@@ -27,6 +27,8 @@ from .operation import (
     OPERATIONS,
     PER_HEAD_AND_LENGTHS,
     SCALES,
+    SCORE_ARRAYS,
+    SCORE_GRADIENTS,
     Arrays,
     Choice,
     Operand,
@@ -108,7 +110,8 @@ class DenseOperation(Operation):
             "seqlen_q": p.seqlen_q,
             "seqlen_k": p.seqlen_k,
             **_band(p),
-            **softmax_scalars(p.scale, p.softcap),
+            **softmax_scalars(p.scale if p.score is None else 1.0, p.softcap),
+            **({} if p.score is None else {"score_scale": p.scale}),
             "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
             "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
             "alibi_stride": stride_of_sequences(arrays.get("alibi_slopes")),
@@ -160,9 +163,10 @@ class Forward(DenseOperation):
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCALES)
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
+    scored_params = Params("shared/score_params.cuh", "ScoredParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
@@ -171,6 +175,8 @@ class Forward(DenseOperation):
         return {**super().scalars(plan, arrays), **own}
 
     def params_of(self, problem: Problem) -> Params:
+        if problem.score is not None:
+            return self.scored_params
         return self.float8_params if problem.scales else self.params
 
     def num_records(self, plan: Plan) -> int:
@@ -192,8 +198,14 @@ class Backward(DenseOperation):
         Operand("dk", result=True, like="k", stride="dk_stride", mapped=True),
         Operand("dv", result=True, like="v", stride="dv_stride", mapped=True),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, Operand("dsink", result=True, like=lambda p: (p.heads,)))
+    optional_operands = (
+        *PER_HEAD_AND_LENGTHS,
+        *SCORE_ARRAYS,
+        Operand("dsink", result=True, like=lambda p: (p.heads,)),
+        *SCORE_GRADIENTS,
+    )
     params = Params("backward/params.cuh", "BackwardParams")
+    scored_params = Params("backward/params.cuh", "ScoredBackwardParams")
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
@@ -214,6 +226,9 @@ class Backward(DenseOperation):
         for problem in super().compiled(kernel, head_dim):
             yield problem
             yield dataclasses.replace(problem, deterministic=True)
+
+    def params_of(self, problem: Problem) -> Params:
+        return self.params if problem.score is None else self.scored_params
 
     def num_records(self, plan: Plan) -> int:
         return plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads

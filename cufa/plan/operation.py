@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import Kernel, Split, TileConfig
 from ..kernels.params import Params, strides_of
+from ..problem.score_function import MAX_ARRAYS, MAX_AXES
 
 if TYPE_CHECKING:
     from ..gpu.architectures import Device
@@ -136,6 +137,12 @@ class Operation:
                 setattr(params, operand.stride, strides_of(x.strides, operand.element(problem).itemsize))
         for name, value in self.scalars(plan, arrays).items():
             setattr(params, name, value)
+        for n, operand in enumerate(SCORE_ARRAYS):
+            if (x := arrays.get(operand.name)) is not None:
+                array = getattr(params, f"array{n}")
+                for axis in range(MAX_AXES):
+                    setattr(array, f"stride{axis}", x.strides[axis] // x.itemsize if axis < x.ndim else 0)
+                    setattr(array, f"size{axis}", x.shape[axis] if axis < x.ndim else 1)
         if "mask" in plan.params.names:
             for name, number in problem.mask_params.items():
                 if isinstance(number, int):
@@ -204,6 +211,20 @@ PER_HEAD_AND_LENGTHS = (
     *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")),
 )
 """The optional operands of forward and backward."""
+
+
+SCORE_ARRAYS = tuple(Operand(f"score{n}") for n in range(MAX_ARRAYS))
+"""The arrays of a score function, in its order."""
+
+
+def _shape_of_array(n: int, problem: Problem) -> tuple[int, ...]:
+    assert problem.score is not None
+    return problem.score.shapes[n]
+
+
+SCORE_GRADIENTS = tuple(
+    Operand(f"dscore{n}", result=True, like=functools.partial(_shape_of_array, n)) for n in range(MAX_ARRAYS)
+)
 
 
 SCALES = tuple(map(Operand, ("q_scale", "k_scale", "v_scale")))

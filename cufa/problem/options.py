@@ -13,6 +13,7 @@ from .checks import array_kind, check_flag, check_window, shown
 from .columns import Chunks
 from .mask import CAUSAL, FULL, Band, Mask
 from .problem import default_scale
+from .score_function import Score
 
 #: The smallest cap that float32, which scores are computed in, can tell from 0.
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -41,6 +42,9 @@ class Options:
     num_splits: int | None = None
     deterministic: bool = False
     accumulate: str = "auto"
+    score: Score | None = None
+    gradients: tuple[str, ...] = ()
+    """Backward: arrays of the score function whose gradients are returned."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "softcap", check_softcap(self.softcap))
@@ -49,12 +53,14 @@ class Options:
 
 def read_forward(
     return_lse: Any, causal: Any, window: Any, mask: Any, softcap: Any, scale: Any, precision: Any, layout: Any,
-    algorithm: Any, num_splits: Any = None, *, accumulate: Any = None,
+    algorithm: Any, num_splits: Any = None, *, accumulate: Any = None, score: Score | None = None,
 ) -> tuple[tuple[str, ...], Options]:  # fmt: skip
     """The results and the options that keywords of a forward call ask for."""
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
-    return wanted, Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
+    return wanted, Options(
+        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score
+    )
 
 
 def check_accumulate(accumulate: Any) -> str:

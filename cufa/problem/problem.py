@@ -13,6 +13,7 @@ from .integers import Integers
 from .lengths import DENSE, Cached, Lengths, Packed, Part, parts
 from .mask import FULL, Mask, reduced
 from .mask_family import Edges
+from .score_change import ScoreChange
 from .work import WORK
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
@@ -85,6 +86,8 @@ class Problem:
     """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
     sink: bool = False
     """Each head has a logit that joins the denominator (``sink``)."""
+    score: ScoreChange | None = None
+    """A function of the caller's changes scores (``score``, ``bias``)."""
     scales: tuple[str, ...] = ()
     """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
     values_in_rows: bool = False
@@ -328,6 +331,10 @@ class Problem:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.v_head_dim is None:
             del fields["v_head_dim"]
+        if self.score is None:
+            del fields["score"]
+        else:
+            fields["score"] = self.score.as_json()
         return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
 
     @classmethod
@@ -336,6 +343,7 @@ class Problem:
             **{
                 **record,
                 "scales": tuple(record.get("scales", ())),
+                "score": ScoreChange.from_json(record["score"]) if record.get("score") else None,
                 "mask": Mask.from_json(record["mask"]),
                 "lengths": Lengths.from_json(record["lengths"]),
             }
@@ -352,7 +360,8 @@ class Problem:
     def scores_text(self) -> str:
         """Mask and score changes, as every page and table prints them."""
         cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
-        return str(self.mask) + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
+        score = f", score {self.score}" if self.score is not None else ""
+        return str(self.mask) + score + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
 
 
 def default_scale(head_dim: int) -> float:

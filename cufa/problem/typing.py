@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .mask import Mask
+from .score_function import Score
 
 Layout = Literal["bhsd", "bshd"]
 Algorithm = Literal["auto", "fa3", "fa2", "fa2_noskip", "fa1", "naive"]
@@ -63,6 +64,8 @@ class OperatorOptions(PackedOperatorOptions, _Dense, total=False):
 class PackedOptions(PackedOperatorOptions, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen` except return_lse, where the result has q's dtype."""
 
+    score: Score | None
+    bias: Any
     out: Any
     lse: Any
     device: Place | None
@@ -95,6 +98,9 @@ class ScaledOptions(ForwardOptions, _Scaled, total=False):
 class PackedBackwardOptions(_Choices, total=False):
     """Keywords of :func:`cufa.flash_attention_varlen_backward` except sink."""
 
+    score: Score | None
+    bias: Any
+    gradients: tuple[str, ...]
     dlse: Any
     deterministic: bool
     dq: Any

@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from ..calls.shapes import check_mask, check_rows
 from ..problem.checks import check_not_masked
+from ..problem.evaluation import Clamping
 from ..problem.mask import Mask
 from ..problem.options import check_scale, check_softcap, resolve_mask
+from ..problem.score_change import add_gradients, changed, product
+from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.scores import bounded, distances, softcap_derivative, softcapped
 
 Array = npt.NDArray[np.float64]
@@ -27,7 +30,8 @@ def attention_reference(
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
-    seqlens_k: npt.ArrayLike | None = None, return_lse: bool = False, layout: str = "bhsd",
+    seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,
+    return_lse: bool = False, layout: str = "bhsd",
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
 
@@ -37,7 +41,8 @@ def attention_reference(
 
     ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
     ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
-    ``seqlens_q`` and ``seqlens_k`` are as for :func:`cufa.flash_attention`. A key that is not seen plays no part,
+    ``seqlens_q``, ``seqlens_k``, ``score`` and ``bias`` are as for :func:`cufa.flash_attention`: a score function is
+    called as it is, with float64 scores. A key that is not seen plays no part,
     whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a score of +inf or
     NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite, except in
     the padding after a sequence.)
@@ -48,11 +53,12 @@ def attention_reference(
     Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
     q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
-    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
-    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
+    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k,
+                   resolve_score(score, bias))  # fmt: skip
+    scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     o, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
-    for rows, keys, seen, penalty, of_sink in parts:
-        o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], seen, penalty, of_sink, *scores)
+    for rows, keys, *changes in parts:
+        o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], *changes, *scores)
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o
@@ -64,7 +70,8 @@ def attention_reference_backward(
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
-    seqlens_k: npt.ArrayLike | None = None, dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
+    seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,
+    gradients: tuple[str, ...] = (), dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
     if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
@@ -73,7 +80,8 @@ def attention_reference_backward(
     recomputed. Query heads that share a key/value head add up in dk and dv. A query that sees no key
     has no gradient, and neither has a key that no query sees.
 
-    Returns (dq, dk, dv), with the shapes of q, k and v, and with a sink also dsink (heads,).
+    Returns (dq, dk, dv), with the shapes of q, k and v, with a sink also dsink (heads,), and the gradients of the score
+    function's arrays in ``gradients``.
     """
     dout, q, k, v = (as_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     if dout.shape != (*q.shape[:3], v.shape[3]):
@@ -83,24 +91,29 @@ def attention_reference_backward(
     check_not_masked("dlse", dlse)
     dlse = np.zeros(q.shape[:3]) if dlse is None else _numbers("dlse", dlse)
     check_rows("dlse", dlse.shape, q.shape[:3], layout)
-    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
-    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
+    score = resolve_score(score, bias)
+    asked = check_gradients(score, gradients)
+    totals = {name: np.zeros(score.arrays[name].shape) for name in asked if score is not None}
+    parts = _Parts(
+        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score, totals
+    )
+    scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
-    for rows, keys, seen, penalty, of_sink in parts:
+    for rows, keys, *changes in parts:
         of_rows, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
-        found = _gradients(*of_rows, *of_keys, seen, penalty, of_sink, *scores)
+        found = _gradients(*of_rows, *of_keys, *changes, *scores)
         dq[rows] = found[0]
         for total, place, part in zip((dk, dv, dsink), (keys, keys, rows[1]), found[1:], strict=True):
             total[place] += part
     if layout == "bshd":
         dq, dk, dv = (x.swapaxes(1, 2) for x in (dq, dk, dv))
-    return (dq, dk, dv) if sink is None else (dq, dk, dv, dsink)
+    return (dq, dk, dv, *((dsink,) * (sink is not None)), *totals.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """Iterates over rows of one query head at a time: index of the rows, index of their keys, which keys each row sees,
-    ALiBi's penalty of each score, and the head's sink."""
+    ALiBi's penalty of each score, the head's sink, and the score function there."""
 
     q: Array
     k: Array
@@ -110,8 +123,13 @@ class _Parts:
     sink: npt.ArrayLike | None
     seqlens_q: npt.ArrayLike | None
     seqlens_k: npt.ArrayLike | None
+    score: Score | None = None
+    totals: dict[str, Array] = dataclasses.field(default_factory=dict)
+    """Gradients of the score function's arrays, added to by each part."""
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_], Array | float, float]]:
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[Any, ...]]:
         (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = self.q.shape, self.k.shape
         fits = self.k.shape[:3] == self.v.shape[:3] and self.k.shape[::3] == (batch, head_dim)
         if not fits or heads % max(kv_heads, 1):
@@ -119,6 +137,8 @@ class _Parts:
                 f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
             )
         check_mask(self.mask, batch, kv_heads, most_q, most_k)
+        if self.score is not None:
+            self.score.change().check_indexes(batch, heads, most_q, most_k)
         slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
         sink = _of_heads("sink", self.sink, -np.inf, (heads,))
         lengths = (
@@ -134,7 +154,46 @@ class _Parts:
                 shift = self.mask.shift(seqlen_q, seqlen_k)
                 penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
                 rows = b, h, slice(start, int(row[-1]) + 1)
-                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h])
+                there = {
+                    "b": b + (self.score.sequence if self.score else 0),
+                    "h": h,
+                    "i": row[:, None],
+                    "j": key[None],
+                    "delta": shift,
+                }
+                score = None if self.score is None else _ScoreThere(self.score, there, self.totals)
+                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h]), score
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScoreThere:
+    """A score function for some rows of a head."""
+
+    score: Score
+    there: dict[str, Any]
+    """b, h, i, j and delta."""
+    totals: dict[str, Array]
+
+    def new(self, s: Array) -> Array:
+        """By the function itself, whose integers and floats have 64 bits."""
+        arrays = {
+            name: Clamping(x.astype(np.float64) if x.dtype.kind in "fV" else x)
+            for name, x in self.score.arrays.items()
+        }
+        there = {name: x for name, x in self.there.items() if name != "delta" or self.score.takes_delta}
+        delta = {"delta": there.pop("delta")} if "delta" in there else {}
+        return np.broadcast_to(self.score.function(s, *there.values(), **arrays, **delta), s.shape).astype(
+            np.float64
+        )
+
+    def go_back(self, s: Array, ds: Array) -> Array:
+        """The gradient of old scores s from that of new ones."""
+        change, arrays = self.score.change(tuple(self.totals)), [*self.score.arrays.values()]
+        inputs = {"s": s, **self.there}
+        _, slope, *of_loads = changed(change, inputs, arrays, np.float64, derivatives=True)
+        add_gradients(change, inputs, arrays, ds, of_loads, self.totals)
+        found: Array = product(ds, slope)
+        return found
 
 
 def _numbers(name: str, given: npt.ArrayLike) -> Array:
@@ -166,9 +225,10 @@ def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> n
 
 def _attend(
     q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], penalty: Array | float, sink: float,
-    scale: float, cap: float | None,
+    score: _ScoreThere | None, scale: float, cap: float | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     s = scale * (q @ k.T)
+    s = s if score is None else score.new(s)
     s = np.where(seen, (s if cap is None else softcapped(s, cap)) - penalty, -np.inf)
     m = s.max(axis=1, keepdims=True, initial=sink)
     shift = np.where(m == -np.inf, 0, m)
@@ -180,19 +240,21 @@ def _attend(
 
 def _gradients(
     do: Array, dlse: Array, q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_],
-    penalty: Array | float, sink: float, scale: float, cap: float | None,
+    penalty: Array | float, sink: float, score: _ScoreThere | None, scale: float, cap: float | None,
 ) -> tuple[Array, Array, Array, float]:  # fmt: skip
     """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
     of 0."""
-    o, lse = _attend(q, k, v, seen, penalty, sink, scale, cap)
+    o, lse = _attend(q, k, v, seen, penalty, sink, score, scale, cap)
     s = scale * (q @ k.T)
-    capped = s if cap is None else softcapped(s, cap)
+    new = s if score is None else score.new(s)
+    capped = new if cap is None else softcapped(new, cap)
     slope = 1 if cap is None else softcap_derivative(capped, cap)
     some = lse != -np.inf
     weighs = seen & some[:, None]
     p = np.where(weighs, np.exp(capped - penalty - lse[:, None]), 0)
     delta = (do * o).sum(axis=1) - dlse
     ds = np.where(weighs, p * (do @ v.T - delta[:, None]) * slope, 0)
+    ds = ds if score is None else score.go_back(s, ds)
     dsink = -np.where(some, np.exp(sink - lse) * delta, 0).sum()
     dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
     return dq, dk, _product(p.T, do, seen.T), dsink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from ..calls import optional_operands
 from ..calls.shapes import check_rows
 from ..problem.checks import check_not_masked
+from ..problem.score_function import resolve_score
 from .dense import Array, attention_reference, attention_reference_backward
 
 
@@ -19,7 +21,7 @@ def attention_varlen_reference(
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_attention_varlen` means, in float64: :func:`attention_reference` of each sequence. q is
     (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); ``options`` are causal, window, mask, softcap,
-    scale, alibi_slopes and sink. Rows of no sequence give zeros and lse = -inf.
+    scale, alibi_slopes, sink, score and bias. Rows of no sequence give zeros and lse = -inf.
 
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
@@ -41,7 +43,8 @@ def attention_varlen_reference_backward(
     check_not_masked("dlse", dlse)
     dout, q, k, v = (_packed(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     gradients = [np.zeros(x.shape) for x in (q, k, v)]
-    dsink = np.zeros(q.shape[1])
+    dsink = [np.zeros(q.shape[1])] if options.get("sink") is not None else []
+    more: list[Any] = []  # dsink, and gradients of a score function's arrays
     if dlse is not None:
         check_rows("dlse", np.shape(dlse), q.shape[1::-1], "bshd")
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
@@ -50,8 +53,8 @@ def attention_varlen_reference_backward(
         found = attention_reference_backward(*of_one, dlse=of_lse, **_options_of(b, options))
         for x, part, value in zip(gradients, (rows, keys, keys), found[:3], strict=True):
             x[part] = value[0].swapaxes(0, 1)
-        dsink += found[3] if len(found) > 3 else 0
-    return tuple(gradients) if options.get("sink") is None else (*gradients, dsink)
+        more = [x + y for x, y in zip(more or [0] * len(found[3:]), found[3:], strict=True)]
+    return (*gradients, *(more or dsink))
 
 
 def _packed(name: str, x: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -82,6 +85,8 @@ def _options_of(b: int, options: dict[str, Any]) -> dict[str, Any]:
     mask, found = options.get("mask"), dict(options)
     if mask is not None:
         found["mask"] = mask.at(b, 0)
+    score = resolve_score(options.get("score"), found.pop("bias", None))
+    found["score"] = None if score is None else dataclasses.replace(score, sequence=b)
     slopes = options.get("alibi_slopes")
     if slopes is not None and np.ndim(slopes) == 2:
         found["alibi_slopes"] = np.asarray(slopes)[b]

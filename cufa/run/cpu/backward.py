@@ -22,6 +22,7 @@ from ...problem.problem import Problem
 from ...problem.scores import softcap_derivative, softcapped_in_place
 from ...schedule.schedule import Schedule
 from .blas import single_threaded_blas
+from .scores import ScoreFunction
 from .tiles import (
     MIN_STACKS,
     Array,
@@ -65,14 +66,16 @@ class GradientStep:
 
 
 Observer = Callable[[GradientStep], None]
+_ALL = slice(None)
 
 _OF_QUERIES = ("dout", "q", "out", "dq", "lse", "dlse")
 _OF_KEYS = ("k", "v", "dk", "dv")
 
 
 def run(
-    plan: Plan, given: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
-) -> None:
+    plan: Plan, given: Arrays, *, score: ScoreFunction | None = None, observer: Observer | None = None,
+    num_threads: int | None = None,
+) -> None:  # fmt: skip
     """Execute a plan made for the CPU; dq, dk and dv are written in place.
 
     Arrays are those of the operation's operands, in "bhsd", in the problem's dtype, with any strides and no empty
@@ -97,6 +100,7 @@ def run(
         }
         stack = _Stack(schedule, problem, arrays, members)
         stack.slopes = None if slopes is None else slopes[heads][..., None, None]
+        stack.score = None if score is None else score.at(heads)
         if observer is not None:
             stack.watch(observer, heads, problem.group_size)
         dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
@@ -106,7 +110,8 @@ def run(
         return None  # a returned array would stay in memory until all earlier stacks are done
 
     with single_threaded_blas() as available, np.errstate(all="ignore"):
-        workers = 1 if observer is not None else num_workers(problem, num_threads, available)
+        in_order = observer is not None or (score is not None and score.totals)
+        workers = 1 if in_order else num_workers(problem, num_threads, available)
         tasks = list(itertools.product(stacks, range(shares)))
         with contextlib.closing(
             in_threads(work, tasks, workers)
@@ -139,7 +144,10 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             delta = heads.delta[:, :, members, rows]
             hidden = heads.hidden(i, j) if heads.is_masked(j, i) else None
             penalty = None if heads.slopes is None else heads.slopes[:, :, members] * heads.distances(i, j)
-            P, slope = heads.weights(Q, K, heads.lse[:, :, members, rows], hidden, penalty)  # l. 11-12
+            score = None if heads.score is None else heads.score.at((_ALL, _ALL, members))
+            change = None if score is None else lambda S, f=score: f.derivatives(S, rows, heads.columns(j))  # noqa: B023
+            lse = heads.lse[:, :, members, rows]
+            P, slope, of_score = heads.weights(Q, K, lse, hidden, penalty, change)  # l. 11-12
             # A hidden inf or NaN must not contribute: 0 · NaN is NaN. If all is finite, zero weights suffice.
             unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
             seen_by = None if unseen is None else unseen.T
@@ -151,6 +159,8 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
                 dS *= slope
             if unseen is not None:
                 hide(dS, unseen, 0)
+            if score is not None:
+                score.go_back(dS, of_score, rows, heads.columns(j))
             dQ[:, :, members, rows] += heads.of_rows(dS, K, unseen)  # l. 16
             dK += heads.of_columns(dS.mT, Q, seen_by)  # l. 17
             heads.observe(members, i, j, P, dS, dQ[:, :, members, rows], dK, dV)
@@ -233,12 +243,14 @@ class _Stack(Heads):
         return K, operand(self._v[..., columns, :], self.dtype)
 
     def weights(
-        self, Q: Array, K: Array, lse: Array, hidden: Bools | None, penalty: Array | None
-    ) -> tuple[Array, Array | None]:
-        """P, and with a soft cap the slope of the capped scores. P is scratch: valid until the next call. ``penalty``
-        is ALiBi's."""
+        self, Q: Array, K: Array, lse: Array, hidden: Bools | None, penalty: Array | None,
+        change: Callable[[Array], list[Any]] | None = None,
+    ) -> tuple[Array, Array | None, list[Any]]:  # fmt: skip
+        """P, with a soft cap the slope of the capped scores, and what ``change``, the score function, returns. P is
+        scratch: valid until the next call. ``penalty`` is ALiBi's."""
         slope = None
         S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
+        of_score = [] if change is None else change(S)
         if self.softcap is not None:
             softcapped_in_place(S, self.softcap)
             slope = softcap_derivative(S, self.softcap)
@@ -248,7 +260,7 @@ class _Stack(Heads):
         P: Array = np.exp(S, out=S)
         if hidden is not None:
             hide(P, hidden, 0)
-        return P, slope
+        return P, slope, of_score
 
     def product(self, dO: Array, V: Array) -> Array:
         """dO Vᵀ. Scratch, as in of_rows() and of_columns(): valid until the next call."""

@@ -14,6 +14,7 @@ from ...problem.problem import Problem
 from ...problem.scores import softcapped_in_place, with_sink
 from ...schedule.schedule import Schedule
 from .blas import single_threaded_blas
+from .scores import ScoreFunction
 from .tiles import (
     Array,
     Heads,
@@ -33,8 +34,8 @@ from .tiles import (
 
 def run(
     plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None, *,
-    alibi_slopes: Array | None = None, sink: Array | None = None, observer: Observer | None = None,
-    num_threads: int | None = None,
+    alibi_slopes: Array | None = None, sink: Array | None = None, score: ScoreFunction | None = None,
+    observer: Observer | None = None, num_threads: int | None = None,
 ) -> None:  # fmt: skip
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
@@ -61,6 +62,7 @@ def run(
         heads, q_blocks = task
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
         stack = (_Float8Stack if problem.scales else _Stack)(schedule, problem, *operands)
+        stack.score = None if score is None else score.at(heads)
         stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
         if observer is not None:
             batch, kv_head, member = (x.start for x in heads)
@@ -199,6 +201,8 @@ class _Stack(Heads):
         """S_ij, masked scores -inf. Scratch: valid until the next call."""
         K = self.K[..., self.columns(j), :]
         S: Array = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
+        if self.score is not None:
+            self.score.change_in_place(S, self.rows(i), self.columns(j))
         if self.softcap is not None:
             softcapped_in_place(S, self.softcap)
         if self.slopes is not None:

@@ -7,25 +7,26 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ...plan.operation import Arrays
+from ...plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, Arrays
 from ...plan.planner import Plan
 from ...problem.lengths import Part
 
 _OF_QUERIES = {"q", "out", "lse", "dout", "dlse", "dq"}
 _OF_KEYS = {"k", "v", "dk", "dv"}
 _OF_HEADS = {"alibi_slopes", "sink", "dsink"}
+_WHOLE = {x.name for x in SCORE_ARRAYS + SCORE_GRADIENTS}
 
 
-def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """Plans of the parts, including parts without a score, and their arrays, views of ``given``. If some places of the
-    results may have no score, the results are first filled with the value for such places."""
+def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any], Part]]:
+    """Plans of the parts, including parts without a score, their arrays, views of ``given``, and the parts. If some
+    places of the results may have no score, the results are first filled with the value for such places."""
     problem = plan.problem
     if problem.empty or problem.lengths.places() is not None:
         for operand in plan.operation.all_operands:
             if operand.result and given.get(operand.name) is not None:
                 given[operand.name][...] = operand.nothing
     for part in problem.parts:
-        yield dataclasses.replace(plan, problem=part.problem), _arrays(part, given)
+        yield dataclasses.replace(plan, problem=part.problem), _arrays(part, given), part
 
 
 def _arrays(part: Part, given: Arrays) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def _arrays(part: Part, given: Arrays) -> dict[str, Any]:
             found[name] = part.of_keys(x)
         elif name in _OF_HEADS:
             found[name] = x[..., part.heads]
+        elif name in _WHOLE:
+            found[name] = x
     slopes = found.get("alibi_slopes")
     if slopes is not None and slopes.ndim == 2:
         found["alibi_slopes"] = slopes[part.sequence : part.sequence + part.problem.batch]

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ...plan.operation import Arrays
+from ...plan.operation import SCORE_GRADIENTS, Arrays
 from ...plan.planner import Plan
 from ...problem.element import ELEMENTS
 from ...problem.float8 import NAME, block_of, of_tokens
 from ...problem.problem import Problem
 from . import backward, decode, forward, parts
+from .scores import ScoreFunction
 
 
 @np.errstate(all="ignore")
@@ -25,11 +26,12 @@ def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
 def _forward(plan: Plan, arrays: Arrays) -> None:
     if plan.problem.scales:
         arrays = _dequantized(plan.problem, arrays)
-    for part, x in parts.each(plan, arrays):
+    for part, x, place in parts.each(plan, arrays):
         slopes, sink = x.get("alibi_slopes"), x.get("sink")
         if not part.problem.empty:
             of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
-            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
+            score = ScoreFunction.of(place, x)
+            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink, score=score)
         elif sink is not None and x["lse"] is not None:
             x["lse"][...] = sink[:, None]
 
@@ -49,13 +51,17 @@ def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:
 
 def _backward(plan: Plan, arrays: Arrays) -> None:
     dsink = None if arrays.get("dsink") is None else np.zeros(plan.problem.heads)
-    for part, of_part in parts.each(plan, {**arrays, "dsink": dsink}):
+    of_scores = {x.name: arrays[x.name] for x in SCORE_GRADIENTS if arrays.get(x.name) is not None}
+    totals = {name: np.zeros(x.shape) for name, x in of_scores.items()}
+    for part, of_part, place in parts.each(plan, {**arrays, "dsink": dsink, **totals}):
         if dsink is not None:
             of_part["dsink"] += backward.sink_gradient(of_part)
         if not part.problem.empty:
-            backward.run(part, of_part)
+            backward.run(part, of_part, score=ScoreFunction.of(place, of_part))
     if dsink is not None:
         arrays["dsink"][...] = dsink
+    for name, x in of_scores.items():
+        x[...] = totals[name]
 
 
 RUNS: dict[str, Callable[[Plan, Arrays], None]] = {

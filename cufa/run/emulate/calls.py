@@ -21,13 +21,16 @@ import numpy as np
 from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
 from ...calls.dispatch import with_memory
 from ...calls.float8 import Float8Call, PackedFloat8
+from ...calls.score_operands import names_of_gradients, with_score
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
+from ...plan.operation import OPERATIONS
 from ...plan.planner import make_plan
 from ...problem.checks import check_flag
 from ...problem.float8 import is_float8
 from ...problem.mask import Mask
 from ...problem.options import Options, check_accumulate, resolve_mask
+from ...problem.score_function import Score, check_gradients, resolve_score
 from .launch import EmulationError, Execution, Finding
 from .run import Emulation, run_plan
 
@@ -38,6 +41,7 @@ def emulate(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
+    score: Score | None = None, bias: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
     num_splits: int | None = None, precision: str | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: str | None = None,
@@ -49,8 +53,8 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
-    num_splits, precision, q_scale, k_scale, v_scale, out_dtype, accumulate
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, layout,
+    algorithm, num_splits, precision, q_scale, k_scale, v_scale, out_dtype, accumulate
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves. e4m3 takes algorithm="fa3".
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
@@ -92,7 +96,10 @@ def emulate(
     kind, layout = (PackedForward, "bshd") if cu_seqlens_q is not None else (ForwardCall, layout)
     mask = resolve_mask(causal, window, mask)
     sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums)
+    score = resolve_score(score, bias)
+    options = Options(
+        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score
+    )
     given: tuple[Any, ...] = q, k, v, None, None
     wanted = "out", "lse"
     if is_float8(q):
@@ -101,7 +108,8 @@ def emulate(
         return _run(
             of_e4m3.of(given, scales, out_dtype, wanted, options), execution, config, arch, trace, inside
         )
-    call: Call = kind.read((*given, *_optional(*optional)), wanted, options)
+    operands = with_score(OPERATIONS[kind.name], (*given, *_optional(*optional)), score)
+    call: Call = kind.read(operands, wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 
@@ -109,7 +117,8 @@ def emulate_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    seqlens_q: Any = None, seqlens_k: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    gradients: tuple[str, ...] = (), cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     layout: str = "bhsd", algorithm: str = "fa2", precision: str | None = None, dlse: Any = None,
     deterministic: bool = False, mode: str = "plain", schedule: str | int = "ascending",
     copies: str | None = None, threads: int | None = None, config: TileConfig | None = None,
@@ -122,13 +131,19 @@ def emulate_backward(
     """
     execution = Execution(mode, schedule, copies, threads)
     optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
-    wanted = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
+    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
     deterministic = check_flag("deterministic", deterministic)
     kind, layout = (PackedBackward, "bshd") if cu_seqlens_q is not None else (BackwardCall, layout)
     mask = resolve_mask(causal, window, mask)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic)
+    score = resolve_score(score, bias)
+    gradients = check_gradients(score, gradients)
+    wanted += names_of_gradients(score, gradients)
+    options = Options(
+        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=score,
+        gradients=gradients,
+    )  # fmt: skip
     given = dout, q, k, v, out, lse, dlse, None, None, None, *_optional(*optional)
-    call = kind.read(given, wanted, options)
+    call = kind.read(with_score(OPERATIONS[kind.name], given, score), wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 

@@ -1,0 +1,35 @@
+"""The arrays of a score function as operands of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..plan.operation import SCORE_ARRAYS, Operation
+from ..problem.float8 import is_float8
+from ..problem.score_function import Score
+
+NO_SCORE = (None,) * len(SCORE_ARRAYS)
+
+
+def with_score(operation: Operation, given: Sequence[Any], score: Score | None) -> tuple[Any, ...]:
+    """The operands ``given``, in the operation's order, followed by the score function's arrays."""
+    if score is None:
+        return tuple(given)
+    place = operation.all_operands.index(SCORE_ARRAYS[0])
+    missing = (None,) * (place - len(given))
+    return (*given[:place], *missing, *score.arrays.values(), *given[place + len(score.arrays) :])
+
+
+def refuse_score(score: Score | None, q: Any) -> None:
+    """Raises ValueError for inputs of e4m3."""
+    if score is not None:
+        kind = "e4m3" if is_float8(q) else str(getattr(q, "dtype", type(q).__qualname__))
+        raise ValueError(
+            f"score= and bias= take q of 16, 32 or 64 bits without scales, not {kind} with scales"
+        )
+
+
+def names_of_gradients(score: Score | None, gradients: Sequence[str]) -> tuple[str, ...]:
+    """Operands of the results."""
+    return tuple(f"dscore{[*score.arrays].index(name)}" for name in gradients) if score is not None else ()

@@ -1,0 +1,190 @@
+"""Score functions: :func:`score` makes one of a function in NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .checks import as_array
+from .expression import FLOAT, INT, ArrayForm, Expression, trace
+from .score_change import ScoreChange
+
+#: Arrays of a score function: parameter structures of kernels have room for so many (shared/score_params.cuh).
+MAX_ARRAYS, MAX_AXES = 4, 4
+
+RESERVED = ("s", "b", "h", "i", "j", "delta", "bias")
+_INPUTS = {"s": FLOAT, "b": INT, "h": INT, "i": INT, "j": INT}
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """A score function with its arrays, made by :func:`score`."""
+
+    function: Callable[..., Any]
+    arrays: Mapping[str, Any]
+    expression: Expression
+    sequence: int = 0
+    """Of the reference of packed sequences: b of the first sequence."""
+
+    @property
+    def takes_delta(self) -> bool:
+        return "delta" in self.expression.inputs or "delta" in _parameters(self.function)
+
+    def change(self, gradients: tuple[str, ...] = ()) -> ScoreChange:
+        return ScoreChange(self.expression, tuple(tuple(x.shape) for x in self.arrays.values()), gradients)
+
+    def __str__(self) -> str:
+        return str(self.change())
+
+    def __repr__(self) -> str:
+        arrays = "".join(f", {name}: {x.dtype}{list(x.shape)}" for name, x in self.arrays.items())
+        return f"<score {self}{arrays}>"
+
+
+def score(function: Callable[..., Any], **arrays: Any) -> Score:
+    """A change of scores, written in NumPy, that kernels apply in place: for ``score=`` of attention.
+
+    >>> def t5(s, b, h, i, j, table):
+    ...     return s + table[h, np.clip(j - i, -128, 127) + 128]
+    >>> relative = cufa.score(t5, table=np.zeros((8, 256), np.float32))
+
+    Parameters
+    ----------
+    function : callable
+        ``function(s, b, h, i, j, **arrays)``: the new score of query i and key j in query head h of sequence b, from
+        the scaled score s. i, j count from 0 in their own sequence, b counts sequences (packed too). An argument named
+        ``delta`` is given the mask's diagonal: key i + delta is query i's own, by default seqlen_k - seqlen_q. The
+        function is called once, with symbols: operators, comparisons, ``np.where``, ``np.clip`` and elementary
+        functions of NumPy are recorded; ``if`` and ``and`` cannot be.
+    arrays : array
+        What the function reads, by name: at most 4, of 1 to 4 axes, any real dtype and strides, NumPy or CuPy. Kernels
+        read them in place: other values, or another array of the same dtype and axes, need no compilation. An index
+        below 0 reads element 0, one past the end the last: an axis of size 1 broadcasts. Names other than s, b, h, i,
+        j, delta and bias.
+
+    Returns
+    -------
+    Score
+        Order of changes: scale, score function, soft cap, ALiBi, mask, sink. Floats have 32 bits (float64 where q is),
+        integers 32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a function that branches on a score or an index, calls what has no CUDA form, indexes an array otherwise
+        than by an integer for each axis, or returns no float.
+    """
+    if not callable(function):
+        raise TypeError(f"function must be callable as function(s, b, h, i, j, **arrays), not {function!r}")
+    for name in arrays:
+        if name in RESERVED:
+            raise ValueError(
+                f"{name}= cannot be an array of a score function: {', '.join(RESERVED)} are reserved names"
+            )
+    return _made(function, arrays)
+
+
+def bias_score(bias: Any) -> Score:
+    """``bias=``: added to scores, (batch | 1, heads | 1, seqlen_q | 1, seqlen_k | 1)."""
+    found = as_array("bias", bias)
+    if found.ndim != 4 or np.dtype(found.dtype).kind not in "fV":
+        raise ValueError(
+            f"bias is {found.dtype} of shape {found.shape}: it takes floats of shape (batch or 1, heads or 1, "
+            "seqlen_q or 1, seqlen_k or 1)"
+        )
+    return _made(_add_bias, {"bias": found})
+
+
+def _add_bias(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
+    return s + bias[b, h, i, j]
+
+
+def _made(function: Callable[..., Any], arrays: Mapping[str, Any]) -> Score:
+    found = {name: as_array(name, x) for name, x in arrays.items()}
+    if len(found) > MAX_ARRAYS:
+        raise ValueError(
+            f"{len(found)} arrays ({', '.join(found)}): a score function takes at most {MAX_ARRAYS}"
+        )
+    for name, x in found.items():
+        if str(x.dtype) not in _DTYPES:
+            raise TypeError(f"{name} is {x.dtype}; a score function reads {', '.join(_DTYPES)}")
+        if not 1 <= x.ndim <= MAX_AXES or 0 in x.shape:
+            raise ValueError(f"{name} has shape {x.shape}: it takes 1 to {MAX_AXES} axes, none of size 0")
+    forms = tuple(ArrayForm(name, str(x.dtype), x.ndim) for name, x in found.items())
+    return Score(function, found, (_traced_bias if function is _add_bias else _traced)(function, forms))
+
+
+def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
+    named = tuple(x for x in ("delta",) if x in _parameters(function))
+    inputs = _INPUTS | dict.fromkeys(named, INT)
+    name = getattr(function, "__name__", type(function).__name__)
+    what = "the score function" if name == "<lambda>" else f"the score function {name}"
+    return trace(function, what, inputs, forms, FLOAT, named)
+
+
+_traced_bias = functools.cache(_traced)
+"""Traced once, as calls with ``bias=`` make a score function each."""
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return ()
+
+
+def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:
+    """The names of the arrays whose gradients are asked for. Raises TypeError or ValueError."""
+    if isinstance(gradients, str) or not isinstance(gradients, (tuple, list)):
+        raise TypeError(f"gradients={gradients!r}: it takes a tuple of names of arrays, such as ('table',)")
+    arrays = {} if score is None else score.arrays
+    for name in gradients:
+        if name not in arrays:
+            has = (
+                f"the score function has {', '.join(arrays)}"
+                if arrays
+                else "there is no array: pass score= or bias="
+            )
+            raise ValueError(f"gradients={tuple(gradients)} names {name!r}, but {has}")
+        if np.dtype(arrays[name].dtype).kind not in "fV":
+            raise TypeError(
+                f"gradients={tuple(gradients)}: {name} is {arrays[name].dtype}, which has no gradient"
+            )
+    if len({*gradients}) < len(gradients):
+        raise ValueError(f"gradients={tuple(gradients)} names an array twice")
+    if score is not None and gradients:
+        change = score.change(tuple(gradients))
+        found = change.differentiated
+        moving = {
+            change.expression.code[place][2]
+            for place, slope in zip(change.loads, found.results[2:], strict=True)
+            if found.code[slope] != ("const", FLOAT, 0.0)
+        }
+        for name in gradients:
+            if change.place_of(name) not in moving:
+                raise ValueError(
+                    f"gradients={tuple(gradients)}: the score has no derivative with respect to {name}, which is read "
+                    "only in conditions, indexes and roundings"
+                )
+    return tuple(gradients)
+
+
+def resolve_score(score: Any, bias: Any) -> Score | None:
+    """One score function of ``score=`` and ``bias=``. Raises TypeError or ValueError."""
+    if bias is not None:
+        if score is not None:
+            raise ValueError("score= and bias= both change scores: add the bias in the score function")
+        return bias_score(bias)
+    if score is not None and not isinstance(score, Score):
+        raise TypeError(
+            f"score must be made by cufa.score(function, **arrays), not {type(score).__qualname__}"
+        )
+    return score

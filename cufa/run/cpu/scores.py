@@ -1,0 +1,72 @@
+"""Score functions in the CPU path: a problem's score function for one tile of a stack of heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ...plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, Arrays
+from ...problem import score_change
+from ...problem.lengths import Part
+from ...problem.score_change import ScoreChange
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass
+class ScoreFunction:
+    """The score function of a part, or of a stack of its heads."""
+
+    change: ScoreChange
+    arrays: list[Any]
+    totals: dict[str, Any]
+    """Gradients of arrays that are asked for, added to by every tile."""
+    b: Array
+    """Sequence and query head of each head, shaped to broadcast with scores (batch, kv_heads, group, rows, columns)."""
+    h: Array
+    delta: int
+
+    @classmethod
+    def of(cls, part: Part, given: Arrays) -> ScoreFunction | None:
+        problem = part.problem
+        if problem.score is None:
+            return None
+        forms = problem.score.expression.arrays
+        arrays = [given[x.name] for x in SCORE_ARRAYS[: len(forms)]]
+        results = [given.get(x.name) for x in SCORE_GRADIENTS[: len(forms)]]
+        totals = {form.name: x for form, x in zip(forms, results, strict=True) if x is not None}
+        b = np.arange(problem.batch).reshape(-1, 1, 1, 1, 1) + part.sequence
+        h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size, 1, 1) + (
+            part.heads.start or 0
+        )
+        return cls(
+            problem.score, arrays, totals, b, h, problem.mask.shift(problem.seqlen_q, problem.seqlen_k)
+        )
+
+    def at(self, heads: tuple[slice, ...]) -> ScoreFunction:
+        """Of some heads: slices of (batch, kv_heads, group) or of the first two."""
+        return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
+
+    def inputs(self, S: Array, rows: slice, columns: slice) -> dict[str, Any]:
+        i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
+        return {"s": S, "b": self.b, "h": self.h, "i": i, "j": j, "delta": self.delta}
+
+    def change_in_place(self, S: Array, rows: slice, columns: slice) -> None:
+        S[...] = score_change.changed(self.change, self.inputs(S, rows, columns), self.arrays, S.dtype.type)[
+            0
+        ]
+
+    def derivatives(self, S: Array, rows: slice, columns: slice) -> list[Any]:
+        """The derivatives with respect to s and to loads; S becomes the new scores."""
+        inputs = self.inputs(S.copy(), rows, columns)  # a derivative may be s itself
+        new, *slopes = score_change.changed(self.change, inputs, self.arrays, S.dtype.type, derivatives=True)
+        S[...] = new
+        return slopes
+
+    def go_back(self, dS: Array, slopes: list[Any], rows: slice, columns: slice) -> None:
+        """dS of new scores becomes that of old ones; gradients of arrays are added."""
+        inputs = self.inputs(dS, rows, columns)  # indexes do not depend on scores' values
+        score_change.add_gradients(self.change, inputs, self.arrays, dS, slopes[1:], self.totals)
+        dS[...] = score_change.product(dS, slopes[0])

@@ -1,0 +1,259 @@
+"""Score functions: a function in NumPy is the reference, the CPU path and part of kernels, forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import make_inputs
+
+import cufa
+from cufa import masks
+
+RNG = np.random.default_rng(5)
+TABLE = RNG.standard_normal((4, 40)).astype(np.float32)
+SLOPES = np.array([0.5, 0.25, 0.1, 0.3], np.float32)
+IDS = np.sort(RNG.integers(0, 3, (2, 45)), axis=1)
+
+
+def relative(s, b, h, i, j, table):
+    return s + table[h, np.clip(j - i, -20, 19) + 20]
+
+
+def buckets(s, b, h, i, j, table):
+    """T5's: exact for near keys, logarithmic for far ones."""
+    far = 8 + (np.log(np.maximum(np.abs(j - i), 1) / 8) * 3).astype(int)
+    return s + 2 * table[h, np.where(np.abs(j - i) < 8, np.abs(j - i), np.minimum(far, 15))]
+
+
+def alibi(s, b, h, i, j, slopes, delta):
+    return s - slopes[h] * np.abs(i + delta - j)
+
+
+def capped(s, b, h, i, j):
+    return 3 * np.tanh(s / 3)
+
+
+def documents(s, b, h, i, j, ids):
+    return np.where(ids[b, i % 45] == ids[b, j % 45], s, -np.inf)
+
+
+def scaled(s, b, h, i, j, slopes):
+    return s * slopes[h] + slopes[(h + 1) % 4] * 0.5
+
+
+#: (score function, its arrays, arrays with gradients)
+SCORES = {
+    "relative": (relative, {"table": TABLE}, ("table",)),
+    "buckets": (buckets, {"table": TABLE.astype(np.float16)}, ("table",)),
+    "alibi": (alibi, {"slopes": SLOPES}, ("slopes",)),
+    "capped": (capped, {}, ()),
+    "documents": (documents, {"ids": IDS}, ()),
+    "scaled": (scaled, {"slopes": SLOPES}, ("slopes",)),
+}
+
+
+def made(name):
+    function, arrays, gradients = SCORES[name]
+    return cufa.score(function, **arrays), gradients
+
+
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"mask": masks.prefix([3, 9]), "softcap": 2.0},
+    {"window": (7, 2), "sink": RNG.standard_normal(4), "alibi_slopes": SLOPES},
+    {"causal": True, "seqlens_q": np.array([20, 33]), "seqlens_k": np.array([45, 11])},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", SCORES)
+def test_the_cpu_path_is_the_reference(name, options):
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 8, "float64")
+    score, gradients = made(name)
+    out, lse = cufa.flash_attention(q, k, v, score=score, return_lse=True, device="cpu", **options)
+    exact, exact_lse = cufa.attention_reference(q, k, v, score=score, return_lse=True, **options)
+    np.testing.assert_allclose(out, exact, atol=1e-12)
+    np.testing.assert_allclose(lse, exact_lse, atol=1e-12)
+    dout = RNG.standard_normal(q.shape)
+    more = {"score": score, "gradients": gradients, **options}
+    found = cufa.flash_attention_backward(dout, q, k, v, out, lse, device="cpu", **more)
+    expected = cufa.attention_reference_backward(dout, q, k, v, **more)
+    assert len(found) == len(expected) == 3 + ("sink" in options) + len(gradients)
+    for x, exact in zip(found, expected, strict=True):
+        assert x.shape == exact.shape
+        np.testing.assert_allclose(x, exact, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "built_in"), [("alibi", {"alibi_slopes": SLOPES}), ("capped", {"softcap": 3.0})]
+)
+def test_what_is_built_in_is_the_same_as_a_score_function(name, built_in):
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 8, "float64")
+    dout, score = RNG.standard_normal(q.shape), made(name)[0]
+    results = []
+    for options in ({"score": score}, built_in):
+        out, lse = cufa.attention_reference(q, k, v, causal=True, return_lse=True, **options)
+        results.append((out, lse, *cufa.attention_reference_backward(dout, q, k, v, causal=True, **options)))
+    for x, y in zip(*results, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["relative", "scaled"])
+def test_gradients_of_arrays_are_finite_differences(name):
+    q, k, v = make_inputs(2, 4, 2, 9, 7, 8, "float64")
+    function, arrays, (of,) = SCORES[name]
+    arrays = {n: x.astype(np.float64) for n, x in arrays.items()}
+    dout = RNG.standard_normal(q.shape)
+    score = cufa.score(function, **arrays)
+    found = cufa.attention_reference_backward(dout, q, k, v, score=score, gradients=(of,), softcap=4.0)[-1]
+    for index in [(0, 20), (3, 14), (1, 25)] if name == "relative" else [(0,), (3,)]:
+        moved = []
+        for step in (1e-5, -1e-5):
+            changed = arrays[of].copy()
+            changed[index] += step
+            out = cufa.attention_reference(q, k, v, score=cufa.score(function, **{of: changed}), softcap=4.0)
+            moved.append((out * dout).sum())
+        np.testing.assert_allclose((moved[0] - moved[1]) / 2e-5, found[index], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 33, 45), (1, 4, 1, 45), (1, 1, 33, 45)])
+def test_a_bias_broadcasts_and_has_a_gradient(shape):
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 8, "float64")
+    bias, dout = RNG.standard_normal(shape), RNG.standard_normal(q.shape)
+    out, lse = cufa.flash_attention(q, k, v, causal=True, bias=bias, return_lse=True, device="cpu")
+    s = np.einsum("bhid,bhjd->bhij", q, k.repeat(2, 1)) * 8**-0.5 + bias
+    s = np.where(masks.causal().dense(33, 45), s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    np.testing.assert_allclose(out, p / p.sum(-1, keepdims=True) @ v.repeat(2, 1), atol=1e-12)
+    *_, found = cufa.flash_attention_backward(
+        dout, q, k, v, out, lse, causal=True, bias=bias, gradients=("bias",), device="cpu"
+    )
+    expected = cufa.attention_reference_backward(
+        dout, q, k, v, causal=True, bias=np.broadcast_to(bias, (2, 4, 33, 45)), gradients=("bias",)
+    )[-1]
+    axes = tuple(n for n, size in enumerate(shape) if size != expected.shape[n])
+    np.testing.assert_allclose(found, expected.sum(axis=axes, keepdims=True), atol=1e-10)
+
+
+def test_packed_sequences_are_numbered_and_count_from_their_own_begin():
+    q, k, v = make_inputs(1, 4, 2, 40, 40, 8, "float64")
+    begins = np.array([0, 13, 40])
+    q, k, v = (x[0].swapaxes(0, 1) for x in (q, k, v))
+    score, gradients = made("documents")[0], ("table",)
+    for score, gradients in (made("documents"), made("alibi")):
+        out, lse = cufa.flash_attention_varlen(
+            q, k, v, begins, begins, score=score, return_lse=True, device="cpu"
+        )
+        np.testing.assert_allclose(
+            out, cufa.attention_varlen_reference(q, k, v, begins, begins, score=score), atol=1e-12
+        )
+        more = {"score": score, "gradients": gradients}
+        found = cufa.flash_attention_varlen_backward(
+            out, q, k, v, out, lse, begins, begins, device="cpu", **more
+        )
+        expected = cufa.attention_varlen_reference_backward(out, q, k, v, begins, begins, **more)
+        for x, exact in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, exact, atol=1e-10)
+
+
+KERNELS = [
+    *(("forward", algorithm, name) for algorithm in ("fa3", "fa2", "naive") for name in SCORES),
+    *(("backward", "fa3", name) for name in SCORES if name != "scaled"),
+    *(("backward", "fa2", name) for name in SCORES),
+]
+
+
+@pytest.mark.emulate
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("operation", "algorithm", "name"), KERNELS)
+@pytest.mark.parametrize("options", OPTIONS[1:4], ids=["causal", "prefix", "window"])
+def test_kernels_compute_what_the_function_says(operation, algorithm, name, options):
+    """Executed from the source that a GPU runs, without a finding."""
+    if algorithm == "naive":
+        options = {"causal": True}
+    elif "mask" in options and operation == "backward" and algorithm == "fa3" and name == "capped":
+        options = {"mask": options["mask"]}
+    elif "sink" in options:
+        options = {"window": (7, 2), "alibi_slopes": SLOPES}
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 16, "float16")
+    score, gradients = made(name)
+    given = {"score": score, "algorithm": algorithm, "mode": "checked", **options}
+    reference = {"score": score, **options}
+    if operation == "forward":
+        done = cufa.emulate(q, k, v, **given)
+        exact, exact_lse = cufa.attention_reference(q, k, v, return_lse=True, **reference)
+        assert not done.findings
+        assert_scores(done.out, exact)
+        seen = np.isfinite(exact_lse)
+        np.testing.assert_allclose(done.lse[seen], exact_lse[seen], atol=2e-3)
+        return
+    dout = make_inputs(2, 4, 2, 33, 45, 16, "float16")[0] * np.float16(0.5)
+    out, lse = cufa.attention_reference(q, k, v, return_lse=True, **reference)
+    done = cufa.emulate_backward(
+        dout, q, k, v, out.astype(np.float16), lse.astype(np.float32), gradients=gradients, **given
+    )
+    assert not done.findings
+    expected = cufa.attention_reference_backward(dout, q, k, v, gradients=gradients, **reference)
+    for x, exact in zip(done.results.values(), expected, strict=True):
+        assert_scores(x, exact)
+
+
+def assert_scores(found, exact):
+    """Within a few roundings to 11 bits of the largest value."""
+    np.testing.assert_allclose(found.astype(np.float64), exact, atol=6e-3 * max(abs(exact).max(), 1e-3))
+
+
+WRONG = [
+    ({"score": relative}, "made by cufa.score"),
+    ({"score": made("relative")[0], "bias": TABLE[None, :, None]}, "add the bias in the score function"),
+    ({"bias": TABLE}, "bias is float32 of shape"),
+    ({"bias": np.zeros((1, 3, 33, 45))}, "bias has shape"),
+    ({"score": cufa.score(lambda s, b, h, i, j, t: s + t[h, i + 50], t=TABLE)}, "outside axis 1"),
+    ({"score": cufa.score(lambda s, b, h, i, j, t: s + t[-1, i], t=TABLE)}, "do not count from the end"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), WRONG)
+def test_bad_input_is_named(options, says):
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 8, "float32")
+    with pytest.raises((TypeError, ValueError), match=says):
+        cufa.flash_attention(q, k, v, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gradients": "table"}, "tuple of names"),
+        ({"gradients": ("tables",)}, "names 'tables'"),
+        ({"gradients": ("ids",), "score": made("documents")[0]}, "has no gradient"),
+        ({"gradients": ("table", "table")}, "twice"),
+        ({"gradients": ("t",), "score": cufa.score(lambda s, b, h, i, j, t: np.where(t[h] > 0, s, 0.0), t=SLOPES)},
+         "no derivative"),
+    ],
+)  # fmt: skip
+def test_gradients_that_are_not_there_are_named(options, says):
+    q, k, v = make_inputs(2, 4, 2, 33, 45, 8, "float32")
+    with pytest.raises((TypeError, ValueError), match=says):
+        cufa.flash_attention_backward(
+            q,
+            q,
+            k,
+            v,
+            q,
+            np.zeros((2, 4, 33), np.float32),
+            device="cpu",
+            **{"score": made("relative")[0], **options},
+        )
+
+
+def test_kernels_refuse_what_they_do_not_serve_before_a_launch():
+    score, gradients = made("scaled")
+    shape = {"device": "sm_90", "score": score, "gradients": gradients}
+    with pytest.raises(ValueError, match="any order"):
+        cufa.plan_backward((1, 4, 64, 64), deterministic=True, **shape)
+    assert cufa.plan_backward((1, 4, 64, 64), **shape).spec.name == "fa2_backward"  # its weights read scores
+    assert cufa.plan((1, 4, 64, 64), device="sm_90", score=score).spec.name == "fa3_forward"
+    plan = cufa.plan((1, 4, 64, 64), device="sm_90", score=score)
+    assert "score" in str(plan)
+    assert type(plan.problem).from_json(plan.problem.as_json()) == plan.problem
