@@ -41,12 +41,12 @@ CEILINGS = {
     "lines of the product": 66_340,
     "lines of cufa": 27_400,
     "lines of tests": 42_080,
-    "lines of forward/fa3/kernel.cu with its includes": 3_570,
-    "lines of forward/fa2/kernel.cu with its includes": 2_395,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_330,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_345,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_000,
-    "lines of backward/fa2/kernel.cu with its includes": 3_150,
+    "lines of forward/fa3/kernel.cu with its includes": 3_600,
+    "lines of forward/fa2/kernel.cu with its includes": 2_420,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_395,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_410,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_060,
+    "lines of backward/fa2/kernel.cu with its includes": 3_180,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

@@ -1,6 +1,6 @@
 // The argument of every backward kernel. cufa/kernels/params.py reads the struct from this text; a test compares every offset.
 #pragma once
-#include "shared/params.cuh"
+#include "shared/score_params.cuh"
 
 struct BackwardParams {
   const void* dout;   // (batch, heads, seqlen_q, head_dim)
@@ -37,4 +37,18 @@ struct BackwardParams {
   i32 heads_per_head_batch, whole_head_batches, head_batches_before, head_batches_converted;
   i32 strips_per_head;  // of a key/value head: row strips of its query heads, each head's rounded up to whole tiles
   MaskParams mask;
+};
+
+// With a score function.
+struct ScoredBackwardParams : BackwardParams {
+  const void* score0;
+  const void* score1;
+  const void* score2;
+  const void* score3;
+  float* dscore0;  // the gradient of score0, contiguous; null: not asked for
+  float* dscore1;
+  float* dscore2;
+  float* dscore3;
+  ScoreArray array0, array1, array2, array3;
+  float score_scale;
 };

@@ -65,6 +65,12 @@ DEVICE float fmaxf(float a, float b) { return cufa_host::flush_subnormal(a > b |
 DEVICE float fminf(float a, float b) { return cufa_host::flush_subnormal(a < b || b != b ? a : b); }
 DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
 DEVICE float logf(float x) { return __builtin_logf(x); }
+DEVICE float sqrtf(float x) { return __builtin_sqrtf(x); }
+DEVICE float sinf(float x) { return __builtin_sinf(x); }
+DEVICE float cosf(float x) { return __builtin_cosf(x); }
+DEVICE float floorf(float x) { return __builtin_floorf(x); }
+DEVICE float ceilf(float x) { return __builtin_ceilf(x); }
+DEVICE float powf(float x, float y) { return __builtin_powf(x, y); }
 DEVICE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 template <typename T>

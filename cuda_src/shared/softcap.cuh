@@ -6,7 +6,13 @@
 // results.)
 DEVICE float tanh_of(float x_scaled) { return fmaf(-2.0f, rcp(1.0f + ex2(x_scaled)), 1.0f); }
 
-// The same, by an odd polynomial near 0, where 2e-7 is many units in the last place. For float32 results only: fa3 would spill.
+// tanh(x) / x, given x * x, for |x| <= 0.5; absolute error of tanh at most 2e-7.
+DEVICE float tanh_over_x(float square) {
+  return fmaf(square, fmaf(square, fmaf(square, -0.04337220812f, 0.1314513541f), -0.3332065416f), 0.9999976759f);
+}
+
+// As tanh_of(), by an odd polynomial near 0, where 2e-7 is many units in the last place. For float32 results only: fa3 would
+// spill.
 DEVICE float tanh_exact_near_0(float x_scaled) {
   constexpr float LN_2 = 0.693147180559945309f;
   const float x = x_scaled * (LN_2 / 2), square = x * x;

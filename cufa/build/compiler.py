@@ -102,9 +102,9 @@ def trace_constants(trace: bool, inside: bool = False) -> dict[str, int | bool]:
     return {"TRACE": trace or inside, **({INSIDE: True} if inside else {})}
 
 
-def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
-    """The text given to NVRTC: the choices of a build, then an include of the kernel, so that diagnostics keep the
-    kernel's own file and line.
+def translation_unit(source: str, constants: Mapping[str, int | bool], score: str = "") -> str:
+    """The text given to NVRTC: the choices of a build, a score function (:func:`~cufa.build.score_text.score_text`), then
+    an include of the kernel, so that diagnostics keep the kernel's own file and line.
 
     The choices are the kernel's ``config.cuh`` with the values of this build; a kernel without that file (a probe) gets
     one ``constexpr`` line for each constant. Raises KeyError for a choice that ``constants`` has no value for.
@@ -120,6 +120,7 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
         lines.append('#line 1 "cufa.cu"')
     if constants.get(INSIDE):
         lines.append(f'#include "{_LOG_HEADER}"')
+    lines += [score] if score else []
     lines.append(f'#include "{source}"')
     return "\n".join(lines) + "\n"
 

@@ -97,7 +97,8 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     body = re.search(rf"struct {struct}(?: : (\w+))? \{{(.*?)\}};", text, re.DOTALL)
     if body is None:
         raise ValueError(f"{header} declares no struct {struct}")
-    members = read_struct("shared/params.cuh", body[1]) if body[1] else []  # a base class comes first
+    base = header if f"struct {body[1]} {{" in text else "shared/params.cuh"
+    members = read_struct(base, body[1]) if body[1] else []  # a base class comes first
     for statement in filter(None, (line.strip() for line in body[2].split(";"))):
         found = _MEMBER.fullmatch(statement)
         if found is None:
@@ -108,6 +109,7 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
 
 
 _TYPES["MaskParams"] = Params("shared/params.cuh", "MaskParams").ctype
+_TYPES["ScoreArray"] = Params("shared/score_params.cuh", "ScoreArray").ctype
 
 
 def numpy_struct(header: str, struct: str) -> np.dtype[Any]:

@@ -36,12 +36,13 @@
 #include "backward/common/tickets.cuh"
 #include "mma/copy.cuh"
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ KernelParams p) {
   prepare_strip(p);
+  zero_score_gradients<PASS_THREADS>(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ BackwardParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int key_group = warp / PARTS, part = warp % PARTS;
@@ -274,4 +275,4 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ KernelParams p) { convert_strip(p); }

@@ -3,6 +3,7 @@
 #pragma once
 #include "backward/fa2/shape.cuh"
 #include "backward/common/schedule.cuh"
+#include "backward/common/score_gradients.cuh"
 #include "shared/named_barriers.cuh"
 #include "mma/product.cuh"
 #include "shared/alibi_sink.cuh"
@@ -16,12 +17,49 @@ struct FromMemory {
   static constexpr bool value = true;
 };
 
+// SCORE: S of the 8-column tiles 2k and 2k + 1, not yet changed, becomes P; `slope` its derivatives. Adds to the gradients of
+// arrays. `first` and `key` are the lane's first query of tile 2k, and its first key.
+template <typename View, typename RowStats, typename Exponentials>
+DEVICE void change_two_tiles(const KernelParams& p, const Function& function, View S, View dP, int k, int first, int key,
+                             float (&slope)[2][2 * View::ROWS], ArrayGradients& sums, const RowStats& row_stats,
+                             const Exponentials& exponentials) {
+  typename Function::Column columns[View::ROWS];
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) columns[r] = function.column(key + 8 * r, float(key) + float(8 * r));
+  auto row = [&](int n, int e) { return function.row(first + 8 * n + e, float(first) + float(8 * n + e)); };
+  float old[2][2 * View::ROWS], cap[2][2 * View::ROWS], D[2][2];  // read if arrays have gradients
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int x = 0; x < 2 * View::ROWS; ++x) {
+      float& s = S.at(x / 2, 2 * k + n, x % 2);
+      const ChangedScore changed(p, function, s, row(n, x % 2), columns[x / 2]);
+      old[n][x] = s * function.scale();
+      s = changed.s;
+      slope[n][x] = changed.slope;
+      cap[n][x] = changed.cap;
+    }
+    exponentials(2 * k + n);
+    if constexpr (SCORE_GRADIENTS) {
+      float L[2];
+      row_stats(2 * k + n, L, D[n]);
+    }
+  }
+  if constexpr (SCORE_GRADIENTS) {
+    sums.add_all<View::ROWS, 2>(
+        p, function, columns, row, [&](int r, int n, int e) { return old[n][2 * r + e]; },
+        [&](int r, int n, int e) {
+          return S.at(r, 2 * k + n, e) * cap[n][2 * r + e] * (dP.at(r, 2 * k + n, e) - D[n][e]);
+        });
+  }
+}
+
 // Alg. 2, l. 10-14 and 16 for one query tile; dS stays in shared memory for dQ. The addresses of operands (Q and dO: of this
 // tile; P_keys and dS_keys: of this warp's keys) and the warp's share of them are parameters, not members of a struct: as
 // members, ptxas allocates more registers than there are at head dim 128. copy_next(k) issues part k of the copies of the next
 // tile. `number`: of the tile, in stamps of an inside trace.
 template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename CopyNext>
-DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
+DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
                              bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,
                              u32 rows_first, u32 columns_first, u32 warp_keys, int key_group, int part, int first_tile,
                              int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
@@ -37,6 +75,8 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
         {inside, phase, number}, D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
+
+  [[maybe_unused]] ArrayGradients sums;
 
 #pragma unroll
   for (int c = 0; c < PART_QUERIES; c += CHUNK) {
@@ -64,6 +104,15 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
     const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
                                  (first_key + int(warp_keys) + S.lane_row(lane)));
+    // SCORE: the function, and the lane's first query and key.
+    auto function_of = [&] {
+      const KeyItem own = IRREGULAR ? parked_item() : item;
+      return Function(p, min(own.batch, p.batch - 1), tile.head, int(diagonal_of(p, sequence)));
+    };
+    auto row_of = [&] { return tile.q_tile * Br + first + S.lane_column(lane_id()); };
+    auto key_of = [&] {
+      return (IRREGULAR ? parked_item().k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
+    };
     // Alg. 2, l. 11
     auto exponentials = [&](int n) {
       float L[2], D[2];
@@ -91,7 +140,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
       if (c == 0) copy_next(k);
     });
     mma_fence({inside, SOFTMAX, number});
-    cap_scores<SOFTCAP>(S, p.softcap);
+    cap_scores<SOFTCAP && !SCORE>(S, p.softcap);
     if (masked) {
       const KeyItem own = IRREGULAR ? parked_item() : item;
       const int key = (IRREGULAR ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
@@ -104,7 +153,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     }
     // Alg. 2, l. 13; exponentials overlap with the products.
     multiply_keys(WEIGHT_GRADIENTS, dP_rmem, V_smem, dO, [&](int k) {
-      if constexpr (!SOFTCAP) {
+      if constexpr (!SOFTCAP && !SCORE) {
 #pragma unroll
         for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
       }
@@ -116,8 +165,10 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
     accumulate(
         VALUE_GRADIENTS, dV_rmem, dO, first, FromRegisters{},
         [&](u32(&P)[KEY_TILES][4], int k) {
-          float slope[2][4 * KEY_TILES];  // derivative of the soft cap: a factor of dS
-          if constexpr (SOFTCAP) {
+          float slope[2][4 * KEY_TILES];  // derivative of the soft cap or the score function: a factor of dS
+          if constexpr (SCORE) {
+            change_two_tiles(p, function_of(), S, dP, k, row_of() + 16 * k, key_of(), slope, sums, row_stats, exponentials);
+          } else if constexpr (SOFTCAP) {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -131,7 +182,7 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
             for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Element>(S, i, k, h);
             if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
           }
-          if constexpr (SOFTCAP) {
+          if constexpr (DS_HAS_SLOPE) {
 #pragma unroll
             for (int x = 0; x < 8 * KEY_TILES; ++x) {
               const int n = x / (4 * KEY_TILES), y = x % (4 * KEY_TILES);
@@ -160,6 +211,8 @@ DEVICE void visit_query_tile(const BackwardParams& p, const Sequence& sequence, 
         },
         [](int) {});
   }
+
+  if constexpr (SCORE_GRADIENTS) sums.finish_all(p);
 
   // The same for the queries of the warps that share its keys.
   if constexpr (SHARED_KEYS) {

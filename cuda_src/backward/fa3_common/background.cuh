@@ -20,7 +20,7 @@ constexpr int RUN_STRIPS = 4;                      // a run: adjacent strips tha
 static_assert(!IS_PERSISTENT || TILE_STRIPS % RUN_STRIPS == 0, "a run of strips lies in one head");
 
 // By every thread of the prepare pass: the counters, with the first head batches prepared.
-DEVICE void prepare_counters(const BackwardParams& p) {
+DEVICE void prepare_counters(const KernelParams& p) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);
   const HeadBatches batches{p};
@@ -38,7 +38,7 @@ DEVICE void prepare_counters(const BackwardParams& p) {
 
 // By one of BACKGROUND_WARPS warps.
 struct Background {
-  const BackwardParams& p;
+  const KernelParams& p;
   const u32 start;  // of the shared memory
 
   DEVICE static u32 worker() { return opaque(threadIdx.x) / 96; }
@@ -154,7 +154,7 @@ struct Background {
   }
 
   struct Slot {
-    const BackwardParams& p;
+    const KernelParams& p;
     u32 place;
     float lse;  // of the lane's row
     DEVICE vec4 unit(int which, u32 row, int unit) const {

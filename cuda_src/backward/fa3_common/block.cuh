@@ -2,6 +2,7 @@
 #pragma once
 #include "backward/common/passes.cuh"
 #include "backward/common/schedule.cuh"
+#include "backward/common/score_gradients.cuh"
 #include "backward/fa3_common/shape.cuh"
 #include "primitives/opaque.cuh"
 
@@ -38,7 +39,7 @@ DEVICE vec4 vector_of(const Descriptor& descriptor, int i) {
 // The item whose descriptor is at `descriptor_smem`. IRREGULAR: the tiles to visit, the same for all heads of the query group,
 // are listed in shared memory, and a QueryTile's q_tile is a position in that list.
 struct KeyBlock {
-  const BackwardParams& p;
+  const KernelParams& p;
   u32 descriptor_smem;
 
   DEVICE int k_block() const { return ITEM_FIELD(k_block); }

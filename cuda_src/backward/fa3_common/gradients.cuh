@@ -4,6 +4,7 @@
 #include "primitives/stmatrix.cuh"
 #include "primitives/wgmma_transposed.cuh"
 #include "wgmma/accumulator.cuh"
+#include "backward/common/score_gradients.cuh"
 #include "backward/fa3_common/block.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/softcap.cuh"
@@ -19,13 +20,80 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   }
 }
 
+// SCORE: the score function for the scores of a lane in a tile.
+struct ScoresOfTile {
+  Function function;
+  int first;  // the lane's first query
+  typename Function::Column columns[2];
+
+  DEVICE ScoresOfTile(const KeyBlock& block, QueryTile tile, int key, int lane)
+      : function(block.p, SCORE ? min(block.batch(), block.p.batch - 1) : 0, tile.head,
+                 SCORE ? int(diagonal_of(block.p, block.sequence())) : 0) {
+    if constexpr (SCORE) {
+      const int first_key = block.first_key() + key;
+      first = block.q_tile(tile) * Br + lane % 4 * 2;
+      columns[0] = function.column(first_key, float(first_key));
+      columns[1] = function.column(first_key + 8, float(first_key) + 8.0f);
+    }
+  }
+  DEVICE auto row(int t, int e) const { return function.row(first + 8 * t + e, float(first) + float(8 * t + e)); }
+};
+
+// As exponentials(), of scores that the function changes; hidden scores are -inf already. S becomes P times the derivative.
+template <int FROM, int TO>
+DEVICE void exponentials_of_changed(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2],
+                                    u32 (&P_rmem)[Br / 4], u32 lse, int lane) {
+  const KernelParams& p = block.p;
+  const auto S = fragment_view(S_rmem);
+  const ScoresOfTile scores(block, tile, key, lane);
+  const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
+  const float distance =
+      ALIBI ? float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key)) : 0.0f;
+  auto change = [&](auto near) {
+#pragma unroll
+    for (int t = FROM; t < TO; ++t) {
+      const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+      const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float P[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& s = S.at(r, t, e);
+          const ChangedScore changed(p, scores.function, s, scores.row(t, e), scores.columns[r], near);
+          const float penalty = ALIBI ? alibi.changed(changed.s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]
+                                      : fmaf(changed.s, p.scale_log2, -L[e]);
+          P[e] = ex2(penalty);
+          s = P[e] * changed.slope;
+        }
+        P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
+      }
+    }
+  };
+  if constexpr (Function::HAS_TANH && Br <= 64) {  // 128 queries leave no registers
+    float greatest = 0.0f;
+#pragma unroll
+    for (int t = FROM; t < TO; ++t) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float s = S.at(x / 2, t, x % 2);
+        const float here = scores.function.greatest(s * scores.function.scale(), scores.row(t, x % 2), scores.columns[x / 2]);
+        greatest = s == NEG_INF ? greatest : fmaxf(greatest, here);
+      }
+    }
+    if (!warp_any(!(greatest <= 0.5f))) return change(Near<true>{});
+  }
+  change(Near<false>{});
+}
+
 // P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the soft cap, which is a factor of
 // dS. `key` is the lane's first in the block. ALiBi is subtracted here, because the cap's slope needs the score without it.
 template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
                          int lane) {
-  const BackwardParams& p = block.p;
+  const KernelParams& p = block.p;
   const auto S = fragment_view(S_rmem);
+  if constexpr (SCORE) return exponentials_of_changed<FROM, TO>(block, tile, key, S_rmem, P_rmem, lse, lane);
   const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
   float distance = 0.0f;  // of the lane's first row from its first key
   if constexpr (ALIBI) {

@@ -55,7 +55,7 @@ struct ItemRings {
 };
 
 // By the prepare pass: the descriptors of all items of persistent blocks.
-DEVICE void prepare_items(const BackwardParams& p) {
+DEVICE void prepare_items(const KernelParams& p) {
   if constexpr (!IS_PERSISTENT) return;
   const BackwardWorkspace workspace(p);
   for (u32 i = blockIdx.x * PASS_THREADS + threadIdx.x; i < workspace.num_items(p); i += gridDim.x * PASS_THREADS) {
@@ -68,7 +68,7 @@ DEVICE void prepare_items(const BackwardParams& p) {
 }
 
 // By one thread, or IRREGULAR by a warp, before a barrier of the block: the one item that a block is launched for.
-DEVICE void take_item(const BackwardParams& p, u32 start) {
+DEVICE void take_item(const KernelParams& p, u32 start) {
   if constexpr (IS_PERSISTENT) return;
   NewItem found(p, blockIdx.x / CLUSTER);
   if constexpr (IRREGULAR) {
@@ -85,7 +85,7 @@ DEVICE void take_item(const BackwardParams& p, u32 start) {
 }
 
 // By one thread of a persistent block: the next item becomes item `i` of this block.
-DEVICE void take_item(const BackwardParams& p, const ItemRings& rings, u32 i) {
+DEVICE void take_item(const KernelParams& p, const ItemRings& rings, u32 i) {
   const u32 index = atomic_add(BackwardWorkspace(p).next, 1), full = rings.items.full_barrier(i);
   rings.items.wait_empty(i);
   if (index >= BackwardWorkspace::num_items(p)) {
@@ -109,7 +109,7 @@ struct TileVisit {
 // before it visits the current one. It waits there until consumers no longer need the item before the previous one: they keep an
 // item's descriptor until they have added its last dQ.
 template <bool TAKES = false, typename Visit>
-DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
+DEVICE void visit_items(const KernelParams& p, u32 start, const Visit& visit) {
   u32 n = 0, kv = 0;
   if constexpr (TAKES && IS_PERSISTENT) take_item(p, ItemRings(opaque(start)), 0);
   for (u32 i = 0;; ++i) {
@@ -144,14 +144,14 @@ DEVICE void await_prepared(const KeyBlock& block) {
 
 // The counters of persistent blocks. Their place is read from the workspace, where the prepare pass has written it: computed, it
 // would stay in registers over loops, and neither the producer nor consumers have any left.
-DEVICE u32* where_counters_begin(const BackwardParams& p) { return static_cast<u32*>(p.workspace) + opaque(1); }
-DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) {
+DEVICE u32* where_counters_begin(const KernelParams& p) { return static_cast<u32*>(p.workspace) + opaque(1); }
+DEVICE u32* counter(const KernelParams& p, Counter which, u32 i) {
   return static_cast<u32*>(p.workspace) + ld_global<u32>(where_counters_begin(p)) + which * HeadBatches{p}.heads() + i;
 }
 
 // Publishes that this warp has added to dQ for one key block of a head batch. By one lane: it waits for the copy engine's last
 // addition; additions of the warp's lanes are released with the count.
-DEVICE void publish_added(const BackwardParams& p, u32 head_batch) {
+DEVICE void publish_added(const KernelParams& p, u32 head_batch) {
   if constexpr (BULK_ADD) bulk_wait();
   red_release_gpu_add(counter(p, ADDED, head_batch), 1);
 }

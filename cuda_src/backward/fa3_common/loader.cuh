@@ -11,7 +11,7 @@
 // Memory has Q_ring, dO_ring, rings, addresses of the tiles and, PAIRED, load_other_keys().
 template <typename Memory, bool LOADS_Q>
 struct Loader {
-  const BackwardParams& p;
+  const KernelParams& p;
   const TensorMap *queries, *keys;
   const u32 start;  // of the shared memory
   mutable u32 tail_parity = 0;

@@ -23,8 +23,9 @@ struct NarrowConsumer : TracedConsumer {
   float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()
   u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
   u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
-  u32 P_slope_rmem[SOFTCAP ? Br / 4 : 1]{};  // P times the slope of the soft cap, a factor of dS
+  u32 P_slope_rmem[DS_HAS_SLOPE ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
 
+  ArrayGradients sums;   // SCORE
   bool masked = false;   // the tile has hidden scores
   u32 pending_tile = 0;  // index in the workspace of the previous tile, whose dQ is pending
   u32 n = 0;           // counts tiles over all items: the position in the rings of Q and dO; in the ring of dS, n + zero_tiles
@@ -36,7 +37,7 @@ struct NarrowConsumer : TracedConsumer {
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
 
-  DEVICE NarrowConsumer(const BackwardParams& p, const NarrowMemory& smem, int consumer, int thread)
+  DEVICE NarrowConsumer(const KernelParams& p, const NarrowMemory& smem, int consumer, int thread)
       : TracedConsumer(p, thread), smem(smem), consumer(consumer) {}
 
   DEVICE KeyBlock at(u32 item_n) const { return {p, smem.rings.descriptor(item_n)}; }
@@ -71,6 +72,7 @@ struct NarrowConsumer : TracedConsumer {
       smem.rings.release(item_n, lane);
       log.enter(WAIT_ITEM);
     }
+    sums.finish_all(p);
     if constexpr (IS_PERSISTENT) {
       publish();
     } else if constexpr (BULK_ADD && !DETERMINISTIC) {
@@ -303,13 +305,13 @@ struct NarrowConsumer : TracedConsumer {
   DEVICE void begin_weights(u32 n) {
     enter(SOFTMAX);
     wgmma_registers(S_rmem);
-    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    cap_scores<SOFTCAP && !SCORE>(fragment_view(S_rmem), p.softcap);
     if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
     if constexpr (IN_HALVES) exponentials_of<0, Br / 16>(n);
   }
   DEVICE void end_weights(u32 n) {
     exponentials_of<IN_HALVES ? Br / 16 : 0, Br / 8>(n);
-    if constexpr (SOFTCAP) {
+    if constexpr (DS_HAS_SLOPE) {
 #pragma unroll
       for (int i = 0; i < Br / 4; ++i) P_slope_rmem[i] = Element::pack(S_rmem[2 * i], S_rmem[2 * i + 1]);
       wgmma_registers(P_slope_rmem);
@@ -322,8 +324,20 @@ struct NarrowConsumer : TracedConsumer {
   }
   DEVICE void make_gradients() {
     add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, lane);
-    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r]; });
+    if constexpr (SCORE_GRADIENTS) add_array_gradients();
+    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_SLOPE ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
+  }
+  // SCORE: dP_rmem holds dP - D. Without a slope of the function, P_slope_rmem has the slope of a soft cap.
+  DEVICE void add_array_gradients() {
+    static_assert(!Function::WEIGHTS_READ_SCORES && !(SOFTCAP && Function::HAS_SLOPE), "fa2_backward serves these gradients");
+    const ScoresOfTile scores(block, tile, lane_key(), lane);
+    const auto difference = fragment_view(dP_rmem);
+    sums.add_all<2, Br / 8>(
+        p, scores.function, scores.columns, [&](int t, int e) { return scores.row(t, e); }, [](int, int, int) { return 0.0f; },
+        [&](int r, int t, int e) {
+          return unpack_16bit((SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r], e) * difference.at(r, t, e);
+        });
   }
   // The warps that issue dQ fence dS where dQ comes late in a tile: a fence here would wait for this warp's stores.
   DEVICE void store_ds(u32 position) {

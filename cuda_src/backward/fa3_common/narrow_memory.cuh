@@ -39,13 +39,13 @@ struct NarrowMemory {
   }
 
   // The part of a tile of the workspace that a warp of consumers adds, and where that part is staged.
-  DEVICE static float* dq_of_warp(const BackwardParams& p, u32 tile, int consumer, int warp) {
+  DEVICE static float* dq_of_warp(const KernelParams& p, u32 tile, int consumer, int warp) {
     return dq_address(p, tile, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, DQ_BY_ROWS ? 0 : consumer * DQ_TILES);
   }
   DEVICE static int dq_tiles(int consumer) { return consumer == CONSUMERS - 1 ? LAST_DQ_TILES : DQ_TILES; }  // that exist
   DEVICE u32 staged(int consumer, int warp) const { return dQ + (consumer * 4 + warp) * DQ_WARP_BYTES; }
   // By one thread: the parts of all warps.
-  DEVICE void add_staged(const BackwardParams& p, u32 tile) const {
+  DEVICE void add_staged(const KernelParams& p, u32 tile) const {
     if constexpr (DQ_BY_ROWS) {
       bulk_add_f32(dq_of_warp(p, tile, 0, 0), dQ, TILE_DQ_FLOATS * 4);
     } else {

@@ -17,7 +17,7 @@ DEVICE void init_dq_handover(u32 start) {
 }
 
 // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
-DEVICE float* dq_address(const BackwardParams& p, u32 tile, int strip, int first) {
+DEVICE float* dq_address(const KernelParams& p, u32 tile, int strip, int first) {
   return BackwardWorkspace::tile(p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
 }
 
@@ -61,7 +61,7 @@ DEVICE void pass_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
 // DETERMINISTIC and BULK_ADD: one of ADDERS threads, which share the tiles. Memory has dQ_handover and add_staged().
 template <typename Memory>
 struct DqAdder {
-  const BackwardParams& p;
+  const KernelParams& p;
   const u32 start;  // of the shared memory
   const u32 adder;
 
@@ -86,7 +86,7 @@ struct DqAdder {
 // DETERMINISTIC without BULK_ADD. While consumers add to a tile, the keeper checks the next tile's ticket. If that ticket has
 // come, the keeper signals consumers first and passes this tile's ticket on second: each of the two steps takes long.
 struct TicketKeeper {
-  const BackwardParams& p;
+  const KernelParams& p;
   const u32 start;  // of the shared memory
   const u32 rank;   // of the block in its pair
 

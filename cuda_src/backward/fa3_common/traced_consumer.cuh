@@ -4,13 +4,13 @@
 #include "shared/phases.cuh"
 
 struct TracedConsumer {
-  const BackwardParams& p;
+  const KernelParams& p;
   const int warp, lane;  // of the warpgroup, of the warp
   KeyBlock block{p, 0};
   QueryTile tile{};
   PhaseLog log = PhaseLog(p.trace, warp == 0 && lane == 0);
 
-  DEVICE TracedConsumer(const BackwardParams& p, int thread) : p(p), warp(thread / 32 % 4), lane(thread % 32) {}
+  DEVICE TracedConsumer(const KernelParams& p, int thread) : p(p), warp(thread / 32 % 4), lane(thread % 32) {}
 
   DEVICE u32 stamp_of(QueryTile tile) const {
     if constexpr (!TRACE_INSIDE) return 0;

@@ -44,10 +44,11 @@
 static_assert(HEAD_DIM > 64 && HEAD_DIM <= 128, "backward/fa3_narrow64 and backward/fa3_pair compute other heads");
 constexpr bool DQ_FIRST = true;
 constexpr bool IN_HALVES = false;
-// dP is issued with dQ and runs while dQ is added. With a soft cap, and in persistent blocks beyond 96 columns, the registers do
-// not suffice for both: ptxas then waits for each product before it issues the next one.
-constexpr bool DP_WITH_DQ = !SOFTCAP && (HEAD_DIM <= 96 || !IS_PERSISTENT);
-constexpr int K_HELD = SOFTCAP ? 0 : K_STEPS_HELD, V_HELD = SOFTCAP ? 0 : V_STEPS_HELD;  // a soft cap needs these registers
+// dP is issued with dQ and runs while dQ is added. With a soft cap or a score function, and in persistent blocks beyond 96
+// columns, the registers do not suffice for both: ptxas then waits for each product before it issues the next one.
+constexpr bool DP_WITH_DQ = !SOFTCAP && !SCORE && (HEAD_DIM <= 96 || !IS_PERSISTENT);
+constexpr bool CHANGED = SOFTCAP || SCORE;  // needs these registers
+constexpr int K_HELD = CHANGED ? 0 : K_STEPS_HELD, V_HELD = CHANGED ? 0 : V_STEPS_HELD;
 #include "backward/fa3_common/narrow_consumer.cuh"
 
 struct Consumer : NarrowConsumer {
@@ -102,18 +103,19 @@ struct Consumer : NarrowConsumer {
 };
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_prepare(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_release_next();
   prepare_strip(p);
+  zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);
   prepare_counters(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+    fa3_backward(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap dO_map,
                  const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
                  const __grid_constant__ TensorMap V_map) {
   DYN_SMEM(start);
@@ -152,7 +154,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 }
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_convert(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_await_previous();

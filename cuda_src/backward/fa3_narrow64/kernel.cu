@@ -96,18 +96,19 @@ struct Consumer : NarrowConsumer {
 };
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_prepare(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_release_next();
   prepare_strip(p);
+  zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);
   prepare_counters(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+    fa3_backward(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap dO_map,
                  const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
                  const __grid_constant__ TensorMap V_map) {
   DYN_SMEM(start);
@@ -142,7 +143,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 }
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_convert(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_await_previous();

@@ -24,6 +24,7 @@ constexpr int SMEM_BYTES = 206240;   // dynamic shared memory of the launch
 constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // fixed: tiles without a visible score are not computed
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
+constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // a score loses slope * distance
 constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator

@@ -45,7 +45,7 @@ struct Consumer : TracedConsumer {
   u32 pending_tiles[1 + LATE]{};  // indices in the workspace of the tiles whose dQ is pending, the latest first
   u32 n = 0;                    // counts tiles: the position in the rings
 
-  DEVICE Consumer(const BackwardParams& p, const PairMemory& smem, int thread) : TracedConsumer(p, thread), smem(smem) {}
+  DEVICE Consumer(const KernelParams& p, const PairMemory& smem, int thread) : TracedConsumer(p, thread), smem(smem) {}
 
   DEVICE void run() {
     block.descriptor_smem = smem.rings.descriptor(0);
@@ -209,13 +209,13 @@ struct Consumer : TracedConsumer {
 
   DEVICE int lane_key() const { return warp * 16 + lane / 4; }  // the lane's first in the block
   DEVICE void make_weights() {
-    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    cap_scores<SOFTCAP && !SCORE>(fragment_view(S_rmem), p.softcap);
     if (block.has_hidden_scores(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
     exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, lane);
   }
   // P, times the slope of a soft cap: a factor of dS.
   DEVICE u32 weights(int i) const {
-    if constexpr (!SOFTCAP) return operand_rmem[i];
+    if constexpr (!DS_HAS_SLOPE) return operand_rmem[i];
     const auto S = fragment_view(S_rmem);
     return Element::pack(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
   }
@@ -263,23 +263,24 @@ struct Consumer : TracedConsumer {
 };
 
 template <bool VALUES>
-DEVICE void consume(const BackwardParams& p, u32 base, int thread) {
+DEVICE void consume(const KernelParams& p, u32 base, int thread) {
   const PairMemory smem(opaque(base));  // computed here: no register keeps the producer's addresses
   Consumer<VALUES>(p, smem, thread).run();
 }
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_wide_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_wide_prepare(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
   grid_release_next();
   prepare_strip(p);
+  zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_backward_wide(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+    fa3_backward_wide(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap dO_map,
                       const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
                       const __grid_constant__ TensorMap V_map) {
   DYN_SMEM(start);
@@ -315,7 +316,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 }
 
 KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_wide_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+    fa3_backward_wide_convert(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
   grid_await_previous();

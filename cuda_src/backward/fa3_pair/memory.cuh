@@ -72,7 +72,7 @@ struct PairMemory {
 
 // By a thread of the producer: sends dS of each tile to the other block once all of it is stored.
 struct Sender {
-  const BackwardParams& p;
+  const KernelParams& p;
   const u32 start;  // of the shared memory
 
   DEVICE void run() const {

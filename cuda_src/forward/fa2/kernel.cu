@@ -37,14 +37,15 @@
 #include "shared/alibi_sink.cuh"
 #include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
+#include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 
 // A separate first launch, only for masks with runs of rows: one warp per block of keys.
-KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ ForwardParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ ForwardParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
@@ -62,6 +63,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
+  static_assert(!SCORE || !SPLIT_KEYS, "the planner splits no keys under a score function");
   static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
@@ -207,6 +209,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
+    if constexpr (SCORE) {
+      const vec4 parked = ld_shared_vec4(parked_smem);
+      const int batch = min(int(parked.z), p.batch - 1);  // the rest after the last packed sequence has no scores
+      const ScoreFunction<ForwardParams> function(p, batch, int(parked.y), int(diagonal_of(p, sequence_of(p, int(parked.z)))));
+      apply_function(S, function, int(parked.x) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id()),
+                    j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
+    }
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (ALIBI) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
@@ -352,6 +361,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 }
 
 // SPLIT_KEYS: merges the parts.
-KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ ForwardParams p) {
   if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

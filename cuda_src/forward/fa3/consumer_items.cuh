@@ -3,13 +3,14 @@
 #pragma once
 #include "forward/fa3/tiles.cuh"
 #include "shared/named_barriers.cuh"
+#include "shared/score_function.cuh"
 
 // For small scores the soft cap is a polynomial inside the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its
 // own if ALiBi comes between cap and softmax, or if registers do not suffice.
-constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
+constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !SCORE && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
 
 struct ConsumerItems {
-  const AttentionParams& p;
+  const ForwardParams& p;
   const TensorMap* O_map;
   const SharedMemory& smem;
   const int consumer, warp, lane;
@@ -29,6 +30,7 @@ struct ConsumerItems {
   int row;                // this lane's first query row; its second is row + 8
   Tiles tiles;            // of the current item
   Alibi alibi{0.0f, 0};   // ALIBI: of the current item
+  ScoreFunction<ForwardParams> function{p, 0, 0, 0};  // SCORE: of the current item
   int O_buffer = -1;      // the buffer of Q that the next O leaves through
   u64 start_ns[2] = {};   // TRACE: of the item being stored, of the current one
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
@@ -51,6 +53,10 @@ struct ConsumerItems {
     }
     row = tiles.begin(p, item, consumer, warp, lane);
     if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), item.head);
+    if constexpr (SCORE) {
+      const int diagonal = int(diagonal_of(p, sequence_of_item(p, item, descriptor)));
+      function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), item.head, diagonal);
+    }
     return true;
   }
 
@@ -143,6 +149,7 @@ struct ConsumerItems {
   template <typename Tag>
   DEVICE void change_scores() {
     const auto S = fragment_view(S_rmem);
+    if constexpr (SCORE) apply_function(S, function, row, tiles.j * Bc + lane % 4 * 2);
     if constexpr (SOFTCAP && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
       constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_irregular(MASK_KIND);

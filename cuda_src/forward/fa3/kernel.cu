@@ -152,7 +152,8 @@ struct Consumer : ConsumerItems {
     // dims over 128 with a causal mask in clear tiles.
     constexpr bool NEAR_0_FIRST = CAP_FOLDS && Tag::value == CLEAR && Bc <= 96;
     constexpr bool CAP_WAITS = SOFTCAP && !(HEAD_DIM > 128 && MASK_KIND == MASK_CAUSAL && Tag::value == CLEAR);
-    constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || (LISTED && Tag::value != CLEAR);
+    constexpr bool FUNCTION_WAITS = !ScoreFunction<ForwardParams>::IS_LIGHT;
+    constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || FUNCTION_WAITS || (LISTED && Tag::value != CLEAR);
     wgmma_wait<VALUES_FIRST ? 0 : 1>(inside, tiles.j);
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
@@ -233,13 +234,13 @@ struct Consumer : ConsumerItems {
 
 // The launch before, under masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS)
-    mask_blocks(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+    mask_blocks(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
+    fa3_forward(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap Q_map,
                 const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
                 const __grid_constant__ TensorMap O_map) {
   DYN_SMEM(start);
@@ -279,7 +280,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
 // Merges the parts of splits. Its blocks wait for the launch before by themselves.
 KERNEL __launch_bounds__(COMBINE_THREADS)
-    fa3_combine(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap,
+    fa3_combine(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   if constexpr (SPLIT_KEYS) {
     grid_await_previous();

@@ -19,5 +19,6 @@ constexpr int SMEM_BYTES = 18432;    // dynamic shared memory of the launch
 constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
+constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 #endif

@@ -15,6 +15,7 @@
 #include "shared/schedule.cuh"
 #include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
+#include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 
 using Bits = typename Choose<FLOAT32, u32, u16>::type;  // one value of Q, K, V, P or O
@@ -142,11 +143,11 @@ DEVICE Bits* probabilities_of(const AttentionParams& p, i64 head) {
 }
 
 // The launch before, under masks with runs of rows: one warp per block of keys.
-KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ ForwardParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_constant__ ForwardParams p) {
   DYN_SMEM(shared);
   const u32 A_smem = smem_address(shared) + SharedMemory::A, B_smem = smem_address(shared) + SharedMemory::B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -171,6 +172,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
     multiply<Element, true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
+  if constexpr (SCORE) {
+    const auto S = fragment_view(S_rmem);
+    const ScoreFunction<ForwardParams> function(p, batch, head, p.shift);
+    const int row = int(first_row) + warp * 16 + S.lane_row(lane);
+    apply_function(S, function, row, int(first_key) + S.lane_column(lane));
+  }
   cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   if constexpr (IRREGULAR) {
@@ -197,7 +204,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 }
 
 // One warp per row: its maximum, the sum of its exponentials, its probabilities.
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_constant__ ForwardParams p) {
   constexpr float LN_2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 32;
   const i64 row = i64(blockIdx.x) * NUM_WARPS + threadIdx.x / 32;  // row of all heads
@@ -217,7 +224,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
   if (valid && lane == 0 && p.lse != nullptr) st_global(p.lse + row, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_constant__ ForwardParams p) {
   DYN_SMEM(shared);
   const u32 A_smem = smem_address(shared) + SharedMemory::A, B_smem = smem_address(shared) + SharedMemory::B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

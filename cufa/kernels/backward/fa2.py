@@ -63,7 +63,8 @@ class Fa2Backward(Kernel):
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic")
+    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
+    options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (
         # An SM with 228 KiB: the next query tile is copied while one is computed.

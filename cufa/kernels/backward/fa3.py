@@ -63,7 +63,9 @@ class Fa3Backward(Kernel):
     operation = "backward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink", "deterministic")
+    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
+    options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
+    score_derivatives_without_score = True
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs: tuple[Fa3BackwardConfig, ...] = (

@@ -51,7 +51,8 @@ class Fa2Forward(ForwardKernel):
     entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink")
+    options = ("padded", "packed", "alibi", "sink", "score")
+    options_with_irregular_masks = ("score",)
     skip_masked_tiles = True
     configs = _CONFIGS
     # Left out: paired warps at head dims 136 to 208, which would spill. Tiles of 128 keys, which pay only if each block

@@ -107,7 +107,8 @@ class Fa3Forward(ForwardKernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink")
+    options = ("padded", "packed", "alibi", "sink", "score")
+    options_with_irregular_masks = ("score",)
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs = tuple(_SLOWNESS)

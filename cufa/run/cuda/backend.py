@@ -22,6 +22,7 @@ import numpy as np
 
 from ...build.compiler import announced, cupy_options, find_compiled, trace_constants, translation_unit
 from ...build.phases import Logs, Room
+from ...build.score_text import score_text
 from ...gpu.architectures import Device, find_architecture
 from ...kernels import Box
 from ...kernels.params import TRACE_RECORD
@@ -116,7 +117,7 @@ class Prepared:
         self.plan = plan
         self.device_id = device_id
         constants = {**plan.constants, **trace_constants(trace, inside)}
-        source = translation_unit(plan.spec.source_of(plan.config), constants)
+        source = translation_unit(plan.spec.source_of(plan.config), constants, score_text(plan.problem))
         module = _compile(plan.spec.name, source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}

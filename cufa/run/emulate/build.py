@@ -106,14 +106,14 @@ def _alone(what: str) -> Iterator[None]:
 
 def kernel(
     source: str, constants: Mapping[str, int | bool], entries: Sequence[str], checked: bool,
-    parameters: Sequence[str] = ("AttentionParams",),
+    parameters: Sequence[str] = ("AttentionParams",), score: str = "",
 ) -> dict[str, int]:  # fmt: skip
     """Build a kernel file and load it: entry name → address of ``void entry(const void* const* arguments)``.
 
     ``parameters`` are the C++ types of the kernels' parameters. With ``checked`` the compiler calls the runtime at
     every plain load and store. Raises CompilerError.
     """
-    unit = compiler.translation_unit(source, constants)
+    unit = compiler.translation_unit(source, constants, score)
     for entry in entries:
         values = ", ".join(f"*static_cast<const {t}*>(a[{i}])" for i, t in enumerate(parameters))
         unit += f'extern "C" void cufa_entry_{entry}(const void* const* a) {{ {entry}({values}); }}\n'

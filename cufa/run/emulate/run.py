@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...build.compiler import trace_constants
 from ...build.phases import Logs, Room
+from ...build.score_text import score_text
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
@@ -84,7 +85,9 @@ def run_plan(
     maps = _outside_maps(plan)
     types = [plan.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, **trace_constants(trace, bool(inside))}
-    entries = build.kernel(plan.spec.source_of(plan.config), constants, names, checked, types)
+    entries = build.kernel(
+        plan.spec.source_of(plan.config), constants, names, checked, types, score_text(plan.problem)
+    )
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
     own = _own_memory(plan, room if inside else None)

@@ -1,0 +1,157 @@
+// Score functions (shared/score_function.cuh) in backward kernels: P needs the changed scores, dS the derivative with respect to
+// the old ones, and arrays may have gradients.
+#pragma once
+#include "backward/params.cuh"
+#include "primitives/reduction.cuh"
+#include "shared/score_function.cuh"
+#include "shared/softcap.cuh"
+
+using KernelParams = typename Choose<SCORE, ScoredBackwardParams, BackwardParams>::type;
+using Function = ScoreFunction<KernelParams>;
+
+constexpr bool DS_HAS_SLOPE = SOFTCAP || Function::HAS_SLOPE;  // dS is P o (dP - D) times the derivative of P's exponent
+constexpr bool SCORE_GRADIENTS = Function::GRADIENTS > 0;
+
+// Whether the arguments of hyperbolic tangents are near 0.
+template <bool NEAR_0>
+struct Near {};
+
+// What a score becomes before ALiBi, and its derivative. A hidden score, -inf, stays hidden.
+struct ChangedScore {
+  float s, slope, cap;  // the slope of the soft cap is a factor of `slope`
+
+  template <bool NEAR_0 = false>
+  DEVICE ChangedScore(const KernelParams& p, const Function& function, float old, const typename Function::Row& row,
+                      const typename Function::Column& column, Near<NEAR_0> = {}) {
+    if constexpr (SCORE) {
+      const float scaled = old * function.scale();
+      s = function.template value<NEAR_0>(scaled, row, column);
+      slope = Function::HAS_SLOPE ? function.template slope<NEAR_0>(scaled, row, column) : 1.0f;
+      if constexpr (SOFTCAP) {
+        s = tanh_of(s * p.softcap);
+        cap = fmaf(-s, s, 1.0f);
+        slope *= cap;
+      } else {
+        cap = 1.0f;
+      }
+      if (old == NEG_INF) s = NEG_INF, slope = 0.0f;
+    }
+  }
+};
+
+// Where a score is hidden, dS is 0 and a derivative may be no number.
+DEVICE float times_weight(float dS, float derivative) { return dS == 0.0f ? 0.0f : dS * derivative; }
+
+// The prepare pass: zeros in the gradients of arrays, by all its threads.
+template <int THREADS, typename Params>
+DEVICE void zero_score_gradients(const Params& p) {
+  if constexpr (SCORE_GRADIENTS) {
+    const ScoreArray* const arrays[4] = {&p.array0, &p.array1, &p.array2, &p.array3};
+    float* const gradients[4] = {p.dscore0, p.dscore1, p.dscore2, p.dscore3};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (gradients[n] == nullptr) continue;
+      const ScoreArray& x = *arrays[n];
+      const i64 count = i64(x.size0) * x.size1 * x.size2 * x.size3;
+      for (i64 i = i64(blockIdx.x) * THREADS + threadIdx.x; i < count; i += i64(gridDim.x) * THREADS) {
+        st_global(gradients[n] + i, 0.0f);
+      }
+    }
+  }
+}
+
+// This lane's sums for the gradients of arrays. Neighbouring scores often read one element (a clipped distance): their sum stays
+// in a register until another element follows.
+struct ArrayGradients {
+  static constexpr int COUNT = SCORE_GRADIENTS ? Function::GRADIENTS : 1;
+  int held[COUNT];  // the element; -1: none
+  float sum[COUNT];
+
+  DEVICE ArrayGradients() {
+#pragma unroll
+    for (int g = 0; g < COUNT; ++g) held[g] = -1, sum[g] = 0.0f;
+  }
+
+  // A tile of S^T: value(r, t, e) is the gradient of the load whose element place(r, t, e) is, for key 8r and query 8t + e from
+  // the lane's first. By all lanes of a warp.
+  template <int G, int ROWS, int TILES, typename Place, typename Value>
+  DEVICE void add(float* target, const Place& place, const Value& value) {
+    bool same = true;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+      for (int x = 0; x < 2 * ROWS; ++x) same = same && place(x / 2, t, x % 2) == held[G];
+    }
+    if (!warp_any(!same)) {
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int x = 0; x < 2 * ROWS; ++x) sum[G] += value(x / 2, t, x % 2);
+      }
+      return;
+    }
+    // Along diagonals, where tables of distances are read at one element.
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int d = 1 - ROWS; d < TILES; ++d) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+          const int t = d + r;
+          if (t < 0 || t >= TILES) continue;
+          const int next = place(r, t, e);
+          if (next != held[G]) {
+            pass_on<G>(target);
+            held[G] = next;
+            sum[G] = 0.0f;
+          }
+          sum[G] += value(r, t, e);
+        }
+      }
+    }
+  }
+
+  // All gradients of a tile. row(t, e): of a query; old(r, t, e): the scaled score, and dS(r, t, e): the gradient of the changed
+  // score.
+  template <int ROWS, int TILES, int G = 0, typename RowOf, typename Old, typename Gradient>
+  DEVICE void add_all(const KernelParams& p, const Function& function, const typename Function::Column (&columns)[ROWS],
+                      const RowOf& row, const Old& old, const Gradient& dS) {
+    if constexpr (SCORE_GRADIENTS && G < Function::GRADIENTS) {
+      add<G, ROWS, TILES>(
+          Function::target(p, Size<G>{}),
+          [&](int r, int t, int e) { return function.place(Size<G>{}, row(t, e), columns[r]); },
+          [&](int r, int t, int e) {
+            return times_weight(dS(r, t, e), function.weight(Size<G>{}, old(r, t, e), row(t, e), columns[r]));
+          });
+      add_all<ROWS, TILES, G + 1>(p, function, columns, row, old, dS);
+    }
+  }
+
+  // At the end, by all lanes of a warp.
+  template <int G>
+  DEVICE void finish(float* target) {
+    const int first = int(shfl(u32(held[G]), 0));
+    if (warp_any(held[G] != first)) {
+      pass_on<G>(target);
+    } else {
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) sum[G] += shfl_xor(sum[G], distance);
+      if (lane_id() == 0) pass_on<G>(target);
+    }
+    held[G] = -1;
+    sum[G] = 0.0f;
+  }
+  template <int G = 0>
+  DEVICE void finish_all(const KernelParams& p) {
+    if constexpr (SCORE_GRADIENTS && G < Function::GRADIENTS) {
+      finish<G>(Function::target(p, Size<G>{}));
+      finish_all<G + 1>(p);
+    }
+  }
+
+ private:
+  template <int G>
+  DEVICE void pass_on(float* target) const {
+    if (held[G] >= 0) red_add_f32(target + held[G], sum[G]);
+  }
+};

@@ -1,0 +1,29 @@
+// What the expression of a score function is printed in (cufa/build/score_text.py). Integers divide as NumPy's do.
+#pragma once
+#include "primitives/primitives.cuh"
+#include "shared/element.cuh"
+#include "shared/softcap.cuh"
+
+constexpr float SCORE_LOG2_E = 1.44269504088896341f, SCORE_LN_2 = 0.693147180559945309f;
+
+// NEAR_0: of arguments within ±0.5, without exponential and reciprocal.
+template <bool NEAR_0>
+DEVICE float score_tanh(float x) {
+  return NEAR_0 ? x * tanh_over_x(x * x) : tanh_of(x * (2 * SCORE_LOG2_E));
+}
+DEVICE float score_exp2(float x) { return ex2(x); }
+DEVICE float score_exp(float x) { return ex2(x * SCORE_LOG2_E); }
+DEVICE float score_expm1(float x) { return score_exp(x) - 1.0f; }
+DEVICE float score_log2(float x) { return lg2(x); }
+DEVICE float score_log(float x) { return lg2(x) * SCORE_LN_2; }
+DEVICE float score_log1p(float x) { return score_log(1.0f + x); }
+DEVICE float score_sqrt(float x) { return sqrtf(x); }
+DEVICE float score_sin(float x) { return sinf(x); }
+DEVICE float score_cos(float x) { return cosf(x); }
+DEVICE float score_floor(float x) { return floorf(x); }
+DEVICE float score_ceil(float x) { return ceilf(x); }
+DEVICE float score_pow(float x, float y) { return powf(x, y); }
+DEVICE float score_div(float x, float y) { return x * rcp(y); }
+DEVICE int score_abs(int x) { return x < 0 ? -x : x; }
+DEVICE int score_floordiv(int x, int y) { return x / y - (x % y != 0 && (x % y < 0) != (y < 0)); }
+DEVICE int score_mod(int x, int y) { return x - score_floordiv(x, y) * y; }
