@@ -7,6 +7,7 @@ from . import masks
 from .calls.backward import flash_attention_backward, plan_backward
 from .calls.decode import flash_decode, plan_decode
 from .calls.forward import flash_attention, plan
+from .calls.maximum import calibrate_softmax_max, key_norms
 from .calls.merge import merge_attention_states
 from .calls.quantize import QuantizedValues, dequantize, quantize
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "QuantizedValues", "Score", "__version__", "attention_reference", "attention_reference_backward",
-    "attention_varlen_reference", "attention_varlen_reference_backward", "compile", "decode_reference",
-    "dequantize", "emulate", "emulate_backward", "flash_attention", "flash_attention_backward",
-    "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode", "masks",
+    "attention_varlen_reference", "attention_varlen_reference_backward", "calibrate_softmax_max", "compile",
+    "decode_reference", "dequantize", "emulate", "emulate_backward", "flash_attention", "flash_attention_backward",
+    "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode", "key_norms", "masks",
     "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize", "score",
 ]  # fmt: skip
 __version__ = "0.1.0"

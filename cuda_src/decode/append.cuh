@@ -5,7 +5,7 @@
 // in a block that an earlier call began take its scale, and what exceeds it becomes 448.
 // cufa/run/cpu/cache.py has the same arithmetic.
 #pragma once
-#include "decode/scales.cuh"
+#include "decode/maximum.cuh"
 
 constexpr float HEADROOM = KEY_SCALES == OF_BLOCK ? 8.0f : 1.0f;
 
@@ -65,9 +65,20 @@ KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ DecodeParams 
     }
     const float inverse = 1.0f / scale;
     char* out = static_cast<char*>(of_values ? p.v_cache : p.k_cache) + outer * to.batch + kv_head * to.head + slot * to.seq;
+    [[maybe_unused]] float squares = 0.0f;
     for (int pair = lane; pair < HEAD_DIM / 2; pair += 32) {
       const u32 two = cvt_e4m3x2(rows.load(token, 2 * pair) * inverse, rows.load(token, 2 * pair + 1) * inverse);
       st_global(out + 2 * pair, u16(two));
+      if constexpr (READS_NORMS) {
+        const u32 wide = cvt_f16x2_e4m3x2(u16(two));
+        const float low = cvt_f32_f16(u16(wide)), high = cvt_f32_f16(u16(wide >> 16));
+        squares = fmaf(low, low, fmaf(high, high, squares));
+      }
+    }
+    if constexpr (READS_NORMS) {
+      const float norm = scale * square_root(warp_sum(squares));
+      u32* largest = reinterpret_cast<u32*>(p.key_norms + batch * p.kv_heads + kv_head);
+      if (!of_values && lane == 0) red_max_u32(largest, float_as_u32(norm));
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "decode/config.cuh"
 #include "decode/block.cuh"
 
+static_assert(!INVARIANT, "INVARIANT: shares end where the work of a whole batch puts them");
 static_assert(!CLUSTER_MERGE, "CLUSTER_MERGE: the thread blocks that share a work item are not one cluster");
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {

@@ -1,5 +1,6 @@
 // The attention of one thread block over a span: what both schedules share.
 #pragma once
+#include "decode/maximum.cuh"
 #include "decode/merge.cuh"
 #include "shared/phases.cuh"
 
@@ -51,23 +52,42 @@ struct DecodeBlock {
     cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
     block_sync();  // Q has landed for all threads, and the mbarriers are initialised
     tile.start(p, span, Q_lane, first_row, lane);
+    if constexpr (SOFTMAX_MAX != ONLINE) tile.fix_maxima(p, span, Q_lane, first_row, lane);
 #pragma unroll 1
-    for (int round = 0; round < tiles; ++round) {
-      const int place = stream.places.of(key);
-      inside.enter(WAIT_DATA, key / Bc);
-      stream.await(p, buffer(), stage, place, ring);
-      inside.enter(TILE, key / Bc);
-      if constexpr (KEY_SCALES) tile.scales = stream.scales + stage * SCALES_BYTES;
-      tile.visit(p, buffer(), Q_lane, place, span.length.keys, lane);
-      key += Bc;
-      stream.release();
-      meet<false>(COPY);  // all warps of the ring have read the stage
-      stream.copy_next(p, buffer(), stage);
-      advance();
+    while (true) {
+#pragma unroll 1
+      for (int round = 0; round < tiles; ++round) {
+        const int place = stream.places.of(key);
+        inside.enter(WAIT_DATA, key / Bc);
+        stream.await(p, buffer(), stage, place, ring);
+        inside.enter(TILE, key / Bc);
+        if constexpr (KEY_SCALES) tile.scales = stream.scales + stage * SCALES_BYTES;
+        tile.visit(p, buffer(), Q_lane, place, span.length.keys, lane);
+        key += Bc;
+        stream.release();
+        meet<false>(COPY);  // all warps of the ring have read the stage
+        stream.copy_next(p, buffer(), stage);
+        advance();
+      }
+      if constexpr (SOFTMAX_MAX == ONLINE) break;
+      if (!ring_any(tile.out_of_range(first_row, valid_rows(p, span), lane))) break;
+      tile.start(p, span, Q_lane, first_row, lane);  // maxima are online
+      if (tiles == 0) break;
+      stream.start(p, span, ring);
+      key = stream.key;
+#pragma unroll 1
+      for (int i = 0; i < NUM_STAGES; ++i) {
+        stream.copy_next(p, buffer(), stage);
+        advance();
+      }
     }
     inside.enter(MERGE);
     cp_async_wait<0>();
     merge_warps(p, span, tile, smem, thread);
+    // After the barriers of merge_warps(): all warps have read the norm.
+    if (RAISES_NORMS && thread == 0 && span.partial == 0 && span.row_block == 0) {
+      red_max_u32(reinterpret_cast<u32*>(key_norm_of(p, span)), float_as_u32(tile.key_norm));
+    }
   }
 
   // The stage of the ring's oldest tile.
@@ -81,6 +101,19 @@ struct DecodeBlock {
   }
 
  private:
+  // Whether `mine` is true for some warp of the ring; the same in all of them.
+  DEVICE bool ring_any(bool mine) const {
+    if constexpr (ROW_WARPS == 1) return mine;
+    const u32 flags = smem + SharedMemory::ML + ring * Br * 8;  // merge_warps() writes there later
+    if (lane == 0) st_shared_u32(flags + thread / 32 % ROW_WARPS * 4, mine);
+    ring_sync(ring);  // all warps' flags are written
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < ROW_WARPS; ++i) any |= ld_shared_u32(flags + i * 4) != 0;
+    ring_sync(ring);  // all flags are read: merge_warps() may write there
+    return any;
+  }
+
   // A barrier of the block's threads, or of the ring's; then phase `then` of an inside trace begins.
   template <bool ALL_RINGS>
   DEVICE void meet(Phase then) {

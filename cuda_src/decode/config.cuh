@@ -33,6 +33,9 @@ constexpr int LENGTHS = 0;            // a LengthsKind (shared/lengths.cuh): alw
 constexpr bool SOFTCAP = false;       // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;         // a score loses slope * distance
 constexpr bool SINK = false;          // a logit of each head joins the softmax's denominator
+constexpr int TREE = 0;               // a TreeKind (shared/tree.cuh): which new tokens a token sees; with MASK_CAUSAL only
+constexpr int SOFTMAX_MAX = 0;        // a MaximumKind (decode/maximum.cuh): where the subtracted maximum of a row comes from
+constexpr bool INVARIANT = false;     // fixed splits at fixed key positions: the bits of a row depend on its sequence alone
 
 constexpr bool TRACE = false;         // each thread block leaves a TraceRecord for each work item it reads keys of
 #endif

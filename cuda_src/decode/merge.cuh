@@ -28,12 +28,18 @@ DEVICE int valid_rows(const DecodeParams& p, const Span& span) {
   return min(Br, p.group_size * p.tokens - span.row_block * Br);
 }
 
+// Row `row` of partial result `part`, in the workspace. INVARIANT has many partial results: without padding.
+DEVICE float* row_of_part(const DecodeParams& p, const Span& span, int part, int row) {
+  const int rows = INVARIANT ? min(Br, p.group_size * p.tokens) : Br;
+  return p.partial + (i64(span.slot(part)) * rows + row) * SLOT_ROW;
+}
+
 // Merges one vector of a row from all partial results, in order, and stores it.
 DEVICE void combine_vector(const DecodeParams& p, const Span& span, int row, int vector) {
   float o[4] = {};
   float m = NO_SCORE, l = 0.0f;
   merge_parts(o, m, l, span.num_partials, vector,
-              [&](int part) { return p.partial + (i64(span.slot(part)) * Br + row) * SLOT_ROW; });
+              [&](int part) { return row_of_part(p, span, part, row); });
   store_vector_of_row(p, span, row, vector, o, {m, l});
 }
 
@@ -128,7 +134,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
       } else if constexpr (CLUSTER_MERGE) {
         cluster.send(span.partial, row * VECTORS + vector, o);
       } else {
-        float* slot = p.partial + (i64(span.slot(span.partial)) * Br + row) * SLOT_ROW;
+        float* slot = row_of_part(p, span, span.partial, row);
         st_global<vec4>(slot + vector * 4, accumulator_bits(o));
         if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());
       }

@@ -37,4 +37,8 @@ struct DecodeParams {
   i32 alibi_stride;           // ALIBI: elements from sequence to sequence
   i32 keep;                   // MASK_SETS: keys before this one stay visible to all later tokens
   i32 prefix;                 // MASK_SETS: every token sees keys before this one; at most `keep`
+  const void* tree;           // TREE: parents (batch, tokens), or bytes (batch, tokens, tokens)
+  float fixed_max;            // SOFTMAX_MAX GIVEN without softmax_max: of all heads, natural log
+  float* key_norms;           // SOFTMAX_MAX BOUND without SOFTCAP: (batch, kv_heads), bounds of |k|; an append raises them
+  const float* softmax_max;   // SOFTMAX_MAX GIVEN: (heads), natural log; null: fixed_max
 };

@@ -27,6 +27,20 @@ struct Span {
   }
 };
 
+// INVARIANT: the keys of a sequence lie in chunks whose borders depend on nothing else: a split is a chunk. Widths are those of
+// cufa/schedule/decode.py: 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096. Narrow chunks let short
+// sequences fill a GPU, wide ones leave long sequences few partial results to merge. Blocks of the last chunks start first.
+DEVICE int chunk_of(int key) {  // the number of the chunk that holds a key
+  if (key < 2048) return key / 256;
+  if (key < 32768) return 4 + key / 512;
+  return key < 131072 ? 36 + key / 1024 : 132 + key / 4096;
+}
+DEVICE int chunk_start(int chunk) {  // the first key of a chunk
+  if (chunk < 8) return chunk * 256;
+  if (chunk < 68) return (chunk - 4) * 512;
+  return chunk < 164 ? (chunk - 36) * 1024 : (chunk - 132) * 4096;
+}
+
 // Flash-Decoding: split `split` of the work item (batch, head_and_rows). Splits are equally many whole tiles; the last splits of
 // a short sequence are empty. False if this split is empty.
 DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int split, Span& span) {
@@ -42,8 +56,15 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
     span.num_partials = int(u32(span.tiles.count + each - 1) / u32(each));
   }
   const int end = span.tiles.first + span.tiles.count;
-  span.first_tile = min(span.tiles.first + split * each, end);
-  span.last_tile = min(span.first_tile + each, end);
+  if constexpr (INVARIANT) {
+    const int first = chunk_of(span.tiles.first * Bc);
+    span.num_partials = chunk_of(end * Bc - 1) - first + 1;
+    span.first_tile = min(max(chunk_start(first + split) / Bc, span.tiles.first), end);
+    span.last_tile = min(chunk_start(first + split + 1) / Bc, end);
+  } else {
+    span.first_tile = min(span.tiles.first + split * each, end);
+    span.last_tile = min(span.first_tile + each, end);
+  }
   span.partial = split;
   span.first_slot = span.item * p.num_splits;
   span.slot_step = 1;

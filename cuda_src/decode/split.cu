@@ -36,7 +36,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   if constexpr (TRACE) start_ns = global_timer();
   if constexpr (TMA_COPIES && !FOLD_COMBINE && !CLUSTER_MERGE) grid_release_next();
   Span span;
-  if (fixed_split(p, blockIdx.z, blockIdx.y, blockIdx.x, span)) {  // block-uniform
+  if (fixed_split(p, blockIdx.z, INVARIANT ? blockIdx.x : blockIdx.y, INVARIANT ? gridDim.y - 1 - blockIdx.y : blockIdx.x,
+                  span)) {  // block-uniform
     DecodeBlock block(p, smem_base, thread);
     if constexpr (CLUSTER_MERGE) ClusterMerge::begin(smem_base, thread);
     block.attend(p, span);

@@ -9,6 +9,8 @@
 // KEY_SCALES: a score is multiplied by its key's scale. A weight is multiplied by its value's scale over v_unit, a power of two
 // that no scale of the ring has exceeded, so that it stays in the range of float16; merge_warps() multiplies O by v_unit.
 //
+// Maxima of rows: online, or fixed (decode/maximum.cuh).
+//
 // bfloat16 queries over an e4m3 cache become float16, whose range is smaller: the rows of a quad are multiplied by the power of
 // two that brings their largest element to 2^14 ... 2^15, and the softmax scale is divided by that power.
 #pragma once
@@ -18,6 +20,7 @@
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
+#include "shared/tree.cuh"
 
 constexpr int WARP_ROWS = Br / ROW_WARPS;
 constexpr int M_TILES = WARP_ROWS / 16;
@@ -26,6 +29,9 @@ constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products: an e4m3 cache is widened to float16
 constexpr bool NARROWS_QUERIES = FP8_CACHE && BFLOAT16;
+enum MaximumKind { ONLINE, BOUND, GIVEN };  // of SOFTMAX_MAX
+static_assert(!TREE || MASK == MASK_CAUSAL, "TREE: several tokens, which see all keys before the first of them");
+static_assert(!INVARIANT || SOFTMAX_MAX == ONLINE, "INVARIANT: out of a fixed maximum's range, rows would depend on each other");
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
@@ -53,18 +59,26 @@ DEVICE void copy_queries(const DecodeParams& p, const Span& span, u32 Q_smem, in
 
 struct TileAttention {
   float O[M_TILES][O_TILES][4];
-  OnlineSoftmax<2 * M_TILES> softmax;
+  // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
+  OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
   int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI)
+  u32 tree[2 * M_TILES];       // new tokens that each row's token sees, as bits (TREE)
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
   float v_unit;                // KEY_SCALES: O is in multiples of it
   u32 scales;                  // KEY_SCALES: shared memory of the tile's scales; set before visit()
   float q_factor;              // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
+  bool online;                 // maxima are computed tile by tile; else they are fixed
+  float key_norm;              // READS_NORMS: bound of the norms of the keys
+
+  DEVICE void fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane);
+  DEVICE bool out_of_range(int first_row, int rows, int lane) const;
 
   DEVICE void start(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
     softmax.reset();
+    online = true;
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -89,6 +103,7 @@ struct TileAttention {
         const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;
         const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
         place[r] = span.length.keys - p.tokens + token;
+        if constexpr (TREE) tree[r] = u32(tree_bits<TREE>(p.tree, span.batch, p.tokens, token));
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
           constexpr float LOG2_E = 1.44269504088896341f;
@@ -191,6 +206,16 @@ struct TileAttention {
         scores.for_each_in_row(r, [&](int column, float& s) { s = alibi.changed(s, scale_log2, distance, -column); });
       }
     }
+    if (TREE && key + RING_KEYS > keys - p.tokens) {  // new tokens in this tile
+      const int first = key + scores.lane_column(lane) - (keys - p.tokens);
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        scores.for_each_in_row(r, [&](int column, float& s) {
+          const int token = first + column;
+          if (token >= 0 && token < 32 && (tree[r] >> token & 1) == 0) s = NEG_INF;
+        });
+      }
+    }
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
@@ -204,9 +229,13 @@ struct TileAttention {
         s = visible(column) || (MASK == MASK_SETS && column < first_keys) ? s : NEG_INF;
         m_tile[r] = column == 0 ? s : fmaxf(m_tile[r], s);
       });
-      m_tile[r] = quad_max(m_tile[r]);
+      if constexpr (SOFTMAX_MAX == ONLINE) m_tile[r] = quad_max(m_tile[r]);
     }
-    if (softmax.raise_max(m_tile, softmax_scale(*this), alpha)) scale_rows(O, alpha);
+    if constexpr (SOFTMAX_MAX == ONLINE) {
+      if (softmax.raise_max(m_tile, softmax_scale(*this), alpha)) scale_rows(O, alpha);
+    } else if (online) {
+      if (softmax.raise_max_by_lanes(m_tile, softmax_scale(*this), alpha)) scale_rows(O, alpha);
+    }
 
 #pragma unroll
     for (int k = 0; k < RING_KEYS / 16; ++k) {

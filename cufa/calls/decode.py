@@ -12,12 +12,14 @@ from ..plan.decode import DECODE
 from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.mask import Mask
-from ..problem.options import Options, check_num_splits, decode_mask
+from ..problem.options import Options, check_num_splits, check_softmax_max, decode_mask
 from ..problem.typing import Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
 from . import optional_operands
+from . import shared_prefix as prefixes
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes, scale_mode
 from .dispatch import plan_for, planning_device, run
 from .keywords import unknown_keyword
+from .maximum import option_and_array
 from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 
@@ -45,6 +47,8 @@ def flash_decode(
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
+    softmax_max: Any = None, key_norms: Any = None, invariant: bool = False, tree: Any = None,
+    shared_prefix: tuple[Any, Any] | None = None,
     return_lse: bool = False, out: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
@@ -107,6 +111,29 @@ def flash_decode(
     schedule : "auto", "fixed" or "balanced"
         "fixed": the same number of splits for each sequence; "balanced": shares of all tiles, at most ``num_splits``.
         Both change the result by rounding only.
+    softmax_max : "bound", number or float32 array (heads,), optional
+        The maximum that the softmax subtracts, fixed before the first score: no tile rescales its results
+        (FlashDecoding++). "bound": norm of the query times ``key_norms``, or the softcap, which bounds every score;
+        rows whose bound is too large, 42 in scaled scores with bfloat16 queries and caches, 3.8 otherwise, have their
+        own maxima. A number, or one of each query head: see :func:`calibrate_softmax_max`; rows whose sums of
+        ``exp(score - softmax_max)`` leave 2^-90 … 2^64 (bfloat16) or 2^-4 … 2^15 in some split are computed again with
+        their own maxima. The result is the same but for rounding, for any number. Needs ``|v|`` below 9e18.
+    key_norms : float32 array, (batch, kv_heads), optional
+        With softmax_max="bound" and no softcap: a bound of the norm of each sequence's keys, as :func:`key_norms` makes
+        it. Raised in place to those of ``k_new``.
+    invariant : bool
+        The bits of a result depend on its sequence alone: not on other sequences, the batch, ``num_splits``, the page
+        size or the capacity; on a GPU neither on how many tokens one call decodes. Splits are chunks at fixed key
+        positions, merged in order. Not with ``schedule="balanced"`` or ``softmax_max``.
+    tree : int32 array (batch, tokens) or booleans (batch, tokens, tokens), optional
+        The last tokens of each sequence are a tree (speculative decoding): a token sees all keys before the first of
+        them, its ancestors and itself. Parents, each before its children, -1 for a root; or whether token i sees token
+        j, with True on the diagonal and False above. A tree on a GPU is not checked. Not with windows, masks or ALiBi.
+    shared_prefix : (pages, numbers), optional
+        With ``block_table``: pages of each prefix, a list of int32 arrays (pages,), full pages only, and for each
+        sequence its prefix or -1, on the host. The prefix comes before the sequence's own tokens, which cache_seqlens
+        and block_table are about. Its pages are read once for all sequences that share it, in a launch of their own;
+        results are merged in q's dtype. Not with windows, masks, ALiBi, ``softmax_max`` or ``invariant``.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
         float32; float64 where q is.
@@ -148,15 +175,15 @@ def flash_decode(
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
 
     - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix, kept
-      keys or global tokens; ALiBi and sinks.
+      keys or global tokens; ALiBi and sinks; with band masks also trees.
     - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix, kept
-      keys or global tokens; ALiBi and sinks.
+      keys or global tokens; ALiBi and sinks; with band masks also trees.
     - decode_split_tma_fp8, decode_balanced_tma_fp8, decode_split_tma_fp8_scaled and decode_balanced_tma_fp8_scaled
-      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix,
-      kept keys or global tokens; ALiBi and sinks.
-    - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or later):
-      float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix, kept
-      keys or global tokens; ALiBi and sinks.
+      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a
+      prefix, kept keys or global tokens; ALiBi and sinks; with band masks also trees.
+    - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or
+      later): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a
+      prefix, kept keys or global tokens; ALiBi and sinks; with band masks also trees.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float32)
     >>> q = np.ones((1, 32, 1, 128), np.float32)
@@ -165,22 +192,34 @@ def flash_decode(
     """
     if unknown:
         raise unknown_keyword(flash_decode, unknown)
+    if shared_prefix is not None:
+        given_too = {
+            "cache_seqlens": cache_seqlens, "block_table": block_table, "k_new": k_new, "v_new": v_new,
+            "k_scale": k_scale, "v_scale": v_scale, "window": window, "mask": mask, "softcap": softcap, "scale": scale,
+            "alibi_slopes": alibi_slopes, "sink": sink, "layout": layout, "num_splits": num_splits, "tree": tree,
+            "schedule": schedule, "softmax_max": softmax_max, "key_norms": key_norms, "invariant": invariant,
+            "device": device,
+        }  # fmt: skip
+        return prefixes.decode(flash_decode, q, k_cache, v_cache, shared_prefix, out, return_lse, given_too)
     if num_splits is not None and type(num_splits) is not int:
         # Checked before the lookup of warm calls, to which 2.0 equals 2.
         num_splits = check_num_splits(num_splits)
     given: tuple[Any, ...] = (
         q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
     )  # fmt: skip
-    if alibi_slopes is not None or sink is not None:
-        given += alibi_slopes, sink
+    fixed, of_heads = None, None
+    if softmax_max is not None:
+        fixed, of_heads = option_and_array(softmax_max)
+    if not (alibi_slopes is sink is key_norms is of_heads is tree is None):
+        given += alibi_slopes, sink, key_norms, of_heads, tree
     options = (
         typed(window), mask, softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse,
-        device,
+        device, fixed, invariant,
     )  # fmt: skip
     seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
         return seen(given, addresses)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     return run(DecodeCall.read(given, wanted, asked), device, options)
 
@@ -192,7 +231,7 @@ def plan_decode(
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
-    device: str | None = None, **unknown: Never,
+    softmax_max: Any = None, invariant: bool = False, device: str | None = None, **unknown: Never,
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
@@ -207,7 +246,8 @@ def plan_decode(
     """
     if unknown:
         raise unknown_keyword(plan_decode, unknown)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits)
+    fixed, _ = option_and_array(softmax_max)
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new, "k_scale": k_scale}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {name: x if x is None or isinstance(x, tuple) else as_array(name, x) for name, x in given.items()}
@@ -244,8 +284,17 @@ def plan_decode(
 
 
 def _options(
-    window: Any, mask: Any, softcap: Any, scale: Any, layout: Any, schedule: Any, num_splits: Any
-) -> Options:
+    window: Any, mask: Any, softcap: Any, scale: Any, layout: Any, schedule: Any, num_splits: Any, fixed: Any,
+    invariant: Any,
+) -> Options:  # fmt: skip
     check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
     found = decode_mask(window, mask)
-    return Options(found, softcap, scale, None, layout, str(schedule), num_splits)
+    fixed = "heads" if fixed == "heads" else check_softmax_max(fixed)
+    if check_flag("invariant", invariant) and schedule == "balanced":
+        raise ValueError(
+            "schedule='balanced' with invariant=True: shares end where the work of the whole batch puts them; leave "
+            "schedule out"
+        )
+    return Options(
+        found, softcap, scale, None, layout, str(schedule), num_splits, softmax_max=fixed, invariant=invariant
+    )

@@ -15,9 +15,11 @@ from ..problem import float8
 from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Cached
+from ..problem.mask import CAUSAL
 from ..problem.problem import Problem
+from ..problem.tree import check_tree
 from ..schedule.decode import read_range
-from . import arrays, optional_operands
+from . import arrays, maximum, optional_operands
 from .call import Call
 from .dispatch import plan_for
 from .shapes import FORWARD_DTYPES, make_decode_problem
@@ -99,6 +101,8 @@ class DecodeCall(Call):
         )
         problem = self._with_scales(inputs, problem)
         inputs, problem = optional_operands.check(inputs, problem)
+        maximum.check(inputs, problem)
+        problem = _with_tree(inputs, problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
         _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
         call = dataclasses.replace(self, inputs=inputs)
@@ -131,20 +135,49 @@ class DecodeCall(Call):
         super().check_memory(given)
         if given["k_new"] is not None:
             scales = ("k_scale", "v_scale") if np.ndim(given["k_scale"]) > 1 else ()
-            for name in (*CACHES, *scales):
+            norms = ("key_norms",) if given.get("key_norms") is not None else ()
+            for name in (*CACHES, *scales, *norms):
                 _check_written_cache(name, {other: x for other, x in given.items() if x is not None})
 
     @property
     def written(self) -> tuple[str, ...]:
         if self.inputs["k_new"] is None:
             return ()
-        return (*CACHES, "k_scale", "v_scale") if np.ndim(self.inputs["k_scale"]) > 1 else CACHES
+        norms = ("key_norms",) if self.inputs.get("key_norms") is not None else ()
+        return (*CACHES, *norms, *("k_scale", "v_scale") * (np.ndim(self.inputs["k_scale"]) > 1))
 
     def finish_on_host(self, problem: Problem) -> None:
         if problem.cache.new_tokens and not problem.empty:
             from ..run.cpu import decode as cpu_decode
 
             cpu_decode.append(self.arrays({}))
+
+
+def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
+    """The problem with the kind of its tree; ``inputs`` has the tree as kernels read it. Of one token there is none."""
+    tree = inputs.get("tree")
+    if tree is None:
+        return problem
+    if problem.mask != CAUSAL or problem.alibi:
+        what = "alibi_slopes" if problem.alibi else f"mask {problem.mask}"
+        raise ValueError(
+            f"tree with {what}: tokens of a tree see all keys before them and no other mask; leave one out"
+        )
+    shape: tuple[int, ...] = (problem.batch, problem.seqlen_q)
+    kind = "matrix" if tree.ndim == 3 else "parents"
+    dtype, kinds, words, wanted = "int32", "iu", "(batch, tokens)", shape
+    if kind == "matrix":
+        dtype, kinds, words, wanted = "bool", "b", "(batch, tokens, tokens)", shape + shape[1:]
+    optional_operands.check_small("tree", tree, dtype, kinds, (wanted,), words)
+    if not is_device_array(tree):
+        check_tree(tree)
+        inputs["tree"] = np.ascontiguousarray(tree, dtype)
+    elif not tree.flags.c_contiguous:
+        raise ValueError(f"tree has strides {tree.strides}: pass a contiguous array")
+    if problem.seqlen_q == 1:
+        inputs["tree"] = None
+        return problem
+    return dataclasses.replace(problem, tree=kind)
 
 
 def dtypes(

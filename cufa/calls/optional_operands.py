@@ -45,7 +45,7 @@ def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], 
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
         if name in found:
-            found[name] = _numbers(name, found[name], heads[name], problem)
+            found[name] = check_numbers(name, found[name], heads[name], problem)
     seqlens = {
         name: checked_lengths(f"seqlens_{name}", found[f"seqlens_{name}"], problem.batch, most)
         for name, most in (("q", problem.seqlen_q), ("k", problem.seqlen_k))
@@ -69,7 +69,7 @@ def planned(given: Mapping[str, Any], problem: Problem) -> Problem:
     )
 
 
-def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
+def check_numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Problem) -> Any:
     """The array in the dtype of the log-sum-exp, :func:`cufa.problem.scores.bounded` unless it is on a GPU."""
     words = "(heads,)" + " or (batch, heads)" * (len(shapes) > 1)
     check_small(name, x, "float32", "fiu", shapes, words)

@@ -237,6 +237,7 @@ def make_decode_problem(
         lengths=lengths, k_dtype=None if cache_dtype == dtype else cache_dtype,
         v_dtype=None if cache_dtype == dtype else cache_dtype, operation="decode",
         v_head_dim=_of_values("v_cache", v_dim, head_dim),
+        softmax_max=options.softmax_max, invariant=options.invariant,
     )  # fmt: skip
 
 

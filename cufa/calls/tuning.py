@@ -59,16 +59,17 @@ def _tuned(spec: Kernel, entry: Mapping[str, Any]) -> Tuned | None:
     config = spec.read_config(entry["config"])
     if entry.get("digest", "") not in ("", _digest(spec.sources)):
         return None
+    cut = (str(entry["schedule"]), int(entry["num_splits"])) if "num_splits" in entry else None
     if "planned" not in entry:
         return Tuned(config)
     planned, where = (
         spec.read_config(entry["planned"]),
         f"tuned on {entry['device']}, {entry['recorded'][:10]}",
     )
-    if config == planned:
-        return Tuned(config, planned, f"{where}: none was faster, {entry['regime']}")
     speedup = float(entry["over_planned"])
-    return Tuned(config, planned, f"{where}: {speedup:.2f}× as fast as {planned}, {entry['regime']}")
+    if speedup == 1 if cut else config == planned:
+        return Tuned(config, planned, f"{where}: none was faster, {entry['regime']}", cut)
+    return Tuned(config, planned, f"{where}: {speedup:.2f}× as fast as {planned}, {entry['regime']}", cut)
 
 
 @functools.cache

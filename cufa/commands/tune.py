@@ -11,7 +11,7 @@ import click
 
 from ..calls import tuning
 from ..gpu.architectures import Device
-from ..measure import measured
+from ..measure import decode_cases, measured
 from ..measure.cases import Case, Contender
 from ..measure.limits import Limits, measure_limits
 from ..measure.measured import Measured
@@ -20,8 +20,7 @@ from ..measure.runner import run_case
 from ..measure.suites import OPERATION_NAMES
 from ..measure.timing import speedup
 from ..plan.candidates import algorithms, serving_configs, tuning_key
-from ..plan.operation import OPERATIONS
-from ..plan.planner import make_plan
+from ..plan.planner import Plan, make_plan
 from ..problem.problem import Problem
 from . import common
 from .rows import print_rows, print_skipped
@@ -32,8 +31,8 @@ _MARGIN = 1.02
 _CONFIRM_SECONDS = 1.0
 
 
-#: Operations whose tiles are chosen by measurement, and all of their algorithms.
-_TUNED = [name for name in OPERATION_NAMES if not OPERATIONS[name].split_selects_kernel]
+#: Operations whose tiles, or cuts, are chosen by measurement, and all of their algorithms.
+_TUNED = [*OPERATION_NAMES]
 _ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algorithms(name))
 
 
@@ -47,10 +46,11 @@ _ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algori
 def tune_command(
     operation: str, algorithm: str, regime: Regime, seconds: float, dry_run: bool, as_json: bool, **shape: Any
 ) -> None:
-    """Measure every tile configuration of OPERATION that fits, for one shape on this GPU, and keep the fastest in the
-    user's cache folder. The planner uses it for shapes of the same class: kernel, dtype, head dim, mask, and length and
-    query rows rounded down to a power of two. Tiles other than the planned ones are kept if they are at least 2%
-    faster in two measurements on different inputs, and not slower at the card's power limit.
+    """Measure every tile configuration of OPERATION that fits (decode: with several numbers of splits, both schedules
+    and every way to merge), for one shape on this GPU, and keep the fastest in the user's cache folder. The planner
+    uses it for shapes of the same class: kernel, dtype, head dim, mask, and length and query rows rounded down to a
+    power of two. Tiles other than the planned ones are kept if they are at least 2% faster in two measurements on
+    different inputs, and not slower at the card's power limit.
 
     Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
     3 no GPU.
@@ -62,18 +62,23 @@ def tune_command(
         plan = make_plan(problem, device, algorithm, fastest=tuning.fastest_kernels(device.name))
     except ValueError as error:
         common.fail(common.Exit.MISSING, str(error))
-    configs = serving_configs(plan.spec, problem, device)
-    contenders = [Contender(plan.spec.algorithm, config) for config in configs]
+    if operation == "decode":
+        contenders = decode_cases.cuts(problem, device)
+    else:
+        configs = serving_configs(plan.spec, problem, device)
+        contenders = tuple(Contender(plan.spec.algorithm, config) for config in configs)
     with common.progress() as bar:
-        bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)
+        bar.add_task(f"{len(contenders)} configurations of {plan.spec.name}", total=None)
         limits = measure_limits(device)
-        case = Case(problem, tuple(contenders))
+        case = Case(problem, contenders)
         rows, skipped = run_case(case, device, limits, regime=regime, seconds=seconds)
         right = [row for row in rows if row.is_number]
         if not right:
             common.fail(common.Exit.FAILED, "no configuration gave a result")
         best = min(right, key=lambda row: row.seconds)
-        planned = next((row for row in right if row.plan and row.plan.config == plan.config), best)
+        planned = next(
+            (row for row in right if row.plan and _way(row) == (plan.config, *_cut_of(plan))), best
+        )
         over_planned = speedup(planned.timing, best.timing).value
         if over_planned < _MARGIN or not _confirmed(problem, planned, best, device, limits, regime):
             best, over_planned = planned, 1.0
@@ -84,6 +89,7 @@ def tune_command(
         document["winner"] = {
             "key": tuning_key(plan.spec, problem),
             "config": dataclasses.asdict(best.plan.config),
+            **dict(_cut_of(best.plan)),
             "over_planned": over_planned,
             "file": str(file) if file else None,
         }
@@ -109,7 +115,10 @@ def _confirmed(
 ) -> bool:
     """Whether the winner beats the planned tiles once more under the regime that was asked for, on other inputs, and
     loses under no other one."""
-    some = tuple(Contender(row.plan.spec.algorithm, row.plan.config) for row in (planned, best) if row.plan)
+    plans = [row.plan for row in (planned, best) if row.plan]
+    some = tuple(
+        Contender(x.spec.algorithm, x.config, num_splits=dict(_cut_of(x)).get("num_splits")) for x in plans
+    )
     for again in Regime:
         (slow, fast), _ = run_case(
             Case(problem, some), device, limits, regime=again, seconds=_CONFIRM_SECONDS, seed=1
@@ -119,10 +128,23 @@ def _confirmed(
     return True
 
 
+def _cut_of(plan: Plan) -> tuple[tuple[str, Any], ...]:
+    """Decode: what is kept of a plan besides its tiles."""
+    if not plan.operation.split_selects_kernel or plan.split is None:
+        return ()
+    return ("schedule", plan.split.kind), ("num_splits", plan.split.count)
+
+
+def _way(row: Measured) -> tuple[Any, ...]:
+    assert row.plan is not None
+    return row.plan.config, *_cut_of(row.plan)
+
+
 def _keep(device: Device, problem: Problem, planned: Measured, best: Measured, over_planned: float) -> Path:
     assert planned.plan is not None and best.plan is not None
     spec = best.plan.spec
     evidence = {
+        **dict(_cut_of(best.plan)),
         "planned": dataclasses.asdict(planned.plan.config),
         "over_planned": round(over_planned, 4),
         "seconds": best.seconds,

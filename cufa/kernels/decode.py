@@ -10,6 +10,7 @@ from typing import Any, Self
 from ..gpu.architectures import Device
 from ..problem.float8 import MODES, key_tile
 from ..problem.problem import BAND_KINDS, Problem
+from ..problem.tree import TREE_KINDS
 from .base import Kernel
 from .config import Box, Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
@@ -157,7 +158,8 @@ class DecodeSplit(Kernel):
     operation = "decode"
     dtypes = ("float16", "bfloat16")
     masks = (*BAND_KINDS, "sets")
-    options = options_with_irregular_masks = ("alibi", "sink")
+    options: tuple[str, ...] = ("alibi", "sink", "invariant", "tree")
+    options_with_irregular_masks: tuple[str, ...] = options[:3]
     first_keys_by_sequence = False
 
     def __init__(self, *, tma: bool = False, fp8: bool = False, scaled: bool = False) -> None:
@@ -210,7 +212,8 @@ class DecodeSplit(Kernel):
     ) -> tuple[Launch, ...]:
         """One block per split, and the launch that merges, if there is one."""
         num_splits = split.count if split else 2  # what is compiled does not depend on it
-        grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
+        heads = problem.kv_heads * row_blocks(problem, config)
+        grid = (heads, num_splits, problem.batch) if problem.invariant else (num_splits, heads, problem.batch)
         cluster = num_splits if config.cluster_merge else 1
         first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
         combine = _combine_launches("decode_combine", problem, config) if num_splits > 1 else ()
@@ -220,7 +223,10 @@ class DecodeSplit(Kernel):
         num_splits = split.count if split else 2
         if num_splits == 1 or config.cluster_merge:
             return 0
-        return items(problem, config) * num_splits * config.slot_bytes(problem.head_dim)
+        slots, slot = items(problem, config) * num_splits, config.slot_bytes(problem.head_dim)
+        if problem.invariant:  # without padding rows
+            return slots * slot // config.block_q * min(config.block_q, problem.rows)
+        return slots * slot
 
     def counters(self, problem: Problem, config: DecodeConfig, workspace: int) -> int:
         """One per warp of a work item: the last warp that counts merges."""
@@ -240,18 +246,34 @@ class DecodeSplit(Kernel):
         fitting = tuple(
             config for config in fitting if not config.cluster_merge
         )  # the planner decides on clusters
+        if problem.invariant:
+            fitting = self._alike(fitting)
         most = max(config.block_q for config in fitting)
         tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
         holding = [config for config in fitting if config.block_q == tall]
         two_stages = device.slow_memory and TWO_STAGES in holding
         short = _SHORT // 2 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
+        if problem.invariant:
+            return holding[0]
         if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):
             return min(holding, key=lambda config: config.num_warps)
         return TWO_STAGES if two_stages else holding[0]
 
+    @staticmethod
+    def _alike(fitting: tuple[DecodeConfig, ...]) -> tuple[DecodeConfig, ...]:
+        """Invariant: configs whose rows have the same bits, as the same keys meet in a ring and in a tile. Four rings
+        of 16 keys if a config has them, because tall tiles have them too."""
+        of_few_rows = min((x for x in fitting if x.block_q == 16), key=lambda x: abs(x.rings - 4))
+        keys = of_few_rows.rings, of_few_rows.block_kv
+        return tuple(x for x in fitting if (x.rings, x.block_kv) == keys)
+
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
         """Choices of decoding alone."""
+        fixed = {"": 0, "bound": 1}.get(str(problem.softmax_max), 2)
         return {
+            "SOFTMAX_MAX": fixed,
+            "INVARIANT": problem.invariant,
+            "TREE": TREE_KINDS.index(problem.tree),
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,
             "APPEND": problem.cache.new_tokens > 0 and not problem.cache.quantize_new,
@@ -267,6 +289,8 @@ class DecodeBalanced(DecodeSplit):
 
     name = "decode_balanced"
     algorithm = "balanced"
+    options = ("alibi", "sink", "tree")
+    options_with_irregular_masks = options[:2]
     title = "Flash-Decoding with shares of a whole ragged batch"
     paper = "Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K"
     source = "decode/balanced.cu"

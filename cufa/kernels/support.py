@@ -35,9 +35,12 @@ _OPTIONS = {
     "deterministic": "a fixed order of additions (deterministic)",
     "score": "a score function (score, bias)",
     "gradients": "gradients of a score function's arrays",
+    "tree": "a tree of new tokens (tree)",
+    "invariant": "bits that depend on the sequence alone (invariant)",
     **_LENGTHS,
 }
 
+#: Of tables. Invariance goes with fixed splits of a cache, as the docstring of flash_decode says.
 _SHORT = {
     "padded": "padded lengths",
     "packed": "packed lengths",
@@ -46,6 +49,7 @@ _SHORT = {
     "deterministic": "a fixed order of additions",
     "score": "score functions",
     "gradients": "gradients of their arrays",
+    "tree": "trees",
 }
 
 
@@ -179,7 +183,7 @@ def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 def _options(problem: Problem) -> Iterator[str]:
     """The options of a problem that not every kernel takes."""
-    for option in ("alibi", "sink", "deterministic"):
+    for option in ("alibi", "sink", "deterministic", "invariant", "tree"):
         if getattr(problem, option):
             yield option
     if problem.score is not None:
@@ -261,7 +265,7 @@ def _masks(kernel: Kernel) -> str:
 
 def _options_in_words(kernel: Kernel) -> str:
     any_mask = kernel.options_with_irregular_masks
-    found = [_SHORT[x] for x in kernel.options if x in any_mask]
+    found = [_SHORT[x] for x in kernel.options if x in any_mask and x in _SHORT]
     with_bands = _and(_SHORT[x] for x in kernel.options if x not in any_mask)
     if with_bands and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
         with_bands = f"with band masks also {with_bands}"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from ..gpu.architectures import Device
+from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
+from ..plan.decode_splits import longest, resident
+from ..plan.planner import make_plan
 from ..problem.lengths import Cached
 from ..problem.mask import CAUSAL, Mask
 from ..problem.problem import Problem, default_scale
+from ..schedule.decode import WAVES
 from .cases import READ, Case, Contender, contenders
 
 #: Label of the rows of the planner's own choice: the public call.
@@ -107,6 +112,63 @@ def sweep(device: Device | None) -> Iterator[Case]:
         problem = make_decode(batch, heads, kv_heads, capacity)
         title = f"{batch} × {heads}/{kv_heads} × {capacity >> 10}k, splits"
         yield Case(problem, (Contender(name=OURS), *fixed, Contender(READ)), title)
+
+
+def ladder(device: Device | None) -> Iterator[Case]:
+    """One idea at a time, from a block per head to what the planner and its options do, for one and for 64
+    sequences."""
+    for batch, capacity in itertools.product((1, 64), (1 << 10, 8 << 10, 128 << 10)):
+        problem = make_decode(batch, 32, 8, capacity)
+        yield Case(
+            problem, (*steps(problem, device), Contender(READ)), f"{batch} × 32/8 × {capacity >> 10}k, ladder"
+        )
+
+
+#: Splits that `cufa tune decode` tries: some on both sides of what the planner would choose.
+_TUNED = (1, 2, 3, 4, 8, 12, 16, 32, 64)
+
+
+def cuts(problem: Problem, device: Device) -> tuple[Contender, ...]:
+    """The planner's choice, then fixed splits with every config and merge, then shares."""
+    spec = make_plan(problem, device, "fixed").spec
+    fitting = spec.fitting(spec.configs, problem.head_dim, device)
+    rows = min(
+        (x.block_q for x in fitting if x.block_q >= problem.rows), default=max(x.block_q for x in fitting)
+    )
+    found = []
+    for config in (x for x in fitting if x.block_q == rows):
+        assert isinstance(config, DecodeConfig)
+        blocks, in_cluster = items(problem, config), config.cluster_merge
+        most = min(longest(problem, config), max(WAVES * resident(device, config) // blocks, 1))
+        name = f"{config}{', in clusters' * in_cluster}"
+        some = (n for n in _TUNED if n <= (min(most, MAX_CLUSTER) if in_cluster else most))
+        found += [Contender("fixed", config, f"{name}, {n} splits", num_splits=n) for n in some]
+    return (Contender(name=OURS), *found, Contender("balanced", name="shares"))
+
+
+def steps(problem: Problem, device: Device | None) -> tuple[Contender, ...]:
+    """Contenders of the decoding ladder; those of clusters are planned for one GPU."""
+    capacity = problem.seqlen_k
+    paged = make_decode(problem.batch, problem.heads, problem.kv_heads, capacity, page_size=16)
+    found = [Contender("fixed", name="FlashAttention-2, no splits", num_splits=1)]
+    if device is not None:
+        spec = make_plan(problem, device, "fixed").spec
+        config = spec.choose(problem, spec.fitting(spec.configs, problem.head_dim, device), device)
+        apart = dataclasses.replace(config, fold_combine=False)
+        found += [
+            Contender("fixed", apart, "Flash-Decoding, merged by a second launch"),
+            Contender("fixed", config, "merged by the last warp"),
+            Contender("fixed", config.merged_in_cluster(), "merged in clusters"),
+        ]
+    return (
+        *found,
+        Contender("balanced", name="balanced shares"),
+        Contender(name="pages of 16", problem=paged),
+        Contender(name=OURS),
+        Contender(name="maximum by bound", problem=dataclasses.replace(problem, softmax_max="bound")),
+        Contender(name="maximum of 0", problem=dataclasses.replace(problem, softmax_max=0.0)),
+        Contender(name="invariant", problem=dataclasses.replace(problem, invariant=True)),
+    )
 
 
 def windows(device: Device | None) -> Iterator[Case]:

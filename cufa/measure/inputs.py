@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.forward import flash_attention
+from ..calls.maximum import key_norms
 from ..calls.varlen import flash_attention_varlen
 from ..plan.operation import OPERATIONS, Operand, Operation
 from ..problem.element import ELEMENTS, Element
@@ -90,6 +91,10 @@ class Inputs:
             if element.storage != element.name and element.itemsize == 1:
                 of_tokens = (problem.batch, problem.kv_heads, problem.seqlen_k)
                 found[name] = xp.ones(of_tokens if problem.scales else problem.kv_heads, np.float32)
+        if problem.softmax_max == "bound" and problem.softcap is None:
+            found["key_norms"] = key_norms(
+                found.get("k", self._k), block_table=found.get("block_table"), k_scale=found.get("k_scale")
+            )
         return found
 
     def _query_shape(self, problem: Problem) -> tuple[int, ...]:

@@ -241,6 +241,7 @@ def _fp8_energy(device: Device | None) -> Iterator[Case]:
 
 _suite("decode", "decode: one query token, head dim 128, bfloat16", "decode")(decode_cases.decode)
 _suite("decode-published", "decode: the published shapes only", "decode")(decode_cases.published)
+_suite("decode-ladder", "decode: one idea at a time, one and 64 sequences", "decode")(decode_cases.ladder)
 _suite("splits", "decode: splits of the keys, few to many", "decode")(decode_cases.sweep)
 
 

@@ -110,11 +110,14 @@ def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[Til
 def tuning_key(spec: Kernel, problem: Problem) -> str:
     """Key of the problems that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask and length
     class. Total query rows, rounded down to a power of two, also agree: the number of thread blocks decides which tiles
-    fill the GPU."""
+    fill the GPU. Decode: key/value heads of all sequences, too."""
     rows = problem.batch * problem.heads * problem.seqlen_q
+    items = (
+        f", {_power_of_two(problem.batch * problem.kv_heads)} heads" if problem.operation == "decode" else ""
+    )
     return (
         f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.dims_text}/{problem.mask_kind}/"
-        f"{_length_class(problem)}/{_power_of_two(rows)} rows"
+        f"{_length_class(problem)}/{_power_of_two(rows)} rows{items}"
     )
 
 

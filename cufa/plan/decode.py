@@ -19,8 +19,9 @@ from ..kernels.params import Params, softmax_scalars
 from ..problem.lengths import Cached
 from ..problem.mask import CAUSAL, Band
 from ..problem.problem import Problem, default_scale
-from ..schedule.decode import WAVES, num_tiles
+from ..schedule.decode import WAVES, most_chunks, num_tiles
 from ..schedule.schedule import used_of
+from .candidates import tuning_key
 from .decode_splits import Cut, choose_cut, longest
 from .operation import OPERATIONS, PER_HEAD, Arrays, Choice, Operand, Operation, Request, stride_of_sequences
 
@@ -32,11 +33,16 @@ _CPU_TILES = 8
 
 _MAX_TILES = 2**31 - 1
 
+_PARTS = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}
+
 #: Query tokens and masks of the builds that `cufa compile` checks: one per kind of mask, for one token and several.
 _MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
 
-#: Optional operands of these builds: none, and all.
-_OPTIONAL: tuple[dict[str, Any], ...] = ({}, {"alibi": True, "sink": True})
+#: Options of these builds: none, slopes and sinks, a fixed maximum from either source, invariance, trees.
+_OPTIONAL: tuple[dict[str, Any], ...] = (
+    {}, {"alibi": True, "sink": True}, {"softmax_max": "bound"}, {"softmax_max": 0.0}, {"invariant": True},
+    {"tree": "parents"}, {"tree": "matrix"},
+)  # fmt: skip
 
 #: Caches of these builds: contiguous or paged, full or with given lengths, with or without new tokens.
 _CACHES = tuple(
@@ -62,7 +68,12 @@ class Decode(Operation):
         Operand("out", field="o", result=True, like="q", stride="o_stride"),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = PER_HEAD
+    optional_operands = (
+        *PER_HEAD,
+        Operand("key_norms", written=True),
+        Operand("softmax_max"),
+        Operand("tree"),
+    )
     params = Params("decode/params.cuh", "DecodeParams")
     # Enough keys to amortise NumPy's call overhead, and enough query rows that each tile of keys is converted once.
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
@@ -81,7 +92,7 @@ class Decode(Operation):
         else:
             config, cut = _cut_for_gpu(problem, device, serving, request)
         reasons += cut.reasons
-        count, most = cut.num_splits, longest(problem, config)
+        count, most = cut.num_splits, longest(problem, config) + problem.invariant
         if cut.schedule == "balanced":
             most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
         if count > most:
@@ -102,7 +113,7 @@ class Decode(Operation):
     def plan_lines(self, plan: Plan) -> list[str]:
         problem, keys = plan.problem, plan.config.block_kv
         assert plan.split is not None
-        cut = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}[plan.split.kind]
+        cut = _PARTS[plan.split.kind]
         return [
             f"tiles      {plan.config}: {problem.rows} query rows per key/value head, "
             f"{longest(problem, plan.config):,} tiles of {keys} keys in a full sequence",
@@ -143,15 +154,19 @@ class Decode(Operation):
             "keep": keep,
             "prefix": prefix,
             "alibi_stride": stride_of_sequences(slopes),
+            "fixed_max": p.softmax_max if isinstance(p.softmax_max, float) else 0.0,
             **softmax_scalars(p.scale, p.softcap),
         }
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:
         """Every element with every kind of mask and cache, with and without soft cap, with all optional operands and
-        with none; scales of tokens and blocks without these. With several tokens, masks differ from row to row."""
+        with none; scales of tokens and blocks without slopes and sinks. With several tokens, masks differ from row to
+        row."""
         for dtype, (tokens, mask), softcap, lengths, optional in itertools.product(
             kernel.dtypes, _MASKS, (None, 30.0), _CACHES, _OPTIONAL
         ):
+            if "tree" in optional and (tokens == 1 or mask != CAUSAL):
+                continue
             problem = Problem(
                 1, 8, 1, tokens, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap,
                 lengths=lengths,
@@ -160,7 +175,7 @@ class Decode(Operation):
                 found = dataclasses.replace(
                     problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **optional
                 )
-                plain = softcap is None and not optional
+                plain = softcap is None and not found.alibi
                 for mode in kernel.scales.get("k", ()) if plain else ():
                     own = dataclasses.replace(
                         lengths, quantize_new=mode == "token" and lengths.new_tokens > 0
@@ -196,6 +211,10 @@ def _cut_for_gpu(
 ) -> tuple[TileConfig, Cut]:
     """The tile config and the cut. The config decides where partial results are merged; the caller's config is kept."""
     schedule, num_splits = request.algorithm, request.num_splits
+    if problem.invariant:
+        fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device)
+        config = request.config or serving[0].choose(problem, fitting, device)
+        return config, _chunks(problem, config)
     if request.config is not None:
         config = request.config
         assert isinstance(config, DecodeConfig)
@@ -206,13 +225,29 @@ def _cut_for_gpu(
         return config, cut
     fitting = serving[0].fitting(serving[0].configs, problem.head_dim, device, problem.v_dim)
     config = serving[0].choose(problem, fitting, device)
+    tuned = request.tuned.get(tuning_key(serving[0], problem))
+    applies = tuned is not None and tuned.config in fitting and tuned.planned == config
+    if tuned is not None and applies and tuned.cut and (schedule, num_splits) == ("auto", None):
+        return tuned.config, Cut(*tuned.cut, (f"{tuned.cut[1]} {_PARTS[tuned.cut[0]]}: {tuned.found}",))
     in_cluster = config.merged_in_cluster()
     cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)
     return in_cluster if cut.in_cluster else config, cut
 
 
+def _chunks(problem: Problem, config: TileConfig) -> Cut:
+    """Invariant: the caller's number of splits changes nothing."""
+    reach = problem.kernel_reach if config.num_warps else problem.reach
+    most = most_chunks(problem.seqlen_k, config.block_kv, reach)
+    reason = (
+        f"invariant: at most {most} chunks of each sequence, at fixed key positions, merged in their order"
+    )
+    return Cut("fixed", most, (reason,))
+
+
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
     """The caller's splits, else splits or shares of at least ``_CPU_TILES`` tiles, at most 16 of them."""
+    if problem.invariant:
+        return _chunks(problem, request.config or DECODE.cpu_config)
     schedule, num_splits = request.algorithm, request.num_splits
     tiles, count = longest(problem, DECODE.cpu_config), items(problem, DECODE.cpu_config)
     if num_splits is not None:

@@ -79,6 +79,8 @@ class Tuned:
     measurement does not apply. None: not recorded."""
     found: str = "measured fastest by `cufa tune`"
     """Printed with the plan: on which card, when, and by how much these tiles were faster."""
+    cut: tuple[str, int] | None = None
+    """Decode: schedule, and number of splits or shares."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +207,7 @@ OPERATIONS: dict[str, Operation] = {}
 """By name; filled by :mod:`cufa.plan.dense` and :mod:`cufa.plan.decode`."""
 
 PER_HEAD = (Operand("alibi_slopes"), Operand("sink"))
-"""The optional operands of decode."""
+"""Slopes and sinks, which all attention takes."""
 PER_HEAD_AND_LENGTHS = (
     *PER_HEAD,
     *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")),

@@ -14,6 +14,7 @@ from .columns import Chunks
 from .mask import CAUSAL, FULL, Band, Mask
 from .problem import default_scale
 from .score_function import Score
+from .scores import MAX_NUMBER
 
 #: The smallest cap that float32, which scores are computed in, can tell from 0.
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -45,6 +46,9 @@ class Options:
     score: Score | None = None
     gradients: tuple[str, ...] = ()
     """Backward: arrays of the score function whose gradients are returned."""
+    softmax_max: str | float = ""
+    """Decode: :attr:`~cufa.problem.problem.Problem.softmax_max`."""
+    invariant: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "softcap", check_softcap(self.softcap))
@@ -73,6 +77,19 @@ def check_accumulate(accumulate: Any) -> str:
             "1) or after all tiles of a row ('row'); None decides by length"
         )
     return names[accumulate]
+
+
+def check_softmax_max(x: Any) -> str | float:
+    """ "" for None, "bound", or a finite number. Raises TypeError or ValueError otherwise."""
+    if x is None or (isinstance(x, str) and x == "bound"):
+        return x or ""
+    if isinstance(x, (bool, str)) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise TypeError(f"softmax_max must be 'bound', a number, an array (heads,) or None, not {shown(x)}")
+    if not abs(float(x)) <= MAX_NUMBER:
+        raise ValueError(
+            f"softmax_max={x!r} must be finite, within ±{MAX_NUMBER:g}: scaled scores are compared with it"
+        )
+    return float(x)
 
 
 def check_num_splits(num_splits: Any) -> int | None:

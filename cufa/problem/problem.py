@@ -92,6 +92,13 @@ class Problem:
     """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
     values_in_rows: bool = False
     """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
+    tree: str = ""
+    """Decode: a kind of :data:`cufa.problem.tree.TREE_KINDS`: new tokens see their ancestors among each other."""
+    softmax_max: str | float = ""
+    """Decode: the maximum that the softmax subtracts. "": each row's own; "bound": a bound of its scores; a number, or
+    "heads": the caller's, of all heads or of each."""
+    invariant: bool = False
+    """Decode: the bits of a sequence's result depend on that sequence alone."""
     accumulate: str = "auto"
     """Inputs of e4m3: where products with V are added in float32, after each "tile" or each "row" of tiles."""
     v_head_dim: int | None = None
@@ -361,7 +368,9 @@ class Problem:
         """Mask and score changes, as every page and table prints them."""
         cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
         score = f", score {self.score}" if self.score is not None else ""
-        return str(self.mask) + score + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
+        fixed = f", maximum {self.softmax_max}" if self.softmax_max != "" else ""
+        few = ", ALiBi" * self.alibi + ", sink" * self.sink + fixed + ", invariant" * self.invariant
+        return str(self.mask) + score + cap + few + ", tree" * bool(self.tree)
 
 
 def default_scale(head_dim: int) -> float:

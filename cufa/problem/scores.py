@@ -23,6 +23,24 @@ import numpy as np
 #: Finite slopes and sinks beyond ±this behave as ±this: in units of log2, and times a distance, float32 holds them.
 MAX_NUMBER = 1e30
 
+#: Sums of weights 2^(s - m), as powers of two, with a fixed maximum m (cuda_src/decode/maximum.cuh): within these no
+#: weight has overflowed, and what underflowed is below rounding. Weights of products in float16, and in elements with
+#: float32's exponent.
+_HALF_SUMS, _WIDE_SUMS = (-4, 15), (-90, 64)
+
+#: A bound U of scores gives m = U - this, if U is at most the second number, in powers of two.
+_HALF_BOUND, _WIDE_BOUND = (7.0, 5.5), (32.0, 61.0)
+
+
+def safe_sums(half: bool) -> tuple[int, int]:
+    """Least and greatest sum of weights, as powers of two. ``half``: weights are float16."""
+    return _HALF_SUMS if half else _WIDE_SUMS
+
+
+def bound_limits(half: bool) -> tuple[float, float]:
+    """(what is subtracted from a bound, the largest bound), as powers of two."""
+    return _HALF_BOUND if half else _WIDE_BOUND
+
 
 def bounded(x: Any) -> Any:
     """Slopes or sinks with finite values within ±:data:`MAX_NUMBER`."""

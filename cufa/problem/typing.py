@@ -129,3 +129,8 @@ class DecodeOptions(_Scores, total=False):
     layout: Layout
     num_splits: int | None
     schedule: DecodeSchedule
+    softmax_max: Any
+    key_norms: Any
+    invariant: bool
+    tree: Any
+    shared_prefix: tuple[Any, Any] | None

@@ -72,7 +72,8 @@ class DecodeWork(ForwardWork):
         if p.scales:
             dtype += f" (scales per {p.scales[1]})"
         upto = "up to " if p.lengths.ragged else ""
-        plain = p.mask == CAUSAL and p.softcap is None and not (p.alibi or p.sink)
+        changed = p.alibi or p.sink or p.invariant or p.tree or p.softmax_max != ""
+        plain = p.mask == CAUSAL and p.softcap is None and not changed
         scores = "" if plain else f", {p.scores_text}"
         return (
             f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"

@@ -14,6 +14,7 @@ from ..problem.float8 import key_tile
 from ..problem.lengths import Cached
 from ..problem.mask_family import Mask
 from ..problem.options import decode_mask
+from ..problem.tree import ancestors
 from .dense import Array, as_bhsd, attention_reference
 
 
@@ -23,7 +24,7 @@ def decode_reference(
     k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
     window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    layout: str = "bhsd", return_lse: bool = False,
+    layout: str = "bhsd", tree: Any = None, return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
 
@@ -54,6 +55,16 @@ def decode_reference(
         v = _sequence(b, length, v_cache, table, v_new, v_scale)
         one = slice(b, b + 1)
         slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
+        if tree is not None:  # token by token, each over the keys that it sees
+            old = length + (0 if k_new is None else k_new.shape[2]) - q.shape[2]
+            for i, seen in enumerate(ancestors(np.asarray(tree)[one])[0]):
+                keys = np.r_[: max(old, 0), old + np.flatnonzero(seen)]
+                keys = keys[keys >= 0]
+                o[one, :, i : i + 1], lse[one, :, i : i + 1] = attention_reference(
+                    q[one, :, i : i + 1], k[:, :, keys], v[:, :, keys], softcap=softcap, scale=scale, sink=sink,
+                    return_lse=True,
+                )  # fmt: skip
+            continue
         o[one], lse[one] = attention_reference(
             q[one], k, v, mask=seen_by.at(b, 0), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
             return_lse=True,

@@ -8,6 +8,7 @@ short sequences leave no SM idle. Partial results of a work item are merged in t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ..problem.problem import Kept
@@ -66,6 +67,40 @@ def split_range(
 def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
     """Non-empty splits: the first ones."""
     return used_of(num_tiles(length, block_kv, reach), num_splits)
+
+
+# Invariant: the keys of a sequence lie in chunks, whose borders depend on nothing else; each chunk leaves a partial
+# result. Chunks have 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096.
+
+
+def chunk_of(key: int) -> int:
+    """The number of the chunk that holds a key."""
+    if key < 32768:
+        return key // 256 if key < 2048 else 4 + key // 512
+    return 36 + key // 1024 if key < 131072 else 132 + key // 4096
+
+
+def chunk_start(chunk: int) -> int:
+    """The first key of a chunk."""
+    if chunk < 68:
+        return chunk * 256 if chunk < 8 else (chunk - 4) * 512
+    return (chunk - 36) * 1024 if chunk < 164 else (chunk - 132) * 4096
+
+
+def chunk_ranges(length: int, block_kv: int, reach: Reach = None) -> list[tuple[int, int]]:
+    """Keys (first, last + 1) that each split of a sequence reads: its chunks, in whole tiles."""
+    start, count = tiles_to_read(length, block_kv, reach)
+    first, end = start * block_kv, (start + count) * block_kv
+    borders = [chunk_start(n) for n in range(chunk_of(first), chunk_of(end - 1) + 2)]
+    tiles = [min(max(x, first), end) // block_kv for x in borders]
+    return [_keys(length, *pair, block_kv, reach) for pair in itertools.pairwise(tiles)]
+
+
+def most_chunks(capacity: int, block_kv: int, reach: Reach = None) -> int:
+    """Most chunks of a sequence of at most ``capacity`` keys. Chunks widen: none begin in a window sooner than at the
+    first key."""
+    tiles = most_tiles(capacity, block_kv, reach)
+    return min(chunk_of(max(capacity - 1, 0)) + 1, chunk_of(tiles * block_kv - 1) + 2)
 
 
 def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:

@@ -5,7 +5,15 @@ import streamlit as st
 from cufa.dashboard import engine, page
 from cufa.dashboard.model.many import grouped
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import inside_traces, links, rates_view, run_live, splits_ragged, splits_view
+from cufa.dashboard.views import (
+    inside_traces,
+    ladder_view,
+    links,
+    rates_view,
+    run_live,
+    splits_ragged,
+    splits_view,
+)
 
 palette = page.begin(
     "Decode",
@@ -18,6 +26,7 @@ links_here = st.container()  # filled after the first figure is sent
 found = [m for m in engine.all_measurements() if m.operation.split_selects_kernel]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
+    ladder_view.show_ladder(choice, found)
     with links_here:
         links.show("decode", choice.subject)
     splits_ragged.show(choice, controls, found, palette)

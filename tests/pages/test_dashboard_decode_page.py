@@ -38,6 +38,15 @@ def test_decode_follows_the_planner() -> None:
     assert "faster" not in said
 
 
+def test_the_ladder_names_every_step_and_its_idea() -> None:
+    from cufa.dashboard.views.ladder_view import IDEAS
+    from cufa.measure.decode_cases import steps
+
+    said = words(open_page("decode"))
+    for contender in steps(make_decode(1, 32, 8, 8192), Device.typical(90)):
+        assert contender.label in said and IDEAS[contender.label] in said
+
+
 @pytest.mark.sampled(fixed=2)
 @pytest.mark.parametrize(
     "link",

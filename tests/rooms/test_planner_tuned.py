@@ -8,6 +8,7 @@ import pytest
 from test_planner import H200, problem
 
 from cufa.kernels import KERNELS, TileConfig
+from cufa.measure.decode_cases import cuts, make_decode
 from cufa.plan.candidates import tuning_key
 from cufa.plan.operation import Tuned
 from cufa.plan.planner import fitting_configs, make_plan
@@ -64,3 +65,23 @@ def test_tuned_config_that_is_no_longer_registered_is_ignored():
     spec = KERNELS["fa1_forward"]
     plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): Tuned(TileConfig(17, 19, 1))})
     assert plan.config is make_plan(p, H200, "fa1").config
+
+
+def test_a_tuned_cut_of_a_cache_is_taken_for_its_class():
+    """Tiles, schedule and number of splits; the caller's own number, and invariance, come first."""
+    p = make_decode(1, 32, 8, 128 << 10)
+    plan = make_plan(p, H200)
+    key = tuning_key(plan.spec, p)
+    tuned = {key: Tuned(plan.config.merged_in_cluster(), plan.config, "tuned on a card", ("fixed", 8))}
+    found = make_plan(p, H200, tuned=tuned)
+    assert found.config.cluster_merge and found.num_splits == 8 and "tuned on a card" in str(found)
+    for other in (
+        make_decode(1, 32, 8, 64 << 10),
+        make_decode(2, 32, 8, 128 << 10),
+        make_decode(1, 32, 4, 128 << 10),
+    ):
+        assert make_plan(other, H200, tuned=tuned).config == make_plan(other, H200).config
+    assert make_plan(p, H200, tuned=tuned, num_splits=3).num_splits == 3
+    assert make_plan(dataclasses.replace(p, invariant=True), H200, tuned=tuned).num_splits > 8
+    names = [contender.label for contender in cuts(p, H200)]
+    assert len({*names}) == len(names) and any("in clusters" in name for name in names)

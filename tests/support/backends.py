@@ -105,7 +105,8 @@ class Backend:
         problem, operands = prepare(case, layout, on_gpu=self.name != "cpu", place=self.array)
         plan = make_plan(problem, device, algorithm, config, num_splits=num_splits, kernel=kernel)
         records = self.run(plan, operands, trace, execution, launches)
-        names = ("out", "lse", "k_cache", "v_cache", *["k_scale", "v_scale"] * case.fine)
+        norms = ["key_norms"] * (operands.get("key_norms") is not None)
+        names = ("out", "lse", "k_cache", "v_cache", *["k_scale", "v_scale"] * case.fine, *norms)
         return Done({name: self.host(operands[name]) for name in names}, plan, records)
 
     def _call(

@@ -14,6 +14,7 @@ from support import DTYPES, EPSILON, naive_same_dtype
 from cufa import decode_reference
 from cufa.calls import dispatch
 from cufa.calls.decode_checks import DecodeCall
+from cufa.calls.maximum import option_and_array
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.float8 import cache_scale_shapes
 from cufa.problem.options import Options, decode_mask
@@ -23,6 +24,8 @@ from cufa.run.cpu.cache import append, tokens_a_scale
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN_BITS = 0x7F
 """NaN in e4m3."""
+_OF_KERNELS = ("softmax_max", "key_norms", "invariant")
+"""Options that change a result by rounding only."""
 WILD_PAGES = (-(2**31), -1, 10**6, 2**31 - 1)
 
 
@@ -58,6 +61,7 @@ class Case:
                 "v_new": None,
             }
             options["cache_seqlens"] = np.array(self.lengths, np.int32)
+        options = {name: x for name, x in options.items() if name not in _OF_KERNELS}
         return decode_reference(*arrays, **options, return_lse=True)
 
     @property
@@ -292,7 +296,9 @@ def prepare(
     given = {"q": q, **dict(zip(("k_cache", "v_cache"), (x.copy() for x in caches), strict=True)), **options}
     given = {name: place(x.copy()) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     scores = {name: options.get(name) for name in ("softcap", "scale")}
-    asked = Options(decode_mask(options.get("window"), options.get("mask")), layout=layout, **scores)
+    fixed, given["softmax_max"] = option_and_array(given.get("softmax_max"))
+    more = {"softmax_max": "" if fixed is None else fixed, "invariant": options.get("invariant", False)}
+    asked = Options(decode_mask(options.get("window"), options.get("mask")), layout=layout, **scores, **more)
     in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]
     call, problem = DecodeCall.read(in_order, ("out", "lse"), asked).check(on_gpu)
     operands = call.arrays(call.allocate(problem, lambda shape, dtype: place(np.full(shape, np.nan, dtype))))

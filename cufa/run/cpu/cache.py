@@ -89,7 +89,26 @@ _HEADROOM = 8
 
 def append(operands: Arrays) -> None:
     """Write k_new and v_new into the caches, from each sequence's length on; rounded, and with their scales, if they
-    have more bits than the cache."""
+    have more bits than the cache. Raises key_norms."""
+    _append(operands)
+    if operands.get("key_norms") is not None:
+        _raise_norms(operands, operands["key_norms"])
+
+
+def _raise_norms(operands: Arrays, norms: Array) -> None:
+    """Raise key_norms to the norms of the keys that :func:`append` has written."""
+    for b, start in enumerate(operands["cache_seqlens"].tolist()):
+        heads, end = slice(0, norms.shape[1]), start + operands["k_new"].shape[2]
+        K = CacheTiles(operands["k_cache"], operands["block_table"], b, heads, np.float32).load(start, end)
+        largest = np.sqrt((K * K).sum(axis=2))
+        if np.ndim(operands["k_scale"]) > 1:
+            largest *= KeyScales(operands, "k_scale", b, heads).load(start, end)
+        elif operands["k_scale"] is not None:
+            largest *= operands["k_scale"][:, None]
+        np.fmax(norms[b], largest.max(axis=1), out=norms[b])
+
+
+def _append(operands: Arrays) -> None:
     for role in "kv":
         cache, new, scale = (operands[f"{role}_{name}"] for name in ("cache", "new", "scale"))
         if cache.dtype == np.uint8 != new.dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ from ...plan.decode import ragged_shares
 from ...plan.operation import Arrays
 from ...plan.planner import Plan
 from ...problem.mask import Band
-from ...problem.scores import distances, softcapped, with_sink
-from ...schedule.decode import balanced_shares, split_range, used_splits
+from ...problem.scores import bound_limits, distances, safe_sums, softcapped, with_sink
+from ...problem.tree import ancestors
+from ...schedule.decode import balanced_shares, chunk_ranges, split_range, used_splits
 from .blas import single_threaded_blas
 from .cache import CacheTiles, KeyScales
 from .cache import append as append
@@ -39,6 +41,7 @@ from .tiles import (
     cut,
     in_threads,
     product_of_seen,
+    row_sums,
 )
 
 _STACK_ELEMENTS = 1 << 18
@@ -113,8 +116,10 @@ def _fixed(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     stack = _heads_of_stack(plan, sum(used_splits(n, splits, block_kv, reach) for n in lengths))
     every_row = slice(0, problem.rows)
     for (b, n), heads in itertools.product(enumerate(lengths), cut(problem.kv_heads, stack)):
-        for split in range(used_splits(n, splits, block_kv, reach)):
-            yield Work(b, heads, every_row, *split_range(n, splits, split, block_kv, reach))
+        used = range(used_splits(n, splits, block_kv, reach))
+        ranges = [split_range(n, splits, split, block_kv, reach) for split in used]
+        for first, last in chunk_ranges(n, block_kv, reach) if problem.invariant else ranges:
+            yield Work(b, heads, every_row, first, last)
 
 
 def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
@@ -157,7 +162,55 @@ def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
 def _attend(
     plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work
 ) -> tuple[Array, Array]:
-    """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
+    """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split. With a fixed maximum, rows
+    whose sums leave the safe range are computed again, each with its own maximum."""
+    if plan.problem.softmax_max == "":
+        O, m, l = _pass(plan, operands, lengths, observer, work, None)
+        return normalise(O, l), (m + np.log(l))[..., 0]
+    low, high = (2.0**x for x in safe_sums(_half_weights(plan)))
+    with np.errstate(all="ignore"):
+        fixed = _fixed_maxima(plan, operands, lengths, work)
+        O, m, l = _pass(plan, operands, lengths, observer, work, fixed)
+        wrong = ~((l >= low) & (l <= high))  # NaN too: the row has no fixed maximum, or saw one
+    if wrong.any():
+        found = _pass(plan, operands, lengths, None, work, None)
+        O, m, l = (np.where(wrong, own, x) for own, x in zip(found, (O, m, l), strict=True))
+    return normalise(O, l), (m + np.log(l))[..., 0]
+
+
+def _half_weights(plan: Plan) -> bool:
+    """Whether a GPU would round weights to float16."""
+    return "float16" in (plan.problem.dtype, *["float16"] * (plan.problem.k_element.name == "float8_e4m3"))
+
+
+def _fixed_maxima(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) -> Array:
+    """The subtracted maximum of each row, (heads, rows, 1); NaN where the bound of its scores is too large."""
+    problem, dtype = plan.problem, compute_dtype(plan.problem)
+    shape = work.heads.stop - work.heads.start, work.rows.stop - work.rows.start
+    bound = np.zeros(shape, dtype)
+    if problem.softmax_max == "bound" and problem.softcap is not None:
+        bound += dtype(problem.softcap)
+    elif problem.softmax_max == "bound":
+        q = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, -1)[work.heads, work.rows]
+        norms = np.sqrt(np.square(q.astype(dtype)).sum(axis=2))
+        bound += norms * operands["key_norms"][work.batch, work.heads, None] * dtype(problem.scale)
+    if problem.alibi:
+        slopes = operands["alibi_slopes"]
+        of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
+        bound += np.abs(_of_rows(plan, of_batch, work)) * lengths[work.batch]
+    below, most = (x * math.log(2) for x in bound_limits(_half_weights(plan)))
+    m = bound - below
+    if problem.softmax_max == "heads":
+        m = _of_rows(plan, operands["softmax_max"], work)
+    elif problem.softmax_max != "bound":
+        m = np.full(shape, problem.softmax_max)
+    return np.where(bound <= most, m, np.nan).astype(dtype)[..., None]
+
+
+def _pass(
+    plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work, fixed: Array | None
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """O, not yet divided by l, and m and l of each row; ``fixed`` in place of the maxima."""
     problem = plan.problem
     dtype = compute_dtype(problem)
     Q = _queries(plan, operands, work, dtype)
@@ -178,12 +231,16 @@ def _attend(
             S = softcapped(S, problem.softcap)
         if problem.alibi:
             S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
-        hidden = _hidden(plan, work, start, stop, lengths[work.batch])
+        hidden = _hidden(plan, operands, work, start, stop, lengths[work.batch])
         if hidden is not None:
             np.copyto(S, -np.inf, where=hidden)
         before = (S if observer is None else S.copy()), m, l  # P takes the place of S
-        P, m, l, alpha = online_softmax(S, m, l)
-        O *= alpha
+        if fixed is None:
+            P, m, l, alpha = online_softmax(S, m, l)
+            O *= alpha
+        else:
+            P = np.exp(np.subtract(S, fixed, out=S), out=S)
+            m, l, alpha = fixed, l + row_sums(P), np.ones_like(l)
         if problem.scales:
             P = P * v_scale.load(start, stop)[:, None]
         tile = V.load(start, stop)
@@ -193,7 +250,7 @@ def _attend(
             _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
     if operands["v_scale"] is not None and not problem.scales:
         O *= operands["v_scale"][work.heads, None, None].astype(dtype)
-    return normalise(O, l), (m + np.log(l))[..., 0]
+    return O, m, l
 
 
 def _tell(
@@ -223,14 +280,19 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
     return Q
 
 
-def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> Bools | None:
+def _hidden(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Bools | None:
     """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
     mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
-    if isinstance(mask, Band):
+    if isinstance(mask, Band) and not (plan.problem.tree and stop > length - tokens):
         first, last = mask.edges(tokens, length)
         if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
             return None
-    return ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
+    hidden = ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
+    if plan.problem.tree and stop > length - tokens:
+        old = max(length - tokens, start)
+        of_tree = ~ancestors(operands["tree"][work.batch : work.batch + 1])[0][_token(plan, work)]
+        hidden[:, old - start :] |= of_tree[:, old - (length - tokens) : stop - (length - tokens)]
+    return hidden
 
 
 def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Array:
