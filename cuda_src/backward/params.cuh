@@ -52,3 +52,9 @@ struct ScoredBackwardParams : BackwardParams {
   ScoreArray array0, array1, array2, array3;
   float score_scale;
 };
+
+// Kernels that keep a block of keys read a key's bits along its rows.
+template <>
+constexpr bool LINES_ARE_KEYS<BackwardParams> = true;
+template <>
+constexpr bool LINES_ARE_KEYS<ScoredBackwardParams> = true;

@@ -9,6 +9,10 @@
 template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
+  if constexpr (IrregularMask<KIND, Params>::BITS) {
+    hide_by_bits(S, mask.workspace.runs, (mask.keys + 31) / 32, row, mask.rows, key);
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const int i = row + 8 * r, last = int(u32(i) + u32(mask.last));

@@ -11,6 +11,7 @@
 #include "shared/params.cuh"
 #include "primitives/opaque.cuh"
 #include "shared/fragment_view.cuh"
+#include "shared/bit_mask.cuh"
 #include "shared/mask.cuh"
 
 constexpr int num_runs(MaskKind kind) { return kind == MASK_COLUMNS2 ? 2 : kind == MASK_COLUMNS ? 1 : 0; }
@@ -53,6 +54,7 @@ constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
 template <MaskKind KIND, typename Params>
 DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   constexpr int RUNS = num_runs(KIND);
+  if constexpr (KIND == MASK_BITS) prepare_bits(p, warp, num_warps);
   if constexpr (RUNS > 0) {
     const MaskWorkspace<Params, RUNS> workspace(p);
     const int lane = lane_id(), rows = p.seqlen_q;
@@ -91,13 +93,13 @@ struct TileClass {
 template <MaskKind KIND, typename Params>
 struct IrregularMask {
   static constexpr int RUNS = num_runs(KIND);
-  static constexpr bool SETS = KIND == MASK_SETS;
+  static constexpr bool SETS = KIND == MASK_SETS, BITS = KIND == MASK_BITS;
 
   int rows, keys;
   int first, last;  // row i sees keys i + first ... i + last
   // SETS: row i also sees keys before `prefix`, and keys before min(keep, i + last + 1). Rows before `exempt` see all keys.
   int prefix, keep, exempt;
-  MaskWorkspace<Params, RUNS> workspace;
+  MaskWorkspace<Params, RUNS> workspace;  // BITS: `runs` are the words of the head, `extremes` its tile classes
   i64 first_run;  // of the head, among the runs of the workspace
 
   DEVICE IrregularMask(const Params& p, int batch, int kv_head)
@@ -112,6 +114,12 @@ struct IrregularMask {
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
       if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
+    if constexpr (BITS) {
+      const BitMask<Params> bits(p);
+      const i64 head = MaskWorkspace<Params, 1>::of_head(p.mask, batch, kv_head);
+      workspace.runs = bits.words + head * bits.bytes_of_head(p);
+      workspace.extremes = bits.classes + 2 * head * bits.classes_of_head();
+    }
   }
   // With the values of one sequence and head.
   DEVICE IrregularMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
@@ -125,6 +133,14 @@ struct IrregularMask {
 
   // For rows top ... end-1 and keys left ... right-1 of block `block`, which all exist.
   DEVICE TileClass classify(int top, int end, int left, int right, int block) const {
+    if constexpr (BITS) {
+      u32 some_of_any = 0, every_of_all = EVERY_SCORE;
+      for (int group = top / CLASS_ROWS; group * CLASS_ROWS < end; ++group) {
+        const u32 x = ld_global<u16>(workspace.extremes + 2 * (i64(group) * workspace.blocks + block));
+        some_of_any |= x & SOME_SCORE, every_of_all &= x;
+      }
+      return {some_of_any != 0, every_of_all != 0};
+    }
     bool some = left <= end - 1 + last, every = right - 1 <= max(top, exempt) + last;
     some = some && (right - 1 >= top + first || left < keep);
     every = every && (max(max(left, prefix), keep) >= end - 1 + first || right <= keep);

@@ -20,7 +20,8 @@ struct Strides {
 
 // What an irregular mask has beyond its band (shared/irregular_mask.cuh); read if MASK says so.
 struct MaskParams {
-  const i32* runs;        // (2 or 4, sequences, heads, keys): lo, hi of the rows that a key is hidden from; then of a second run
+  const i32* runs;        // (2 or 4, sequences, heads, keys): lo, hi of the rows that a key is hidden from; then of a second run.
+                          // Or bits: (sequences, heads, lines, words), `keys` words to a line (shared/bit_mask.cuh)
   const i32* prefix_of;   // (sequences), or null: a prefix for each sequence
   const i32* keep_of;     // (sequences), or null: kept keys for each sequence
   const i32* global_of;   // (sequences), or null: global tokens for each sequence
@@ -62,3 +63,7 @@ struct AttentionParams {
   u32* counters;  // one, zero between launches: persistent kernels that take work items from a counter (PersistentItems::take)
   const i32* block_order;  // irregular masks: query blocks from the longest to the shortest; null: from the last to the first
 };
+
+// Whether the lines of a mask's bits are keys, not rows (shared/bit_mask.cuh).
+template <typename Params>
+constexpr bool LINES_ARE_KEYS = false;

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..gpu.architectures import Device
-from ..problem.columns import Columns
+
 from ..problem.lengths import LENGTH_KINDS
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..schedule.order import Order
@@ -253,13 +253,11 @@ _MASK_THREADS, _MOST_MASK_BLOCKS = 128, 1 << 12  # MASK_THREADS; beyond, warps t
 
 
 def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
-    """The pass before a forward kernel that finds the least and greatest end of each run in each key block
-    (``prepare_mask`` of cuda_src/shared/irregular_mask.cuh). Empty for masks without runs of rows per key."""
-    columns = problem.kernel_mask
-    if not isinstance(columns, Columns):
+    """The pass before a forward kernel that classifies tiles in advance (``prepare_mask`` of
+    cuda_src/shared/irregular_mask.cuh). Empty for masks that need none."""
+    warps = problem.kernel_mask.classes_in_advance(problem.seqlen_q, problem.seqlen_k, config.block_q, config.block_kv)
+    if not warps:
         return ()
-    _, sequences, heads, _ = columns.intervals.shape
-    warps = sequences * heads * columns.num_intervals * ceil_div(problem.seqlen_k, config.block_kv)
     blocks = min(ceil_div(warps, _MASK_THREADS // 32), _MOST_MASK_BLOCKS)
     return (Launch("mask_blocks", (blocks, 1, 1), _MASK_THREADS, 0),)
 

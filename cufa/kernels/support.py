@@ -25,6 +25,7 @@ _IRREGULAR_MASKS = {
     "sets": "masks with a prefix, kept keys or global tokens",
     "columns": "masks that hide each key from one run of rows",
     "columns2": "masks that hide each key from two runs of rows",
+    "bits": "masks with a bit for each score",
 }
 
 _LENGTHS = {"padded": "padded sequences (seqlens_q, seqlens_k)", "packed": "packed sequences (cu_seqlens)"}

@@ -14,6 +14,7 @@ from ..gpu.architectures import Device
 from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa2 import STRIP
 from ..kernels.params import Params, softmax_scalars
+from ..problem.bits import Bits
 from ..problem.columns import Columns
 from ..problem.float8 import NAME as E4M3
 from ..problem.float8 import key_tile
@@ -69,6 +70,7 @@ _MASKS = (
     Band(255, 0),
     Band(right=0, prefix=100),
     *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+    Bits.of(np.tri(1024, dtype=bool)[None, None]),
 )
 
 _MEASURED = (90,)

@@ -116,11 +116,10 @@ class Plan:
 
     @property
     def _workspace_text(self) -> str:
-        of_mask = self.problem.mask_bytes(self.config.block_kv) if self.workspace else 0
+        problem, config = self.problem, self.config
+        of_mask = problem.mask_bytes(config.block_q, config.block_kv) if self.workspace else 0
         holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
-        holds += [
-            "the runs of rows in which each key is hidden, and their least and greatest ends per key block"
-        ] * (of_mask > 0)
+        holds += [problem.kernel_mask.workspace_holds] * (of_mask > 0)
         return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
     @property
@@ -204,7 +203,7 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
-    if of_mask := problem.mask_bytes(config.block_kv):  # at the end of the workspace
+    if of_mask := problem.mask_bytes(config.block_q, config.block_kv):  # at the end of the workspace
         workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 

@@ -139,7 +139,7 @@ class Columns(Mask):
     def irregular_kind(self) -> str:
         return "columns" if self.num_intervals == 1 else "columns2"
 
-    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
+    def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
         _, sequences, heads, keys = self.intervals.shape
         shift = shift_of(self.rows, seqlen_q, seqlen_k)
         return {
@@ -150,10 +150,16 @@ class Columns(Mask):
             "run_shift": shift,
         }
 
-    def workspace_bytes(self, seqlen_k: int, block_kv: int) -> int:
-        """Runs of whole key blocks, and their least and greatest ends in each key block."""
+    workspace_holds = "the runs of rows in which each key is hidden, and their least and greatest ends per key block"
+
+    def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
+        """Runs of each key block."""
         _, sequences, heads, _ = self.intervals.shape
-        blocks = sequences * heads * self.num_intervals * -(-seqlen_k // block_kv)
+        return sequences * heads * self.num_intervals * -(-seqlen_k // block_kv)
+
+    def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
+        """Runs of whole key blocks, and their least and greatest ends in each key block."""
+        blocks = self.classes_in_advance(seqlen_q, seqlen_k, block_q, block_kv)
         return blocks * (block_kv * _RUN_BYTES + _EXTREMES_BYTES)
 
     def rectangles(

@@ -102,7 +102,7 @@ class Band(Mask):
         prefix, keep, global_tokens = (x.on_host() if isinstance(x, Integers) else x for x in self._sets)
         return dataclasses.replace(self, prefix=prefix, keep=keep, global_tokens=global_tokens)
 
-    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
+    def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
         found: dict[str, int | Integers] = {}
         for name, x in zip(("prefix", "keep", "global"), self._sets, strict=True):
             number = "global_tokens" if name == "global" else name

@@ -165,12 +165,19 @@ class Mask:
         """The same mask as kernels read it: a band, or columns with runs for each of ``seqlen_k`` keys."""
         return self
 
-    def params(self, seqlen_q: int, seqlen_k: int) -> dict[str, int | Integers]:
-        """Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
+    def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
+        """``by_key``: as kernels that keep a block of keys read them. Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
         Asked of :meth:`for_kernels`."""
         return {}
 
-    def workspace_bytes(self, seqlen_k: int, block_kv: int) -> int:
+    def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
+        """How many pieces of the mask a warp each examines before the kernel. Asked of :meth:`for_kernels`."""
+        return 0
+
+    workspace_holds: ClassVar[str] = ""
+    """What these bytes are, in words."""
+
+    def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
         """Bytes that kernels keep of the mask at the end of their workspace. Asked of :meth:`for_kernels`."""
         return 0
 

@@ -29,7 +29,7 @@ MAX_DIAGONAL = 2**30
 
 #: The kinds of mask that kernels are compiled for: no bound, a right bound, both bounds, a band with exempt tokens
 #: ("sets"), keys hidden from one run of rows, from two runs. MaskKind of cuda_src/shared/mask.cuh.
-MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
+MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2", "bits")
 
 #: The kinds that are band masks.
 BAND_KINDS = MASK_KINDS[:3]
@@ -215,16 +215,16 @@ class Problem:
     @property
     def mask_params(self) -> dict[str, int | Integers]:
         """The members of ``MaskParams`` that the mask decides; an array is a pointer there."""
-        return self.kernel_mask.params(self.seqlen_q, self.seqlen_k)
+        return self.kernel_mask.params(self.seqlen_q, self.seqlen_k, self.operation == "backward")
 
     @property
     def mask_arrays(self) -> dict[str, Integers]:
         """The arrays among :attr:`mask_params`."""
         return {name: x for name, x in self.mask_params.items() if isinstance(x, Integers)}
 
-    def mask_bytes(self, block_kv: int) -> int:
+    def mask_bytes(self, block_q: int, block_kv: int) -> int:
         """Bytes at the end of the workspace that kernels keep of the mask."""
-        return self.kernel_mask.workspace_bytes(self.seqlen_k, block_kv)
+        return self.kernel_mask.workspace_bytes(self.seqlen_q, self.seqlen_k, block_q, block_kv)
 
     @property
     def later_rows_see_more(self) -> bool:

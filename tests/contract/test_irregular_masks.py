@@ -22,6 +22,7 @@ from cufa.calls import shapes
 from cufa.kernels import KERNELS, Kernel, TileConfig, kernels_of
 from cufa.kernels.support import refusal
 from cufa.plan.planner import fitting_configs
+from cufa.problem.bits import Bits
 from cufa.problem.columns import Columns
 from cufa.problem.integers import Integers
 from cufa.problem.mask import CAUSAL, Band, Mask
@@ -59,6 +60,14 @@ def columns(
     return Columns(band or Band(), Integers(np.stack([lo, hi], 1).reshape(2 * runs, *spread, keys)))
 
 
+def bits(seed: int, rows: int, keys: int, spread: tuple[int, int]) -> Bits:
+    """Scores one by one, among them rectangles of which every score is visible, or none."""
+    rng = np.random.default_rng(seed)
+    seen = rng.random((*spread, rows, keys)) < 0.3
+    seen[..., : rows // 2, : 2 * keys // 3], seen[..., rows // 2 :, keys // 3 :] = True, False
+    return Bits.of(seen)
+
+
 def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
     """Of 2 sequences and 2 key/value heads. Kept keys and windows are wider than a small tile and end within one: of
     tiles that are never clear, no test sees what makes them clear."""
@@ -78,6 +87,8 @@ def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
         "one run, of heads": columns(1, seqlen_k, seqlen_q, 1, (1, 2)),
         "one run, of sequences, in a window": columns(2, seqlen_k, seqlen_q, 1, (2, 1), Band(30, 9)),
         "two runs, of both": columns(3, seqlen_k, seqlen_q, 2, (2, 2), Band(right=4, diagonal="top-left")),
+        "bits": bits(4, seqlen_q, seqlen_k, (1, 1)),
+        "bits, of both": bits(5, seqlen_q, seqlen_k, (2, 2)),
     }
 
 

@@ -78,6 +78,10 @@ DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lan
 template <MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask, int key, int lane_first_row) {
   using Looked = IrregularMask<KIND, Params>;
+  if constexpr (Looked::BITS) {
+    hide_by_bits(S, mask.workspace.runs, (mask.rows + 31) / 32, key, mask.keys, lane_first_row);
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const int j = key + 8 * r;

@@ -1,0 +1,160 @@
+"""Masks of any shape: one bit for each score.
+
+Kernels read the bits of a tile, and of each tile in advance whether some and whether every score of it is visible: the
+device side is ``cuda_src/shared/bit_mask.cuh``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .integers import Integers
+from .mask_family import Edges, Mask
+from .tile_classes import Bools, Ints
+
+WORD = 32
+"""Scores of a word."""
+
+_ROWS_AT_ONCE = 256  # unpacked together
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Bits(Mask):
+    """Query i sees key j where bit ``j % 32`` of ``by_row[..., i, j // 32]`` is set, which is bit ``i % 32`` of
+    ``by_key[..., j, i // 32]``. Bits past the end are 0."""
+
+    by_row: Integers
+    """int32 (batch or 1, kv_heads or 1, seqlen_q, words)."""
+    by_key: Integers
+    """int32 (batch or 1, kv_heads or 1, seqlen_k, words): the same bits for kernels that keep a block of keys."""
+
+    @staticmethod
+    def of(seen: Any, xp: Any = np) -> Bits:
+        """The mask of booleans, (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), where they lie."""
+        return Bits(Integers(_packed(seen, xp)), Integers(_packed(seen.swapaxes(2, 3), xp)))
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(seqlen_q, seqlen_k) of the calls that the mask fits."""
+        return self.by_row.shape[2], self.by_key.shape[2]
+
+    def at(self, batch: int, head: int) -> Bits:
+        if self.spread == (1, 1):
+            return self
+        batches, heads = self.spread
+        b, h = (batch if batches > 1 else 0), (head if heads > 1 else 0)
+        return Bits(*(Integers(x.values[b : b + 1, h : h + 1]) for x in (self.by_row, self.by_key)))
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Of the whole matrix: rows and keys keep their meaning in shorter sequences."""
+        rows, keys = self.matrix
+        return keys - rows
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return None, None
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
+        exists = (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q)
+        row, key = np.clip(row, 0, seqlen_q - 1), np.clip(key, 0, seqlen_k - 1)
+        words: npt.NDArray[np.int32] = self.by_row.values[0, 0][row, key // WORD]
+        seen: Bools = exists & (words >> (key % WORD).astype(np.int32) & 1).astype(bool)
+        return seen
+
+    # --- Which matrices there are -------------------------------------------------------------------------
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        batch, heads, *_ = self.by_row.shape
+        return batch, heads
+
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
+        if self.matrix != (seqlen_q, seqlen_k):
+            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            rows, keys = self.matrix
+            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
+        return super().misfit(batch, kv_heads, seqlen_q, seqlen_k)
+
+    @property
+    def known(self) -> bool:
+        return self.by_row.known
+
+    @property
+    def outline(self) -> Mask:
+        from .mask import Band
+
+        return self if self.known else Band(diagonal=self.shift(0, 0))
+
+    def on_host(self) -> Bits:
+        return Bits(self.by_row.on_host(), self.by_key.on_host())
+
+    # --- What kernels must do for it ----------------------------------------------------------------------
+
+    @property
+    def irregular_kind(self) -> str:
+        return "bits"
+
+    def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
+        bits = self.by_key if by_key else self.by_row
+        sequences, heads, _, words = bits.shape
+        return {"runs": bits, "sequences": sequences, "heads": heads, "keys": words}
+
+    def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
+        """Of every group of rows and block of keys."""
+        sequences, heads = self.spread
+        return sequences * heads * -(-seqlen_q // rows_of_a_class(block_q)) * -(-seqlen_k // block_kv)
+
+    workspace_holds = "whether some and whether every score of a tile is visible"
+
+    def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
+        return 2 * self.classes_in_advance(seqlen_q, seqlen_k, block_q, block_kv)
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        """Both answers are exact."""
+        some, every = (np.zeros((len(q_first), len(k_first)), bool) for _ in range(2))
+        starts = k_first - k_first[0]
+        for block, (first, end) in enumerate(zip(q_first, q_end, strict=True)):
+            seen = self._rows(int(first), int(end))[:, k_first[0] : k_end[-1]]
+            some[block] = np.logical_or.reduceat(seen.any(axis=0), starts)
+            every[block] = np.logical_and.reduceat(seen.all(axis=0), starts)
+        return some, every
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        end = seqlen_q if end_row is None else min(end_row, seqlen_q)
+        count = np.zeros(seqlen_k, np.int64)
+        for first in range(max(first_row, 0), end, _ROWS_AT_ONCE):
+            count += self._rows(first, min(first + _ROWS_AT_ONCE, end))[:, :seqlen_k].sum(axis=0)
+        return count
+
+    def _rows(self, first: int, end: int) -> Bools:
+        """Rows of the first sequence and head, bool (rows, whole words of keys)."""
+        words = self.by_row.values[0, 0, first:end]
+        return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").view(bool)
+
+    def __str__(self) -> str:
+        where = ", on a GPU" if self.by_row.on_gpu else ""
+        return "bits of {:,} × {:,} scores".format(*self.matrix) + where
+
+
+def rows_of_a_class(block_q: int) -> int:
+    """Query rows that share a tile class: 64, the rows of a consumer warpgroup, or a whole tile."""
+    return 64 if block_q % 64 == 0 else block_q
+
+
+def _packed(seen: Any, xp: Any) -> Any:
+    """int32 (..., words): bit n of a word is element n of 32 along the last axis."""
+    missing = -seen.shape[-1] % WORD
+    if missing:
+        seen = xp.pad(seen, [(0, 0)] * (seen.ndim - 1) + [(0, missing)])
+    bits = xp.packbits(xp.ascontiguousarray(seen).reshape(-1), bitorder="little")
+    return bits.view(np.int32).reshape(*seen.shape[:-1], seen.shape[-1] // WORD)
