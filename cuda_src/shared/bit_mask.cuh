@@ -59,19 +59,22 @@ DEVICE void prepare_bits(const Params& p, int warp, int num_warps) {
 }
 
 // Scores whose bit is 0 become -inf, as do scores past the end. `line` is the lane's first row of the view, `place` its first
-// column; the mask has `lines` lines.
+// column; the mask has `lines` lines. The view begins at a multiple of its columns.
 template <typename View>
 DEVICE void hide_by_bits(View S, const char* words, int words_of_line, int line, int lines, int place) {
+  constexpr int TILES = View::TILES % 4 == 0 ? 4 : View::TILES % 2 == 0 ? 2 : 1;  // that one load serves
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const bool exists = line + 8 * r < lines;
     const char* of_line = words + i64(line + 8 * r) * words_of_line * 4;
 #pragma unroll
-    for (int n = 0; n < View::TILES; ++n) {
+    for (int n = 0; n < View::TILES; n += TILES) {
       const int first = place + 8 * n, word = first / 32;
       const u32 bits = exists && word < words_of_line ? ld_global<u32>(of_line + 4 * word) >> first % 32 : 0;
-      if ((bits & 1) == 0) S.at(r, n, 0) = NEG_INF;
-      if ((bits & 2) == 0) S.at(r, n, 1) = NEG_INF;
+#pragma unroll
+      for (int i = 0; i < 2 * TILES; ++i) {
+        if ((bits & 1u << (8 * (i / 2) + i % 2)) == 0) S.at(r, n + i / 2, i % 2) = NEG_INF;
+      }
     }
   }
 }

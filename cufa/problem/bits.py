@@ -7,6 +7,8 @@ device side is ``cuda_src/shared/bit_mask.cuh``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -24,30 +26,38 @@ _ROWS_AT_ONCE = 256  # unpacked together
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bits(Mask):
-    """Query i sees key j where bit ``j % 32`` of ``by_row[..., i, j // 32]`` is set, which is bit ``i % 32`` of
-    ``by_key[..., j, i // 32]``. Bits past the end are 0."""
+    """Query i sees key j where bit ``j % 32`` of ``by_row[..., i, j // 32]`` is set. Bits past the end are 0."""
 
     by_row: Integers
     """int32 (batch or 1, kv_heads or 1, seqlen_q, words)."""
-    by_key: Integers
-    """int32 (batch or 1, kv_heads or 1, seqlen_k, words): the same bits for kernels that keep a block of keys."""
+    keys: int
+    """seqlen_k."""
 
     @staticmethod
     def of(seen: Any, xp: Any = np) -> Bits:
         """The mask of booleans, (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), where they lie."""
-        return Bits(Integers(_packed(seen, xp)), Integers(_packed(seen.swapaxes(2, 3), xp)))
+        return Bits(Integers(_packed(seen, xp)), seen.shape[-1])
+
+    @functools.cached_property
+    def by_key(self) -> Integers:
+        """int32 (batch or 1, kv_heads or 1, seqlen_k, words): the same bits for kernels that keep a block of keys."""
+        words = self.by_row.array
+        xp = np if isinstance(words, np.ndarray) else sys.modules["cupy"]
+        bits = xp.unpackbits(words.view(np.uint8).reshape(-1), bitorder="little")
+        seen = bits.reshape(*words.shape[:3], WORD * words.shape[3])[..., : self.keys]
+        return Integers(_packed(seen.swapaxes(2, 3), xp))
 
     @property
     def matrix(self) -> tuple[int, int]:
         """(seqlen_q, seqlen_k) of the calls that the mask fits."""
-        return self.by_row.shape[2], self.by_key.shape[2]
+        return self.by_row.shape[2], self.keys
 
     def at(self, batch: int, head: int) -> Bits:
         if self.spread == (1, 1):
             return self
         batches, heads = self.spread
         b, h = (batch if batches > 1 else 0), (head if heads > 1 else 0)
-        return Bits(*(Integers(x.values[b : b + 1, h : h + 1]) for x in (self.by_row, self.by_key)))
+        return Bits(Integers(self.by_row.values[b : b + 1, h : h + 1]), self.keys)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         """Of the whole matrix: rows and keys keep their meaning in shorter sequences."""
@@ -92,7 +102,7 @@ class Bits(Mask):
         return self if self.known else Band(diagonal=self.shift(0, 0))
 
     def on_host(self) -> Bits:
-        return Bits(self.by_row.on_host(), self.by_key.on_host())
+        return Bits(self.by_row.on_host(), self.keys)
 
     # --- What kernels must do for it ----------------------------------------------------------------------
 
