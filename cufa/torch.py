@@ -23,7 +23,16 @@ from .problem.checks import import_cupy
 from .problem.kept_masks import kept
 from .problem.mask import Mask
 from .problem.options import resolve_mask
-from .problem.typing import Algorithm, Layout, Off, On, OperatorOptions, PackedOperatorOptions, Precision
+from .problem.typing import (
+    Algorithm,
+    AnyMask,
+    Layout,
+    Off,
+    On,
+    OperatorOptions,
+    PackedOperatorOptions,
+    Precision,
+)
 
 Window = tuple[int | None, int | None]
 
@@ -47,7 +56,7 @@ def attention(
 # fmt: on
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, layout: Layout = "bhsd",
-    causal: bool = False, window: Window | None = None, mask: Mask | None = None,
+    causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None, seqlens_q: Tensor | None = None, seqlens_k: Tensor | None = None,
     algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
@@ -110,7 +119,7 @@ def attention_varlen(
 # fmt: on
 def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
-    causal: bool = False, window: Window | None = None, mask: Mask | None = None,
+    causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None, deterministic: bool | None = None,
@@ -145,10 +154,10 @@ def _check_slopes(alibi_slopes: Tensor | None) -> None:
 torch.compiler.assume_constant_result(Mask.name_for_operators)
 
 
-def _name(mask: Mask | None) -> str | None:
+def _name(mask: AnyMask | None) -> str | None:
     if mask is None:
         return None
-    resolve_mask(False, None, mask)
+    mask = resolve_mask(False, None, mask)
     id(mask)  # makes torch.compile guard on this mask: it compiles anew for another one
     return mask.name_for_operators(torch.compiler.is_compiling())
 

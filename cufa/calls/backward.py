@@ -10,11 +10,11 @@ import numpy.typing as npt
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
-from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Algorithm,
+    AnyMask,
     Array,
     BackwardOptions,
     Four,
@@ -49,7 +49,7 @@ def flash_attention_backward(
 # fmt: on
 def flash_attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     gradients: tuple[str, ...] = (),
@@ -174,7 +174,7 @@ def flash_attention_backward(
 
 def plan_backward(
     q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     gradients: tuple[str, ...] = (),

@@ -11,9 +11,8 @@ from ..gpu.architectures import Device
 from ..plan.decode import DECODE
 from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
-from ..problem.mask import Mask
 from ..problem.options import Options, check_num_splits, check_softmax_max, decode_mask
-from ..problem.typing import Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
+from ..problem.typing import AnyMask, Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
 from . import optional_operands
 from . import shared_prefix as prefixes
 from .decode_checks import DecodeCall, check_gpu_serves, dtypes, scale_mode
@@ -44,7 +43,7 @@ def flash_decode(
 def flash_decode(
     q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
     k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
     softmax_max: Any = None, key_norms: Any = None, invariant: bool = False, tree: Any = None,
@@ -228,7 +227,7 @@ def plan_decode(
     q: Any, k_cache: Any, v_cache: Any = None, *, cache_seqlens: Any = None, block_table: Any = None,
     k_new: Any = None, k_scale: Any = None,
     dtype: npt.DTypeLike | None = None, cache_dtype: npt.DTypeLike | None = None,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
     softmax_max: Any = None, invariant: bool = False, device: str | None = None, **unknown: Never,

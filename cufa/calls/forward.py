@@ -13,12 +13,12 @@ from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_choice
 from ..problem.float8 import NAME, is_float8
-from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
 from ..problem.score_function import Score, resolve_score
 from ..problem.typing import (
     Accumulate,
     Algorithm,
+    AnyMask,
     Array,
     ForwardOptions,
     Layout,
@@ -52,7 +52,7 @@ def flash_attention(
 ) -> Any: ...
 def flash_attention(
     q: Any, k: Any, v: Any, *,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
@@ -84,9 +84,11 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right must be 0 or None, which then means 0: ``(3, 4)`` is refused. Tiles
         outside the window are neither read nor computed.
-    mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`. It may differ between
-        key/value heads, not between the query heads of one. Each builder says whether arrays on a GPU are read by every
+    mask : cufa.masks, or array of bool, optional
+        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`, or True where a query
+        sees a key, (seqlen_q, seqlen_k) or (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), which every call reads anew
+        (:func:`cufa.masks.from_dense` reads it once). It may differ between key/value heads, not between the query
+        heads of one. Each builder says whether arrays on a GPU are read by every
         call and replay of a graph, so that their owner may change them, or copied when the mask is made.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
@@ -244,7 +246,7 @@ def flash_attention(
 
 def plan(
     q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,

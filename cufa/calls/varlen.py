@@ -9,12 +9,12 @@ import numpy.typing as npt
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.float8 import is_float8
-from ..problem.mask import Mask
 from ..problem.options import Options, check_causal, read_forward, resolve_mask
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Accumulate,
     Algorithm,
+    AnyMask,
     Array,
     Four,
     Lse,
@@ -54,7 +54,7 @@ def flash_attention_varlen(
 # fmt: on
 def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None,
@@ -150,7 +150,7 @@ def flash_attention_varlen_backward(
 # fmt: on
 def flash_attention_varlen_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None, gradients: tuple[str, ...] = (),
     algorithm: Algorithm = "auto", precision: Precision | None = None, dlse: Any = None,

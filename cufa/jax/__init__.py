@@ -18,8 +18,8 @@ from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention, plan
 from ..calls.keywords import unknown_keyword
 from ..problem.kept_masks import kept
-from ..problem.mask import Mask
-from ..problem.typing import Algorithm, Layout, Off, On, OperatorOptions, Place, Precision
+from ..problem.options import resolve_mask
+from ..problem.typing import Algorithm, AnyMask, Layout, Off, On, OperatorOptions, Place, Precision
 from . import ffi
 
 __all__ = ["attention"]
@@ -46,7 +46,7 @@ def attention(
 # fmt: on
 def attention(
     q: Array, k: Array, v: Array, *, layout: Layout = "bshd",
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Array | None = None,
     sink: Array | None = None, seqlens_q: Array | None = None, seqlens_k: Array | None = None,
     algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
@@ -99,6 +99,7 @@ def attention(
     given: dict[str, Any] = {
         name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None
     }
+    mask = None if mask is None else resolve_mask(False, None, mask)
     plan(q.shape, k.shape, v.shape, dtype=q.dtype, mask=mask, device="cpu", **options, **given)
     value = q
     while hasattr(value, "primal"):  # of gradients that are not compiled

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..gpu.architectures import Device
-
 from ..problem.lengths import LENGTH_KINDS
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..schedule.order import Order
@@ -255,7 +254,9 @@ _MASK_THREADS, _MOST_MASK_BLOCKS = 128, 1 << 12  # MASK_THREADS; beyond, warps t
 def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
     """The pass before a forward kernel that classifies tiles in advance (``prepare_mask`` of
     cuda_src/shared/irregular_mask.cuh). Empty for masks that need none."""
-    warps = problem.kernel_mask.classes_in_advance(problem.seqlen_q, problem.seqlen_k, config.block_q, config.block_kv)
+    warps = problem.kernel_mask.classes_in_advance(
+        problem.seqlen_q, problem.seqlen_k, config.block_q, config.block_kv
+    )
     if not warps:
         return ()
     blocks = min(ceil_div(warps, _MASK_THREADS // 32), _MOST_MASK_BLOCKS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from ..problem.booleans import mask_of_booleans
 from ..problem.checks import as_array, check_diagonal, check_flag, integers, is_device_array, module_of, shown
 from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
@@ -111,76 +110,18 @@ def from_dense(seen: Any) -> Mask:
     the GPU, from which it is copied. A call must have the matrix's seqlen_q and seqlen_k. Row i and column j keep their
     meaning in sequences shortened by ``seqlens_q`` and ``seqlens_k``, as under ``diagonal="top-left"``.
 
-    The result is the narrowest band around all visible scores; within it each key may be hidden from two runs of rows.
-    ALiBi measures distances from the band's diagonal: key ``i + seqlen_k - seqlen_q`` if the band contains it.
+    The result is the cheapest form that holds the matrix: the narrowest band around all visible scores; within it up to
+    two runs of rows that each key is hidden from; or one bit for each score. ALiBi measures distances from the band's
+    diagonal: key ``i + seqlen_k - seqlen_q`` if the band contains it, or if the form is bits.
 
-    Raises TypeError for other arrays, and ValueError naming the first key that is hidden from more than two runs.
+    Raises TypeError for other arrays, and ValueError for another number of axes.
 
     >>> import cufa
     >>> str(cufa.masks.from_dense(cufa.masks.window(3, 0).dense(9, 9)))
     'window (3, 0) top-left'
     """
     x = as_array("seen", seen)
-    x = x.get() if is_device_array(x) else x
-    if x.dtype != bool:
-        raise TypeError(f"seen is {x.dtype}: it takes booleans, True where a query sees a key")
-    if x.ndim not in (2, 3, 4):
-        raise ValueError(
-            f"seen has shape {x.shape}: it takes (seqlen_q, seqlen_k), behind batch and kv_heads or not"
-        )
-    seqlen_q, seqlen_k = x.shape[-2:]
-    x = x[None, None] if x.ndim == 2 else x[:, None] if x.ndim == 3 else x
-    band = _narrowest_band(x)
-    of_band = band.dense(seqlen_q, seqlen_k)
-    if (x == of_band).all():
-        return band
-    runs = _hidden_runs(x, of_band)
-    if not (runs[2] < runs[3]).any():
-        runs = runs[:2]
-    return columns_of(band, list(runs), "top-left", f"{band}, columns of {seqlen_k:,} keys", np)
-
-
-def _narrowest_band(x: Any) -> Band:
-    seqlen_q, seqlen_k = x.shape[-2:]
-    row, key = np.nonzero(x.any(axis=(0, 1)))
-    if not len(row):
-        return Band(diagonal=_diagonal(seqlen_k - seqlen_q), matrix=(seqlen_q, seqlen_k))
-    first, last, shift = int((key - row).min()), int((key - row).max()), seqlen_k - seqlen_q
-    bounded = first > 1 - seqlen_q, last < seqlen_k - 1
-    if not first <= shift <= last:
-        shift = last
-    left, right = (
-        n if is_bound else None for n, is_bound in zip((shift - first, last - shift), bounded, strict=True)
-    )
-    return Band(left, right, _diagonal(shift), matrix=(seqlen_q, seqlen_k))
-
-
-def _diagonal(shift: int) -> str | int:
-    return shift or "top-left"
-
-
-def _hidden_runs(x: Any, of_band: Any) -> Any:
-    """(lo1, hi1, lo2, hi2), each (batch, heads, seqlen_k), of the scores that are hidden within the band."""
-    hidden = (of_band & ~x).astype(np.int8)
-    edges = np.diff(hidden, axis=-2, prepend=np.int8(0), append=np.int8(0))
-    count = (edges == 1).sum(axis=-2)
-    if (count > 2).any():
-        batch, head, key = np.argwhere(count > 2)[0].tolist()
-        raise ValueError(
-            f"seen[{batch}, {head}, :, {key}]: key {key} is hidden from {count[batch, head, key]} runs of rows, and a "
-            "mask holds two of each key: take two calls whose masks share no score, and "
-            "cufa.merge_attention_states"
-        )
-    first = np.argmax(edges == 1, axis=-2), np.argmax(edges == -1, axis=-2)
-    rows = x.shape[-2] - np.argmax(edges[..., ::-1, :] == 1, axis=-2)
-    second = rows, x.shape[-2] - np.argmax(edges[..., ::-1, :] == -1, axis=-2)
-    nothing = np.zeros_like(first[0])
-    return np.stack(
-        [
-            *(np.where(count >= 1, edge, nothing) for edge in first),
-            *(np.where(count == 2, edge, nothing) for edge in second),
-        ]
-    )
+    return mask_of_booleans(x.get() if is_device_array(x) else x, "seen")
 
 
 def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:

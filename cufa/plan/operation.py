@@ -149,7 +149,9 @@ class Operation:
             for name, number in problem.mask_params.items():
                 if isinstance(number, int):
                     setattr(params.mask, name, number)
-            params.mask.workspace = plan.workspace - problem.mask_bytes(plan.config.block_q, plan.config.block_kv)
+            params.mask.workspace = plan.workspace - problem.mask_bytes(
+                plan.config.block_q, plan.config.block_kv
+            )
         return params
 
     def choose(

@@ -33,6 +33,11 @@ class Bits(Mask):
     keys: int
     """seqlen_k."""
 
+    def __post_init__(self) -> None:
+        words = self.by_row.shape[-1]
+        if words != -(-self.keys // WORD):
+            raise ValueError(f"by_row has {words:,} words of {WORD} keys, which are not {self.keys:,} keys")
+
     @staticmethod
     def of(seen: Any, xp: Any = np) -> Bits:
         """The mask of booleans, (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), where they lie."""

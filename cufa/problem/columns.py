@@ -150,7 +150,9 @@ class Columns(Mask):
             "run_shift": shift,
         }
 
-    workspace_holds = "the runs of rows in which each key is hidden, and their least and greatest ends per key block"
+    workspace_holds = (
+        "the runs of rows in which each key is hidden, and their least and greatest ends per key block"
+    )
 
     def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
         """Runs of each key block."""

@@ -166,8 +166,8 @@ class Mask:
         return self
 
     def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
-        """``by_key``: as kernels that keep a block of keys read them. Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
-        Asked of :meth:`for_kernels`."""
+        """Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
+        ``by_key``: as kernels that keep a block of keys read them. Asked of :meth:`for_kernels`."""
         return {}
 
     def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:

@@ -75,6 +75,15 @@ def _intervals(name: str, value: Any) -> Integers:
     return found
 
 
+def _words(name: str, value: Any) -> Integers:
+    found = _integers(name, value)
+    if len(found.shape) != 4:
+        raise ValueError(
+            f"{name} has shape {found.shape}: it takes (batch or 1, kv_heads or 1, seqlen_q, words)"
+        )
+    return found
+
+
 def _integers(name: str, value: Any) -> Integers:
     if not isinstance(value, dict) or not isinstance(value.get("shape"), list):
         raise TypeError(f"{name} is {shown(value)}: it takes an array's record, shape and packed or digest")
@@ -114,5 +123,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
     "size": lambda name, value: check_count(name, value, least=1),
     "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
-    "matrix": _matrix, "band": _band, "intervals": _intervals, "title": _title,
+    "matrix": _matrix, "band": _band, "intervals": _intervals, "by_row": _words, "keys": check_count, "title": _title,
 }  # fmt: skip

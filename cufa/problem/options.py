@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .checks import array_kind, check_flag, check_window, shown
+from .booleans import mask_of_booleans
+from .checks import array_kind, check_flag, check_window, is_device_array, shown
 from .columns import Chunks
 from .mask import CAUSAL, FULL, Band, Mask
 from .problem import default_scale
@@ -171,10 +172,17 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     """
     causal = check_causal(causal)
     if mask is not None and not isinstance(mask, Mask):
-        raise TypeError(
-            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {shown(mask)}: "
-            "cufa.masks.from_dense makes one of booleans"
-        )
+        if not (isinstance(mask, np.ndarray) or is_device_array(mask)) or mask.dtype != bool:
+            raise TypeError(
+                "mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or be a NumPy or CuPy array of "
+                f"booleans, or None, not {shown(mask)}: cufa.masks.from_dense makes one of booleans"
+            )
+        if mask.ndim == 3:
+            raise ValueError(
+                f"mask has shape {mask.shape}: the first of three axes may be sequences or heads; pass "
+                "mask[:, None] or mask[None]"
+            )
+        mask = mask_of_booleans(mask, "mask")
     if mask is not None:
         for name, given in (("causal", causal or None), ("window", window)):
             if given is not None:

@@ -22,6 +22,7 @@ Off = Literal[False]
 On = Literal[True]
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
+AnyMask: TypeAlias = Mask | npt.NDArray[np.bool_]
 Lse: TypeAlias = npt.NDArray[np.floating[Any]]
 Three: TypeAlias = tuple[Array, Array, Array]
 Four: TypeAlias = tuple[Array, Array, Array, Lse]
@@ -31,7 +32,7 @@ class _Scores(TypedDict, total=False):
     """How scores are made and masked."""
 
     window: tuple[int | None, int | None] | None
-    mask: Mask | None
+    mask: AnyMask | None
     softcap: float | None
     scale: float | None
     alibi_slopes: Any

@@ -12,9 +12,9 @@ from ..calls.shapes import check_mask
 from ..problem.checks import check_not_masked
 from ..problem.float8 import key_tile
 from ..problem.lengths import Cached
-from ..problem.mask_family import Mask
 from ..problem.options import decode_mask
 from ..problem.tree import ancestors
+from ..problem.typing import AnyMask
 from .dense import Array, as_bhsd, attention_reference
 
 
@@ -22,7 +22,7 @@ from .dense import Array, as_bhsd, attention_reference
 def decode_reference(
     q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
     k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: str = "bhsd", tree: Any = None, return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:  # fmt: skip

@@ -17,6 +17,7 @@ from ..problem.options import check_scale, check_softcap, resolve_mask
 from ..problem.score_change import add_gradients, changed, product
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.scores import bounded, distances, softcap_derivative, softcapped
+from ..problem.typing import AnyMask
 
 Array = npt.NDArray[np.float64]
 
@@ -27,7 +28,7 @@ _ROWS = 512
 @np.errstate(all="ignore")
 def attention_reference(
     q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, *, causal: bool = False,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
     seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,
@@ -67,7 +68,7 @@ def attention_reference(
 @np.errstate(all="ignore")
 def attention_reference_backward(
     dout: npt.ArrayLike, q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, *, causal: bool = False,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
     seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,

@@ -7,6 +7,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import changed
 
@@ -80,6 +81,7 @@ _MASKS = dict(
             masks.prefix(3),
             masks.evict([5] * 8),
             masks.columns([0] * 8, [1] * 8, [3] * 8, [4] * 8),
+            masks.from_dense(np.indices((8, 8)).sum(axis=0) % 2 == 0),
         ),
         strict=True,
     )

@@ -13,6 +13,7 @@ from support import assert_attention, make_inputs
 
 import cufa
 from cufa import masks
+from cufa.problem.bits import Bits
 from cufa.problem.mask import Band, Mask
 
 SIDE = st.integers(1, 40)
@@ -313,11 +314,33 @@ def test_matrices_for_each_sequence_and_head():
     assert not masks.from_dense(np.zeros((3, 4), bool)).dense(3, 4).any()
 
 
-def test_the_first_key_that_does_not_fit_is_named():
-    seen = np.ones((2, 2, 9, 9), bool)
-    seen[1, 0, [0, 2, 4], 5] = seen[1, 1, [0, 2, 4], 2] = False
-    with pytest.raises(ValueError, match=r"seen\[1, 0, :, 5\]: key 5 is hidden from 3 runs of rows"):
-        masks.from_dense(seen)
+@pytest.mark.parametrize("shape", [(9, 9), (2, 33, 70), (2, 3, 40, 31), (1, 3, 64, 96)])
+def test_a_matrix_of_any_shape_is_held_as_bits(shape):
+    seen = np.random.default_rng(1).random(shape) < 0.6
+    mask = masks.from_dense(seen)
+    assert isinstance(mask, Bits)
+    of_heads = seen[None, None] if seen.ndim == 2 else seen[:, None] if seen.ndim == 3 else seen
+    for batch, head in np.ndindex(of_heads.shape[:2]):
+        one, exact = mask.at(batch, head), of_heads[batch, head]
+        np.testing.assert_array_equal(mask.dense(*exact.shape, batch, head), exact)
+        np.testing.assert_array_equal(one.visible_per_key(*exact.shape, 3, 20), exact[3:20].sum(axis=0))
+        assert one.visible_scores(*exact.shape) == exact.sum()
+        np.testing.assert_array_equal(one.by_key.values, Bits.of(exact.T[None, None]).by_row.values)
+
+
+def test_an_array_of_booleans_is_a_mask():
+    seen = np.random.default_rng(2).random((2, 1, 12, 20)) < 0.5
+    q, k, v = make_inputs(2, 4, 2, 12, 20, 8, "float32")
+    out, lse = cufa.flash_attention(q, k, v, mask=seen, return_lse=True, device="cpu")
+    np.testing.assert_allclose(out, cufa.attention_reference(q, k, v, mask=seen), atol=1e-6)
+    seen[:] ^= True  # the owner may change it between calls: it is read by every call
+    again = cufa.flash_attention(q, k, v, mask=seen, device="cpu")
+    np.testing.assert_allclose(again, cufa.attention_reference(q, k, v, mask=seen), atol=1e-6)
+    seen[:] ^= True
+    gradients = cufa.flash_attention_backward(q, q, k, v, out, lse, mask=seen, device="cpu")
+    exact = cufa.attention_reference_backward(q, q, k, v, mask=seen)
+    for found, right in zip(gradients, exact, strict=True):
+        np.testing.assert_allclose(found, right, atol=1e-5)
 
 
 @pytest.mark.parametrize(

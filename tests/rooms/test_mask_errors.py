@@ -26,9 +26,9 @@ _COLUMNS = {"family": "columns", "band": _BAND, "intervals": {"shape": [2, 1, 1,
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (None, "JSON object with one family of band, columns, chunks.*not None"),
+        (None, "JSON object with one family of band, bits, columns, chunks.*not None"),
         ([_BAND], "JSON object .* not builtins.list"),
-        ({}, "family=None of a mask's record is not known; use one of band, columns, chunks"),
+        ({}, "family=None of a mask's record is not known; use one of band, bits, columns, chunks"),
         ({"family": "zz"}, "family='zz' of a mask's record is not known; use one of band"),
         ({"family": []}, r"family=\[\] of a mask's record is not known"),
         ({"family": "columns"}, "family columns needs the field 'band'"),
@@ -120,10 +120,12 @@ WINDOWS = [
 ]
 OTHERS = [
     (
-        {"mask": np.ones((8, 8), bool)},
+        {"mask": np.ones((8, 8))},
         TypeError,
         "mask must be made by cufa.masks.*not numpy.ndarray: cufa.masks.from_dense",
     ),
+    ({"mask": np.ones((1, 8, 8), bool)}, ValueError, r"mask has shape \(1, 8, 8\): .*sequences or heads"),
+    ({"mask": np.ones((7, 8), bool) ^ np.eye(7, 8, dtype=bool)}, ValueError, "of 7 queries and 8 keys"),
     ({"mask": True}, TypeError, "mask must be made by cufa.masks.*not True"),
     ({"mask": "causal"}, TypeError, "mask must be made by cufa.masks.*not 'causal'"),
     ({"mask": masks.causal}, TypeError, "mask must be made by cufa.masks.*not builtins.function"),

@@ -28,9 +28,9 @@ from ...plan.operation import OPERATIONS
 from ...plan.planner import make_plan
 from ...problem.checks import check_flag
 from ...problem.float8 import is_float8
-from ...problem.mask import Mask
 from ...problem.options import Options, check_accumulate, resolve_mask
 from ...problem.score_function import Score, check_gradients, resolve_score
+from ...problem.typing import AnyMask
 from .launch import EmulationError, Execution, Finding
 from .run import Emulation, run_plan
 
@@ -39,7 +39,7 @@ __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "em
 
 def emulate(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
-    mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
+    mask: AnyMask | None = None, softcap: float | None = None, scale: float | None = None,
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
     score: Score | None = None, bias: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
@@ -115,7 +115,7 @@ def emulate(
 
 def emulate_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
-    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None,
+    window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     gradients: tuple[str, ...] = (), cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
