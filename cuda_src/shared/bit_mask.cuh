@@ -1,8 +1,8 @@
 // Masks with one bit for each score: the device side of cufa/problem/bits.py. Bit n of a word is the n-th of 32 neighbours on a
 // line: of 32 keys of a row, or, for kernels that keep a block of keys, of 32 rows of a key.
 //
-// Whether some and whether every score of a tile is visible is found for all tiles before the kernel, by prepare_bits(): two bytes
-// for each group of CLASS_ROWS rows and block of BLOCK_KV keys. Every call does so: the bits are on the GPU and may change.
+// Whether some and whether every score of a tile is visible is found for all tiles before the kernel, by prepare_bits(): two
+// bytes for each group of CLASS_ROWS rows and block of BLOCK_KV keys. Every call does so: the bits are on the GPU and may change.
 #pragma once
 #include "shared/params.cuh"
 #include "shared/fragment_view.cuh"
@@ -19,7 +19,8 @@ struct BitMask {
   int words_of_line, groups, blocks;
 
   DEVICE explicit BitMask(const Params& p)
-      : words(reinterpret_cast<char*>(const_cast<i32*>(p.mask.runs))), classes(static_cast<char*>(p.workspace) + p.mask.workspace),
+      : words(reinterpret_cast<char*>(const_cast<i32*>(p.mask.runs))),
+        classes(static_cast<char*>(p.workspace) + p.mask.workspace),
         words_of_line(p.mask.keys), groups((p.seqlen_q - 1) / CLASS_ROWS + 1), blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {}
 
   DEVICE i64 bytes_of_head(const Params& p) const { return i64(BY_KEY ? p.seqlen_k : p.seqlen_q) * words_of_line * 4; }

@@ -7,7 +7,7 @@
 #include "primitives/primitives.cuh"
 
 // FULL: no edge. CAUSAL: the right edge. BAND: both. SETS: both, and tokens that the edges do not bind (a prefix, kept keys,
-// global tokens). COLUMNS, COLUMNS2: both, and one or two runs of rows that each key is hidden from. BITS: a bit for each score.
+// global tokens). COLUMNS, COLUMNS2: both, and one or two runs of rows that each key is hidden from. BITS: a bit per score.
 enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK_COLUMNS2, MASK_BITS };
 
 // Irregular masks: the tiles that a block visits are no range. Each tile is tested.

@@ -1,7 +1,8 @@
 """Masks for :func:`cufa.flash_attention`: which keys each query sees.
 
 A mask is a value: it can be compared, printed and kept, and one mask serves every call that it fits. A mask stores a
-few integers, or two to four per key, never a matrix; a new mask needs no compilation.
+few integers, or two to four per key; only a matrix that has no such form is stored, as one bit for each score. A new
+mask needs no compilation. ``a & b``, ``a | b`` and ``~a`` are masks.
 
 >>> import cufa
 >>> str(cufa.masks.window(1023, 0))

@@ -234,14 +234,14 @@ class Chunks(Mask):
     size: int
     diagonal: str | int = "bottom-right"
 
-    def for_kernels(self, seqlen_k: int) -> Columns:
+    def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Columns:
         return _chunk_columns(self.size, self.diagonal, seqlen_k)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 
     def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        return self.for_kernels(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
+        return self.for_kernels(seqlen_q, seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
 
     @property
     def irregular_kind(self) -> str:
@@ -253,12 +253,14 @@ class Chunks(Mask):
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
     ) -> tuple[Bools, Bools]:
-        return self.for_kernels(seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+        return self.for_kernels(seqlen_q, seqlen_k).rectangles(
+            q_first, q_end, k_first, k_end, seqlen_q, seqlen_k
+        )
 
     def visible_per_key(
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
-        return self.for_kernels(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+        return self.for_kernels(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     def __str__(self) -> str:
         where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"

@@ -161,8 +161,8 @@ class Mask:
         some score be visible, is every score surely visible), bool (blocks of rows, blocks of keys) each."""
         raise self._missing("rectangles")
 
-    def for_kernels(self, seqlen_k: int) -> Mask:
-        """The same mask as kernels read it: a band, or columns with runs for each of ``seqlen_k`` keys."""
+    def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Mask:
+        """The same mask as kernels read it: a band, columns with runs for each of ``seqlen_k`` keys, or bits."""
         return self
 
     def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
@@ -192,6 +192,27 @@ class Mask:
     ) -> Ints:
         """How many of the rows ``first_row`` … ``end_row`` - 1 see each key, int64 (seqlen_k,)."""
         raise self._missing("visible_per_key")
+
+    # --- Operators ----------------------------------------------------------------------------------------
+
+    def __and__(self, other: Mask) -> Mask:
+        """A query sees the keys that it sees under both masks. Raises ValueError for masks of other lengths, and for
+        numbers on a GPU."""
+        from .combined import combined
+
+        return combined("and", self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: Mask) -> Mask:
+        """A query sees the keys that it sees under one of the masks, or both. Raises as ``&`` does."""
+        from .combined import combined
+
+        return combined("or", self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> Mask:
+        """A query sees the keys that it does not see under this mask. Raises as ``&`` does."""
+        from .combined import combined
+
+        return combined("not", self)
 
     # --- Text, pictures, records --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .checks import check_count, check_diagonal, check_from_0, check_sizes, check_window, shown
+from .combined import SIGNS
 from .integers import Integers
 from .mask import Band, Mask
 
@@ -104,6 +105,18 @@ def _band(name: str, value: Any) -> Band:
     return found
 
 
+def _operation(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in SIGNS:
+        raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(SIGNS)}")
+    return value
+
+
+def _parts(name: str, value: Any) -> tuple[Mask, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 2:
+        raise ValueError(f"{name} is {shown(value)}: it takes the records of one mask or two")
+    return tuple(map(read_mask, value))
+
+
 def _title(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is text, not {shown(value)}")
@@ -123,5 +136,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
     "size": lambda name, value: check_count(name, value, least=1),
     "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
-    "matrix": _matrix, "band": _band, "intervals": _intervals, "by_row": _words, "keys": check_count, "title": _title,
+    "matrix": _matrix, "band": _band, "intervals": _intervals, "title": _title,
+    "by_row": _words, "keys": check_count, "operation": _operation, "parts": _parts,
 }  # fmt: skip

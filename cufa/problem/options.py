@@ -183,7 +183,7 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
                 "mask[:, None] or mask[None]"
             )
         mask = mask_of_booleans(mask, "mask")
-    if mask is not None:
+    if isinstance(mask, Mask):
         for name, given in (("causal", causal or None), ("window", window)):
             if given is not None:
                 raise ValueError(f"mask={mask} and {name}={given} both say what is seen: pass one of them")

@@ -209,8 +209,8 @@ class Problem:
 
     @property
     def kernel_mask(self) -> Mask:
-        """The mask as kernels read it: a band or columns."""
-        return self.mask.for_kernels(self.seqlen_k)
+        """The mask as kernels read it: a band, columns or bits."""
+        return self.mask.for_kernels(self.seqlen_q, self.seqlen_k)
 
     @property
     def mask_params(self) -> dict[str, int | Integers]:

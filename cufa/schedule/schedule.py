@@ -96,7 +96,7 @@ class Schedule:
         """Tiles visited by each block, shape (num_blocks,)."""
         if self.by_keys or not self.skip_masked_tiles:
             return self.ranges.count
-        mask = self.mask.for_kernels(self.seqlen_k)
+        mask = self.mask.for_kernels(self.seqlen_q, self.seqlen_k)
         return mask.visits(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
 
     @functools.cached_property

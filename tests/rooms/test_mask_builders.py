@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from support import assert_attention, make_inputs
 import cufa
 from cufa import masks
 from cufa.problem.bits import Bits
+from cufa.problem.columns import Columns
 from cufa.problem.mask import Band, Mask
 
 SIDE = st.integers(1, 40)
@@ -326,6 +329,50 @@ def test_a_matrix_of_any_shape_is_held_as_bits(shape):
         np.testing.assert_array_equal(one.visible_per_key(*exact.shape, 3, 20), exact[3:20].sum(axis=0))
         assert one.visible_scores(*exact.shape) == exact.sum()
         np.testing.assert_array_equal(one.by_key.values, Bits.of(exact.T[None, None]).by_row.values)
+
+
+def some_masks(rows: int, keys: int) -> list[Mask]:
+    rng = np.random.default_rng(rows + keys)
+    each = rng.integers(0, rows + 1, (2, 1, keys))
+    return [
+        masks.full(), masks.causal(), masks.causal("top-left"), masks.window(4, 2), masks.window(None, 7),
+        masks.prefix(5), masks.chunks(3), masks.documents([keys // 2, keys - keys // 2]), masks.evict(each),
+        masks.evict(rng.integers(0, rows + 1, keys)), masks.from_dense(rng.random((rows, keys)) < 0.5),
+        masks.from_dense(rng.random((2, 2, rows, keys)) < 0.5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(7, 13), (33, 20), (64, 64)])
+def test_operators_mean_what_they_mean_for_matrices(rows, keys):
+    def dense(mask: Mask) -> Any:
+        return np.array([[mask.dense(rows, keys, b, h) for h in range(2)] for b in range(2)])
+
+    found = set()
+    for a, b in itertools.product(some_masks(rows, keys), repeat=2):
+        both, either, neither = a & b, a | b, ~a & ~b
+        np.testing.assert_array_equal(dense(both), dense(a) & dense(b), str(both))
+        np.testing.assert_array_equal(dense(either), dense(a) | dense(b), str(either))
+        np.testing.assert_array_equal(dense(neither), ~(dense(a) | dense(b)), str(neither))
+        for mask in (both, either, neither):
+            assert Mask.from_json(json.loads(json.dumps(mask.as_json()))) == mask
+            one = mask.at(1, 1)
+            counted = one.for_kernels(rows, keys).visible_per_key(rows, keys)
+            np.testing.assert_array_equal(counted, mask.dense(rows, keys, 1, 1).sum(axis=0))
+        found.add(type(both).__name__)
+    assert found == {"Band", "Columns", "Bits", "Combined"}
+    assert isinstance(masks.documents([3, 4]) & masks.window(2, 0), Columns), "no bits are needed"
+    assert masks.causal() & masks.window(3, 5) == masks.window(3, 0)
+
+
+def test_masks_of_other_lengths_do_not_combine():
+    of_7, of_8 = (masks.from_dense(np.indices((n, n)).sum(axis=0) % 2 == 0) for n in (7, 8))
+    with pytest.raises(ValueError, match="of other lengths"):
+        of_7 & of_8
+    q = np.ones((1, 1, 7, 8), np.float32)
+    with pytest.raises(ValueError, match="matrix of 8 queries and 8 keys"):
+        cufa.flash_attention(q, q, q, mask=masks.causal() & of_8, device="cpu")
+    with pytest.raises(TypeError):
+        of_7 & True
 
 
 def test_an_array_of_booleans_is_a_mask():

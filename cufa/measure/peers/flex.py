@@ -56,7 +56,7 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
 
     Raises NotImplementedError for masks of other classes than those of :mod:`cufa.masks`.
     """
-    mask = problem.mask.on_host().for_kernels(problem.seqlen_k)
+    mask = problem.mask.on_host().for_kernels(problem.seqlen_q, problem.seqlen_k)
     runs = _hidden_runs(mask, problem, put) if isinstance(mask, Columns) else []
     band = mask.band if isinstance(mask, Columns) else mask
     if not isinstance(band, Band):

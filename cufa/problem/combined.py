@@ -1,0 +1,167 @@
+"""``a & b``, ``a | b`` and ``~a`` of masks: in the masks' own family where the result has that form, else as bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bits import WORD, Bits
+from .columns import Columns
+from .integers import Integers
+from .mask import Band
+from .mask_family import Edges, Mask, broadcast_count
+from .tile_classes import Bools, Ints
+
+SIGNS = {"and": " & ", "or": " | ", "not": "~"}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Combined(Mask):
+    """Query i sees key j where it does under every part ("and"), some part ("or"), or not under the one part ("not").
+    Kernels read bits, made once for each pair of lengths."""
+
+    operation: str
+    parts: tuple[Mask, ...]
+
+    def __post_init__(self) -> None:
+        if (self.operation == "not") != (len(self.parts) == 1):
+            raise ValueError(f"operation={self.operation!r} does not take {len(self.parts)} parts")
+
+    def at(self, batch: int, head: int) -> Combined:
+        return dataclasses.replace(self, parts=tuple(x.at(batch, head) for x in self.parts))
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        """δ of the first part."""
+        return self.parts[0].shift(seqlen_q, seqlen_k)
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return None, None
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        seen = [x.visible(rows, keys, seqlen_q, seqlen_k) for x in self.parts]
+        if self.operation == "not":
+            row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
+            return (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q) & ~seen[0]
+        combine = np.logical_and if self.operation == "and" else np.logical_or
+        found: Bools = functools.reduce(combine, seen)
+        return found
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        batches, heads = zip(*(x.spread for x in self.parts), strict=True)
+        return broadcast_count(*batches), broadcast_count(*heads)
+
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
+        if seqlen_q is None:
+            return "is a combination of masks, which packed sequences do not take: use one of them"
+        return next(filter(None, (x.misfit(batch, kv_heads, seqlen_q, seqlen_k) for x in self.parts)), None)
+
+    @property
+    def known(self) -> bool:
+        return all(x.known for x in self.parts)
+
+    def on_host(self) -> Combined:
+        return dataclasses.replace(self, parts=tuple(x.on_host() for x in self.parts))
+
+    @property
+    def irregular_kind(self) -> str:
+        return "bits"
+
+    def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Bits:
+        kept: dict[tuple[int, int], Bits] = self.__dict__.setdefault("_kept_bits", {})
+        if (seqlen_q, seqlen_k) not in kept:
+            batches, heads = self.spread
+            of_heads = [[self.dense(seqlen_q, seqlen_k, b, h) for h in range(heads)] for b in range(batches)]
+            kept[seqlen_q, seqlen_k] = Bits.of(np.array(of_heads))
+        return kept[seqlen_q, seqlen_k]
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        bits = self.for_kernels(seqlen_q, seqlen_k)
+        return bits.rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        return self.for_kernels(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+
+    def __str__(self) -> str:
+        sign = SIGNS[self.operation]
+        return f"{sign}({self.parts[0]})" if len(self.parts) == 1 else sign.join(f"({x})" for x in self.parts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "parts": [x.as_json() for x in self.parts]}
+
+
+def combined(operation: str, *parts: Mask) -> Mask:
+    """The mask of an operator. Raises ValueError for masks that only a GPU knows, other than bits."""
+    if all(isinstance(x, Bits) for x in parts):
+        return _of_bits(operation, *parts)  # type: ignore[arg-type]
+    found = _in_one_family(*parts) if operation == "and" else None
+    if found is not None:
+        return found
+    for part in parts:
+        if not part.known:
+            raise ValueError(
+                f"{part}: its numbers are on a GPU, and bits are made of them here: use mask.on_host()"
+            )
+    return Combined(operation, parts)
+
+
+def _of_bits(operation: str, first: Bits, *rest: Bits) -> Bits:
+    for other in rest:
+        if other.matrix != first.matrix:
+            raise ValueError(f"{first} and {other} are of other lengths: combine masks of the same")
+    words = first.by_row.array
+    if operation == "not":
+        last = np.full(words.shape[-1], -1, np.int32)
+        last[-1:] = np.uint32((1 << (first.keys - 1) % WORD + 1) - 1).astype(np.int32)
+        return Bits(
+            Integers(~words & type(words)(last) if first.by_row.on_gpu else ~words & last), first.keys
+        )
+    other = rest[0].by_row.array
+    return Bits(Integers(words & other if operation == "and" else words | other), first.keys)
+
+
+def _in_one_family(a: Mask, b: Mask) -> Mask | None:
+    """``a & b`` as a band, or as columns in a band. None: it is neither."""
+    if isinstance(a, Band) and isinstance(b, Columns):
+        a, b = b, a
+    if isinstance(a, Columns) and isinstance(b, Band):
+        band = _in_one_family(a.band, b)
+        return dataclasses.replace(a, band=band, title="") if isinstance(band, Band) else None
+    if isinstance(a, Columns) and isinstance(b, Columns):
+        return _in_two_runs(a, b)
+    if not (isinstance(a, Band) and isinstance(b, Band)) or a.irregular_kind or b.irregular_kind:
+        return None
+    unbounded = next(
+        (y for x, y in ((a, b), (b, a)) if (x.left, x.right, x.matrix) == (None, None, None)), None
+    )
+    if unbounded is not None:
+        return unbounded
+    if (a.diagonal, a.matrix) != (b.diagonal, b.matrix):
+        return None
+    left, right = (
+        min((x for x in sides if x is not None), default=None)
+        for sides in ((a.left, b.left), (a.right, b.right))
+    )
+    return dataclasses.replace(a, left=left, right=right)
+
+
+def _in_two_runs(a: Columns, b: Columns) -> Columns | None:
+    band = _in_one_family(a.band, b.band)
+    alike = a.rows == b.rows and a.intervals.shape[-1] == b.intervals.shape[-1] and a.known and b.known
+    if not (alike and isinstance(band, Band) and a.num_intervals == b.num_intervals == 1):
+        return None
+    runs = np.concatenate(
+        np.broadcast_arrays(a.intervals.values[:, None], b.intervals.values[:, None]), axis=1
+    )
+    pairs = runs.swapaxes(0, 1).reshape(4, *runs.shape[2:])
+    return dataclasses.replace(a, band=band, intervals=Integers(pairs), title="")
