@@ -139,7 +139,11 @@ def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
             left_out |= {item for i, item in enumerate(cases) if i not in kept}
     in_turn = [item for item in items if item.get_closest_marker("in_turn")]
-    left_out |= {*in_turn} - {*sampling.quarter_of_today(in_turn, "in turn")}
+    today = {*sampling.fifth_of_today([*dict.fromkeys(_scope_of(item.nodeid) for item in in_turn)])}
+    left_out |= {item for item in in_turn if _scope_of(item.nodeid) not in today}
+    if why_no_gpu():  # one case of a test says why all are skipped
+        on_gpu = [item for item in items if item.get_closest_marker("gpu") and item not in left_out]
+        left_out |= {*on_gpu} - {*{_scope_of(item.nodeid): item for item in on_gpu}.values()}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))

@@ -14,8 +14,8 @@ test-nightly`` runs all of them. The mark's options:
 
 Cases marked ``emulate``, and tests in ``test_emulate_*.py``, need no mark: most of them compile a kernel, so each test
 of more than two such cases has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is
-shortened by :func:`of_today`. Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a
-browser, the date draws a quarter.
+shortened by :func:`of_today`. Of the tests marked ``@pytest.mark.in_turn`` (long ways through the dashboard, commands
+in processes of their own) each runs on one day of five.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
 agree, and printed, so that a failure can be repeated on another day.
@@ -59,8 +59,12 @@ def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) ->
     return [*cases[:fixed], *_drawn(cases[fixed:], dated, key)]
 
 
-def quarter_of_today(cases: Sequence[T], key: str) -> list[T]:
-    return of_today(cases, key, fixed=0, dated=-(-len(cases) // 4))
+def fifth_of_today(cases: Sequence[T]) -> list[T]:
+    """Every fifth case, at least one; five days in a row have each once."""
+    if date() == EVERY_CASE:
+        return list(cases)
+    day = datetime.date.fromisoformat(date()).toordinal()
+    return list(cases[day % max(1, min(5, len(cases))) :: 5])
 
 
 def chosen(

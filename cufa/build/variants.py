@@ -158,9 +158,8 @@ def _of_kernel(spec: Kernel, archs: Sequence[int], head_dims: Sequence[int] | No
 
 def _configs(spec: Kernel, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
-        for problem in _problems(spec, head_dim):
-            if _meet(spec, config, problem):
-                yield Variant(spec, config, problem, arch)
+        for problem in _served(spec, config, head_dim):
+            yield Variant(spec, config, problem, arch)
 
 
 def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]:
@@ -170,15 +169,16 @@ def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]
     for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
-                for problem in _problems(spec, config.min_head_dim):
-                    if _meet(spec, config, problem):
-                        yield Variant(spec, config, problem, arch)
+                for problem in _served(spec, config, config.min_head_dim):
+                    yield Variant(spec, config, problem, arch)
                 break
 
 
-def _meet(spec: Kernel, config: TileConfig, problem: Problem) -> bool:
+@functools.lru_cache(1024)
+def _served(spec: Kernel, config: TileConfig, head_dim: int) -> tuple[Problem, ...]:
     """Not every problem's keys are split, and not all tiles serve every problem."""
-    return refusal(spec, problem, config=config, split_keys=config in spec.split_configs) is None
+    split = config in spec.split_configs
+    return tuple(p for p in _problems(spec, head_dim) if refusal(spec, p, config=config, split_keys=split) is None)
 
 
 def _other_branches(spec: Kernel, arch: Architecture) -> Iterator[Variant]:

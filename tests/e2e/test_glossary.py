@@ -14,6 +14,7 @@ def tip(word: Locator) -> str:
     return str(word.evaluate("e => getComputedStyle(e, '::after').content")).strip('"')
 
 
+@pytest.mark.in_turn
 def test_a_word_tells_what_it_means_to_mouse_and_keyboard_and_a_step_its_lines(
     server: str, browser: Browser
 ) -> None:

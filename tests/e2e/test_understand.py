@@ -24,6 +24,7 @@ def own_meter(page: Page) -> int:
     return int(page.locator(".walk .own .bytes").inner_text().removesuffix(" B").replace(",", ""))
 
 
+@pytest.mark.in_turn
 def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?mask=causal&seed=3&step=5")
@@ -66,6 +67,7 @@ def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark")
     page = visit.open(f"{server}/?algorithm=fa1&step=6")

@@ -96,6 +96,7 @@ print(hashlib.sha256(run.out.tobytes() + run.lse.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.in_turn
 def test_processes_may_build_at_once_and_fibers_may_be_portable(tmp_path):
     """Three processes with one cache that has no kernel, one of them switching stacks by ucontext: the same bits."""
     (tmp_path / "host").mkdir()

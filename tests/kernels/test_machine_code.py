@@ -52,6 +52,7 @@ def languages(found: Listing) -> list[Code]:
     return [next(iter(codes.values())) for codes in (found.ptx, found.sass) if codes]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("build", OF_TODAY, ids=str)
 @pytest.mark.slow
 def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -> None:
@@ -90,6 +91,7 @@ def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
         assert Code.from_json(json.loads(json.dumps(code.as_json()))) == code
 
 
+@pytest.mark.in_turn
 @needs_nvdisasm
 @pytest.mark.parametrize("build", OF_TODAY, ids=str)
 @pytest.mark.slow
@@ -262,6 +264,7 @@ def test_the_command_prints_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loop, line" in shown.stdout
 
 
+@pytest.mark.in_turn
 @needs_nvdisasm
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_what_measures_shared_memory_reads_it_each_time(arch: str) -> None:
@@ -279,6 +282,7 @@ def test_what_measures_shared_memory_reads_it_each_time(arch: str) -> None:
         assert loads == 4 * sum("IMAD" in text and ", 0x3, " in text for text in texts) > 0
 
 
+@pytest.mark.in_turn
 @needs_nvdisasm
 @pytest.mark.slow
 def test_products_of_wgmma_and_fences_are_those_of_the_disassembly() -> None:

@@ -68,7 +68,7 @@ def gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpu", lambda number: Device("H200", DEVICE.arch, 132))
 
 
-@pytest.mark.sampled(dated=3)
+@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize(
     ("name", "here"), [(name, page) for name, found in SUBJECTS.items() for page in links.pages_of(found)]
 )

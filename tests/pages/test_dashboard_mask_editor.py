@@ -207,6 +207,7 @@ def test_a_kind_is_chosen_and_its_numbers_are_typed_and_dragged(shown: list[Mask
     assert shown[-1] == masks.prefix(2048)
 
 
+@pytest.mark.sampled(fixed=2, dated=2)
 @pytest.mark.parametrize("kind", mask_editor._EXAMPLES)
 def test_the_picture_of_a_kind_is_its_mask(kind: str) -> None:
     found = pixels(open_page("masked_work", mask="full"), 1 + list(mask_editor._EXAMPLES).index(kind))
@@ -237,6 +238,7 @@ def test_what_cannot_be_read_is_told_and_the_page_goes_on(shown: list[Mask]) -> 
     assert not app.error and shown[-1] != before and not np.array_equal(pixels(app), picture)
 
 
+@pytest.mark.sampled(fixed=1, dated=2)
 @pytest.mark.parametrize(
     "link",
     [
@@ -364,6 +366,7 @@ def test_a_word_that_is_no_mask_is_told(text: str) -> None:
         subject.problem_of(word)
 
 
+@pytest.mark.sampled(fixed=1, dated=2)
 @pytest.mark.parametrize(
     ("page", "link"),
     [

@@ -47,7 +47,7 @@ LINKS = (
 )
 
 
-@pytest.mark.sampled(fixed=7, dated=2)
+@pytest.mark.sampled(fixed=3, dated=2)
 @pytest.mark.parametrize("link", LINKS, ids=str)
 def test_every_algorithm_and_shape_can_be_drawn(link: dict[str, str]) -> None:
     app = open_page("masked_work", **link)

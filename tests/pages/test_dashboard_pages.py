@@ -101,7 +101,7 @@ def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
     assert not app.warning
 
 
-@pytest.mark.sampled(fixed=2, dated=16)
+@pytest.mark.sampled(fixed=2, dated=4)
 @pytest.mark.parametrize(
     ("name", "parameter", "value"),
     [
@@ -173,6 +173,7 @@ def test_a_page_keeps_its_controls_when_it_is_left() -> None:
     assert chosen(app) == {"sq": "512"}
 
 
+@pytest.mark.sampled(fixed=1, dated=2)
 @pytest.mark.parametrize(
     ("link", "text"),
     [

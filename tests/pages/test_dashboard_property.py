@@ -122,10 +122,17 @@ class Faults:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
+        self.shipped: dict[str, list[list[str]]] = {}
 
-    def page(self, name: str, link: dict[str, str], records: Path = SHIPPED) -> list[list[str]]:
-        use(records, self.monkeypatch)
-        return sections(open_page(name, **link))
+    def page(self, name: str, link: dict[str, str], records: Path | None = None) -> list[list[str]]:
+        """With these records; with those that ship, each page once."""
+        if records is None and (found := self.shipped.get(f"{name} {link}")):
+            return found
+        use(records or SHIPPED, self.monkeypatch)
+        page = sections(open_page(name, **link))
+        if records is None:
+            self.shipped[f"{name} {link}"] = page
+        return page
 
     def beyond(self, name: str, link: dict[str, str]) -> list[str]:
         """Texts with a share of a bound above 100%."""
@@ -167,7 +174,7 @@ def measured(page: str, card: str, suite: str, regime: str) -> dict[str, str]:
     return {"machine": card, "suite": suite, "of": problem_key(row.problem), "regime": regime}
 
 
-@pytest.mark.sampled(fixed=1, dated=3)
+@pytest.mark.sampled(fixed=0, dated=3)
 @pytest.mark.parametrize(("suite", "regime"), SUITES)
 @pytest.mark.parametrize("page", ["roofline", "compare"])
 @pytest.mark.parametrize("card", CARDS)
@@ -178,7 +185,7 @@ def test_measured_pages(page: str, card: str, suite: str, regime: str, faults: F
     assert faults.second_values(page, link) == []
 
 
-@pytest.mark.sampled(fixed=1, dated=2)
+@pytest.mark.sampled(fixed=0, dated=2)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("key", KEYS)
 def test_pages_of_a_card(name: str, key: str, faults: Faults) -> None:

@@ -42,6 +42,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.in_turn
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     store = Store(tiny_disk / "runs")
     job = dataclasses.replace(small(), cases=small().cases * 120, seconds=0.02)

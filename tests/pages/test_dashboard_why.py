@@ -137,6 +137,7 @@ def test_a_trace_of_the_same_source_separates_the_waits(shipped: list[Evidence])
     assert why.facts_of(dataclasses.replace(slow, row=changed, id="another"), card).inside is None
 
 
+@pytest.mark.in_turn
 def test_recorded_runs_get_advice_that_their_times_allow(shipped: list[Evidence]) -> None:
     """No gain exceeds the time itself, and the figures of every card are its own."""
     advised = 0
@@ -150,6 +151,7 @@ def test_recorded_runs_get_advice_that_their_times_allow(shipped: list[Evidence]
     assert advised > 100
 
 
+@pytest.mark.in_turn
 def test_the_page_compiles_on_demand(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     app = open_page("roofline", show="fa2")

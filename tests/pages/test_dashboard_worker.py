@@ -184,6 +184,7 @@ def test_a_run_that_goes_on_is_not_deleted(store: Store) -> None:
     assert wait_for(store, running, over).rows
 
 
+@pytest.mark.in_turn
 def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> None:
     killed, following = client.submit(store, endless()), client.submit(store, small())
     before = wait_for(store, killed, lambda run: len(run.rows) >= 2)

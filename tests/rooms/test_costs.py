@@ -35,9 +35,10 @@ def recorded_builds(kernel: Kernel) -> list[tuple[TileConfig, int, bool]]:
     ]
 
 
+@pytest.mark.sampled(fixed=0, dated=5)
 @pytest.mark.parametrize("name", counting.KERNELS)
 def test_recorded_costs_are_what_the_source_counts(name: str) -> None:
-    """One build of each kernel, another one every day. Else: python -m tests.evidence costs (some minutes)."""
+    """One build of some kernels, others every day. Else: python -m tests.evidence costs (some minutes)."""
     kernel = counting.KERNELS[name]
     for config, head_dim, softcap in of_today(recorded_builds(kernel), f"costs {name}", fixed=0):
         table = costs.table_of(kernel, config, head_dim, softcap)

@@ -134,6 +134,7 @@ def test_demo_train_prints_losses_and_a_text(monkeypatch):
         assert words in result.stdout
 
 
+@pytest.mark.in_turn
 def test_demo_train_fails_when_it_diverges(monkeypatch):
     monkeypatch.setattr(CharacterModel, "train", lambda self, network, steps, seed: iter([4.0, math.nan]))
     result = run("--steps", "2")

@@ -34,6 +34,7 @@ def accuracy(problem, distribution, contender, seed=0):
     return check.accuracy(problem, distribution, entry.results()["o"], arrays["v"], expected["o"])
 
 
+@pytest.mark.in_turn
 def test_the_papers_outliers():
     """FlashAttention-3, table 3: 9.1e-3 with rotation, 2.4e-2 without."""
     problem = suites.make(1, 4, 2048, 128, "bfloat16")
@@ -49,6 +50,7 @@ def _recipe(rotated: bool) -> Quantized:
     return Quantized("tensor", rotated)
 
 
+@pytest.mark.in_turn
 def test_the_sum_of_magnitudes_has_no_bias():
     """Saturated or lost weights would shrink every result. The error of a value is shared by all queries: 8,192 columns
     of 64 heads leave noise of 0.03%."""

@@ -19,6 +19,7 @@ SOURCE = "limits/tensor_cores.cu"
 KINDS = tuple(limits._FLOPS_A_PRODUCT)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_made_from_registers_and_nothing_else_is_in_their_loop(kind, arch):

@@ -66,6 +66,7 @@ def test_contenders_of_a_case_stay_together(h200):
     assert len(cases) < len(rows)
 
 
+@pytest.mark.in_turn
 def test_the_program_runs_on_the_cpu(h200, tmp_path):
     file = tmp_path / "again.py"
     smallest = next(n for n, x in enumerate(h200.of_suite("versions")) if x.label == "fa2")
@@ -83,6 +84,7 @@ def test_the_program_runs_on_the_cpu(h200, tmp_path):
     assert unknown.returncode == 2 and "there are: fa2" in unknown.stderr
 
 
+@pytest.mark.in_turn
 def test_a_file_of_bench(tmp_path):
     ran = CliRunner().invoke(
         main, ["bench", "--suite", "quick", "--device", "cpu", "--seconds", "0.01", "--json"]

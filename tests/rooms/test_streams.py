@@ -36,6 +36,7 @@ def test_a_full_disk_behind_stdout(arguments):
     assert done.stderr.decode().strip() == "the output cannot be written: [Errno 28] No space left on device"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("encoding", of_today(["ascii", "latin-1"], "encoding of a demo", fixed=0))
 @pytest.mark.slow
 def test_an_encoding_without_the_letters(encoding):
@@ -49,6 +50,7 @@ def test_an_encoding_without_the_letters(encoding):
     assert "::++" in text and "++ masked" in text and "?" not in text
 
 
+@pytest.mark.in_turn
 @pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.parametrize("stream", ["None", "open(os.devnull, 'w')"])
 @pytest.mark.slow
@@ -82,6 +84,7 @@ def test_wrong_usage_is_said_in_letters_that_exist():
     assert b"'ascending', 'descending' or a number (a seed)" in done.stderr
 
 
+@pytest.mark.in_turn
 def test_a_problem_larger_than_memory():
     def little_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
