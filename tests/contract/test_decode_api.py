@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -301,22 +299,6 @@ def test_a_plan_of_nothing_has_no_launch(batch, heads, capacity, schedule, devic
 def test_an_empty_list_of_lengths():
     nothing = np.empty((0, 8, 5, 64), np.float32)
     assert cufa.flash_decode(nothing[:, :, :1], nothing, nothing, cache_seqlens=[]).shape == (0, 8, 1, 64)
-
-
-def test_every_argument_is_documented():
-    for function in (cufa.flash_decode, cufa.merge_attention_states):
-        text = inspect.getdoc(function)
-        for name in inspect.signature(function).parameters.keys() - {"unknown"}:
-            lines = [x for x in text.splitlines() if name in x.split(" : ")[0].replace(",", " ").split()]
-            assert any(" : " in x for x in lines), f"{function.__name__}: {name}"
-    for name in inspect.signature(cufa.plan_decode).parameters.keys() - {"unknown"}:
-        assert name in inspect.getdoc(cufa.plan_decode) or name in inspect.getdoc(cufa.flash_decode)
-
-
-def test_bfloat16_is_ml_dtypes():
-    case = make_case([9], dtype="bfloat16")
-    arrays, options = case.arguments()
-    assert cufa.flash_decode(*arrays, **options).dtype == ml_dtypes.bfloat16
 
 
 FINE = [(mode, page_size) for mode in ("block", "token") for page_size in (0, 16)]

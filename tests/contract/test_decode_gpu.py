@@ -134,21 +134,6 @@ def test_torch_tensors(cp):
         case.check(out.get())
 
 
-def test_another_device_than_the_current_one(cp):
-    if cp.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two GPUs")
-    case = make_case(LENGTHS, page_size=16, head_dim=64)
-    with cp.cuda.Device(1):
-        arrays, options = on_gpu(cp, case)
-        cp.cuda.Device().synchronize()
-    for _ in range(2):
-        out, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
-        assert out.data.device_id == lse.data.device_id == 1
-        assert cp.cuda.runtime.getDevice() == 0
-        with cp.cuda.Device(1):
-            case.check(out.get(), lse.get())
-
-
 # --- Repeats ----------------------------------------------------------------------------------------------
 
 
@@ -198,17 +183,6 @@ def test_overlaps_are_found_on_repeated_calls_too(cp):
     both = cp.stack(arrays[1:], axis=2)  # interleaved: apart, however often
     for _ in range(3):
         case.check(cufa.flash_decode(arrays[0], both[:, :, 0], both[:, :, 1], **options, out=out).get())
-
-
-def test_bit_identical_repeats(cp):
-    case = make_case([5000, 0, 1, 257, 3000], tokens=3, page_size=16, head_dim=128, dtype="bfloat16")
-    arrays, options = on_gpu(cp, case)
-    for schedule in ("fixed", "balanced"):
-        first = cufa.flash_decode(*arrays, **options, schedule=schedule).get()
-        case.check(first)
-        for _ in range(20):
-            again = cufa.flash_decode(*arrays, **options, schedule=schedule).get()
-            np.testing.assert_array_equal(again.view(np.uint16), first.view(np.uint16))
 
 
 # --- Sinks and ALiBi --------------------------------------------------------------------------------------
@@ -303,17 +277,3 @@ def test_merge_of_strided_states(cp):
     expected, expected_lse = cufa.merge_attention_states(*(x.get() for x in halves))
     np.testing.assert_allclose(merged.get(), expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(merged_lse.get(), expected_lse, rtol=1e-6)
-
-
-def test_prefix_and_own_cache_merge_on_the_gpu(cp):
-    case = make_case([500, 500], capacity=500, head_dim=64)
-    (q, k, v), _ = on_gpu(cp, case)
-    parts = [
-        x
-        for keys in (slice(0, 130), slice(130, 500))
-        for x in cufa.flash_decode(q, k[:, :, keys], v[:, :, keys], return_lse=True)
-    ]
-    out, lse = cufa.merge_attention_states(*parts)
-    expected, expected_lse = case.expected
-    np.testing.assert_allclose(out.get().astype(np.float64), expected, atol=2 * case.bound + 2e-3)
-    np.testing.assert_allclose(lse.get(), expected_lse, rtol=1e-5, atol=1e-4)

@@ -153,34 +153,6 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
     assert len(set(workspace._of_captures) - before) == 1  # of both lengths and all launches of the capture
 
 
-@KERNELS
-def test_graph_replay_while_lengths_grow(cp, device, kernel):
-    """Captured once, on another stream than it is replayed on; lengths change on the device."""
-    from cufa.run.cuda import backend as cuda
-
-    case = make_case([900, 700], fp8=cache_of(kernel), head_dim=64)
-    served(device, kernel, 64)
-    plan, operands = run(cp, device, case, kernel, None if "balanced" in kernel else 4)
-    binding = cuda.Binding(cuda.prepare(plan), operands)
-    stream = cp.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        binding.launch(cuda.addresses(operands))
-        graph = stream.end_capture()
-    for lengths in ([1, 0], [64, 65], [300, 129], [900, 700]):
-        part = make_case([900, 700], fp8=cache_of(kernel), head_dim=64)
-        part.options["cache_seqlens"] = np.array(lengths, np.int32)
-        part.lengths = lengths
-        operands["cache_seqlens"][:] = cp.asarray(part.options["cache_seqlens"])
-        cp.cuda.runtime.deviceSynchronize()
-        for _ in range(3):
-            operands["out"].fill(float("nan"))
-            cp.cuda.runtime.deviceSynchronize()
-            graph.launch(stream)
-        stream.synchronize()
-        part.check(operands["out"].get(), operands["lse"].get())
-
-
 def test_runs_on_the_current_stream_in_order(cp):
     """The call waits for what is queued before it on the stream, and does not wait for the GPU itself."""
     case = make_case(LENGTHS, page_size=16, head_dim=64)
@@ -305,21 +277,3 @@ def test_graphs_on_several_streams_do_not_share_workspace(cp):
     cp.cuda.Device().synchronize()
     for case, (out, *_) in zip(cases, outs, strict=True):
         case.check(out.get())
-
-
-def test_threads(cp):
-    """Many threads, own streams, same and different shapes: right answers."""
-    cases = [make_case([300 + 16 * i, 7], page_size=16 * (i % 2), head_dim=64, seed=i) for i in range(4)]
-    for case in cases:
-        _ = case.expected, case.bound
-
-    def work(i: int) -> None:
-        case = cases[i % len(cases)]
-        with cp.cuda.Stream(non_blocking=True) as stream:
-            arrays, options = on_gpu(cp, case)
-            for _ in range(20):
-                out = cufa.flash_decode(*arrays, **options, schedule=("fixed", "balanced")[i % 2])
-            stream.synchronize()
-            case.check(out.get())
-
-    in_threads(work, 8)

@@ -1,8 +1,9 @@
-"""The examples in docstrings of public calls run, on the arrays that they name."""
+"""Docstrings of public calls name every argument, and their examples run on the arrays that they name."""
 
 from __future__ import annotations
 
 import doctest
+import inspect
 
 import numpy as np
 import pytest
@@ -35,3 +36,17 @@ def test_examples_of_docstrings(module):
         said: list[str] = []
         runner.run(test, out=said.append)
         assert not said, "".join(said)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        cufa.flash_attention, cufa.flash_attention_backward, cufa.flash_attention_varlen, cufa.flash_decode,
+        cufa.merge_attention_states, cufa.quantize,
+    ],
+    ids=lambda x: x.__name__,
+)  # fmt: skip
+def test_every_argument_is_documented(function):
+    lines = (inspect.getdoc(function) or "").splitlines()
+    said = {name for line in lines for name in line.split(" : ")[0].replace(",", " ").split()}
+    assert inspect.signature(function).parameters.keys() - {"unknown"} <= said

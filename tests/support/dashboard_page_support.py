@@ -133,12 +133,6 @@ def has(text: str, *parts: str) -> None:
         assert part in text, f"{part!r} is missing in:\n{text}"
 
 
-def lacks(text: str, *parts: str) -> None:
-    """No part is in the text."""
-    for part in parts:
-        assert part not in text, f"{part!r} is in:\n{text}"
-
-
 def alts(app: AppTest) -> list[str]:
     """Descriptions of the figures."""
     return [e.proto.alt for e in app.get("plotly_chart")]
