@@ -54,7 +54,7 @@ def gradients(case: Case, *, config=SMALL, strides=lambda x: x, **options):
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_any_shape_in_any_tiles(data):
     """In float64, where rounding cannot hide a mistake."""
     draw = data.draw

@@ -74,7 +74,7 @@ CORE = [
          "return 0 in (self.batch, self.heads, self.seqlen_q)", "no keys: a launch over nothing"),
         ("max(self.seqlen_k - first, self.cache.new_tokens)", "self.seqlen_k - first",
          "new tokens outside of the window are not stored"),
-        ("keys * self.kv_heads * self.head_dim * (self.k_element", "keys * self.heads * self.head_dim * (self.k_element",
+        ("keys * self.kv_heads * self.key_bytes", "keys * self.heads * self.key_bytes",
          "bytes of a cache counted per query head"),
     ),
     *_of("cufa/gpu/occupancy.py", "occupancy",

@@ -143,6 +143,7 @@ def test_a_builder_is_its_matrix(build, seqlen_q, seqlen_k):
     np.testing.assert_array_equal(around, np.pad(seen, 2))
 
 
+@pytest.mark.sampled(dated=8)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 @pytest.mark.slow
 def test_forward_and_backward_on_the_cpu(build, seqlen_q, seqlen_k):
