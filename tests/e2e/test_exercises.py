@@ -34,22 +34,6 @@ def test_a_swizzle_is_found_by_its_banks(server: str, browser: Browser) -> None:
 
 
 @pytest.mark.in_turn
-def test_a_race_is_found_and_mended(server: str, browser: Browser) -> None:
-    visit = Visit(browser, "dark")
-    page = visit.open(f"{server}/exercises?exercise=race")
-    check(page)
-    expect(page.get_by_role("alert")).to_contain_text("copy-not-awaited")
-    for line, statement in (("Line 2", "cp_async_wait<0>();"), ("Line 3", "block_sync();")):
-        page.get_by_role("combobox", name=line).click()
-        page.get_by_role("option", name=statement).click()
-        visit.settle()
-    check(page)
-    expect(page.get_by_role("status")).to_contain_text("The race detector finds nothing")
-    screenshot(page, "exercises-race-dark")
-    visit.close()
-
-
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "name", of_today(["tiles", "order", "tile", "ragged", "race", "swizzle"], "exercise")
 )

@@ -54,18 +54,23 @@ def test_a_page_by_its_link_in_a_narrow_window(server: str, browser: Browser, na
 
 
 @pytest.mark.in_turn
-def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) -> None:
+def test_a_link_takes_the_shape_along(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/compare")
-    page.wait_for_url(re.compile(r"[?&]machine=recorded.*&show="))
-    page.get_by_role("radio", name="time", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]metric=time"))
+    page = visit.open(f"{server}/{MASKED}?sq=3000&sk=5000&mask=window&left=300&d=64&alg=fa3&b_alg=fa1")
+    page.get_by_role("link", name="Roofline of this").click()
+    page.wait_for_url(re.compile(r"/roofline\?.*of=forward__4__16__16__3000__5000__64__bfloat16"))
     visit.settle()
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Decode").click()
-    page.wait_for_url(re.compile(r"/decode\?card=90"))
+    expect(page.locator(".cufa-verdict", has_text="3000×5000")).to_be_visible()
+    page.get_by_role("link", name="Run this").click()
+    page.wait_for_url(re.compile(r"/run\?.*left=300"))
     visit.settle()
-    page.get_by_test_id("stSidebarNavLink").filter(has_text="Compare").click()  # as it was left
-    page.wait_for_url(re.compile(r"/compare\?.*metric=time"))
+    expect(page.get_by_role("spinbutton", name="Keys before")).to_have_value("300")
+    expect(page.get_by_role("spinbutton", name="Queries", exact=True)).to_have_value("3000")
+    page.get_by_role("link", name="Masked work of this").click()
+    page.wait_for_url(re.compile(r"/masked_work\?.*left=300"))
+    visit.settle()  # until then, Run's own field of keys may be there too
+    expect(page.get_by_role("spinbutton", name="Keys", exact=True)).to_have_value("5000")
+    expect(page.get_by_role("radio", name="window", exact=True)).to_be_checked()
     visit.close()
 
 
@@ -119,65 +124,6 @@ def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser)
     expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")
     page.get_by_role("radio", name="Forward").click()
     expect(page.get_by_role("spinbutton", name="Query block")).to_be_visible()
-    visit.close()
-
-
-#: 256 × 256 tiles and 20,480 blocks.
-LARGE = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
-
-
-@pytest.mark.in_turn
-def test_a_mask_is_chosen_and_the_link_carries_it(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
-    page.get_by_role("radio", name="window", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]mask=window\b"))
-    visit.settle()
-    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible()
-    left = page.get_by_role("spinbutton", name="Keys before")
-    left.fill("300")
-    page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]left=300\b"))
-    visit.settle()
-    right = page.get_by_role("spinbutton", name="Keys after")
-    right.fill("")
-    page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]right=none\b"))
-    visit.settle()
-    expect(page.get_by_text("Mask: window (300, None)").first).to_be_visible()
-    figure = page.get_by_role("figure", name=re.compile("Grid of .* under the mask window \\(300, None\\)"))
-    expect(figure).to_be_visible()
-    page.get_by_role("spinbutton", name="Soft cap").fill("30")
-    page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]softcap=30"))
-    visit.settle()
-    page.reload()
-    visit.settle()
-    expect(page.get_by_text("Mask: window (300, None), softcap 30").first).to_be_visible()
-    screenshot(page, "masked_work-window-light")
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_one_query_is_drawn(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?sq=1&mask=full")
-    expect(page.get_by_role("heading", name="Masked work")).to_be_visible()
-    expect(page.get_by_role("spinbutton", name="Queries", exact=True)).to_have_value("1")
-    expect(page.locator("body")).to_contain_text("Nothing is masked")
-    expect(page.locator(".js-plotly-plot").nth(1).locator(".point").first).to_be_visible()
-    screenshot(page, "masked_work-one-query-light")
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?{LARGE}")
-    for mask, answer in (("full", "Nothing is masked"), ("window", "Skipping"), ("causal", "Skipping")):
-        page.get_by_role("radio", name=mask, exact=True).click()
-        expect(page.locator(".cufa-verdict", has_text=answer).first).to_be_visible()
-        visit.settle()
     visit.close()
 
 

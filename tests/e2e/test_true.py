@@ -1,4 +1,4 @@
-"""Figures with the card that they are of, looks of series, and plain answers to links, in a real Chromium."""
+"""Looks of series, and plain answers to links, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import re
 import pytest
 from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, screenshot
 from playwright.sync_api import Browser, Page, expect
-
-from cufa.dashboard.model import evidence
-from cufa.dashboard.model.subject import problem_key
 
 LOOKS = """number => Object.fromEntries(document.querySelectorAll('.js-plotly-plot')[number].data.map(
   trace => [trace.name, [trace.line?.color ?? trace.marker?.color ?? '', trace.marker?.pattern?.shape ?? '']]))"""
@@ -20,38 +17,6 @@ def looks(page: Page, number: int = 0) -> dict[str, list[str]]:
     page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot').length > {number}")
     found: dict[str, list[str]] = page.evaluate(LOOKS, number)
     return found
-
-
-@pytest.mark.in_turn
-def test_figures_of_another_card_are_named_where_they_stand(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/decode?card=80")
-    other = page.locator(".cufa-verdict", has_text="Not of the controls above, but of NVIDIA H")
-    expect(other.first).to_contain_text("Measured for this problem")
-    page = visit.open(f"{server}/{MASKED}?card=100&alg=fa3&d=128&sq=2048&sk=2048&two=1&b_alg=fa2")
-    expect(page.locator(".cufa-verdict", has_text="NVIDIA B200")).to_have_count(0)
-    page = visit.open(f"{server}/{MASKED}?card=100&alg=fa3&d=128&sq=2048&sk=2048&batch=2&heads=32")
-    expect(
-        page.locator(".cufa-verdict.warn", has_text="Not of the controls above, but of NVIDIA H").first
-    ).to_be_visible()
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_a_quantity_has_one_value_on_the_roofline(server: str, browser: Browser) -> None:
-    """The suite of energy repeats a shape of the forward: the page shows the time of the chosen suite only."""
-    rows = next(e for e in evidence.load() if e.name == "nvidia-h200").rows
-    shape = problem_key(next(m for m in rows if m.suite == "energy").problem)
-    visit = Visit(browser)
-    for suite in ("energy", "forward"):
-        asked = f"suite={suite}&regime=sustained&of={shape}&kernel=fa3_forward"
-        page = visit.open(f"{server}/roofline?machine=nvidia-h200&{asked}")
-        recorded = page.locator(".cufa-verdict", has_text="Recorded for this shape")
-        expect(recorded).to_be_visible()
-        times = re.findall(r"\bfa3 ([\d.]+ .?s) \(\d+%, sustained\)", recorded.inner_text())
-        assert len(times) == 1
-        expect(page.locator(".cufa-verdict", has_text=f"fa3 takes {times[0]}; ")).to_be_visible()
-    visit.close()
 
 
 @pytest.mark.in_turn
