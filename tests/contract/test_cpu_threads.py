@@ -28,7 +28,7 @@ from cufa.run.cpu import forward as cpu
 from cufa.run.cpu import tiles as cpu_tiles
 
 
-@pytest.mark.sampled(fixed=6, dated=4)
+@pytest.mark.sampled(fixed=3, dated=2)
 @pytest.mark.parametrize("config", [SMALL, FORWARD.cpu_config], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300, 300, 16), (2, 6, 3, 70, 90, 16), (1, 2, 2, 700, 600, 64)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -195,13 +195,9 @@ def check_fa3(options, mask, lengths, config, dtype="bfloat16", schedule="ascend
 
 @pytest.mark.emulate
 @pytest.mark.sampled(fixed=4, dated=1, pairs=[("options", "mask")])
-@pytest.mark.parametrize(
-    ("lengths", "dtype", "schedule"),
-    [
-        ((150, 300), "float16", "ascending"), ((300, 150), "bfloat16", "descending"), ((65, 129), "float16", 3),
-        ((150, 300), "bfloat16", 3), ((300, 150), "float16", "ascending"), ((65, 129), "bfloat16", "descending"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", [(150, 300), (300, 150), (65, 129)])
 @pytest.mark.parametrize("mask", FA3_MASKS)
 @pytest.mark.parametrize("options", FA3_OPTIONS)
 @pytest.mark.parametrize("config", FA3.configs, ids=lambda c: f"{c.block_q}x{c.block_kv}-d{c.max_head_dim}")

@@ -60,7 +60,7 @@ def test_an_ablation_is_built_only_where_it_skips_less():
         assert masks == set(spec.masks[0 if is_first(spec) else 1 :]), name
 
 
-@pytest.mark.sampled(fixed=5, dated=2)
+@pytest.mark.sampled(fixed=1, dated=2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_config_element_mask_and_width_is_built(name):
     spec, mine = KERNELS[name], built(name)
@@ -78,7 +78,7 @@ def test_every_config_element_mask_and_width_is_built(name):
         assert {x[switch] for x in own} == {x[switch] for x in possible}, switch
 
 
-@pytest.mark.sampled(fixed=5, dated=2)
+@pytest.mark.sampled(fixed=1, dated=2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_two_choices_that_can_meet_do(name):
     own = KERNELS[name].own_constants(built(name)[0].problem)

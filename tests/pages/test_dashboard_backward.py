@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dashboard_page_support import alts, chosen, has, open_page, parameters, words
 from dashboard_support import DEVICE, make_trace, schedules
+from sampling import of_today
 
 from cufa.dashboard import engine, theme
 from cufa.dashboard.charts import roofline, tile_grid
@@ -153,6 +154,7 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 
 SHIPPED = cards.RECORDS_DIR, traces.TRACES_DIR
 RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
+assert RECORDED
 
 
 @pytest.fixture
@@ -168,16 +170,12 @@ def recorded(request: pytest.FixtureRequest, shipped: None) -> evidence.Evidence
     return next(e for e in evidence.load() if e.name == request.param)
 
 
-def test_the_backward_is_recorded() -> None:
-    assert RECORDED
-
-
 def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidence) -> None:
     """10 · head dim FLOP per exponential; the forward has 4 · head dim."""
     forward = {m.suite for m in recorded.rows if not is_backward(m)}  # some suites have both
-    suites = {m.suite for m in recorded.rows} - forward
+    suites = sorted({m.suite for m in recorded.rows} - forward)
     assert suites
-    for suite in suites:
+    for suite in of_today(suites, recorded.name, fixed=0):
         app = open_page("roofline", machine=recorded.name, suite=suite)
         assert "comes closest" in words(app) and "(backward batch" in words(app)
         assert "FLOP are 10 · head dim" in app.caption[0].value
@@ -206,7 +204,7 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
     ]
     families = dict.fromkeys(m.family for m in rows)
     assert len(families) >= 4
-    for family in list(families)[:4]:
+    for family in of_today([*families], recorded.name, fixed=0):
         machine = next(m.machine_key for m in rows if m.family == family)
         app = open_page("compare", machine=machine, shapes=family)
         assert not app.warning and family.startswith("Backward: ")

@@ -16,6 +16,7 @@ from dashboard_support import DEVICE, make_trace, write_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sampling import of_today
 from streamlit.testing.v1 import AppTest
 
 from cufa import masks
@@ -270,12 +271,13 @@ def test_more_tokens_than_keys_are_left_out_or_made_room_for(shown: list[Mask]) 
 
 def test_odd_numbers_draw_something() -> None:
     """No visible key, one key, more numbers than keys."""
-    for link in (
+    links = (
         {"mask": "documents", "lengths": "0"}, {"mask": "documents", "lengths": "5", "sq": "1", "sk": "1"},
         {"mask": "columns", "hidden": "0-131071:-", "causal": "0"}, {"mask": "columns", "sq": "1", "sk": "1"},
         {"mask": "shared_question", "question": "999999"}, {"mask": "evict", "least": "9", "most": "3"},
         {"mask": "evict", "rows": "7000x1"}, {"mask": "prefix", "length": "1000000", "sk": "100"},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for link in of_today(links, "odd numbers", fixed=1, dated=2):
         assert "cufa-verdict" in words(open_page("masked_work", **link))
 
 

@@ -242,6 +242,7 @@ def test_compare_gives_measured_and_predicted_ratio(run):
     ratio = document["speedup"]
     assert ratio["low"] <= ratio["value"] <= ratio["high"]
     assert ratio["predicted_by_tiles"] == pytest.approx(15 / 9)
+    arguments[-1] = "0.01"
     text = run(*arguments).stdout
     assert "tile counts alone predict 1.67×" in text
 
