@@ -13,13 +13,11 @@ import pytest
 from backends import EMULATE, GPU, MARKS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampling import of_today
 from support import assert_attention, make_inputs, poisoned_like, stalling_lengths
 
 import cufa
 from cufa.kernels import KERNELS
 from cufa.measure.ladder import ladder
-from cufa.plan.planner import fitting_configs
 from cufa.problem.mask import Band
 from cufa.run.emulate.calls import Execution
 
@@ -93,12 +91,6 @@ def rows_that_see_nothing_between_rows_that_do(config, causal):
     return [(shape, "float16", blocks) for blocks in (1, 2, 5)]
 
 
-def several_items_a_block(config, causal):
-    shapes = (1, 2, 1, 300, 700), (1, 2, 1, 384, 384), (1, 3, 1, 100, 900)
-    some = of_today(shapes, f"{config} {causal}")
-    return [(shape, "float16", blocks) for shape in some for blocks in (1, 2)]
-
-
 ON_GPU = (
     around_warpgroups_and_tiles,
     around_multiples_of_the_tiles,
@@ -111,13 +103,6 @@ PROBLEMS = [
     for f in ON_GPU
     for i, c in enumerate(SPEC.configs)
     for d in (c.max_head_dim, c.max_head_dim - 24)
-] + [
-    pytest.param(
-        EMULATE, several_items_a_block, c, d, id=f"emulate-{SPEC.name}-{i}-d{d}", marks=MARKS["emulate"]
-    )
-    for d in (64, 128, 256)
-    for i, c in enumerate(SPEC.configs)
-    if c in fitting_configs(SPEC, d, EMULATE.device)
 ]
 
 
@@ -218,41 +203,6 @@ def test_short_items_in_a_row_repeat_bit_for_bit(config, head_dim, causal):
     first = check(GPU, inputs, config, causal, None)
     for _ in range(29):
         assert execute(GPU, inputs, config, causal, None).lse.tobytes() == first.lse.tobytes()
-
-
-@gpu
-@MASKS
-@pytest.mark.parametrize("dtype", SPEC.dtypes, ids=lambda dtype: f"{SPEC.name}-{dtype}")
-def test_grouped_heads(dtype, causal, cp):
-    """32 query heads on 4 key/value heads, by index."""
-    host = make_inputs(2, 32, 4, 200, 333, 128, dtype)
-    q, k, v = (cp.asarray(x) for x in host)
-    out, lse = cufa.flash_attention(q, k, v, causal=causal, algorithm="fa3", return_lse=True)
-    assert_attention(out.get(), lse.get(), *host, causal=causal)
-    alone = cufa.flash_attention(q, k, v, causal=causal, algorithm="fa3")
-    assert bool((alone.view("int16") == out.view("int16")).all()), "asking for the LSE changes the result"
-
-
-@gpu
-@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256], ids=lambda d: f"{SPEC.name}-d{d}")
-def test_strides(head_dim, cp):
-    """q, k and v interleaved in one array, in both layouts, with NaN between them; out in an array of sevens."""
-    b, s, h = 2, 150, 3
-    packed = cp.full((b, s + 7, 3, h, head_dim + 16), cp.nan, cp.float16)
-    views = [packed[:, 3 : s + 3, i, :, 8 : 8 + head_dim] for i in range(3)]
-    host = make_inputs(b, h, h, s, s, head_dim, layout="bshd")
-    for view, x in zip(views, host, strict=True):
-        view[...] = cp.asarray(x)
-    target = cp.full((b, h, s + 5, head_dim + 8), 7, cp.float16)
-    out = target[:, :, 2 : s + 2, :head_dim]
-    how = {"layout": "bshd", "algorithm": "fa3", "return_lse": True, "out": out.transpose(0, 2, 1, 3)}
-    for causal in (False, True):
-        out[...] = cp.nan
-        _, lse = cufa.flash_attention(*views, causal=causal, **how)
-        turned = [x.transpose(0, 2, 1, 3) for x in host]
-        assert_attention(out.get(), lse.get(), *turned, causal=causal)
-        out[...] = 7
-        assert bool((target == 7).all()), "wrote outside of out"
 
 
 @gpu
