@@ -39,17 +39,17 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 67_725,
-    "lines of cufa": 27_400,
-    "lines of tests": 42_692,
-    "lines of forward/fa3/kernel.cu with its includes": 3_701,
-    "lines of forward/fa2/kernel.cu with its includes": 2_526,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_500,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_513,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_168,
-    "lines of backward/fa2/kernel.cu with its includes": 3_289,
-    "lines of decode/split.cu with its includes": 3_238,
-    "lines of decode/balanced.cu with its includes": 3_230,
+    "lines of the product": 67_930,
+    "lines of cufa": 27_460,
+    "lines of tests": 42_832,
+    "lines of forward/fa3/kernel.cu with its includes": 3_711,
+    "lines of forward/fa2/kernel.cu with its includes": 2_541,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_505,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_520,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_188,
+    "lines of backward/fa2/kernel.cu with its includes": 3_315,
+    "lines of decode/split.cu with its includes": 3_258,
+    "lines of decode/balanced.cu with its includes": 3_250,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

@@ -30,8 +30,12 @@ struct DecodeBlock {
     inside.begin(span.record, COPY);
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + SharedMemory::Q, thread);
-      if constexpr (!TMA_COPIES) {
+      if constexpr (!TMA_COPIES && HEAD_DIM == V_DIM) {
         zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + SharedMemory::KV, thread);
+      } else if constexpr (!TMA_COPIES) {
+        for (int i = 0; i < RINGS * NUM_STAGES; ++i) {
+          zero_padding<RING_KEYS, K_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + SharedMemory::KV + i * STAGE_BYTES, thread);
+        }
       }
     }
     stream.start(p, span, ring);

@@ -4,7 +4,8 @@
 #define CUFA_CONFIG
 #include "shared/element.cuh"
 
-constexpr int HEAD_DIM = 128;         // columns of q, k, v and o: a multiple of 8 (16 with FP8_CACHE), at most 256
+constexpr int HEAD_DIM = 128;         // columns of q and k: a multiple of 8 (16 with FP8_CACHE), at most 256
+constexpr int V_DIM = 128;            // columns of v and o: the same
 constexpr bool BFLOAT16 = false;      // q and o (and the cache, unless FP8_CACHE) are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
 constexpr bool FP8_CACHE = false;     // keys and values are e4m3, widened to float16; k_scale and v_scale are read

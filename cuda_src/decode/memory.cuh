@@ -10,22 +10,23 @@ constexpr int RINGS = NUM_WARPS / ROW_WARPS;
 constexpr int RING_KEYS = Bc / RINGS;  // of one stage
 constexpr int RING_THREADS = ROW_WARPS * 32;
 constexpr int KV_ITEM = FP8_CACHE ? 1 : 2;  // bytes
-constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
+constexpr int K_ROW_BYTES = HEAD_DIM * KV_ITEM, V_ROW_BYTES = V_DIM * KV_ITEM;
+constexpr int KV_ROW_BYTES = K_ROW_BYTES > V_ROW_BYTES ? K_ROW_BYTES : V_ROW_BYTES;  // rows of both tiles have room for it
 constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
 
 // A stage: K, then V. By cp.async, rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine, groups of
 // 16 keys in chunks of 128 bytes that are swizzled: 16-byte unit u of chunk i lies at unit u ^ (i % 8). The first chunks of all
 // 16 rows come before their second chunks: a box for each column of chunks, and the rows of an ldmatrix have no bank conflicts.
 constexpr int CHUNK_BYTES = 128;
-constexpr int CHUNKS = (KV_ROW_BYTES + CHUNK_BYTES - 1) / CHUNK_BYTES;  // of a row
-constexpr int KV_PITCH = TMA_COPIES ? CHUNKS * CHUNK_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
+constexpr int chunks(int row_bytes) { return (row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES; }
+constexpr int KV_PITCH = TMA_COPIES ? chunks(KV_ROW_BYTES) * CHUNK_BYTES : tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
 constexpr int GROUP_BYTES = 16 * KV_PITCH;
 constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
 constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int SCALES_BYTES = KEY_SCALES ? 2 * RING_KEYS * 4 : 0;  // of a stage: k_scale of its keys, then v_scale
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
-constexpr int O_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
+constexpr int O_PITCH = ((V_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int MAX_SPLITS = CLUSTER_MERGE ? 8 : 0;  // of a cluster: the blocks that a cluster of any GPU may have
 static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "all rings have equally many warps and keys");
 static_assert(RING_KEYS == 16 || RING_KEYS == 32, "a stage holds whole groups of 16 keys; a lane holds the page of one");
@@ -63,6 +64,10 @@ struct RowSums {
   static DEVICE float load_m(u32 smem) { return u32_as_float(ld_shared_u32(smem)); }
   DEVICE vec2 bits() const { return {float_as_u32(m), float_as_u32(l)}; }
 };
+
+// Whether the columns of K, or of V, reach so far: `offset` bytes from the begin of a row.
+DEVICE bool is_of_k(int offset) { return K_ROW_BYTES == KV_ROW_BYTES || offset < K_ROW_BYTES; }
+DEVICE bool is_of_v(int offset) { return V_ROW_BYTES == KV_ROW_BYTES || offset < V_ROW_BYTES; }
 
 // Unit `unit` of a row of K; of V, KV_TILE_BYTES further.
 DEVICE u32 tile_address(u32 stage, int row, int unit) {

@@ -136,7 +136,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
       } else {
         float* slot = row_of_part(p, span, span.partial, row);
         st_global<vec4>(slot + vector * 4, accumulator_bits(o));
-        if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());
+        if (vector == 0) st_global(slot + V_DIM, sums.bits());
       }
     }
   }

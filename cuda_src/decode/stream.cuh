@@ -181,14 +181,14 @@ struct AsyncKeyStream : KeyStream {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;
         const char* v_new = new_row(p.v_new, p.v_new_stride, position) + offset;
         if (writable) {
-          move_unit(const_cast<char*>(k), k_new);
-          move_unit(const_cast<char*>(v), v_new);
+          if (is_of_k(offset)) move_unit(const_cast<char*>(k), k_new);
+          if (is_of_v(offset)) move_unit(const_cast<char*>(v), v_new);
         }
         k = k_new;
         v = v_new;
       }
     }
-    copy_unit_async<ALIGNMENT>(target, k, valid);
-    copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
+    if (is_of_k(offset)) copy_unit_async<ALIGNMENT>(target, k, valid);
+    if (is_of_v(offset)) copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
   }
 };

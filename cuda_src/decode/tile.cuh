@@ -26,7 +26,7 @@ constexpr int WARP_ROWS = Br / ROW_WARPS;
 constexpr int M_TILES = WARP_ROWS / 16;
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int S_TILES = RING_KEYS / 8;
-constexpr int O_TILES = HEAD_DIM / 8;
+constexpr int O_TILES = V_DIM / 8;
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products: an e4m3 cache is widened to float16
 constexpr bool NARROWS_QUERIES = FP8_CACHE && BFLOAT16;
 enum MaximumKind { ONLINE, BOUND, GIVEN };  // of SOFTMAX_MAX
@@ -36,6 +36,8 @@ static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
               "HEAD_DIM is a multiple of 8 (FP8_CACHE: of 16), at most 256");
+static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
+static_assert(!FP8_CACHE || V_DIM == HEAD_DIM, "keys and values of an e4m3 cache are equally wide");
 
 // Q stays in registers if O, S and Q together leave 80 registers for the rest.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;

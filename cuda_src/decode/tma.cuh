@@ -54,9 +54,9 @@ struct TmaKeyStream : KeyStream {
     }
     if (thread == 0) {
       const u32 barrier = barriers + stage * 8;
-      mbarrier_arrive_expect_tx(barrier, 2 * GROUP_BYTES);
-      copy_group(&p.k_map, buffer, barrier, row, page);
-      copy_group(&p.v_map, buffer + KV_TILE_BYTES, barrier, row, page);
+      mbarrier_arrive_expect_tx(barrier, 16 * CHUNK_BYTES * (chunks(K_ROW_BYTES) + chunks(V_ROW_BYTES)));
+      copy_group<chunks(K_ROW_BYTES)>(&p.k_map, buffer, barrier, row, page);
+      copy_group<chunks(V_ROW_BYTES)>(&p.v_map, buffer + KV_TILE_BYTES, barrier, row, page);
     }
     if constexpr (KEY_SCALES) {
       copy_scales(p, stage, places.of(key) + thread % RING_KEYS, page, row + thread % RING_KEYS);
@@ -70,6 +70,7 @@ struct TmaKeyStream : KeyStream {
     }
   }
 
+  template <int CHUNKS>
   DEVICE void copy_group(const TensorMap* map, u32 target, u32 barrier, int row, int row_page) const {
 #pragma unroll
     for (int i = 0; i < CHUNKS; ++i) {
@@ -107,8 +108,10 @@ struct TmaKeyStream : KeyStream {
         st_shared_vec4(target, vec4{0, 0, 0, 0});  // no box may have been requested for these rows
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       } else if (APPEND && position >= length.old_keys) {
-        const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
-        const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
+        const bool of_k = is_of_k(unit * 16), of_v = is_of_v(unit * 16);
+        vec4 k{}, v{};
+        if (of_k) k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
+        if (of_v) v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
         const bool hidden = some_hidden(p, position, 1, length.keys);
         st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
         st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
@@ -119,8 +122,8 @@ struct TmaKeyStream : KeyStream {
             row_in_page = position % p.page_size;
             if (page_is_wild(p, row_page)) continue;
           }
-          st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
-          st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
+          if (of_k) st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
+          if (of_v) st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
         }
       } else if (some_hidden(p, position, 1, length.keys)) {
         st_shared_vec4(target, vec4{0, 0, 0, 0});

@@ -69,11 +69,11 @@ DEVICE void leave_part(const AttentionParams& p, const WorkItem& item, int first
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {
       const int column = first_column + n * 8;
-      if (column >= HEAD_DIM) continue;
+      if (column >= V_DIM) continue;
       st_global<vec2>(part + column + View::lane_column(lane), {float_as_u32(O.at(r, n, 0)), float_as_u32(O.at(r, n, 1))});
     }
     if (first_column == 0 && lane % 4 == 0) {
-      st_global<vec2>(part + HEAD_DIM, {float_as_u32(softmax.m_scaled[r]), float_as_u32(softmax.l[r])});
+      st_global<vec2>(part + V_DIM, {float_as_u32(softmax.m_scaled[r]), float_as_u32(softmax.l[r])});
     }
   }
 }

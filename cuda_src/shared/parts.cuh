@@ -3,13 +3,13 @@
 //   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = (M + log2 L) ln 2.
 // Parts are added in the order of their keys, whichever block finishes first: results are reproducible.
 //
-// A row of a part: HEAD_DIM floats of O, m, l, and two words of padding.
+// A row of a part: V_DIM floats of O, m, l, and two words of padding.
 #pragma once
 #include "shared/element.cuh"
 #include "shared/softmax.cuh"
 
-constexpr int VECTORS = HEAD_DIM / 4;   // vectors of four columns in a row of O
-constexpr int SLOT_ROW = HEAD_DIM + 4;  // floats in a row of a part
+constexpr int VECTORS = V_DIM / 4;   // vectors of four columns in a row of O
+constexpr int SLOT_ROW = V_DIM + 4;  // floats in a row of a part
 
 // (o, m, l) merged with part (o_part, ml_part).
 DEVICE void add_part(float (&o)[4], float& m, float& l, vec4 o_part, vec2 ml_part) {
@@ -35,7 +35,7 @@ DEVICE void merge_parts(float (&o)[4], float& m, float& l, int num_parts, int ve
     for (int j = 0; j < AT_ONCE; ++j) {
       const float* row = row_of(min(first + j, num_parts - 1));
       o_part[j] = ld_global<vec4>(row + vector * 4);
-      ml_part[j] = ld_global<vec2>(row + HEAD_DIM);
+      ml_part[j] = ld_global<vec2>(row + V_DIM);
     }
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {

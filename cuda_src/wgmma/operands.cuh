@@ -56,12 +56,12 @@ DEVICE void wgmma_tiles_ss(float (&d)[N / 2], u64 a, u64 b) {
 }
 
 // The same with A in registers, four to a k-step.
-template <int N, int K_STEPS, typename Element>
+template <int N, int K_STEPS, typename Element, bool ADDS = false>
 DEVICE void wgmma_tiles_rs(float (&d)[N / 2], const u32 (&a)[4 * K_STEPS], u64 b) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
     const u64 b_k = b + k_major_step<N>(k);
-    if (k == 0) {
+    if (k == 0 && !ADDS) {
       Wgmma<N, Element::IS_BFLOAT16>::template rs<false, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);
     } else {
       Wgmma<N, Element::IS_BFLOAT16>::template rs<true, false>(d, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b_k);

@@ -65,8 +65,9 @@ def flash_decode(
         8 (16 with an 8-bit cache on a GPU), at most 256 (64, 128 and 256 are fast).
     k_cache, v_cache : array, (batch, kv_heads, capacity, head_dim)
         With ``block_table``: pages, (num_pages, kv_heads, page_size, head_dim), page_size from 1 up (16,
-        64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. heads must be a multiple of
-        kv_heads (GQA, MQA): query head h uses key/value head ``h // (heads // kv_heads)``.
+        64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. v_cache's head_dim, which out has, may
+        differ (not with uint8). heads must be a multiple of kv_heads (GQA, MQA): query head h uses key/value head
+        ``h // (heads // kv_heads)``.
     cache_seqlens : int32 array, (batch,), optional
         Tokens of each sequence that are valid before this call. None: the whole capacity. A GPU array is read by the
         kernel only, so that a CUDA graph can be replayed while lengths grow; the kernel clamps a length to the

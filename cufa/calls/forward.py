@@ -75,7 +75,7 @@ def flash_attention(
         axis; read in place. head_dim is a multiple of 8, at most 256.
     k, v : array, (batch, kv_heads, seqlen_k, head_dim)
         Same dtype and place as q. heads must be a multiple of kv_heads: query head h uses key/value
-        head ``h // (heads // kv_heads)`` (GQA, MQA), never copied.
+        head ``h // (heads // kv_heads)`` (GQA, MQA), never copied. v's head_dim may differ, and out has v's.
     causal : bool
         Query i sees keys up to ``i + seqlen_k - seqlen_q``: aligned bottom-right, so that the last query
         sees the last key, as decoding with a cache needs. (PyTorch's ``is_causal`` is aligned top-left:
@@ -142,7 +142,7 @@ def flash_attention(
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.
     out : array, optional
-        Where to write the result: q's shape, dtype and kind; must not overlap an input.
+        Where to write the result: q's shape with v's head_dim, q's dtype and kind; must not overlap an input.
     lse : array, optional
         Where to write lse, with ``return_lse=True``: its shape and dtype, q's kind, contiguous.
     device : None, "cpu" or "cuda"
@@ -180,8 +180,8 @@ def flash_attention(
     - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded
       lengths and packed lengths.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
-    - fa1_forward (sm_80 or later): float16, bfloat16; band masks.
-    - fa1_forward_f32 (sm_80 or later): float32, tf32; band masks.
+    - fa1_forward (sm_80 or later): float16, bfloat16; head dims 8 to 256, multiples of 8; band masks.
+    - fa1_forward_f32 (sm_80 or later): float32, tf32; head dims 8 to 256, multiples of 8; band masks.
     - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks; score functions.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile with visible and hidden

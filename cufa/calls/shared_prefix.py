@@ -36,7 +36,10 @@ def decode(
     if tail.size and (numbers >= 0).any():
         bits = _bits(q.transpose(axes))
         xp = _module(q)
-        of_prefix, lse = xp.zeros_like(bits), xp.full(tail_lse.shape, -np.inf, tail_lse.dtype)
+        of_prefix, lse = (
+            xp.zeros_like(_bits(tail.transpose(axes))),
+            xp.full(tail_lse.shape, -np.inf, tail_lse.dtype),
+        )
         fixed = {name: options[name] for name in _OF_PREFIX} | {"layout": "bhsd", "return_lse": True}
         caches = [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
         for number in np.unique(numbers[numbers >= 0]).tolist():
@@ -45,9 +48,9 @@ def decode(
             rows = _rows(bits[members], kv_heads, xp).view(q.dtype)
             one = pages[number]
             found, found_lse = flash_decode(rows, *caches, block_table=one.reshape(1, -1), **fixed)
-            shape = len(own), *bits.shape[1:]
-            of_prefix[members] = _back(_bits(found), kv_heads, shape)
-            lse[members] = _back(found_lse[..., None], kv_heads, (*shape[:3], 1))[..., 0]
+            shape = len(own), *bits.shape[1:3]
+            of_prefix[members] = _back(_bits(found), kv_heads, (*shape, found.shape[3]))
+            lse[members] = _back(found_lse[..., None], kv_heads, (*shape, 1))[..., 0]
         states = of_prefix.view(q.dtype), lse, tail.transpose(axes), tail_lse
         merged, tail_lse = merge_attention_states(*states)
         tail = merged.transpose(axes)

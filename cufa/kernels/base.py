@@ -76,6 +76,8 @@ class Kernel:
     # Tiles.
     configs: tuple[TileConfig, ...]
     """Of one class, in order of preference. ``cufa compile`` builds all of them, ``cufa tune`` tries all of them."""
+    v_configs: tuple[TileConfig, ...] = ()
+    """More tiles, for v of another head dim than q and k."""
     split_configs: tuple[TileConfig, ...] = ()
     """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
     (:mod:`cufa.plan.splits`). Empty: the kernel does not split keys."""
@@ -265,7 +267,7 @@ def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
 
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
 def _tile_constants(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> Mapping[str, int | bool]:
-    return {**config.constants(head_dim), **constants(kernel.shared_memory(config, head_dim, v_dim))}
+    return {**config.constants(head_dim, v_dim), **constants(kernel.shared_memory(config, head_dim, v_dim))}
 
 
 @functools.lru_cache(4096)  # every plan asks for that of every config

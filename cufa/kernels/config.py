@@ -77,7 +77,7 @@ class TileConfig:
         values = ((field, getattr(self, field.name)) for field in added)
         return {field.name: value for field, value in values if value != field.default}
 
-    def constants(self, head_dim: int) -> dict[str, int | bool]:
+    def constants(self, head_dim: int, v_dim: int = 0) -> dict[str, int | bool]:
         """Choices of the kernel's config.cuh that follow from the tiles and the head dim."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["min_head_dim"], fields["max_head_dim"]

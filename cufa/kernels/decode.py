@@ -65,7 +65,7 @@ def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tup
     """A thread for each four columns of a row; no launch if the last warp or a cluster merges."""
     if config.fold_combine or config.cluster_merge:
         return ()
-    threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
+    threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.v_dim // 4
     grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
     return (Launch(entry, grid, threads, 0, dependent=config.tma_copies),)
 
@@ -169,6 +169,7 @@ class DecodeSplit(Kernel):
             self.title += ", by the copy engine"
             self.min_capability = self.max_capability = 90
             self.page_multiple = _BOX_KEYS
+        self.any_v_dim = not fp8
         if fp8:
             self.name += "_fp8"
             self.title += ", e4m3 cache"
@@ -185,19 +186,20 @@ class DecodeSplit(Kernel):
         """Q; the rings of keys and values, where warps later merge their O in float32; m and l of each ring and row;
         the state of each warp's share; a barrier for each buffer of a ring; for a cluster's merge, the received
         vectors of O, m and l of each row, and a barrier."""
-        itemsize = 1 if self.k_dtypes else 2
+        itemsize, v_dim = 1 if self.k_dtypes else 2, v_dim or head_dim
+        widest = max(head_dim, v_dim)
         if config.tma_copies:
-            pitch, align = ceil_div(head_dim * itemsize, 128) * 128, 1024  # the swizzle's span
+            pitch, align = ceil_div(widest * itemsize, 128) * 128, 1024  # the swizzle's span
         else:
-            pitch, align = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize), 16
+            pitch, align = tile_pitch(widest, itemsize=itemsize, pad_to=16 * itemsize), 16
         rows, rings = config.block_q, config.rings
-        received = (rows * head_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
+        received = (rows * v_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
         vectors, ml, barrier = received if config.cluster_merge else (0, 0, 0)
         scales = config.num_stages * 2 * config.block_kv * 4 if self.scales else 0
         return (
             Buffer("Q", rows * tile_pitch(head_dim, itemsize=2, pad_to=32)),
             Buffer("RINGS", config.num_stages * 2 * config.block_kv * pitch, align=align),
-            Buffer("MERGED", rings * rows * (ceil_div(head_dim, 32) * 32 + 8) * 4, over="RINGS"),
+            Buffer("MERGED", rings * rows * (ceil_div(v_dim, 32) * 32 + 8) * 4, over="RINGS"),
             Buffer("ML", rings * rows * 8),
             Buffer("SHARES", config.num_warps * 32),
             Buffer("BARRIERS", rings * config.num_stages * 8),
@@ -223,7 +225,7 @@ class DecodeSplit(Kernel):
         num_splits = split.count if split else 2
         if num_splits == 1 or config.cluster_merge:
             return 0
-        slots, slot = items(problem, config) * num_splits, config.slot_bytes(problem.head_dim)
+        slots, slot = items(problem, config) * num_splits, config.slot_bytes(problem.v_dim)
         if problem.invariant:  # without padding rows
             return slots * slot // config.block_q * min(config.block_q, problem.rows)
         return slots * slot
@@ -308,7 +310,7 @@ class DecodeBalanced(DecodeSplit):
 
     def workspace(self, problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
         """A share leaves at most two partial results, at its ends."""
-        return (split.count if split else 2) * 2 * config.slot_bytes(problem.head_dim)
+        return (split.count if split else 2) * 2 * config.slot_bytes(problem.v_dim)
 
 
 #: In order of preference: boxes are 3 to 5% faster than cp.async on long caches (H200).

@@ -54,6 +54,9 @@ _SHORT = {
 }
 
 
+_ANY_V_DIM = "; v's may differ"
+
+
 def refusal(
     kernel: Kernel, problem: Problem, capability: int | None = None, config: TileConfig | None = None,
     device: Device | None = None, split_keys: bool = False,
@@ -220,7 +223,7 @@ def summary(kernels: Iterable[Kernel]) -> list[str]:
     found = []
     for names, gpu, columns in _alike(kernels):
         head_dims = columns.pop("head dims")
-        if head_dims != f"8 to {MAX_HEAD_DIM}, multiples of 8":
+        if head_dims != f"8 to {MAX_HEAD_DIM}, multiples of 8{_ANY_V_DIM}":
             columns["elements"] += f"; head dims {head_dims}"
         found.append(f"{_and(names)} ({gpu}): {'; '.join(filter(None, columns.values()))}.")
     return found
@@ -251,7 +254,8 @@ def _columns(kernel: Kernel) -> dict[str, str]:
     elements = ", ".join((*kernel.dtypes, *(x for x in kernel.precisions if x == "tf32")))
     return {
         "elements": elements + (f" over {_and(kernel.k_dtypes)}" if kernel.k_dtypes else ""),
-        "head dims": f"{low} to {high}, multiples of {kernel.head_dim_multiple}",
+        "head dims": f"{low} to {high}, multiples of {kernel.head_dim_multiple}"
+        + _ANY_V_DIM * kernel.any_v_dim,
         "masks": _masks(kernel),
         "options beside softcap": _options_in_words(kernel),
     }

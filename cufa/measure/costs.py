@@ -38,7 +38,7 @@ ONE_SM = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 #: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
 GROUP_ROWS = 64
 
-_NO_COST = frozenset({"min_head_dim", "max_head_dim"})
+_NO_COST = frozenset({"min_head_dim", "max_head_dim", "max_v_dim"})
 """Fields of configs that change no counter."""
 
 Units = dict[str, float]

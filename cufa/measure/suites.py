@@ -97,6 +97,19 @@ def _forward(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
 
 
+def _widths() -> Iterator[Problem]:
+    """Keys of 192 and values of 128 columns, as DeepSeek-V3 trains and prefills, and a few others."""
+    shapes = ((2048, 128, 192, 128), (4096, 128, 192, 128), (8192, 128, 192, 128), (8192, 32, 128, 64))
+    for seqlen, heads, head_dim, v_dim in shapes:
+        yield dataclasses.replace(make(1, heads, seqlen, head_dim, "bfloat16", CAUSAL), v_head_dim=v_dim)
+
+
+@_suite("widths", "forward, values of another head dim, causal, bfloat16")
+def _widths_forward(device: Device | None) -> Iterator[Case]:
+    for problem in _widths():
+        yield Case(problem, contenders(*best(problem, device), "torch cudnn", "fa4"))
+
+
 @_suite("fa3", "forward, the preferred kernel only")
 def _fa3(device: Device | None) -> Iterator[Case]:
     """The same shapes, only the planner's first choice: half the time of "forward", for work on one kernel."""
@@ -258,6 +271,12 @@ def _backward_quick(device: Device | None) -> Iterator[Case]:
 def _backward(device: Device | None) -> Iterator[Case]:
     for problem in map(of_forward, _published_shapes()):
         yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
+
+
+@_suite("backward-widths", "backward: values of another head dim, causal, bfloat16", "backward")
+def _widths_backward(device: Device | None) -> Iterator[Case]:
+    for problem in map(of_forward, _widths()):
+        yield Case(problem, contenders(*best(problem, device), "torch cudnn", "fa4"))
 
 
 @_suite("backward-beside", "backward: determinism, groups, windows, odd shapes, float32", "backward")

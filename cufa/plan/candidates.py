@@ -103,7 +103,7 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
 
 def serving_configs(spec: Kernel, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
     """The kernel's configs that fit the device and serve the problem."""
-    fitting = spec.fitting(spec.configs, problem.head_dim, device, problem.v_dim)
+    fitting = spec.fitting(spec.configs + spec.v_configs, problem.head_dim, device, problem.v_dim)
     return tuple(x for x in fitting if refusal(spec, problem, config=x) is None)
 
 

@@ -8,11 +8,14 @@ import re
 import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, MARKS
+from decode_contract import check as check_decoding
+from decode_contract import each
+from decode_support import make_case
 from lengths_support import MAKE, dense
 
 import cufa
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS
+from cufa.kernels import KERNELS, kernels_of
 from cufa.plan.planner import make_plan
 from cufa.problem.problem import Problem
 
@@ -25,7 +28,7 @@ CASES = (
     ("padded", "whole tiles", "all"),
     ("packed", "one query", "causal, sink"),
 )
-SERVING = [x for x in KERNELS.values() if x.any_v_dim and x.operation != "decode"]
+SERVING = [x for x in KERNELS.values() if x.any_v_dim and x.operation != "decode" and not x.ablation]
 
 
 def check(backend, kind, lengths, options, dims, dtype, **how):
@@ -48,7 +51,7 @@ def test_results_on_a_cpu(operation, dims):
         check(CPU, *case, dims, "float32", operation=operation)
 
 
-@pytest.mark.sampled(on="emulate", fixed=6, dated=1, pairs=[("spec", "case")])
+@pytest.mark.sampled(on="emulate", each="spec", dated=0)
 @pytest.mark.parametrize(
     ("backend", "spec"),
     [pytest.param(b, x, id=f"{b}-{x.name}", marks=MARKS[b.name]) for b in (EMULATE, GPU) for x in SERVING],
@@ -58,9 +61,13 @@ def test_results_on_a_cpu(operation, dims):
 def test_results_of_each_kernel(backend, spec, case, dims):
     kind, lengths, options = CASES[case]
     dtype = spec.dtypes[case % len(spec.dtypes)]
-    problem = Problem(1, 1, 1, 100, 100, dims[0], dtype, v_head_dim=dims[1], operation=spec.operation)
-    if not any(config.fits(*dims) for config in spec.configs) or spec.refuses(problem):
+    form = {"precision": spec.precisions[0], "operation": spec.operation, "v_head_dim": dims[1]}
+    if kind != "dense" and kind not in spec.options:
+        pytest.skip(f"{spec.name} takes no {kind} sequences")
+    problem = Problem(1, 1, 1, 100, 100, dims[0], dtype, **form)
+    if not any(config.fits(*dims) for config in spec.configs):
         pytest.skip(f"{spec.name} has no tiles for {dims}")
+    assert spec.refuses(problem) is None
     check(backend, kind, lengths, options, dims, dtype, operation=spec.operation, algorithm=spec.algorithm)
 
 
@@ -81,6 +88,36 @@ def test_decoding_on_a_cpu():
         got = cufa.flash_decode(q, *caches, **more, device="cpu")
         assert got.shape == (2, 4, 3, 16)
         np.testing.assert_allclose(got, expected, atol=1e-12)
+    shared = [[5]], [0, -1]  # the page of a prefix, and whose it is
+    own = {"shared_prefix": shared, **table, "device": "cpu"}
+    together = cufa.flash_decode(q, *pages, **own)
+    pages_of = {
+        "block_table": np.array([[5, 0, 1, 2], [3, 4, 5, 0]]),
+        "cache_seqlens": [46, 7],
+        "device": "cpu",
+    }
+    np.testing.assert_allclose(together, cufa.flash_decode(q, *pages, **pages_of), atol=1e-12)
+
+
+DECODING = (
+    {"tokens": 2},
+    {"tokens": 4, "new": 2, "page_size": 16, "alibi_slopes": np.linspace(0.1, 0.4, 4, dtype=np.float32)},
+    {"tokens": 1, "new": 1, "page_size": 3, "window": (60, 0)},
+    {"heads": 40, "kv_heads": 1, "softcap": 2.0},
+)
+
+
+@pytest.mark.sampled(on="emulate", each="kernel", dated=0)
+@pytest.mark.parametrize("dims", PAIRS)
+@pytest.mark.parametrize("case", range(len(DECODING)))
+@each("emulate", "gpu", kernels=[x.name for x in kernels_of("decode").values() if x.any_v_dim])
+def test_decoding_of_each_kernel(backend, kernel, case, dims):
+    spec, more = kernels_of("decode")[kernel], DECODING[case]
+    if more.get("page_size", 16) % spec.page_multiple:
+        pytest.skip(f"{kernel} reads boxes of {spec.page_multiple} keys")
+    made = make_case([150, 2, 333], head_dim=dims[0], v_dim=dims[1], dtype=spec.dtypes[case % 2], **more)
+    for num_splits in (1, 3):
+        check_decoding(backend, made, kernel, num_splits)
 
 
 def test_the_width_of_v_is_named_in_errors():

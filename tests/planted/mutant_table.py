@@ -272,7 +272,7 @@ FORWARD = [
         ("if (slice == 0) state.update_rows", "state.update_rows", "rows are updated once per slice"),
     ),
     *_of("cuda_src/forward/fa3/consumer_items.cuh", "emulate_fa3 forward",
-        ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
+        ("for (int i = 0; i < V_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
     ),
     *_of("cuda_src/forward/fa3/kernel.cu", "emulate_fa3 forward",
         ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
@@ -311,9 +311,9 @@ DECODING = [
          "  if (vector == 0 && p.lse != nullptr) {\n    "
          "st_global(p.lse + (i64(span.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n"
          "  float inverse = row_factor(p, whole, 0, head);\n", "lse is without the sink"),
-        ("if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());",
+        ("if (vector == 0) st_global(slot + V_DIM, sums.bits());",
          "if (SINK && vector == 0) sums.l += ex2(-sums.m);\n        "
-         "if (vector == 0) st_global(slot + HEAD_DIM, sums.bits());",
+         "if (vector == 0) st_global(slot + V_DIM, sums.bits());",
          "something joins every part, not the row once"),
     ),
     *_of("cuda_src/decode/tile.cuh", "decode decode_cuts decode_shapes",

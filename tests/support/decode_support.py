@@ -152,7 +152,7 @@ class Case:
     def check(self, out: np.ndarray, lse: np.ndarray | None = None, layout: str = "bhsd") -> None:
         out = out.swapaxes(1, 2) if layout == "bshd" else out
         expected, expected_lse = self.expected
-        assert out.dtype == self.q.dtype and out.shape == self.q.shape
+        assert out.dtype == self.q.dtype and out.shape == (*self.q.shape[:-1], self.v_cache.shape[-1])
         got = out.astype(np.float64)
         assert not np.isnan(got).any(), "something unused was read"
         error = np.abs(got - expected).max(initial=0.0)
@@ -227,13 +227,13 @@ def numbers_of_heads(few: str, batch: int, heads: int) -> dict[str, np.ndarray]:
 def make_case(
     lengths: Sequence[int], *, heads: int = 4, kv_heads: int = 2, tokens: int = 1, head_dim: int = 16,
     dtype: str = "float16", fp8: bool | str = False, page_size: int = 0, capacity: int | None = None,
-    new: int = 0, spread: float = 1.0, seed: int = 0, **scores: Any,
+    new: int = 0, spread: float = 1.0, seed: int = 0, v_dim: int = 0, **scores: Any,
 ) -> Case:  # fmt: skip
     """``lengths`` count what is appended, ``new`` tokens of each sequence. ``capacity`` defaults to a
     little more than the longest; None of ``lengths`` may be below ``new``. ``fp8``: also "block" or "token", which have
-    scales, and new tokens of q's dtype. ``scores``: window, softcap and
+    scales, and new tokens of q's dtype. ``v_dim``: head dim of values; 0: ``head_dim``. ``scores``: window, softcap and
     scale, as for the call; None is left out."""
-    rng = np.random.default_rng(seed)
+    rng, dims = np.random.default_rng(seed), (head_dim, v_dim or head_dim)
     batch, longest = len(lengths), max(lengths, default=0)
     capacity = longest + 5 if capacity is None else capacity
     options: dict[str, Any] = {"cache_seqlens": np.array([n - new for n in lengths], np.int32)}
@@ -250,28 +250,27 @@ def make_case(
     if fp8:
         options |= {f"{x}_scale": rng.uniform(0.3, 2, kv_heads).astype(np.float32) for x in "kv"}
     if new:
-        options |= {f"{x}_new": draw(batch, kv_heads, new, head_dim) for x in "kv"}
+        options |= {f"{x}_new": draw(batch, kv_heads, new, n) for x, n in zip("kv", dims, strict=True)}
     if page_size:
         max_pages = -(-capacity // page_size)
         needed = [-(-n // page_size) for n in lengths]
         num_pages = sum(needed) + 3
         pages = rng.permutation(num_pages).tolist()
         table = rng.choice(WILD_PAGES, (batch, max_pages)).astype(np.int32)
-        shape = (num_pages, kv_heads, page_size, head_dim)
-        caches = poisoned(*shape), poisoned(*shape)
+        caches = tuple(poisoned(num_pages, kv_heads, page_size, n) for n in dims)
         for b, n in enumerate(lengths):
             table[b, : needed[b]] = [pages.pop() for _ in range(needed[b])]
             for cache in caches:
                 for position in range(0, n - new, page_size):
                     count = min(page_size, n - new - position)
                     page = table[b, position // page_size]
-                    cache[page, :, :count] = draw(kv_heads, count, head_dim)
+                    cache[page, :, :count] = draw(kv_heads, count, cache.shape[3])
         options["block_table"] = table
     else:
-        caches = tuple(poisoned(batch, kv_heads, capacity, head_dim) for _ in "kv")
+        caches = tuple(poisoned(batch, kv_heads, capacity, n) for n in dims)
         for cache in caches:
             for b, n in enumerate(lengths):
-                cache[b, :, : n - new] = draw(kv_heads, n - new, head_dim)
+                cache[b, :, : n - new] = draw(kv_heads, n - new, cache.shape[3])
     case = Case(q, *caches, options, list(lengths))
     if isinstance(fp8, str):
         shape, block = cache_scale_shapes(caches[0].shape, page_size > 0, head_dim)[fp8]

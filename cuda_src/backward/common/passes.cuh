@@ -107,7 +107,7 @@ DEVICE float dot_word(u32 a, u32 b, float sum) {
 // Algorithm 2, l. 3-4: zeros in dQ, and lse and delta of each row. A row that sees no key has an LSE of -inf: it becomes 0, so
 // that its P is exp2(-inf - 0) = 0, and its delta becomes 0, because 0 * NaN is NaN. ROW_LANES lanes read a row, 16 bytes each,
 // ROWS_AT_ONCE rows at a time.
-constexpr int ROW_UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
+constexpr int ROW_UNITS = V_DIM * ELEMENT_BYTES / 16;
 constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 

@@ -51,7 +51,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   PhaseLog inside(p.trace, lane == 0, blockIdx.x, COPY);
 
   // Alg. 2, l. 5
-  const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
+  const KeyItem item = key_item<Bc>(p, blockIdx.x, 6 * HEAD_DIM + 2 * V_DIM);
   const auto sequence = sequence_of(p, item.batch);
   if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
@@ -91,15 +91,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   };
   const u32 rows_first = lane_offset_rows_first<PITCH>(lane), columns_first = lane_offset_columns_first<PITCH>(lane);
   const u32 warp_keys = key_group * WARP_KEYS;
-  // The first columns of dK and dV, and of dQ, of this warp. If the head dim is not a multiple of all shares, the last warps
+  // The first columns of dK, and of dQ, of this warp. If the head dim is not a multiple of all shares, the last warps
   // start earlier and recompute columns of other warps.
-  const int first_tile = min(part * O_TILES, D_TILES - O_TILES);
+  const int first_tile = min(part * K_TILES, D_TILES - K_TILES);
   const int dq_row = warp % DQ_ROW_WARPS * 32, dq_share = warp / DQ_ROW_WARPS * DQ_TILES;
   const int first_dq_tile = min(dq_share, D_TILES - DQ_TILES);
   auto adds_first = [&] { return !STAGGERED || thread_id() < NUM_THREADS / 2; };
 
   // Alg. 2, l. 7
-  float dK_rmem[KEY_TILES][O_TILES][4] = {}, dV_rmem[KEY_TILES][O_TILES][4] = {};
+  float dK_rmem[KEY_TILES][K_TILES][4] = {}, dV_rmem[KEY_TILES][V_TILES][4] = {};
 
   // Alg. 2, l. 9, asynchronously, in K_STEPS parts: Q, dO, L and D of one tile. Rows past the end become zeros, which add nothing
   // to dK and dV, although their P is exp2(0 - 0) = 1.
@@ -120,8 +120,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
         x, Q_smem + copy.stage * STAGE_BYTES, copy.Q, p.q_stride.seq * 2, copy.valid_rows, copy.thread);
-    copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
-        x, dO_smem + copy.stage * STAGE_BYTES, copy.dO, p.dout_stride.seq * 2, copy.valid_rows, copy.thread);
+    copy_tile_part<Br, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
+        x, dO_smem + copy.stage * DO_STAGE_BYTES, copy.dO, p.dout_stride.seq * 2, copy.valid_rows, copy.thread);
     if (x == 0 && copy.thread < Br) {
       cp_async_small<ROW_STATS_BYTES>(rows_smem + copy.stage * TILE_STATS_BYTES + copy.thread * ROW_STATS_BYTES,
                                        copy.stats + copy.thread * ROW_STATS_BYTES, copy.thread < copy.valid_rows);
@@ -149,7 +149,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
     const bool masked = IRREGULAR ? walked.masked() || (parked_item().k_block + 1) * Bc > p.seqlen_k
                                   : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
-    const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
+    const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * DO_STAGE_BYTES;
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
     visit_query_tile(p, sequence, item, tile, stage, masked, Q, dO, P_keys, dS_keys, K_smem, V_smem, rows_smem, rows_first,
                      columns_first, warp_keys, key_group, part, first_tile, first_key, lane, dK_rmem, dV_rmem, parked_item,
@@ -182,9 +182,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   if (remaining > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
-      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(V_smem, thread);
       zero_padding<NUM_STAGES * Br, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
-      zero_padding<NUM_STAGES * Br, ROW_BYTES, PITCH, NUM_THREADS>(dO_smem, thread);
+    }
+    if constexpr (V_DIM % 16 != 0) {
+      zero_padding<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS>(V_smem, thread);
+      zero_padding<NUM_STAGES * Br, V_ROW_BYTES, V_PITCH, NUM_THREADS>(dO_smem, thread);
     }
     // Alg. 2, l. 6
     const char* K = static_cast<const char*>(p.k) +
@@ -194,7 +196,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
                     2 * (sequence.batch() * p.v_stride.batch + item.kv_head * p.v_stride.head +
                          (sequence.first_key() + first_key) * p.v_stride.seq);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
+    copy_tile_async<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
       copy_tile(IRREGULAR ? upcoming() : current, IRREGULAR ? 1 : (remaining - 1) % 2);
     }

@@ -62,18 +62,20 @@ template <typename Sequence, typename ParkedItem, typename MaskOfHead, typename 
 DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, const KeyItem& item, QueryTile tile, u32 stage,
                              bool masked, u32 Q, u32 dO, u32 P_keys, u32 dS_keys, u32 K_smem, u32 V_smem, u32 rows_smem,
                              u32 rows_first, u32 columns_first, u32 warp_keys, int key_group, int part, int first_tile,
-                             int first_key, int lane, float (&dK_rmem)[KEY_TILES][O_TILES][4],
-                             float (&dV_rmem)[KEY_TILES][O_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
+                             int first_key, int lane, float (&dK_rmem)[KEY_TILES][K_TILES][4],
+                             float (&dV_rmem)[KEY_TILES][V_TILES][4], ParkedItem parked_item, MaskOfHead mask_of_head,
                              CopyNext copy_next, PhaseLog& inside, u32 number) {
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   // dV or dK += A B for the queries from `first` on, B from a tile of dO or Q.
-  auto accumulate = [&](Phase phase, float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a,
-                        auto between) {
+  auto accumulate = [&](auto of, Phase phase, auto& D, u32 tile, int first, auto from_memory, auto load_a, auto between) {
+    using Of = decltype(of);
     // The lane's offset is recomputed: registers are scarce.
-    const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
+    const u32 B_lane =
+        tile + first * Of::PITCH + Of::first_tile(first_tile, part) * 16 + lane_offset_rows_first<Of::PITCH>(lane_id());
     multiply<Element, CHUNK / 16, decltype(from_memory)::value>(
         {inside, phase, number}, D, load_a,
-        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
+        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * Of::PITCH + n * 16, n + 1 < Of::TILES); },
+        between);
   };
 
   [[maybe_unused]] ArrayGradients sums;
@@ -90,9 +92,13 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       L[0] = u32_as_float(stats.x), D[0] = u32_as_float(stats.y);
       L[1] = u32_as_float(stats.z), D[1] = u32_as_float(stats.w);
     };
-    auto multiply_keys = [&](Phase phase, float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
-      const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
-      multiply<Element, K_STEPS, true>(
+    auto multiply_keys = [&](auto operands, Phase phase, float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries,
+                             auto between) {
+      constexpr int PITCH = decltype(operands)::PITCH;
+      const u32 A_rows = PITCH == ::PITCH ? rows_first : lane_offset_rows_first<PITCH>(lane_id());
+      const u32 B_columns = PITCH == ::PITCH ? columns_first : lane_offset_columns_first<PITCH>(lane_id());
+      const u32 A_lane = keys + warp_keys * PITCH + A_rows, B_lane = queries + first * PITCH + B_columns;
+      multiply<Element, decltype(operands)::STEPS, true>(
           {inside, phase, number}, D,
           [&](u32(&A)[KEY_TILES][4], int k) {
 #pragma unroll
@@ -136,7 +142,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
     };
 
     // Alg. 2, l. 10
-    multiply_keys(SCORES, S_rmem, K_smem, Q, [&](int k) {
+    multiply_keys(OfKeys{}, SCORES, S_rmem, K_smem, Q, [&](int k) {
       if (c == 0) copy_next(k);
     });
     mma_fence({inside, SOFTMAX, number});
@@ -152,10 +158,10 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       }
     }
     // Alg. 2, l. 13; exponentials overlap with the products.
-    multiply_keys(WEIGHT_GRADIENTS, dP_rmem, V_smem, dO, [&](int k) {
+    multiply_keys(OfValues{}, WEIGHT_GRADIENTS, dP_rmem, V_smem, dO, [&](int k) {
       if constexpr (!SOFTCAP && !SCORE) {
 #pragma unroll
-        for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
+        for (int n = k * S_TILES / V_STEPS; n < (k + 1) * S_TILES / V_STEPS; ++n) exponentials(n);
       }
     });
     mma_fence();
@@ -163,7 +169,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
     // Alg. 2, l. 12 and 16, for this warp's own queries; dS overlaps with the products.
     u32 dS_operand[CHUNK / 16][KEY_TILES][4];
     accumulate(
-        VALUE_GRADIENTS, dV_rmem, dO, first, FromRegisters{},
+        OfValues{}, VALUE_GRADIENTS, dV_rmem, dO, first, FromRegisters{},
         [&](u32(&P)[KEY_TILES][4], int k) {
           float slope[2][4 * KEY_TILES];  // derivative of the soft cap or the score function: a factor of dS
           if constexpr (SCORE) {
@@ -201,7 +207,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
           }
         });
     accumulate(
-        KEY_GRADIENTS, dK_rmem, Q, first, FromRegisters{},
+        OfKeys{}, KEY_GRADIENTS, dK_rmem, Q, first, FromRegisters{},
         [&](u32(&dS)[KEY_TILES][4], int k) {
 #pragma unroll
           for (int i = 0; i < KEY_TILES; ++i) {
@@ -230,8 +236,8 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
             for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
           };
         };
-        accumulate(VALUE_GRADIENTS, dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
-        accumulate(KEY_GRADIENTS, dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
+        accumulate(OfValues{}, VALUE_GRADIENTS, dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+        accumulate(OfKeys{}, KEY_GRADIENTS, dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
       }
     }
   }

@@ -9,24 +9,26 @@
 template <typename Sequence>
 DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
                             int stored_keys, u32 K_smem, u32 V_smem, u32 warp_keys, int key_group, int part, int first_tile,
-                            const float (&dK_rmem)[KEY_TILES][O_TILES][4], const float (&dV_rmem)[KEY_TILES][O_TILES][4],
+                            const float (&dK_rmem)[KEY_TILES][K_TILES][4], const float (&dV_rmem)[KEY_TILES][V_TILES][4],
                             int lane) {
-  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
+  auto store = [&](auto operands, u32 tile, const auto& D, float factor) {
+    constexpr int PITCH = decltype(operands)::PITCH, TILES = decltype(operands)::TILES, ALL = decltype(operands)::ALL_TILES;
+    const int first = operands.first_tile(first_tile, part);
     const u32 rows = tile + warp_keys * PITCH;
 #pragma unroll
     for (int r = 0; r < 2 * KEY_TILES; ++r) {
 #pragma unroll
-      for (int n = 0; n < O_TILES; ++n) {
-        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // written by another warp
+      for (int n = 0; n < TILES; ++n) {
+        if (ALL % PARTS != 0 && first + n < part * TILES) continue;  // written by another warp
         const float* d = D[r / 2][n] + r % 2 * 2;
         const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // padding: zeros
-        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
+        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first + n) * 16 + lane % 4 * 4,
                       exists ? Element::pack(d[0] * factor, d[1] * factor) : 0);
       }
     }
   };
-  store(K_smem, dK_rmem, p.scale);
-  store(V_smem, dV_rmem, 1.0f);
+  store(OfKeys{}, K_smem, dK_rmem, p.scale);
+  store(OfValues{}, V_smem, dV_rmem, 1.0f);
   if constexpr (SHARED_KEYS) {
     bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are written: each warp stores some of the rows
   } else {
@@ -39,5 +41,6 @@ DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const S
   char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + own.kv_head * p.dv_stride.head +
                                              (ended.first_key() + i64(own_key + row)) * p.dv_stride.seq);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, V_ROW_BYTES, V_PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * V_PITCH, stored_keys - row,
+                                                          lane);
 }

@@ -48,14 +48,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   TileRange tiles;
   QueryTile tile;
   // Parked in gaps of V, because each tile, or the end, reads them once: the work item, and the clear tiles.
-  const u32 saved_smem = gap_address<PITCH>(V_smem, 1);
+  const u32 saved_smem = gap_address<V_PITCH>(V_smem, 1);
   {
-    const KeyItem item = key_item<Bc>(p, blockIdx.x, 4 * ROW_BYTES);
+    const KeyItem item = key_item<Bc>(p, blockIdx.x, 12 * HEAD_DIM + 4 * V_DIM);
     tiles = query_tiles<Br, Bc>(head_mask(p), item.k_block);
     tile = {item.kv_head * (p.heads / p.kv_heads), tiles.first};
     if (thread_id() == 0) {
       st_shared_vec4(saved_smem, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), u32(tiles.clear_end)});
-      st_shared_u32(saved_smem + PITCH, u32(tiles.clear_first));
+      st_shared_u32(saved_smem + V_PITCH, u32(tiles.clear_first));
     }
     block_sync();
   }
@@ -63,7 +63,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   auto kv_head = [&] { return int(ld_shared_u32(saved_smem + 4)); };
   auto batch = [&] { return int(ld_shared_u32(saved_smem + 8)); };
   auto is_clear = [&](int q_tile) {
-    return q_tile >= int(ld_shared_u32(saved_smem + PITCH)) && q_tile < int(ld_shared_u32(saved_smem + 12)) &&
+    return q_tile >= int(ld_shared_u32(saved_smem + V_PITCH)) && q_tile < int(ld_shared_u32(saved_smem + 12)) &&
            (key_block() + 1) * Bc <= p.seqlen_k;
   };
   auto batch_head = [&] { return i64(batch()) * p.heads; };
@@ -79,32 +79,34 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
 
   // Alg. 2, l. 7
-  float dK_rmem[O_TILES][KEY_TILES][4] = {}, dV_rmem[O_TILES][KEY_TILES][4] = {};
+  float dK_rmem[OfKeys::TILES][KEY_TILES][4] = {}, dV_rmem[OfValues::TILES][KEY_TILES][4] = {};
 
   // The warp that copies a row also splits it: until then no other warp reads it.
-  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
-  auto copy_rows = [&](auto rows, int first_group, u32 tile, const void* tensor, const Strides& stride, int head, int first_row,
-                       int num_rows) {
+  auto copy_rows = [&](auto of, auto rows, int first_group, u32 tile, const void* tensor, const Strides& stride, int head,
+                       int first_row, int num_rows) {
+    using Of = decltype(of);
 #pragma unroll
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
       const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
-      Rows::copy(tile + row * PITCH, Rows::source(tensor, stride, batch(), head, first_row + row, lane_id()),
-                 stride.seq * 4, num_rows - first_row - row, lane_id());
+      Of::Copy::copy(tile + row * Of::PITCH, Of::Copy::source(tensor, stride, batch(), head, first_row + row, lane_id()),
+                     stride.seq * 4, num_rows - first_row - row, lane_id());
     }
   };
-  auto split_tile = [&](auto rows, int first_group, u32 tile) {
+  auto split_tile = [&](auto of, auto rows, int first_group, u32 tile) {
+    using Of = decltype(of);
 #pragma unroll
     for (int g = 0; g < decltype(rows)::value / 8; g += NUM_WARPS) {
       const int row = (g + first_group) * 8;
       if (decltype(rows)::value / 8 % NUM_WARPS != 0 && row >= decltype(rows)::value) break;
-      split_rows<HEAD_DIM, PITCH>(tile + row * PITCH, lane_id());
+      split_rows<Of::COLUMNS, Of::PITCH>(tile + row * Of::PITCH, lane_id());
     }
   };
   // Alg. 2, l. 9, asynchronously. Rows past the end become zeros, which add nothing to dK and dV, although their P is exp2(0 - 0)
   // = 1.
   auto copy_do = [&](QueryTile tile) {
-    copy_rows(Size<Br>{}, Share().first_dO_group(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    copy_rows(OfValues{}, Size<Br>{}, Share().first_dO_group(), dO_smem, p.dout, p.dout_stride, tile.head, tile.q_tile * Br,
+              p.seqlen_q);
     const int row = tile.q_tile * Br + thread_id();
     if (thread_id() < Br) {
       const i64 number = (batch_head() + tile.head) * p.seqlen_q + row;
@@ -114,14 +116,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     cp_async_commit();
   };
   auto copy_q = [&](QueryTile tile) {
-    copy_rows(Size<Br>{}, Share().first_Q_group(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
+    copy_rows(OfKeys{}, Size<Br>{}, Share().first_Q_group(), Q_smem, p.q, p.q_stride, tile.head, tile.q_tile * Br, p.seqlen_q);
     cp_async_commit();
   };
   auto split_queries = [&] {
     cp_async_wait<0>();
     warp_sync();  // the copies of the other lanes have landed too
-    split_tile(Size<Br>{}, Share().first_dO_group(), dO_smem);
-    split_tile(Size<Br>{}, Share().first_Q_group(), Q_smem);
+    split_tile(OfValues{}, Size<Br>{}, Share().first_dO_group(), dO_smem);
+    split_tile(OfKeys{}, Size<Br>{}, Share().first_Q_group(), Q_smem);
   };
   // Warps that share keys wait for one another: their parts of a tile by keys are written, or read.
   auto sync_keys = [&] {
@@ -131,7 +133,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       warp_sync();
     }
   };
-  auto largest_unit = [&](u32 tile, auto rows) {
+  auto largest_unit = [&](auto of, u32 tile, auto rows) {
+    constexpr int PITCH = decltype(of)::PITCH;
     float largest = ld_shared_f32(unit_address<PITCH>(tile, 0));
 #pragma unroll
     for (int g = 1; g < decltype(rows)::value / 8; ++g) largest = fmaxf(largest, ld_shared_f32(unit_address<PITCH>(tile, g)));
@@ -140,15 +143,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   using Scores = float[S_TILES][KEY_TILES][4];
   // S^T or dP^T: keys times queries, summed over columns.
-  auto multiply_rows = [&](Scores& D, u32 keys, u32 queries) {
+  auto multiply_rows = [&](auto of, Scores& D, u32 keys, u32 queries) {
+    constexpr int PITCH = decltype(of)::PITCH, STEPS = decltype(of)::STEPS;
     const u32 warp_keys = keys + Share().keys() * PITCH, warp_queries = queries + Share().queries() * PITCH;
     const u32 A_lane = warp_keys + pair_lane_a<PITCH>(lane_id()), B_lane = warp_queries + pair_lane_b<PITCH>(lane_id());
 #pragma unroll 1
-    for (int k = 0; k < K_STEPS; k += SUM_STEPS) {
+    for (int k = 0; k < STEPS; k += SUM_STEPS) {
       Scores sum = {};
 #pragma unroll
       for (int x = k; x < k + SUM_STEPS; ++x) {
-        if (K_STEPS % SUM_STEPS != 0 && x >= K_STEPS) break;
+        if (STEPS % SUM_STEPS != 0 && x >= STEPS) break;
         u32 A_hi[KEY_TILES][4], A_lo[KEY_TILES][4];
         load_pair_operand<false, 16 * PITCH>(A_hi, A_lo, A_lane + x * 2 * OCTET_BYTES);
         multiply_pair_tiles<false, 8 * PITCH, S_TILES>(sum, A_hi, A_lo, B_lane + x * 2 * OCTET_BYTES);
@@ -183,15 +187,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     }
   };
   // dV += factor * P^T dO, or dK += factor * dS^T Q, a few columns at a time.
-  auto accumulate = [&](float(&D)[O_TILES][KEY_TILES][4], u32 queries, float factor) {
+  auto accumulate = [&](auto of, auto& D, u32 queries, float factor) {
+    constexpr int PITCH = decltype(of)::PITCH;
     const u32 A_lane = S_smem + Share().keys() * S_PITCH + pair_lane_a<S_PITCH>(lane_id());
-    const u32 B_lane = queries + Share().first_tile() * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
+    const u32 B_lane = queries + Share().first_tile(of) * OCTET_BYTES + pair_lane_b_trans<PITCH>(lane_id());
     u32 A_hi[Br / 16][KEY_TILES][4], A_lo[Br / 16][KEY_TILES][4];
 #pragma unroll
     for (int k = 0; k < Br / 16; ++k) {
       load_pair_operand<false, 16 * S_PITCH>(A_hi[k], A_lo[k], A_lane + k * 2 * OCTET_BYTES);
     }
-    for_groups<O_TILES, O_GROUP>([&](int n0, auto count) {
+    for_groups<decltype(of)::TILES, O_GROUP>([&](int n0, auto count) {
       float sum[decltype(count)::value][KEY_TILES][4] = {};
 #pragma unroll
       for (int k = 0; k < Br / 16; ++k) {
@@ -212,7 +217,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     // Alg. 2, l. 10
     float S_rmem[S_TILES][KEY_TILES][4] = {}, dP_rmem[S_TILES][KEY_TILES][4] = {};
     const auto S = fragment_view_by_columns(S_rmem);
-    multiply_rows(S_rmem, K_smem, Q_smem);
+    multiply_rows(OfKeys{}, S_rmem, K_smem, Q_smem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
     if (IRREGULAR ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
       const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
@@ -224,7 +229,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       }
     }
     // Alg. 2, l. 13
-    multiply_rows(dP_rmem, V_smem, dO_smem);
+    multiply_rows(OfValues{}, dP_rmem, V_smem, dO_smem);
 
     // Alg. 2, l. 11 and 14
     u32 largest = NO_MAGNITUDE;
@@ -247,13 +252,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     if (lane_id() == 0) st_shared_u32(largest_smem + Share().warp * 4, largest);
 
     // Alg. 2, l. 12
-    const float dO_unit = largest_unit(dO_smem, Size<Br>{});
+    const float dO_unit = largest_unit(OfValues{}, dO_smem, Size<Br>{});
     const float P_factor = inverse_power_of_two(dO_unit) * P_SCALE;
     store_scores(S_rmem, [&](int n, int) {
-      return ld_shared_f32(unit_address<PITCH>(dO_smem + Share().queries() * PITCH, n)) * P_factor;
+      return ld_shared_f32(unit_address<V_PITCH>(dO_smem + Share().queries() * V_PITCH, n)) * P_factor;
     });
     sync_keys();
-    accumulate(dV_rmem, dO_smem, dO_unit / P_SCALE);
+    accumulate(OfValues{}, dV_rmem, dO_smem, dO_unit / P_SCALE);
 
     block_sync();  // all warps have written their largest dS, and have read dO and P
     copy_next_do();
@@ -261,14 +266,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     const float dS_scale = inverse_power_of_two(dS_unit);
 
     // Alg. 2, l. 16
-    const float Q_unit = largest_unit(Q_smem, Size<Br>{}), Q_factor = inverse_power_of_two(Q_unit);
+    const float Q_unit = largest_unit(OfKeys{}, Q_smem, Size<Br>{}), Q_factor = inverse_power_of_two(Q_unit);
     store_scores(dP_rmem, [&](int n, int) {
       return ld_shared_f32(unit_address<PITCH>(Q_smem + Share().queries() * PITCH, n)) * Q_factor * dS_scale;
     });
     sync_keys();
-    accumulate(dK_rmem, Q_smem, dS_unit * Q_unit);
+    accumulate(OfKeys{}, dK_rmem, Q_smem, dS_unit * Q_unit);
     sync_keys();
-    const float K_factor = inverse_power_of_two(largest_unit(K_smem, Size<Bc>{}));
+    const float K_factor = inverse_power_of_two(largest_unit(OfKeys{}, K_smem, Size<Bc>{}));
     store_scores(dP_rmem, [&](int, int r) {
       return ld_shared_f32(unit_address<PITCH>(K_smem + Share().keys() * PITCH, r)) * K_factor * dS_scale;
     });
@@ -277,7 +282,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   // Alg. 2, l. 15: each warp computes all rows of a share of the columns.
   auto add_dq = [&](QueryTile tile, float dS_unit) {
-    const float factor = dS_unit * largest_unit(K_smem, Size<Bc>{});
+    const float factor = dS_unit * largest_unit(OfKeys{}, K_smem, Size<Bc>{});
     const Share share;
     const BackwardWorkspace workspace(p);
     const u32 A_lane = S_smem + pair_lane_a_trans<S_PITCH>(lane_id());
@@ -314,13 +319,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   }
   if (remaining > 0) {
     // Alg. 2, l. 6
-    copy_rows(Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), key_block() * Bc, p.seqlen_k);
-    copy_rows(Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), key_block() * Bc, p.seqlen_k);
+    copy_rows(OfKeys{}, Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), key_block() * Bc, p.seqlen_k);
+    copy_rows(OfValues{}, Size<Bc>{}, Share().warp, V_smem, p.v, p.v_stride, kv_head(), key_block() * Bc, p.seqlen_k);
     copy_do(tile);
     copy_q(tile);
     split_queries();
-    split_tile(Size<Bc>{}, Share().warp, K_smem);
-    split_tile(Size<Bc>{}, Share().warp, V_smem);
+    split_tile(OfKeys{}, Size<Bc>{}, Share().warp, K_smem);
+    split_tile(OfValues{}, Size<Bc>{}, Share().warp, V_smem);
     block_sync();
   }
   // Alg. 2, l. 8
@@ -352,7 +357,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   }
 
   // Alg. 2, l. 18
-  auto store = [&](void* tensor, const Strides& stride, const float(&D)[O_TILES][KEY_TILES][4], float factor) {
+  auto store = [&](auto of, void* tensor, const Strides& stride, const auto& D, float factor) {
     const Share share;
     const int lane = lane_id();
     char* head = head_address(tensor, stride, batch(), kv_head()) + lane % 4 * 8;
@@ -362,9 +367,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       if (row >= p.seqlen_k) continue;
       char* target = head + row * (stride.seq * 4);
 #pragma unroll
-      for (int n = 0; n < O_TILES; ++n) {
-        const int tile = share.first_tile() + n;
-        if (share.others(tile)) continue;
+      for (int n = 0; n < decltype(of)::TILES; ++n) {
+        const int tile = share.first_tile(of) + n;
+        if (share.others(of, tile)) continue;
         const u32 x = float_as_u32(D[n][r / 2][r % 2 * 2] * factor), y = float_as_u32(D[n][r / 2][r % 2 * 2 + 1] * factor);
         if constexpr (ALIGNMENT >= 8) {
           st_global(target + tile * 32, vec2{x, y});
@@ -375,8 +380,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       }
     }
   };
-  store(p.dk, p.dk_stride, dK_rmem, p.scale);
-  store(p.dv, p.dv_stride, dV_rmem, 1.0f);
+  store(OfKeys{}, p.dk, p.dk_stride, dK_rmem, p.scale);
+  store(OfValues{}, p.dv, p.dv_stride, dV_rmem, 1.0f);
 
   if constexpr (TRACE) {
     block_sync();  // the trace record ends when the last warp has stored

@@ -13,21 +13,29 @@ constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles 
 constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
 constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp
 constexpr int S_TILES = PART_QUERIES / 8;                   // in 8-column mma tiles, and groups of eight queries
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
 constexpr int SUM_STEPS = 2;                                // k16 steps that the tensor cores sum
-constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 2 : 3;           // 8-column tiles computed at a time: more take more registers
 constexpr int Q_TILES = Br / 16;                            // 16-row mma tiles of dQ: every warp takes all rows
 constexpr int DQ_TILES = (D_TILES + NUM_WARPS - 1) / NUM_WARPS;  // 8-column mma tiles of dQ of one warp
 constexpr int DQ_GROUP = 4;
-constexpr int ROW_BYTES = HEAD_DIM * 4;
-constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr int S_PITCH = tile_pitch(Br * 4, 64);  // of P^T and dS^T: a row per key
+
+// Rows of Q, K and dK, or of dO, V and dV.
+template <int COLUMNS_>
+struct Rows {
+  static constexpr int COLUMNS = COLUMNS_, BYTES = COLUMNS * 4, PITCH = tile_pitch(BYTES, 64);
+  static constexpr int STEPS = (COLUMNS + 15) / 16;            // k16 steps of S or dP; the last may be half padding
+  static constexpr int ALL_TILES = COLUMNS / 8, TILES = (ALL_TILES + PARTS - 1) / PARTS;  // 8-column mma tiles; of one warp
+  using Copy = RowCopy<BYTES, PITCH, ALIGNMENT>;
+};
+using OfKeys = Rows<HEAD_DIM>;
+using OfValues = Rows<V_DIM>;
+constexpr int PITCH = OfKeys::PITCH, V_PITCH = OfValues::PITCH;
 
 // Dynamic shared memory: the offset of each buffer, in order.
 struct SharedMemory {
-  static constexpr int K = 0, V = K + Bc * PITCH, Q = V + Bc * PITCH, DO = Q + Br * PITCH;  // float32, then pairs of float16
-  static constexpr int ROWS = DO + Br * PITCH;             // L and D of each row
+  static constexpr int K = 0, V = K + Bc * PITCH, Q = V + Bc * V_PITCH, DO = Q + Br * PITCH;  // float32, then pairs of float16
+  static constexpr int ROWS = DO + Br * V_PITCH;           // L and D of each row
   static constexpr int S = ROWS + Br * ROW_STATS_BYTES;   // P^T, then dS^T
   static constexpr int LARGEST = S + Bc * S_PITCH;         // the largest dS of each warp
   static constexpr int BYTES = LARGEST + NUM_WARPS * 4;
@@ -39,6 +47,7 @@ static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WA
 static_assert(Br % (8 * PARTS) == 0 && Br % 16 == 0,
               "a warp has whole groups of 8 queries, and a tile whole k16 steps of dV and dK");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
+static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
 static_assert(NUM_STAGES == 1, "one stage: the next tile is copied over the current one");
 static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");
 
@@ -66,9 +75,15 @@ struct Share {
   DEVICE u32 queries() const { return warp % PARTS * PART_QUERIES; }  // the first of the queries whose S and dP it computes
   // The first columns of dK and dV, and of dQ. If the head dim is not a multiple of all shares, the last warps start earlier and
   // recompute columns of other warps: others() and others_dq() say which.
-  DEVICE int first_tile() const { return min(warp % PARTS * O_TILES, D_TILES - O_TILES); }
+  template <typename Of>
+  DEVICE int first_tile(Of) const {
+    return min(warp % PARTS * Of::TILES, Of::ALL_TILES - Of::TILES);
+  }
   DEVICE int first_dq_tile() const { return min(warp * DQ_TILES, D_TILES - DQ_TILES); }
-  DEVICE bool others(int tile) const { return D_TILES % PARTS != 0 && tile < warp % PARTS * O_TILES; }
+  template <typename Of>
+  DEVICE bool others(Of, int tile) const {
+    return Of::ALL_TILES % PARTS != 0 && tile < warp % PARTS * Of::TILES;
+  }
   DEVICE bool others_dq(int tile) const { return D_TILES % NUM_WARPS != 0 && tile < warp * DQ_TILES; }
   // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: its first group of eight. If warps suffice, different
   // warps take dO and Q.

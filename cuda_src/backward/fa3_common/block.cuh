@@ -103,7 +103,7 @@ struct NewItem {
   SequenceDescriptor sequence;
 
   DEVICE NewItem(const BackwardParams& p, u32 index) {
-    const KeyItem found = key_item<Bc>(p, index, 8 * HEAD_DIM);
+    const KeyItem found = key_item<Bc>(p, index, 6 * HEAD_DIM + 2 * V_DIM);
     const auto length = sequence_of(p, found.batch);
     const HeadMask mask = head_mask(p, length);
     const TileRange tiles = visited_queries<Br, Bc>(mask, found.k_block);

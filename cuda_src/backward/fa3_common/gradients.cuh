@@ -175,15 +175,15 @@ DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane)
 }
 
 // S (64 x N) = A B^T, as wgmma_tiles_ss(). The first HELD k-steps of A are in registers, which saves reads of shared memory.
-template <int N, int HELD>
+template <int N, int STEPS, int HELD, bool ADDS = false>
 DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 * HELD : 1], u64 a, u64 b) {
   wgmma_registers(d);
   if constexpr (HELD == 0) {
-    wgmma_tiles_ss<N, K_STEPS, Element>(d, a, b);
+    wgmma_tiles_ss<N, STEPS, Element, ADDS>(d, a, b);
   } else {
-    wgmma_tiles_rs<N, HELD, Element>(d, held, b);
+    wgmma_tiles_rs<N, HELD, Element, ADDS>(d, held, b);
 #pragma unroll
-    for (int k = HELD; k < K_STEPS; ++k) {
+    for (int k = HELD; k < STEPS; ++k) {
       Wgmma<N, Element::IS_BFLOAT16>::template ss<true>(d, a + k_major_step<WARPGROUP_KEYS>(k), b + k_major_step<N>(k));
     }
   }
@@ -196,7 +196,7 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<WARPGROUP_KEYS>(K);
 #pragma unroll
   for (int k = 0; k < KEYS / 16; ++k) {
-    const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
+    const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * K_TILE_BYTES) + mn_major_step(k % 4);
     if (k == 0 && !ACCUMULATES) {
       WgmmaTransposedB<TILES * 8, Element::IS_BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
     } else {
@@ -206,13 +206,14 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
 }
 
 // 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
-DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
+template <int REGISTERS>
+DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[REGISTERS], float factor,
                        int first_key, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = block.first_key() + first_key + lane / 4 + 8 * r;
     char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
                 (block.key_in_arrays() + key) * stride.seq * 2;
-    store_accumulator_row<D_TILES, Element>(row, d, r, factor, key < block.stored_keys(), lane);
+    store_accumulator_row<REGISTERS / 4, Element>(row, d, r, factor, key < block.stored_keys(), lane);
   }
 }

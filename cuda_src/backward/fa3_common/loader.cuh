@@ -14,6 +14,9 @@ struct Loader {
   const KernelParams& p;
   const TensorMap *queries, *keys;
   const u32 start;  // of the shared memory
+  static constexpr int COLUMNS = LOADS_Q ? HEAD_DIM : V_DIM;
+  static constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(WARPGROUP_KEYS, COLUMNS);  // of K or V
+  static constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, COLUMNS);            // of Q or dO
   mutable u32 tail_parity = 0;
   mutable PhaseLog log = PhaseLog(p.trace, leads());
 
@@ -55,7 +58,7 @@ struct Loader {
                             RAGGED ? at.block.keys() - at.block.first_key() - w * WARPGROUP_KEYS : WARPGROUP_KEYS,
                             [&](u32 barrier) {
                               const int key = at.block.key_in_arrays() + at.block.first_key() + w * WARPGROUP_KEYS;
-                              ::load_tile<WARPGROUP_KEYS, HEAD_DIM>(tile, barrier, keys, key, at.block.kv_head(),
+                              ::load_tile<WARPGROUP_KEYS, COLUMNS>(tile, barrier, keys, key, at.block.kv_head(),
                                                                     at.block.batch_in_arrays());
                             });
     }
@@ -86,7 +89,7 @@ struct Loader {
                 const u32 stats_of_tile = stats + ring.stage(at.n) * TILE_STATS_BYTES;
                 mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + TILE_STATS_BYTES);
                 const int batch = at.block.batch_in_arrays(), row = at.block.row_in_arrays() + at.block.q_tile(at.tile) * Br;
-                for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+                for (int a = 0; a < atoms(COLUMNS); ++a) {
                   tma_load_4d(tile + a * Br * ATOM_ROW_BYTES, queries, barrier, a * ATOM_COLUMNS, row, at.tile.head, batch);
                 }
                 bulk_load(stats_of_tile, source, TILE_STATS_BYTES, barrier);
@@ -94,7 +97,7 @@ struct Loader {
   }
 
   // A tile of ROWS rows, of which `existing` belong to the sequence, by copy(barrier).
-  template <int ROWS, int COLUMNS = HEAD_DIM, typename Copy>
+  template <int ROWS, int CLEARED = COLUMNS, typename Copy>
   DEVICE void bring(const ItemRings& rings, u32 tile, u32 full, [[maybe_unused]] int existing, const Copy& copy) const {
     if constexpr (!RAGGED) {
       copy(full);
@@ -106,7 +109,7 @@ struct Loader {
       if (!has_tail) return;
       mbarrier_wait(tail_full, tail_parity);
       tail_parity ^= 1;
-      clear_rows<ROWS, COLUMNS>(tile, max(existing, 0), lane_id());
+      clear_rows<ROWS, CLEARED>(tile, max(existing, 0), lane_id());
       async_proxy_fence();
       warp_sync();  // all lanes have written their zeros
       if (leads()) mbarrier_arrive(full);

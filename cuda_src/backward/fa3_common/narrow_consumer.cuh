@@ -18,7 +18,7 @@ struct NarrowConsumer : TracedConsumer {
   const int consumer;
 
   // Every member has a value at entry: with undefined values ptxas runs out of registers and serialises wgmma (C7512).
-  float dK_rmem[HEAD_DIM / 2]{}, dV_rmem[HEAD_DIM / 2]{};
+  float dK_rmem[HEAD_DIM / 2]{}, dV_rmem[V_DIM / 2]{};
   float S_rmem[Br / 2]{}, dP_rmem[Br / 2]{};
   float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()
   u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
@@ -169,41 +169,42 @@ struct NarrowConsumer : TracedConsumer {
 
   // This warpgroup's K or V, once it has arrived: the k-steps that are kept in registers.
   template <int COUNT>
-  DEVICE void hold(u32 (&held)[COUNT], u32 tiles) {
+  DEVICE void hold(u32 (&held)[COUNT], u32 tile) {
     if constexpr (COUNT > 1) {
-      load_swizzled_rows<WARPGROUP_KEYS, COUNT / 4>(held, tiles + consumer * KEY_TILE_BYTES, warp * 16 + lane % 16, lane / 16);
+      load_swizzled_rows<WARPGROUP_KEYS, COUNT / 4>(held, tile, warp * 16 + lane % 16, lane / 16);
       wgmma_registers(held);
     }
   }
   DEVICE void take_keys(u32 kv) {
     wait_full(smem.rings.K, kv);
-    hold(K_rmem, smem.K_of(kv));
+    hold(K_rmem, smem.K_of(kv) + consumer * K_TILE_BYTES);
   }
   DEVICE void take_values() {
     wait_full(smem.rings.V, kv);
-    hold(V_rmem, smem.V);
+    hold(V_rmem, smem.V + consumer * V_TILE_BYTES);
   }
 
-  DEVICE static u64 query_tile(u64 descriptor, u32 stage) { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
+  DEVICE static u64 Q_tile(u64 descriptor, u32 stage) { return descriptor + descriptor_step(Q_TILE_BYTES) * stage; }
+  DEVICE static u64 dO_tile(u64 descriptor, u32 stage) { return descriptor + descriptor_step(DO_TILE_BYTES) * stage; }
   DEVICE void issue_scores(u32 n, u32 kv, u32 stamp) {
-    issue_partly_held<Br, K_HELD>(S_rmem, K_rmem, k_major_descriptor(smem.K_of(kv) + consumer * KEY_TILE_BYTES),
-                                  query_tile(k_major_descriptor(smem.Q), smem.Q_ring.stage(n)));
+    issue_partly_held<Br, K_STEPS, K_HELD>(S_rmem, K_rmem, k_major_descriptor(smem.K_of(kv) + consumer * K_TILE_BYTES),
+                                           Q_tile(k_major_descriptor(smem.Q), smem.Q_ring.stage(n)));
     commit(SCORES, stamp);
   }
   DEVICE void issue_dp() {
     begin_products();
-    issue_partly_held<Br, V_HELD>(dP_rmem, V_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
-                                  query_tile(k_major_descriptor(smem.dO), smem.dO_ring.stage(n)));
+    issue_partly_held<Br, V_STEPS, V_HELD>(dP_rmem, V_rmem, k_major_descriptor(smem.V + consumer * V_TILE_BYTES),
+                                           dO_tile(k_major_descriptor(smem.dO), smem.dO_ring.stage(n)));
     commit(WEIGHT_GRADIENTS, stamp_of(tile));
   }
   DEVICE void issue_dv() {
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
-        dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), smem.dO_ring.stage(n)));
+    wgmma_accumulate_values<V_DIM, Br / 16, Element>(
+        dV_rmem, P_rmem, dO_tile(mn_major_descriptor<Br>(smem.dO), smem.dO_ring.stage(n)));
     commit(VALUE_GRADIENTS, stamp_of(tile));
   }
   DEVICE void issue_dk() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
-        dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), smem.Q_ring.stage(n)));
+        dK_rmem, dS_rmem, Q_tile(mn_major_descriptor<Br>(smem.Q), smem.Q_ring.stage(n)));
     commit(KEY_GRADIENTS, stamp_of(tile));
   }
   DEVICE void await_dv() {
@@ -366,9 +367,10 @@ struct NarrowConsumer : TracedConsumer {
     store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, consumer * WARPGROUP_KEYS + warp * 16, lane);
     clear(dV_rmem);
   }
-  DEVICE static void clear(float (&gradient)[HEAD_DIM / 2]) {
+  template <int REGISTERS>
+  DEVICE static void clear(float (&gradient)[REGISTERS]) {
 #pragma unroll
-    for (int x = 0; x < HEAD_DIM / 2; ++x) gradient[x] = 0.0f;
+    for (int x = 0; x < REGISTERS; ++x) gradient[x] = 0.0f;
   }
 
   DEVICE void begin_trace() {

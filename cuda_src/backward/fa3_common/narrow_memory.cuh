@@ -33,7 +33,7 @@ struct NarrowMemory {
         dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY},
         dS_ring{start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY}, dQ_handover(dq_handover(start)) {}
 
-  DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_TILES * KEY_TILE_BYTES); }
+  DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_TILES * K_TILE_BYTES); }
   DEVICE u32 dS_of(u32 position, int consumer) const {
     return dS + (dS_ring.stage(position) * KEY_TILES + consumer) * DS_PART_BYTES;
   }

@@ -13,9 +13,9 @@ constexpr int KEY_TILES = BLOCK_KEYS / WARPGROUP_KEYS;  // of K and V of one thr
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr bool IRREGULAR = is_irregular(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
-constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(WARPGROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
-constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_DIM + 15) / 16;  // k16 steps of S, dP; TMA fills the last with zeros
+constexpr int K_TILE_BYTES = wgmma_tile_bytes(WARPGROUP_KEYS, HEAD_DIM), V_TILE_BYTES = wgmma_tile_bytes(WARPGROUP_KEYS, V_DIM);
+constexpr int Q_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM), DO_TILE_BYTES = wgmma_tile_bytes(Br, V_DIM);
 constexpr int TILE_STATS_BYTES = Br * 4;                                // L or -D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
 constexpr int ATOM_BYTES = WARPGROUP_KEYS * ATOM_ROW_BYTES;             // 64 columns of K of 64 keys
@@ -47,11 +47,11 @@ constexpr int aligned(int offset, int to) { return (offset + to - 1) / to * to; 
 // Dynamic shared memory: the offset of each buffer, in order. FULL and EMPTY are mbarriers, 8 bytes for each stage.
 struct SharedMemory {
   static constexpr int K = 0;
-  static constexpr int OTHER_K = K + K_STAGES * KEY_TILES * KEY_TILE_BYTES;  // PAIRED: two atoms of the other block's K
+  static constexpr int OTHER_K = K + K_STAGES * KEY_TILES * K_TILE_BYTES;  // PAIRED: two atoms of the other block's K
   static constexpr int V = OTHER_K + (PAIRED ? WARPGROUP_KEYS * OTHER_COLUMNS * 2 : 0);
-  static constexpr int Q = V + KEY_TILES * KEY_TILE_BYTES;
-  static constexpr int DO = Q + NUM_STAGES * QUERY_TILE_BYTES;
-  static constexpr int DS = DO + DO_STAGES * QUERY_TILE_BYTES;            // of all Bc keys
+  static constexpr int Q = V + KEY_TILES * V_TILE_BYTES;
+  static constexpr int DO = Q + NUM_STAGES * Q_TILE_BYTES;
+  static constexpr int DS = DO + DO_STAGES * DO_TILE_BYTES;               // of all Bc keys
   static constexpr int DQ = DS + DS_STAGES * (Bc / WARPGROUP_KEYS) * DS_PART_BYTES;  // BULK_ADD: staged by each warp
   static constexpr int LSE = DQ + (BULK_ADD ? 4 * CONSUMERS * DQ_WARP_BYTES : 0);
   static constexpr int NEG_DELTA = LSE + NUM_STAGES * TILE_STATS_BYTES;

@@ -41,7 +41,8 @@
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"
 
-static_assert(HEAD_DIM > 64 && HEAD_DIM <= 128, "backward/fa3_narrow64 and backward/fa3_pair compute other heads");
+static_assert((HEAD_DIM > 64 || V_DIM > 64) && HEAD_DIM <= 128 && V_DIM <= 128,
+              "backward/fa3_narrow64 and backward/fa3_pair compute other heads");
 constexpr bool DQ_FIRST = true;
 constexpr bool IN_HALVES = false;
 // dP is issued with dQ and runs while dQ is added. With a soft cap or a score function, and in persistent blocks beyond 96

@@ -42,7 +42,7 @@
 #include "backward/fa3_common/background.cuh"
 #include "backward/fa3_common/loader.cuh"
 
-static_assert(HEAD_DIM <= 64, "backward/fa3_narrow128 computes wider heads");
+static_assert(HEAD_DIM <= 64 && V_DIM <= 64, "backward/fa3_narrow128 computes wider heads");
 constexpr bool DQ_FIRST = false;
 // Persistent blocks issue dP between the two halves of a tile's exponentials: it overlaps with the second half.
 constexpr bool IN_HALVES = IS_PERSISTENT;

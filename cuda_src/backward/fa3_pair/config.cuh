@@ -4,7 +4,8 @@
 #define CUFA_CONFIG
 #include "shared/element.cuh"
 
-constexpr int HEAD_DIM = 192;        // columns of q, k and v: a multiple of 8, from 136 to 256
+constexpr int HEAD_DIM = 192;        // columns of q and k: a multiple of 8, from 136 to 256
+constexpr int V_DIM = 192;           // columns of v and o: a multiple of 8, at most 256
 constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: TMA needs 16
@@ -17,6 +18,8 @@ constexpr int NUM_STAGES = 2;        // stages of the ring of Q
 constexpr int DO_STAGES = 2;         // stages of the ring of dO
 constexpr int DS_STAGES = 2;         // stages of the ring of dS: one where shared memory has no room for two
 constexpr int K_STAGES = 1;          // fixed: buffers of K
+constexpr int V_STEPS_HELD = 0;      // 16-column steps of V and of K that a warpgroup keeps in registers, as operands of dP and S
+constexpr int K_STEPS_HELD = 0;
 constexpr bool BULK_ADD = false;     // fixed: each thread adds its part of dQ from its registers
 constexpr bool PERSISTENT = false;   // fixed: a pair of thread blocks takes one key block
 constexpr int SMEM_BYTES = 206240;   // dynamic shared memory of the launch

@@ -21,6 +21,9 @@
 // buffer, and is added while the gradient of tile n + 1 is in flight. With one buffer (beyond 192 columns) P of tile n + 1 needs
 // it, so dQ of tile n is issued in tile n. DETERMINISTIC: blocks add by ticket, each block of a pair its columns.
 //
+// If v has fewer columns than q, registers are free: the value warpgroup keeps K, and the key warpgroup V, as operands of S and
+// dP (HELD), which halves what these products read of shared memory.
+//
 // Do not change without looking at the machine code: with a soft cap, dQ of an earlier tile is added before the exponentials,
 // without one before the scores of the next tile are issued; any other order spills. Arrivals at the other block are relaxed, not
 // releasing. Warp roles, mbarriers and shared memory: backward/fa3_common/README.md.
@@ -31,15 +34,19 @@
 template <bool VALUES>
 struct Consumer : TracedConsumer {
   static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
+  static constexpr int GRADIENT_COLUMNS = VALUES ? V_DIM : HEAD_DIM;
+  static constexpr int STEPS = VALUES ? K_STEPS : V_STEPS;
+  static constexpr int HELD = SOFTCAP || SCORE ? 0 : VALUES ? K_STEPS_HELD : V_STEPS_HELD;
   static constexpr int LATE = DS_STAGES > 1;             // 1: dQ of a tile is issued one tile later
   static constexpr bool ADDS_FIRST = VALUES && SOFTCAP;  // a soft cap needs the registers of a pending dQ
-  static constexpr Phase SCORE = VALUES ? SCORES : WEIGHT_GRADIENTS, GRADIENT = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;
+  static constexpr Phase SCORING = VALUES ? SCORES : WEIGHT_GRADIENTS, GRADIENT = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;
 
   const PairMemory smem;
 
-  float gradient_rmem[HEAD_DIM / 2]{};  // dV, or dK
+  float gradient_rmem[GRADIENT_COLUMNS / 2]{};  // dV, or dK
   float S_rmem[Br / 2]{};               // S, or dP
   u32 operand_rmem[Br / 4]{};           // P, or dS
+  u32 held_rmem[HELD > 0 ? 4 * HELD : 1]{};  // of K, or of V
   float dQ_rmem[COLUMNS / 2]{};
 
   u32 pending_tiles[1 + LATE]{};  // indices in the workspace of the tiles whose dQ is pending, the latest first
@@ -52,7 +59,7 @@ struct Consumer : TracedConsumer {
     const u64 start_ns = TRACE ? global_timer() : 0;
     enter_item();
 #pragma unroll
-    for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
+    for (int x = 0; x < GRADIENT_COLUMNS / 2; ++x) gradient_rmem[x] = 0.0f;
     const int count = block.count();
     if (count > 0) {
       tile = block.first();
@@ -71,10 +78,14 @@ struct Consumer : TracedConsumer {
   DEVICE void visit_tiles(u32 end) {
     smem.rings.K.wait_full(0);
     smem.rings.V.wait_full(0);
+    if constexpr (HELD > 0) {
+      load_swizzled_rows<WARPGROUP_KEYS, HELD>(held_rmem, VALUES ? smem.K : smem.V, warp * 16 + lane % 16, lane / 16);
+      wgmma_registers(held_rmem);
+    }
     begin_scores(0);
     begin_products();
     issue_scores(0, stamp_of(tile));
-    await<0>(SCORE);
+    await<0>(SCORING);
     if constexpr (LATE) visit<true>(end);
     if (!LATE || advance(end)) {
       do {
@@ -129,7 +140,7 @@ struct Consumer : TracedConsumer {
     pending_tiles[LATE] = pending_tiles[0];
     pending_tiles[0] = block.workspace_tile(tile);
     await<FIRST_TILE ? 0 : 1>(GRADIENT);  // dQ stays in flight
-    if (TRACE_INSIDE && n + 1 < end) log.enter(SCORE | LANDED);
+    if (TRACE_INSIDE && n + 1 < end) log.enter(SCORING | LANDED);
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
@@ -147,15 +158,21 @@ struct Consumer : TracedConsumer {
   }
   DEVICE void issue_scores(u32 tile_n, u32 stamp) {
     const u32 stage = VALUES ? smem.Q_ring.stage(tile_n) : smem.dO_ring.stage(tile_n);
-    wgmma_tiles_ss<Br, K_STEPS, Element, !VALUES>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
-                                                  k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
-    commit(SCORE, stamp);
+    const u64 keys = k_major_descriptor(VALUES ? smem.K : smem.V);
+    const u64 queries = k_major_descriptor(VALUES ? smem.Q + stage * Q_TILE_BYTES : smem.dO + stage * DO_TILE_BYTES);
+    if constexpr (HELD == 0) {
+      wgmma_tiles_ss<Br, STEPS, Element, !VALUES>(S_rmem, keys, queries);
+    } else {
+      issue_partly_held<Br, STEPS, HELD, !VALUES>(S_rmem, held_rmem, keys, queries);
+    }
+    commit(SCORING, stamp);
   }
   // dV += P^T dO, or dK += dS^T Q.
   DEVICE void issue_gradient() {
     const u32 stage = VALUES ? smem.dO_ring.stage(n) : smem.Q_ring.stage(n);
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, Element>(
-        gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
+    wgmma_accumulate_values<GRADIENT_COLUMNS, Br / 16, Element>(
+        gradient_rmem, operand_rmem,
+        mn_major_descriptor<Br>(VALUES ? smem.dO + stage * DO_TILE_BYTES : smem.Q + stage * Q_TILE_BYTES));
     commit(GRADIENT, stamp_of(tile));
   }
   DEVICE void release_gradient() const {

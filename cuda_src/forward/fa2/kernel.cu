@@ -54,7 +54,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   PhaseLog inside(p.trace, lane == 0, blockIdx.x + gridDim.x * blockIdx.y, COPY);
 
   // Alg. 1, l. 3
-  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
+  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, ROW_BYTES + V_ROW_BYTES);
   const auto sequence = sequence_of(p, item.batch);
   if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
@@ -88,27 +88,27 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
                   sequence.first_key() * v_stride;
 
   const u32 Q_smem = smem_address(smem) + SharedMemory::Q;
-  const u32 K_smem = smem_address(smem) + SharedMemory::STAGES, V_smem = K_smem + KV_BYTES;
-  const u32 Q_lane = Q_smem + row_group * WARP_ROWS * PITCH + lane_offset_rows_first<PITCH>(lane);
+  const u32 K_smem = smem_address(smem) + SharedMemory::STAGES, V_smem = K_smem + K_BYTES;
+  const u32 Q_lane = Q_smem + row_group * WARP_ROWS * Q_PITCH + lane_offset_rows_first<Q_PITCH>(lane);
   const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
-  const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
+  const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<V_PITCH>(lane);
   const u32 P_warp = smem_address(smem) + SharedMemory::P + row_group * WARP_ROWS * P_PITCH;
   const u32 M_warp = smem_address(smem) + SharedMemory::M + row_group * WARP_ROWS * 8;
 
   // Parked in the last 16 bytes of the first row of Q, which no tile uses: what the epilogue needs.
-  const u32 parked_smem = Q_smem + PITCH - 16;
+  const u32 parked_smem = Q_smem + Q_PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
   // In the second row: where the clear tiles end, if masked tiles are not skipped.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !IRREGULAR;
-  if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + Q_PITCH, u32(tiles.clear_end));
   // In the third row the mask of the sequence, in the fourth what ALiBi needs.
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
   if (PARK_MASK && thread == 0) {
-    st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+    st_shared_vec4(parked_smem + 2 * Q_PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
   }
   if (ALIBI && thread == 0) {
     const Alibi alibi(p, sequence, item.head);
-    st_shared_vec2(parked_smem + 3 * PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+    st_shared_vec2(parked_smem + 3 * Q_PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
   }
 
   // Alg. 1, l. 5
@@ -120,7 +120,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Copies inside the loops begin with the second tile that is visited.
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
       K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread);
-  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
+  TileStream<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
       V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread);
 
   // The value of the pair's other warp for each row.
@@ -175,7 +175,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     auto load_q = [&](int k) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        if constexpr (!Q_IN_REGISTERS) ldmatrix_x4(A[k % 2][i], Q_lane + i * 16 * PITCH + k * 32);
+        if constexpr (!Q_IN_REGISTERS) ldmatrix_x4(A[k % 2][i], Q_lane + i * 16 * Q_PITCH + k * 32);
       }
     };
     auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
@@ -219,7 +219,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (ALIBI) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
-      const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+      const vec2 found = ld_shared_vec2(parked_smem + 3 * Q_PITCH);
       const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
       Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
     }
@@ -231,7 +231,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else if constexpr (PARK_MASK) {
-        const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
+        const vec4 found = ld_shared_vec4(parked_smem + 2 * Q_PITCH);
         const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
         hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else {
@@ -264,7 +264,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
 #pragma unroll
       for (int k = 0; k < S_TILES / 2; ++k) {
-        accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
+        accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * V_PITCH);
       }
       bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of P are written; this warp's own half is already used
       const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
@@ -273,33 +273,33 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         u32 P_other[M_TILES][4];
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) ldmatrix_x4(P_other[i], P_lane + i * 16 * P_PITCH + k * 32);
-        accumulate(P_other, V_lane + stage + ((part ^ 1) * WARP_KEYS + k * 16) * PITCH);
+        accumulate(P_other, V_lane + stage + ((part ^ 1) * WARP_KEYS + k * 16) * V_PITCH);
       }
     } else {
 #pragma unroll
       for (int k = 0; k < Bc / 16; ++k) {
         u32 P[M_TILES][4];
         probabilities(P, S_rmem, k);
-        accumulate(P, V_lane + stage + k * 16 * PITCH);
+        accumulate(P, V_lane + stage + k * 16 * V_PITCH);
       }
     }
     mma_fence();
   };
 
   if (!tiles.empty()) {
-    if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
+    zero_paddings(Q_smem, K_smem, thread);
     // Alg. 1, l. 4 and 7: Q, and the first K and V. The tile that is visited first alone can extend past the end of the keys.
     int j = tiles.end - 1;
     const int valid_keys = sequence.keys() - j * Bc;
 #pragma unroll
     for (int h = 0; h < PACKED_HEADS; ++h) {
-      copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
+      copy_tile_async<HEAD_ROWS, ROW_BYTES, Q_PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          Q_smem + h * HEAD_ROWS * Q_PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
     }
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+    copy_tile_async<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
     cp_async_commit();
     await_copies<1>(inside, j, NOTHING);  // Q has landed for all threads
@@ -307,7 +307,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-        for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * PITCH + k * 32);
+        for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * Q_PITCH + k * 32);
       }
     }
     u32 stage = 0;
@@ -326,7 +326,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
         visit_tile(j, stage, segment);
         stage ^= STAGE_BYTES;
-        if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
+        if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + Q_PITCH));
       });
     }
   } else {

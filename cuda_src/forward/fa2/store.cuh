@@ -12,7 +12,7 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
   warp_sync();
   const vec4 parked = ld_shared_vec4(parked_smem);
   const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
-  const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+  const u32 O_smem = parked.w + row_group * WARP_ROWS * Q_PITCH;
   const auto ended = sequence_of(p, batch);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
@@ -22,7 +22,7 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+      st_shared_u32(O_smem + row * Q_PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
                     exists ? Element::pack(o[0] * inverse, o[1] * inverse) : 0);
     }
     if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
@@ -38,6 +38,6 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
   constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
   char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
                                            (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
+  store_tile<STORE_ROWS, V_ROW_BYTES, Q_PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * Q_PITCH,
                                                       ended.stored_rows() - group_row - part * STORE_ROWS, lane);
 }

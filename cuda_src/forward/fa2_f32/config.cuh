@@ -4,7 +4,8 @@
 #define CUFA_CONFIG
 #include "shared/element.cuh"
 
-constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 8, at most 256
+constexpr int HEAD_DIM = 128;        // columns of q and k: a multiple of 8, at most 256
+constexpr int V_DIM = 128;           // columns of v and o: the same
 constexpr bool TF32 = false;         // products keep 11 bits of each factor, as tf32; else each factor is a pair of float16
 using Element = Float32;
 constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: 4, 8 or 16

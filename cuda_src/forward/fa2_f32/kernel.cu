@@ -35,22 +35,33 @@ constexpr int M_TILES = WARP_ROWS / 16;        // 16-row mma tiles of one warp
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; the last one may be half padding
 constexpr int S_TILES = Bc / 8;                // 8-column mma tiles of S, and groups of eight keys
 constexpr int P_STEPS = Bc / 16;               // k16 steps of P V
-constexpr int O_TILES = HEAD_DIM / 8;          // 8-column mma tiles of O
-constexpr int ROW_BYTES = HEAD_DIM * 4;
-constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
+constexpr int O_TILES = V_DIM / 8;             // 8-column mma tiles of O
+constexpr int ROW_BYTES = HEAD_DIM * 4, V_ROW_BYTES = V_DIM * 4;
+constexpr int PITCH = tile_pitch(ROW_BYTES, 64), V_PITCH = tile_pitch(V_ROW_BYTES, 64);
 constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep them busy
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O computed at a time: more take more registers
 constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // runs of rows loaded at a time (irregular masks)
 
 // Dynamic shared memory: the offset of each tile. Each is first float32, then pairs of float16 in the same place.
 struct SharedMemory {
-  static constexpr int Q = 0, K = Q + Br * PITCH, V = K + Bc * PITCH, BYTES = V + Bc * PITCH;
+  static constexpr int Q = 0, K = Q + Br * PITCH, V = K + Bc * PITCH, BYTES = V + Bc * V_PITCH;
 };
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_f32.py must ask for the bytes that the tiles take");
 static_assert(LENGTHS_KIND == DENSE, "fa2_forward_f32 takes dense arrays only");
 static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "HEAD_DIM is a multiple of 8, at most 256");
+static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
+
+// The columns of Q and K, and of V.
+struct OfKeys {
+  static constexpr int COLUMNS = HEAD_DIM, PITCH = ::PITCH;
+  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
+};
+struct OfValues {
+  static constexpr int COLUMNS = V_DIM, PITCH = V_PITCH;
+  using Rows = RowCopy<V_ROW_BYTES, PITCH, ALIGNMENT>;
+};
 
 // log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l, with float32 accuracy.
 DEVICE float exact_lse(float m, float l) {
@@ -73,7 +84,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   if constexpr (TRACE) start_ns = global_timer();
 
   // Alg. 1, l. 3: the grid is the loop over i.
-  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
+  const WorkItem item = work_item<Br>(p, blockIdx.x, ROW_BYTES + V_ROW_BYTES);
   TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   // Irregular masks: the next tile. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
@@ -92,11 +103,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   // This lane's first byte of this warp's rows of Q, and of the tile of K and of V that is visited first.
-  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
+  using Rows = OfKeys::Rows;
   const i64 kv_row = i64(tiles.end - 1) * Bc + warp * 8;
   const char* Q = Rows::source(p.q, p.q_stride, item.batch, item.head, warp_row, lane);
   const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
-  const char* V = Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
+  const char* V = OfValues::Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
 
   const u32 Q_smem = smem_address(smem) + SharedMemory::Q + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + SharedMemory::K, V_smem = smem_address(smem) + SharedMemory::V;
@@ -115,35 +126,37 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // The warp that copies a row also splits it: eight rows of every 8 * NUM_WARPS. The last tile, which is copied first, may
   // extend past the end of the keys.
-  auto load_tile = [&](u32 tile, const char*& source, i64 stride_bytes, bool is_last) {
+  auto load_tile = [&](auto columns, u32 tile, const char*& source, i64 stride_bytes, bool is_last) {
+    using Of = decltype(columns);
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
       const int valid_rows = is_last ? p.seqlen_k - (tiles.end - 1) * Bc - (g + warp) * 8 : 8;
-      Rows::copy(tile + (g + warp) * 8 * PITCH, source + g * 8 * stride_bytes, stride_bytes, valid_rows, lane_id());
+      Of::Rows::copy(tile + (g + warp) * 8 * Of::PITCH, source + g * 8 * stride_bytes, stride_bytes, valid_rows, lane_id());
     }
     source -= Bc * stride_bytes;
     cp_async_commit();
   };
-  auto split_tile = [&](u32 tile) {
+  auto split_tile = [&](auto columns, u32 tile) {
+    using Of = decltype(columns);
     cp_async_wait<0>();
     warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
-      split_rows<HEAD_DIM, PITCH>(tile + (g + warp) * 8 * PITCH, lane_id());
+      split_rows<Of::COLUMNS, Of::PITCH>(tile + (g + warp) * 8 * Of::PITCH, lane_id());
     }
   };
 
   // Copies the next tile; under an irregular mask its address is computed again, as registers are scarce.
-  auto load_next = [&](u32 tile, const void* tensor, const Strides& stride, const char*& source) {
+  auto load_next = [&](auto columns, u32 tile, const void* tensor, const Strides& stride, const char*& source) {
     if constexpr (IRREGULAR) {
       // Not the whole vector: the first lane may already be writing its last word for the next tile.
       const int head = int(ld_shared_u32(saved_smem + 4)), batch = int(ld_shared_u32(saved_smem + 8));
       const i64 row = i64(next.tile()) * Bc + thread_id() / 32 * 8;
-      source = Rows::source(tensor, stride, batch, head / (p.heads / p.kv_heads), row, lane_id());
+      source = decltype(columns)::Rows::source(tensor, stride, batch, head / (p.heads / p.kv_heads), row, lane_id());
     }
-    load_tile(tile, source, stride.seq * 4, false);
+    load_tile(columns, tile, source, stride.seq * 4, false);
   };
 
   // S += Q K^T over one k16 step.
@@ -179,7 +192,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
       for (int e = 0; e < S_TILES * M_TILES * 4; ++e) (&S_rmem[0][0][0])[e] += (&sum[0][0][0])[e];
     }
-    split_tile(V_smem);
+    split_tile(OfValues{}, V_smem);
     float Q_unit[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) Q_unit[r] = ld_shared_f32(unit_address<PITCH>(Q_smem, r));
@@ -193,7 +206,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
     block_sync();  // V is split, and all warps have read K, which the next copies overwrite
-    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(K_smem, p.k, p.k_stride, K);
+    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(OfKeys{}, K_smem, p.k, p.k_stride, K);
 
     const auto S = fragment_view_by_columns(S_rmem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
@@ -224,7 +237,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     const float O_unit_old = O_unit;
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
-      P_factor[n] = ld_shared_f32(unit_address<PITCH>(V_smem, n));
+      P_factor[n] = ld_shared_f32(unit_address<V_PITCH>(V_smem, n));
       O_unit = fmaxf(O_unit, P_factor[n]);
     }
     const float inverse_unit = inverse_power_of_two(O_unit);
@@ -252,7 +265,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
 
     // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives.
-    const u32 V_lane = V_smem + lane_id() % 16 * PITCH + lane_id() / 16 * LO_OFFSET;
+    const u32 V_lane = V_smem + lane_id() % 16 * V_PITCH + lane_id() / 16 * LO_OFFSET;
 #pragma unroll
     for (int n0 = 0; n0 < O_TILES; n0 += O_GROUP) {
       constexpr int LAST_GROUP = (O_TILES - 1) % O_GROUP + 1;
@@ -262,7 +275,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       for (int k = 0; k < P_STEPS; ++k) {
 #pragma unroll
         for (int n = 0; n < group; ++n) {
-          multiply_pairs<true>(sum[n], P_hi[k], P_lo[k], V_lane + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
+          multiply_pairs<true>(sum[n], P_hi[k], P_lo[k], V_lane + k * 16 * V_PITCH + (n0 + n) * OCTET_BYTES);
         }
       }
       mma_fence();
@@ -289,9 +302,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
     }
-    if (IRREGULAR ? next.exists() : j > tiles.first) split_tile(K_smem);
+    if (IRREGULAR ? next.exists() : j > tiles.first) split_tile(OfKeys{}, K_smem);
     block_sync();  // K is split, and all warps have read V, which the next copies overwrite
-    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(V_smem, p.v, p.v_stride, V);
+    if (IRREGULAR ? next.exists() : j > tiles.first) load_next(OfValues{}, V_smem, p.v, p.v_stride, V);
   };
 
   if (!tiles.empty()) {
@@ -302,9 +315,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8,
                  lane);
     }
-    load_tile(K_smem, K, p.k_stride.seq * 4, true);
-    split_tile(K_smem);
-    load_tile(V_smem, V, p.v_stride.seq * 4, true);
+    load_tile(OfKeys{}, K_smem, K, p.k_stride.seq * 4, true);
+    split_tile(OfKeys{}, K_smem);
+    load_tile(OfValues{}, V_smem, V, p.v_stride.seq * 4, true);
 #pragma unroll 1
     for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH>(Q_smem + r * 8 * PITCH, lane);
     block_sync();  // K is split; each warp reads its own rows of Q only

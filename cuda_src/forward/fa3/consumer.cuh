@@ -10,15 +10,16 @@
 #include "wgmma/accumulator.cuh"
 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
-constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
+constexpr int O_TILES = V_DIM / 8;             // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
-// O leaves by TMA through the buffer its Q came in, if that buffer is free by then; else from registers. With lengths O always
-// leaves from registers: the rows after those of a sequence may belong to another sequence.
-constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE;
+// O leaves by TMA through the buffer its Q came in, if O fits it and it is free by then; else from registers. With lengths O
+// always leaves from registers: the rows after those of a sequence may belong to another sequence.
+constexpr bool STORE_FROM_SMEM =
+    STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE && O_TILE_BYTES <= Q_TILE_BYTES;
 
 // Accumulators and operands of one thread.
 using Scores = float[Bc / 2];
-using Output = float[HEAD_DIM / 2];
+using Output = float[V_DIM / 2];
 using Probabilities = u32[Bc / 4];
 using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 
@@ -48,7 +49,7 @@ DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 
 
 // Alg. 2, l. 10: O += P V, in flight.
 DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc, PhaseLog& inside, int tile) {
-  wgmma_accumulate_values<HEAD_DIM, Bc / 16, Element>(O_rmem, P_rmem, V_desc);
+  wgmma_accumulate_values<V_DIM, Bc / 16, Element>(O_rmem, P_rmem, V_desc);
   wgmma_commit(inside, VALUES, tile);
 }
 
@@ -110,7 +111,7 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
     async_proxy_fence();
     warp_sync();  // the warp's 16 rows are complete; other warps store their own
     if (lane == 0) {
-      for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+      for (int a = 0; a < atoms(V_DIM); ++a) {
         tma_store_4d(O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS, first_row, item.head,
                      item.batch);
       }

@@ -91,7 +91,7 @@ struct ConsumerItems {
       if (visited.total >= 0) write_trace(p, item.index, item, visited, start_ns[0]);
     }
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+    for (int i = 0; i < V_DIM / 2; ++i) O_rmem[i] = 0.0f;
     inside.enter(NOTHING);
   }
 
@@ -106,11 +106,11 @@ struct ConsumerItems {
   }
 
   DEVICE void issue_next_scores() {
-    const u64 K_tile = K_desc + descriptor_step(KV_TILE_BYTES) * K_ring.stage;
+    const u64 K_tile = K_desc + descriptor_step(K_TILE_BYTES) * K_ring.stage;
     issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile, inside, tiles.j);
   }
   DEVICE void issue_next_values() {
-    issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage, inside, tiles.j + 1);
+    issue_values(O_rmem, P_rmem, V_desc + descriptor_step(V_TILE_BYTES) * V_ring.stage, inside, tiles.j + 1);
   }
   DEVICE void release_scores() {
     wgmma_registers(S_rmem);

@@ -175,7 +175,7 @@ struct Consumer : ConsumerItems {
     wgmma_registers(softmax.l);
     if (grown) {
 #pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
+      for (int i = 0; i < V_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
     }
   }
   DEVICE void end_values() {

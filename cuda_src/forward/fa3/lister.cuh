@@ -123,7 +123,7 @@ struct KeyLoader {
       if (TRACE_INSIDE && entry.tile.first()) inside.item(read_shared<Item>(reader.descriptor()).index + gridDim.x * blockIdx.y);
       K_ring.wait_empty(inside, entry.tile.tile);
       write_shared(smem.tile(K_ring.stage), entry.tile);
-      load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * KV_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
+      load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * K_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
                               reader.batch);
       K_ring.advance();
       if (entry.tile.first()) load_item();
@@ -155,17 +155,17 @@ struct ValueLoader {
 
   DEVICE void run() {
     for (ListEntry entry; reader.next(entry); reader.done(lane)) {
-      const u32 tile = smem.V + V_ring.stage * KV_TILE_BYTES;
+      const u32 tile = smem.V + V_ring.stage * V_TILE_BYTES;
       const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
       if (lane == 0) {
         V_ring.wait_empty(inside, entry.tile.tile);
-        load_tile<Bc, HEAD_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
+        load_tile<Bc, V_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
                                 reader.batch);
       }
       if (has_tail) {
         mbarrier_wait(smem.tail_full, tail_parity);
         tail_parity ^= 1;
-        clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);
+        clear_rows<Bc, V_DIM>(tile, entry.existing, lane);
         async_proxy_fence();
       }
       warp_sync();  // all lanes have read the list, and written their zeros

@@ -9,7 +9,8 @@ constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int GROUP_ROWS = 64;                 // query rows of one consumer warpgroup: the 64 rows of a wgmma
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), O_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, V_DIM);
+constexpr int K_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM), V_TILE_BYTES = wgmma_tile_bytes(Bc, V_DIM);
 static_assert(Br == CONSUMERS * GROUP_ROWS, "BLOCK_Q: 64 query rows for each consumer warpgroup");
 static_assert(Bc % 16 == 0 && Bc <= 256, "BLOCK_KV: P V takes 16 keys per wgmma, S = Q K^T at most 256");
 static_assert(ALIGNMENT == 16, "TMA needs rows that begin at multiples of 16 bytes");
@@ -77,8 +78,8 @@ constexpr int up_to_16(int bytes) { return (bytes + 15) / 16 * 16; }
 struct SharedMemory {
   // Offsets of the buffers, in order. Q has a tile and two mbarriers for each stage and consumer, stage after stage.
   static constexpr int Q_BUFFERS = Q_STAGES * CONSUMERS;
-  static constexpr int K_AT = Q_BUFFERS * Q_TILE_BYTES, V_AT = K_AT + NUM_STAGES * KV_TILE_BYTES;
-  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * KV_TILE_BYTES, Q_EMPTY_AT = Q_FULL_AT + 8 * Q_BUFFERS;
+  static constexpr int K_AT = Q_BUFFERS * Q_TILE_BYTES, V_AT = K_AT + NUM_STAGES * K_TILE_BYTES;
+  static constexpr int Q_FULL_AT = V_AT + NUM_STAGES * V_TILE_BYTES, Q_EMPTY_AT = Q_FULL_AT + 8 * Q_BUFFERS;
   static constexpr int K_FULL_AT = Q_EMPTY_AT + 8 * Q_BUFFERS, K_EMPTY_AT = K_FULL_AT + 8 * NUM_STAGES;
   static constexpr int V_FULL_AT = K_EMPTY_AT + 8 * NUM_STAGES, V_EMPTY_AT = V_FULL_AT + 8 * NUM_STAGES;
   static constexpr int ITEMS_AT = up_to_16(V_EMPTY_AT + 8 * NUM_STAGES);

@@ -74,16 +74,18 @@ struct Producer {
   // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V.
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
+    load<HEAD_DIM>(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
     load_query_tiles(smem, Q_map, Q_ring, work, work.q_block * Br, work.batch);
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
-      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
-      load(V_ring, smem.V, V_map, j, kv_head, work.batch);
+      if (j > tiles.first) load<HEAD_DIM>(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
+      load<V_DIM>(V_ring, smem.V, V_map, j, kv_head, work.batch);
     }
   }
+  template <int COLUMNS>
   DEVICE void load(RingCursor<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
     ring.wait_empty(inside, j);
-    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
+    load_tile<Bc, COLUMNS>(buffers + ring.stage * wgmma_tile_bytes(Bc, COLUMNS), ring.full_barrier(), map, j * Bc, kv_head,
+                           batch);
     ring.advance();
   }
 };

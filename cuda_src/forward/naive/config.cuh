@@ -4,7 +4,8 @@
 #define CUFA_CONFIG
 #include "shared/element.cuh"
 
-constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 8, at most 256
+constexpr int HEAD_DIM = 128;        // columns of q and k: a multiple of 8, at most 256
+constexpr int V_DIM = 128;           // columns of v and o: the same
 constexpr bool FLOAT32 = false;      // the elements are float32, else as BFLOAT16 says
 constexpr bool BFLOAT16 = false;     // the elements are bfloat16, else float16
 constexpr bool TF32 = false;         // FLOAT32: products on the tensor cores in tf32, else in float32 on the FMA units

@@ -228,7 +228,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
   DYN_SMEM(shared);
   const u32 A_smem = smem_address(shared) + SharedMemory::A, B_smem = smem_address(shared) + SharedMemory::B;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Td = u32(HEAD_DIM - 1) / TILE_COLUMNS + 1;
+  const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Td = u32(V_DIM - 1) / TILE_COLUMNS + 1;
   const int first_dim = int(blockIdx.x % Td) * TILE_COLUMNS;
   const i64 first_row = i64(blockIdx.x / Td % Tr) * BLOCK_Q;
   const u32 index = blockIdx.x / Td / Tr;
@@ -237,7 +237,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
   const Bits* P = probabilities_of(p, index) + first_row * p.seqlen_k;
   const Bits* V =
       static_cast<const Bits*>(p.v) + batch * p.v_stride.batch + kv_head * p.v_stride.head + first_dim;
-  const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row)), valid_dims = HEAD_DIM - first_dim;
+  const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row)), valid_dims = V_DIM - first_dim;
 
   Accumulator O_rmem = {};
   for (i64 j = 0; j < p.seqlen_k; j += STEP) {

@@ -65,6 +65,7 @@ class Fa2Backward(Kernel):
     masks = MASK_KINDS
     options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
     options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
+    any_v_dim = True
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (
         # An SM with 228 KiB: the next query tile is copied while one is computed.
@@ -84,13 +85,15 @@ class Fa2Backward(Kernel):
 
     def shared_memory(self, config: BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K and V (later dK and dV); stages of Q, dO, LSE and delta; P^T if warps exchange it; stages of dS^T."""
-        pitch, s_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_q))
+        pitch, v_pitch, s_pitch = (
+            tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, v_dim or head_dim, config.block_q)
+        )
         queries = config.num_stages * config.block_q
         return (
             Buffer("K", config.block_kv * pitch),
-            Buffer("V", config.block_kv * pitch),
+            Buffer("V", config.block_kv * v_pitch),
             Buffer("Q", queries * pitch),
-            Buffer("DO", queries * pitch),
+            Buffer("DO", queries * v_pitch),
             Buffer("ROWS", queries * 8),
             Buffer("P", config.block_kv * s_pitch if config.shared_keys else 0),
             Buffer("DS", config.num_stages * config.block_kv * s_pitch),

@@ -33,12 +33,14 @@ class Fa2BackwardF32(Fa2Backward):
     def shared_memory(self, config: BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """K, V, Q, dO and two numbers per row; P^T and then dS^T; the largest dS of each warp. What is split into pairs
         has room in each row's gap for its unit."""
-        pitch, s_pitch = (tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, config.block_q))
+        pitch, v_pitch, s_pitch = (
+            tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, v_dim or head_dim, config.block_q)
+        )
         return (
             Buffer("K", config.block_kv * pitch),
-            Buffer("V", config.block_kv * pitch),
+            Buffer("V", config.block_kv * v_pitch),
             Buffer("Q", config.block_q * pitch),
-            Buffer("DO", config.block_q * pitch),
+            Buffer("DO", config.block_q * v_pitch),
             Buffer("ROWS", config.block_q * 8),
             Buffer("S", config.block_kv * s_pitch),
             Buffer("LARGEST", config.num_warps * 4),

@@ -66,6 +66,7 @@ class Fa3Backward(Kernel):
     options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
     options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
     score_derivatives_without_score = True
+    any_v_dim = True
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs: tuple[Fa3BackwardConfig, ...] = (
@@ -82,7 +83,7 @@ class Fa3Backward(Kernel):
         return self.source if config.max_head_dim <= 64 else "backward/fa3_narrow128/kernel.cu"
 
     def shared_memory(self, config: Fa3BackwardConfig, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
-        return narrow_shared_memory(config, head_dim)
+        return narrow_shared_memory(config, head_dim, v_dim)
 
     def launches(
         self, problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None

@@ -71,20 +71,37 @@ class Fa3BackwardConfig(TileConfig):
         """Whether a thread block takes several key blocks: a pair of blocks takes one."""
         return self.persistent and not self.paired
 
-    def held_steps(self, head_dim: int) -> tuple[int, int]:
+    def fits(self, head_dim: int, v_dim: int = 0) -> bool:
+        """Persistent blocks prepare rows of v as wide as those of q. A pair shares the columns of wide keys."""
+        same = v_dim in (0, head_dim)
+        return super().fits(head_dim, v_dim) and (
+            same or (head_dim > 128 if self.paired else not self.persistent)
+        )
+
+    def held_steps(self, head_dim: int, v_dim: int = 0) -> tuple[int, int]:
         """k-steps of 16 columns of V and of K that a warpgroup keeps in registers, as operands of dP and S: as many as
         find room with dK, dV, S, dS and dQ. Tiles of 128 rows leave no room."""
-        if head_dim <= 64 or self.paired:
+        v_dim = v_dim or head_dim
+        if max(head_dim, v_dim) <= 64 or (self.paired and v_dim >= head_dim):
             return 0, 0
-        taken = head_dim + self.block_q // 2 + self.block_q // 4 + 64 // 2
+        of_values, of_keys = ceil_div(v_dim, 16), ceil_div(head_dim, 16)
+        if self.paired:  # dV, or dK; S, or dP; P, or dS; dQ
+            of_dq = 64 // 2, (ceil_div(head_dim, 64) - 2) * 64 // 4
+            free = (
+                _ROOM - n // 2 - self.block_q * 3 // 4 - dq
+                for n, dq in zip((v_dim, head_dim), of_dq, strict=True)
+            )
+            of_k, of_v = (max(x, 0) // 4 for x in free)
+            return min(of_v, of_values), min(of_k, of_keys)
+        taken = (head_dim + v_dim) // 2 + self.block_q // 2 + self.block_q // 4 + 64 // 2
         room = _ROOM_LINKED if self.k_stages > 1 else _ROOM
-        steps, depth = max(room - taken, 0) // 4, ceil_div(head_dim, 16)
-        return min(steps, depth), min(max(steps - depth, 0), depth)
+        steps = max(room - taken, 0) // 4
+        return min(steps, of_values), min(max(steps - of_values, 0), of_keys)
 
-    def constants(self, head_dim: int) -> dict[str, int | bool]:
-        of_values, of_keys = self.held_steps(head_dim)
-        held = {} if self.paired else {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys}
-        return super().constants(head_dim) | {"K_STAGES": self.k_stages} | held
+    def constants(self, head_dim: int, v_dim: int = 0) -> dict[str, int | bool]:
+        of_values, of_keys = self.held_steps(head_dim, v_dim)
+        held = {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys}
+        return super().constants(head_dim, v_dim) | {"K_STAGES": self.k_stages} | held
 
     @property
     def plain_only(self) -> bool:
@@ -119,24 +136,24 @@ def listed_tiles(config: Fa3BackwardConfig) -> int:
     return 4096
 
 
-def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with lse and delta of each row; staged dQ; barriers."""
     consumers = config.block_kv // WARPGROUP_KEYS
     by_rows = config.block_q == 64 * consumers
     share = 64 if head_dim > 64 else ceil_div(head_dim, 8 * consumers) * 8
     dq_columns = head_dim if by_rows or head_dim <= 8 else share
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
-    return (*tiles(config, head_dim), dq, *row_stats_and_barriers(config, head_dim))
+    return (*tiles(config, head_dim, v_dim), dq, *row_stats_and_barriers(config, head_dim))
 
 
-def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    row = ceil_div(head_dim, 64) * 128
+def tiles(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -> tuple[Buffer, ...]:
+    row, v_row = (ceil_div(n, 64) * 128 for n in (head_dim, v_dim or head_dim))
     keys = config.block_kv // config.cluster
     return (
         Buffer("K", config.k_stages * keys * row + WARPGROUP_KEYS * config.other_columns * 2, align=1024),
-        Buffer("V", keys * row, align=1024),
+        Buffer("V", keys * v_row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
-        Buffer("DO", config.do_stages * config.block_q * row, align=1024),
+        Buffer("DO", config.do_stages * config.block_q * v_row, align=1024),
         Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),
     )
 

@@ -26,4 +26,4 @@ class Fa3BackwardWide(Fa3Backward):
         """K and V; rings of Q, dO and dS, with lse and delta of each row; barriers. The buffers of dS have two
         more kinds of barriers: for P, which lies in them, and for dS that the other block sends."""
         own = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
-        return (*tiles(config, head_dim), *row_stats_and_barriers(config, head_dim), *own)
+        return (*tiles(config, head_dim, v_dim), *row_stats_and_barriers(config, head_dim), *own)

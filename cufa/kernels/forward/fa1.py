@@ -21,7 +21,7 @@ class Fa1Config(TileConfig):
         """Warps that share rows and split the keys of a block."""
         return 2 if self.block_kv < 64 else 4
 
-    def constants(self, head_dim: int) -> dict[str, int | bool]:
+    def constants(self, head_dim: int, v_dim: int = 0) -> dict[str, int | bool]:
         return {**super().constants(head_dim), "KEY_WARPS": self.key_warps}
 
 

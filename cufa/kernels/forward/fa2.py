@@ -53,6 +53,7 @@ class Fa2Forward(ForwardKernel):
     masks: tuple[str, ...] = MASK_KINDS
     options = ("padded", "packed", "alibi", "sink", "score")
     options_with_irregular_masks = ("score",)
+    any_v_dim = True
     skip_masked_tiles = True
     configs = _CONFIGS
     # Left out: paired warps at head dims 136 to 208, which would spill. Tiles of 128 keys, which pay only if each block
@@ -66,11 +67,13 @@ class Fa2Forward(ForwardKernel):
 
     def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q (later O); stages, each a tile of K and one of V; if pairs of warps exchange them, P and row maxima."""
-        pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
+        pitch, v_pitch, p_pitch = (
+            tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, v_dim or head_dim, config.block_kv)
+        )
         exchanged = config.block_q if config.column_warps == 2 else 0
         return (
-            Buffer("Q", config.block_q * pitch),
-            Buffer("STAGES", config.num_stages * 2 * config.block_kv * pitch),
+            Buffer("Q", config.block_q * max(pitch, v_pitch)),
+            Buffer("STAGES", config.num_stages * config.block_kv * (pitch + v_pitch)),
             Buffer("P", exchanged * p_pitch),
             Buffer("M", exchanged * 2 * 4),
         )
@@ -92,7 +95,7 @@ class Fa2Forward(ForwardKernel):
         an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100, 1 × 8 × 512 and 1,024).
         """
         blocks = problem.query_blocks(128) * problem.heads
-        wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
+        wave = 2 * device.num_sms if max(problem.head_dim, problem.v_dim) <= 128 else device.num_sms
         alone = problem.query_blocks(64) * problem.heads <= device.num_sms
         narrow = [config for config in fitting if config.block_q == 64 and (alone or config.block_kv <= 64)]
         if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):

@@ -21,6 +21,7 @@ class Fa2ForwardF32(Kernel):
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     masks: tuple[str, ...] = MASK_KINDS
+    any_v_dim = True
     skip_masked_tiles = True
     configs = (
         Fa2Config(128, 32, num_warps=4, blocks_per_sm=3, max_head_dim=64),
@@ -31,8 +32,9 @@ class Fa2ForwardF32(Kernel):
 
     def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q, K and V; each row's gap has room for what the split into pairs needs."""
-        pitch, tile = tile_pitch(head_dim, itemsize=4, pad_to=64), config.block_kv
-        return Buffer("Q", config.block_q * pitch), Buffer("K", tile * pitch), Buffer("V", tile * pitch)
+        pitch, v_pitch = (tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, v_dim or head_dim))
+        sizes = {"Q": config.block_q * pitch, "K": config.block_kv * pitch, "V": config.block_kv * v_pitch}
+        return tuple(Buffer(name, size) for name, size in sizes.items())
 
     def launches(
         self, problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None

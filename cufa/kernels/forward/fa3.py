@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...gpu.architectures import Device
-from ...problem.problem import MASK_KINDS, Problem
+from ...problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import ForwardKernel
@@ -24,6 +24,11 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in alternating ping-pong slots."""
     store_by_tma: bool
     """O is stored by TMA from the buffer of its Q, if that buffer is free."""
+    max_v_dim: int = MAX_HEAD_DIM
+    """Larger head dims of v do not fit."""
+
+    def fits(self, head_dim: int, v_dim: int = 0) -> bool:
+        return super().fits(head_dim, v_dim) and (v_dim or head_dim) <= self.max_v_dim
 
     @property
     def warps_text(self) -> str:
@@ -33,7 +38,7 @@ class Fa3Config(SplitConfig):
 
 def _fa3_config(
     block_q: int, block_kv: int, num_stages: int, *, q_stages: int, min_head_dim: int, max_head_dim: int,
-    ping_pong: bool = True,
+    ping_pong: bool = True, max_v_dim: int = MAX_HEAD_DIM,
 ) -> Fa3Config:  # fmt: skip
     """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
     tiles that leave no room for two."""
@@ -41,7 +46,7 @@ def _fa3_config(
         block_q, block_kv, num_warps=4 * (block_q // 64 + 1), num_stages=num_stages,
         min_head_dim=min_head_dim, max_head_dim=max_head_dim, q_stages=q_stages,
         q_in_registers=q_stages == 1 and max_head_dim <= 128, ping_pong=ping_pong and block_q > 64,
-        store_by_tma=True,
+        store_by_tma=True, max_v_dim=max_v_dim,
     )  # fmt: skip
 
 
@@ -68,7 +73,13 @@ _SLOWNESS = {
     _fa3_config(128, 112, 2, q_stages=1, min_head_dim=136, max_head_dim=192): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(128, 80, 2, q_stages=1, min_head_dim=200, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4, 1.4),
+    # For values narrower than keys.
+    _fa3_config(128, 128, 2, q_stages=1, min_head_dim=136, max_head_dim=192, max_v_dim=128): (0.88,) * 4,
+    _fa3_config(192, 128, 2, q_stages=2, min_head_dim=72, max_head_dim=128, max_v_dim=64): (0.85,) * 4,
 }
+
+
+_CONFIGS = tuple(x for x in _SLOWNESS if x.max_v_dim == MAX_HEAD_DIM)
 
 
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
@@ -94,7 +105,7 @@ _SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
 
 def _split_configs() -> tuple[Fa3Config, ...]:
     """One item a block: O goes straight from registers to the workspace."""
-    tiles = [dataclasses.replace(x, store_by_tma=False) for x in _SLOWNESS if x.block_q <= 128]
+    tiles = [dataclasses.replace(x, store_by_tma=False) for x in _CONFIGS if x.block_q <= 128]
     return tuple(x for config in tiles for x in config.in_splits())
 
 
@@ -109,9 +120,11 @@ class Fa3Forward(ForwardKernel):
     masks = MASK_KINDS
     options = ("padded", "packed", "alibi", "sink", "score")
     options_with_irregular_masks = ("score",)
+    any_v_dim = True
     min_capability = max_capability = 90
     skip_masked_tiles = True
-    configs = tuple(_SLOWNESS)
+    configs = _CONFIGS
+    v_configs = tuple(x for x in _SLOWNESS if x not in _CONFIGS)
     split_configs = _split_configs()
     reads_block_order = True
 
@@ -119,14 +132,15 @@ class Fa3Forward(ForwardKernel):
         """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, item
         descriptors. For listed tiles: which tile is in each buffer of K, the list, and a barrier for the end of a
         sequence."""
-        row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
+        row, v_row = (ceil_div(n, 64) * 128 for n in (head_dim, v_dim or head_dim))
+        consumers, keys = config.num_warps // 4 - 1, config.num_stages * config.block_kv
         tiles = {
-            "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
-            "K": (config.num_stages * config.block_kv, config.num_stages),
-            "V": (config.num_stages * config.block_kv, config.num_stages),
+            "Q": (config.q_stages * config.block_q * row, config.q_stages * consumers),
+            "K": (keys * row, config.num_stages),
+            "V": (keys * v_row, config.num_stages),
         }
         return (
-            *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
+            *(Buffer(name, size, align=1024) for name, (size, _) in tiles.items()),
             *(
                 Buffer(f"{name}_{state}", 8 * count, align=8)
                 for name, (_, count) in tiles.items()

@@ -18,6 +18,7 @@ class Naive(Kernel):
     precisions = ("native", "float32", "tf32")
     masks = MASK_KINDS
     options = options_with_irregular_masks = ("score",)
+    any_v_dim = True
     configs = (TileConfig(64, 64, num_warps=4, blocks_per_sm=4),)
     workspace_holds = "the scores in float32 and the probabilities"
 
@@ -34,7 +35,7 @@ class Naive(Kernel):
         threads = config.num_warps * 32
         score_tiles = row_blocks * ceil_div(problem.seqlen_k, config.block_kv)
         softmax_blocks = ceil_div(heads * problem.seqlen_q, config.num_warps)
-        output_tiles = row_blocks * ceil_div(problem.head_dim, config.block_kv)
+        output_tiles = row_blocks * ceil_div(problem.v_dim, config.block_kv)
         return (
             *mask_launches(problem, config),
             Launch("naive_scores", (score_tiles, 1, 1), threads, shared_memory),
