@@ -247,6 +247,7 @@ def test_loops_are_found_wherever_their_parts_lie() -> None:
     assert loops_of(6, nested) == (Loop(1, ((1, 3),)), Loop(2, ((2, 2),)))
 
 
+@pytest.mark.in_turn
 def test_the_command_prints_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_module, "take_apart", functools.cache(listing))  # printed twice
     narrow = ["compile", "--kernel", "fa2_forward", "--arch", "sm_80", "--head-dim", "64", "--listing"]

@@ -121,6 +121,7 @@ def test_a_recorded_trace_is_opened_and_agrees_with_every_column(elsewhere: Path
     assert "agree with every" not in words(app)
 
 
+@pytest.mark.in_turn
 def test_a_trace_of_pairs_is_not_judged_by_sms_whose_blocks_keep_no_record(elsewhere: Path) -> None:
     trace = make_trace(make_plan(of_forward(make(2, 4, 1024, 256, "bfloat16", CAUSAL)), DEVICE, "fa3"))
     first_of_pairs = trace.records[trace.records["thread_block"] % 2 == 0]
@@ -214,6 +215,7 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
         assert "is the fastest" in words(app) and "Speed-up over" in words(app)
 
 
+@pytest.mark.in_turn
 def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
     each = next(c for c in KERNELS["fa3_backward"].configs if c.fits(128) and not c.persistent)
     app = open_page("occupancy", kernel="fa3_backward", tiles=config_key(each))

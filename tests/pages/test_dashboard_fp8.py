@@ -24,6 +24,7 @@ from cufa.measure.float8_cases import accuracy
 from cufa.measure.suites import SUITES, make
 
 
+@pytest.mark.in_turn
 def test_errors_of_a_run_against_its_times(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
     assert len(stored) == 1  # a second visit reads it
 
 
+@pytest.mark.in_turn
 def test_occupancy_of_a_kernel_over_a_cache() -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
     app = open_page("occupancy", kernel="decode_balanced", cache="1")
@@ -121,6 +122,7 @@ def test_the_roofline_has_every_level_of_memory(elsewhere: Path) -> None:
     file.unlink()
 
 
+@pytest.mark.in_turn
 def test_the_limits_of_a_build_are_a_table() -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
     app = open_page("occupancy")

@@ -60,6 +60,7 @@ def no_space(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.in_turn
 def test_a_full_disk_mid_run_is_said_in_the_reserved_place(
     fresh: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> 
     assert worker_pid(store, "cpu") != pid
 
 
+@pytest.mark.in_turn
 def test_a_crash_leaves_its_traceback(store: Store) -> None:
     run_id = client.submit(store, endless())
     wait_for(store, run_id, lambda run: len(run.rows) >= 1)

@@ -148,6 +148,7 @@ def test_one_shape_of_the_backward(run):
         assert row["flops"] == 10 * 64 * row["scores"]
 
 
+@pytest.mark.in_turn
 def test_the_backwards_own_suite(run):
     result = run("bench", "backward", "--device", "cpu", "--seconds", "0.02")
     assert result.exit_code == 0, result.output

@@ -95,6 +95,7 @@ def test_masks_change_the_tiles_visited_and_nothing_else(kernel: str, head_dim: 
         assert derived[name] == pytest.approx(count, rel=0.02), name
 
 
+@pytest.mark.sampled(fixed=0, dated=4)
 @KERNEL_AT
 def test_ends_of_sequences_and_shared_heads(kernel: str, head_dim: int) -> None:
     config = first(kernel, head_dim)

@@ -59,6 +59,7 @@ cufa.plan(q, sm_scale=1.0)  # arg-type
 """
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 def test_a_user_program_is_checked(tmp_path):
     pytest.importorskip("mypy", reason="needs the extra dev")
