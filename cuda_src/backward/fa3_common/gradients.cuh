@@ -41,14 +41,9 @@ struct ScoresOfTile {
 
 // As exponentials(), of scores that the function changes; hidden scores are -inf already. S becomes P times the derivative.
 template <int FROM, int TO>
-DEVICE void exponentials_of_changed(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2],
-                                    u32 (&P_rmem)[Br / 4], u32 lse, int lane) {
-  const KernelParams& p = block.p;
+DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& scores, float (&S_rmem)[Br / 2],
+                                    u32 (&P_rmem)[Br / 4], u32 lse, const Alibi& alibi, float distance, int lane) {
   const auto S = fragment_view(S_rmem);
-  const ScoresOfTile scores(block, tile, key, lane);
-  const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
-  const float distance =
-      ALIBI ? float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key)) : 0.0f;
   auto change = [&](auto near) {
 #pragma unroll
     for (int t = FROM; t < TO; ++t) {
@@ -61,9 +56,8 @@ DEVICE void exponentials_of_changed(const KeyBlock& block, QueryTile tile, int k
         for (int e = 0; e < 2; ++e) {
           float& s = S.at(r, t, e);
           const ChangedScore changed(p, scores.function, s, scores.row(t, e), scores.columns[r], near);
-          const float penalty = ALIBI ? alibi.changed(changed.s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]
-                                      : fmaf(changed.s, p.scale_log2, -L[e]);
-          P[e] = ex2(penalty);
+          P[e] = ex2(ALIBI ? alibi.changed(changed.s, p.scale_log2, distance, (t - r) * 8 + e) - L[e]
+                           : fmaf(changed.s, p.scale_log2, -L[e]));
           s = P[e] * changed.slope;
         }
         P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
@@ -93,30 +87,34 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
                          int lane) {
   const KernelParams& p = block.p;
   const auto S = fragment_view(S_rmem);
-  if constexpr (SCORE) return exponentials_of_changed<FROM, TO>(block, tile, key, S_rmem, P_rmem, lse, lane);
   const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
   float distance = 0.0f;  // of the lane's first row from its first key
   if constexpr (ALIBI) {
     distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
   }
+  if constexpr (SCORE) {
+    const ScoresOfTile scores(block, tile, key, lane);
+    exponentials_of_changed<FROM, TO>(p, scores, S_rmem, P_rmem, lse, alibi, distance, lane);
+  } else {
 #pragma unroll
-  for (int t = FROM; t < TO; ++t) {
-    const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
-    const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
+    for (int t = FROM; t < TO; ++t) {
+      const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+      const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float P[2];
+      for (int r = 0; r < 2; ++r) {
+        float P[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = S.at(r, t, e);
-        if constexpr (ALIBI) {
-          P[e] = ex2(alibi.changed(s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]);
-        } else {
-          P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+        for (int e = 0; e < 2; ++e) {
+          float& s = S.at(r, t, e);
+          if constexpr (ALIBI) {
+            P[e] = ex2(alibi.changed(s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]);
+          } else {
+            P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+          }
+          s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
         }
-        s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
+        P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
       }
-      P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
     }
   }
 }
