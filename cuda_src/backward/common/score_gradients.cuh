@@ -155,3 +155,8 @@ struct ArrayGradients {
     if (held[G] >= 0) red_add_f32(target + held[G], sum[G]);
   }
 };
+
+struct NoArrayGradients {
+  DEVICE void finish_all(const KernelParams&) const {}
+};
+using SumsOfArrays = typename Choose<SCORE_GRADIENTS, ArrayGradients, NoArrayGradients>::type;

@@ -25,7 +25,7 @@ struct NarrowConsumer : TracedConsumer {
   u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
   u32 P_slope_rmem[DS_HAS_SLOPE ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
 
-  ArrayGradients sums;   // SCORE
+  SumsOfArrays sums;
   bool masked = false;   // the tile has hidden scores
   u32 pending_tile = 0;  // index in the workspace of the previous tile, whose dQ is pending
   u32 n = 0;           // counts tiles over all items: the position in the rings of Q and dO; in the ring of dS, n + zero_tiles
@@ -325,16 +325,17 @@ struct NarrowConsumer : TracedConsumer {
   }
   DEVICE void make_gradients() {
     add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, lane);
-    if constexpr (SCORE_GRADIENTS) add_array_gradients();
+    if constexpr (SCORE_GRADIENTS) add_array_gradients(sums);
     gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_SLOPE ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
   }
   // SCORE: dP_rmem holds dP - D. Without a slope of the function, P_slope_rmem has the slope of a soft cap.
-  DEVICE void add_array_gradients() {
+  template <typename Sums>
+  DEVICE void add_array_gradients(Sums& sums) {
     static_assert(!Function::WEIGHTS_READ_SCORES && !(SOFTCAP && Function::HAS_SLOPE), "fa2_backward serves these gradients");
     const ScoresOfTile scores(block, tile, lane_key(), lane);
     const auto difference = fragment_view(dP_rmem);
-    sums.add_all<2, Br / 8>(
+    sums.template add_all<2, Br / 8>(
         p, scores.function, scores.columns, [&](int t, int e) { return scores.row(t, e); }, [](int, int, int) { return 0.0f; },
         [&](int r, int t, int e) {
           return unpack_16bit((SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r], e) * difference.at(r, t, e);
