@@ -39,15 +39,15 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 67_930,
+    "lines of the product": 68_180,
     "lines of cufa": 27_460,
     "lines of tests": 42_832,
     "lines of forward/fa3/kernel.cu with its includes": 3_711,
     "lines of forward/fa2/kernel.cu with its includes": 2_541,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_505,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_520,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_188,
-    "lines of backward/fa2/kernel.cu with its includes": 3_315,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_510,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_525,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_194,
+    "lines of backward/fa2/kernel.cu with its includes": 3_320,
     "lines of decode/split.cu with its includes": 3_258,
     "lines of decode/balanced.cu with its includes": 3_250,
 }

@@ -128,11 +128,11 @@ def flash_attention_backward(
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
     - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; v's may differ; all masks; score
-      functions and gradients of their arrays; with band masks also padded lengths, packed lengths, ALiBi, sinks
-      and a fixed order of additions.
-    - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; v's may differ; all
-      masks; score functions; with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order
-      of additions.
+      functions and gradients of their arrays; with band masks also padded lengths, packed lengths, ALiBi, sinks and
+      a fixed order of additions.
+    - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; v's may differ; all masks;
+      score functions; with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of
+      additions.
     - fa2_backward (sm_80 or later): float16, bfloat16; all masks; score functions and gradients of their arrays;
       with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
     - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.

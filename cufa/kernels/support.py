@@ -134,6 +134,26 @@ def _of_gradients(kernel: Kernel, problem: Problem) -> Iterator[str]:
             yield "takes a soft cap with gradients of arrays only where the derivative with respect to the score is 1"
 
 
+def unproven(kernel: Kernel, problem: Problem) -> str | None:
+    """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
+    executed on a CPU, but has not run on a GPU. None: it has."""
+    if problem.score is None:
+        return None
+    found = [_OPTIONS[x] for x in _options(problem) if x not in ("score", "gradients")]
+    kind = problem.mask.irregular_kind
+    found += [_IRREGULAR_MASKS.get(kind, kind)] * (kind not in ("", "sets"))
+    found += ["a soft cap"] * (problem.softcap is not None and kernel.score_derivatives_without_score)
+    found += ["float32"] * (problem.dtype == "float32")
+    found += ["another head dim of values"] * (problem.v_head_dim is not None)
+    least = min(config.min_head_dim for config in kernel.configs)
+    found += [f"head dims from {least} on"] * (least > 128)
+    if not found:
+        return None
+    return (
+        f"has not run on a GPU with a score function and {_and(found)}: pass algorithm={kernel.algorithm!r}"
+    )
+
+
 def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
     """Every kernel serves band masks. Irregular masks go with the options of ``options_with_irregular_masks`` only."""
     mask, kind = problem.mask, problem.mask.irregular_kind

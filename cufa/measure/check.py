@@ -13,6 +13,7 @@ from ..problem.element import Element
 from ..problem.lengths import DENSE
 from ..problem.mask_family import Mask
 from ..problem.problem import Problem
+from ..problem.score_change import changed
 from ..problem.scores import softcap_derivative, softcapped
 from .distributions import NEEDLES, needle_keys
 
@@ -150,7 +151,8 @@ def _outputs(
     for packed in _picked(problem.rows, rng, count):
         head, query = divmod(packed, problem.seqlen_q)
         row = batch, kv_head * problem.group_size + head, query
-        yield "o", row, _attend(problem, mask, _float64(arrays["q"][row], problem.q_element), k, v, query)
+        q = _float64(arrays["q"][row], problem.q_element)
+        yield "o", row, _attend(problem, mask, arrays, row[:2], q, k, v, query)
 
 
 def _picked(rows: int, rng: np.random.Generator, count: int) -> list[int]:
@@ -172,7 +174,9 @@ def _tokens(problem: Problem, arrays: Arrays, name: str, batch: int, kv_head: in
     return wide * (factor[kv_head] if factor.ndim == 1 else factor[batch, kv_head, :length, None])
 
 
-def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) -> Any:
+def _attend(
+    problem: Problem, mask: Mask, arrays: Arrays, head: tuple[int, int], q: Any, k: Any, v: Any, query: int
+) -> Any:  # fmt: skip
     """One row, by sums alone: CuPy has no matrix products without cuBLAS. NumPy's functions call CuPy's for
     its arrays."""
     seen = np.flatnonzero(mask.visible([query], np.arange(len(k)), problem.seqlen_q, len(k))[0])
@@ -182,7 +186,7 @@ def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) ->
         k, v = (x[seen[0] : seen[-1] + 1] for x in (k, v))
     else:
         k, v = (x[_beside(x, seen)] for x in (k, v))
-    s = (k * q).sum(axis=1) * problem.scale
+    s, _ = _changed(problem, mask, arrays, head, (k * q).sum(axis=1) * problem.scale, query, _beside(k, seen))
     if problem.softcap is not None:
         s = softcapped(s, problem.softcap)
     p = np.exp(s - s.max())
@@ -205,20 +209,44 @@ def _gradients(
         head, query = divmod(packed, problem.seqlen_q)
         seen = mask.visible([query], keys, problem.seqlen_q, length)[0]
         row = head, query
-        p, slope = _weights(problem, (k * q[row]).sum(axis=1), lse[row], _beside(k, seen))
+        s = (k * q[row]).sum(axis=1) * problem.scale
+        of_head = batch, heads.start + head
+        s, change = _changed(problem, mask, arrays, of_head, s, query, _beside(k, keys))
+        p, slope = _weights(problem, s, lse[row], _beside(k, seen))
+        slope = slope * change
         ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
         yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
     for key in _picked(length, rng, count):
         seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
-        p, slope = _weights(problem, (q * k[key]).sum(axis=2), lse, _beside(k, seen))
+        s = (q * k[key]).sum(axis=2) * problem.scale
+        of_heads = batch, _beside(k, np.arange(heads.start, heads.stop))[:, None]
+        s, change = _changed(problem, mask, arrays, of_heads, s, _beside(k, queries), key)
+        p, slope = _weights(problem, s, lse, _beside(k, seen))
+        slope = slope * change
         ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale
         yield "dk", (batch, kv_head, key), (q * ds[..., None]).sum(axis=(0, 1))
         yield "dv", (batch, kv_head, key), (dout * p[..., None]).sum(axis=(0, 1))
 
 
-def _weights(problem: Problem, products: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
-    """exp(S - LSE) from the products of queries and keys, 0 where not seen, and the slope of the capped scores."""
-    s, slope = products * problem.scale, 1.0
+def _changed(
+    problem: Problem, mask: Mask, arrays: Arrays, head: tuple[int, Any], s: Any, query: Any, key: Any
+) -> tuple[Any, Any]:  # fmt: skip
+    """Scaled scores after the score function and ALiBi, and the derivative. (No case has ALiBi with a soft cap.)"""
+    penalty = 0.0
+    shift = mask.shift(problem.seqlen_q, problem.seqlen_k)
+    if problem.alibi:
+        penalty = arrays["alibi_slopes"][head[1]] * abs(query + shift - key)
+    if problem.score is None:
+        return s - penalty, 1.0
+    inputs = {"s": s, "b": head[0], "h": head[1], "i": query, "j": key, "delta": shift}
+    of_score = [arrays[f"score{n}"] for n in range(len(problem.score.shapes))]
+    new, slope, *_ = changed(problem.score, inputs, of_score, np.float64, derivatives=True)
+    return new - penalty, slope
+
+
+def _weights(problem: Problem, s: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
+    """exp(S - LSE) from scores, 0 where not seen, and the slope of the capped scores."""
+    slope = 1.0
     if problem.softcap is not None:
         s = softcapped(s, problem.softcap)
         slope = softcap_derivative(s, problem.softcap)

@@ -14,6 +14,7 @@ from ..plan.operation import OPERATIONS, Operand, Operation
 from ..problem.element import ELEMENTS, Element
 from ..problem.lengths import Cached, Lengths, Packed, Padded
 from ..problem.problem import Problem
+from ..problem.score_function import Score
 from .distributions import drawn, rounded
 
 _OF_DOUT = 3 << 20
@@ -58,6 +59,9 @@ class Inputs:
         if isinstance(problem.lengths, Cached):
             arrays |= self._cache(problem, problem.lengths)
         arrays |= {name: xp.asarray(x) for name, x in _lengths(problem.lengths).items()}
+        arrays |= {name: xp.asarray(x) for name, x in _of_score(problem).items()}
+        if problem.alibi:
+            arrays["alibi_slopes"] = xp.asarray(np.exp2(-np.linspace(1, 8, problem.heads), dtype=np.float32))
         if "dout" in operation.inputs:
             arrays |= self._of_forward(problem, arrays)
         return arrays
@@ -68,6 +72,7 @@ class Inputs:
             "mask": problem.mask, "softcap": problem.softcap, "scale": problem.scale,
             "precision": None if problem.precision == "native" else problem.precision, "return_lse": True,
             "device": None if self._on_gpu else "cpu", **{name: arrays[name] for name in _lengths(problem.lengths)},
+            "alibi_slopes": arrays.get("alibi_slopes"), "score": _score(problem, arrays),
         }  # fmt: skip
         shape = (*self._query_shape(problem)[:3], problem.v_dim)
         dout = self._normal(shape, problem.q_element, _OF_DOUT)
@@ -136,6 +141,31 @@ def one_behind_the_other(x: Any) -> Any:
     bits = x.view(f"uint{8 * x.itemsize}")  # the copy need not know the type
     tokens = bits.transpose(0, 2, 1, 3).reshape(batch * seqlen, heads, head_dim).view(x.dtype)
     return tokens.swapaxes(0, 1)[None]
+
+
+def _of_score(problem: Problem) -> dict[str, Any]:
+    """Arrays of a score function, by operand: floats are normal, integers rise slowly, as documents do; and room for
+    the gradients that are asked for."""
+    found: dict[str, Any] = {}
+    if problem.score is not None:
+        rng = np.random.default_rng(0)
+        for n, (form, shape) in enumerate(
+            zip(problem.score.expression.arrays, problem.score.shapes, strict=True)
+        ):
+            x = rng.standard_normal(shape) if form.kind == "float" else np.sort(rng.integers(0, 8, shape))
+            found[f"score{n}"] = x.astype(ELEMENTS[form.dtype].dtype if form.kind == "float" else form.dtype)
+            if form.name in problem.score.gradients:
+                found[f"dscore{n}"] = np.empty(shape, np.float32)
+    return found
+
+
+def _score(problem: Problem, arrays: Mapping[str, Any]) -> Score | None:
+    """The score function of a problem, for a public call."""
+    if problem.score is None:
+        return None
+    forms = problem.score.expression.arrays
+    of_score = {form.name: arrays[f"score{n}"] for n, form in enumerate(forms)}
+    return Score(lambda: None, of_score, problem.score.expression)
 
 
 def _lengths(lengths: Lengths) -> dict[str, Any]:

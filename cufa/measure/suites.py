@@ -12,7 +12,7 @@ from ..kernels import kernels_of
 from ..plan.planner import fitting_configs, make_plan
 from ..problem.mask import CAUSAL, FULL, Band, Mask
 from ..problem.problem import Problem, default_scale
-from . import decode_cases, float8_cases, mask_cases
+from . import decode_cases, float8_cases, mask_cases, score_cases
 from .cases import Case, Contender, best, contenders, of_forward
 from .ladder import ladder, variations
 
@@ -222,6 +222,11 @@ def _masks(device: Device | None) -> Iterator[Case]:
     yield from mask_cases.bands(shape, device)
     yield from mask_cases.beyond(shape, device)
     yield from decode_cases.windows(device)
+
+
+@_suite("scores", "score functions, causal, 2 × 32/8 heads × 8192, d128, bfloat16")
+def _scores(device: Device | None) -> Iterator[Case]:
+    return score_cases.of_shape(make(2, 32, 8192, 128, "bfloat16", kv_heads=8), device)
 
 
 @_suite("energy", "shapes that meet the power limit, bfloat16")

@@ -332,7 +332,8 @@ struct NarrowConsumer : TracedConsumer {
   // SCORE: dP_rmem holds dP - D. Without a slope of the function, P_slope_rmem has the slope of a soft cap.
   template <typename Sums>
   DEVICE void add_array_gradients(Sums& sums) {
-    static_assert(!Function::WEIGHTS_READ_SCORES && !(SOFTCAP && Function::HAS_SLOPE), "fa2_backward serves these gradients");
+    constexpr bool SERVES = !Function::WEIGHTS_READ_SCORES && !(SOFTCAP && Function::HAS_SLOPE);
+    static_assert(!SCORE_GRADIENTS || SERVES, "fa2_backward serves gradients that need the score, or two slopes");
     const ScoresOfTile scores(block, tile, lane_key(), lane);
     const auto difference = fragment_view(dP_rmem);
     sums.template add_all<2, Br / 8>(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...problem.columns import FROM_THE_START, TO_THE_END, Columns
+from ...problem.expression import Expression
 from ...problem.integers import Integers
 from ...problem.mask import Band, reduced
 from ...problem.mask_family import shift_of
@@ -22,7 +24,13 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     if problem.deterministic:
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)
-    return tensors.runs(_compiled(problem), arrays)
+    if problem.alibi or (problem.score is not None and problem.softcap is not None):
+        raise NotImplementedError("changes of scores are put to FlexAttention one at a time here")
+    attention = _compiled(problem)
+    if problem.score is not None:
+        of_score = [tensors.to_torch(arrays[f"score{n}"]) for n in range(len(problem.score.shapes))]
+        attention = functools.partial(attention, score_mod=score_mod(problem.score.expression, of_score))
+    return tensors.runs(attention, arrays)
 
 
 @functools.lru_cache(1)  # the sets of inputs of one problem share it
@@ -140,6 +148,33 @@ def _less(numbers: Any, group: int, shift: int, put: Callable[[Any], Any], befor
     if before:
         return lambda batch, head, query, key: query + shift < of(batch, head, key)
     return lambda batch, head, query, key: query + shift >= of(batch, head, key)
+
+
+def score_mod(expression: Expression, arrays: list[Any]) -> Callable[..., Any]:
+    """A score function as FlexAttention takes it: the traced expression, in torch. ``arrays`` are tensors."""
+    import torch
+
+    functions: dict[str, Callable[..., Any]] = {
+        **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne")},
+        "min": lambda a, b: torch.where(a < b, a, b), "max": lambda a, b: torch.where(a > b, a, b),
+        "div": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_,
+        "or": operator.or_, "where": torch.where, "not": torch.logical_not,
+        "float": lambda x: x.to(torch.float32), "int": lambda x: x.to(torch.int32),
+    }  # fmt: skip
+
+    def mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        inputs = {"s": score, "b": batch, "h": head, "i": query, "j": key}
+        found: list[Any] = []
+        for op, _, *args in expression.code:
+            if op in ("const", "input"):
+                found.append(args[0] if op == "const" else inputs[args[0]])
+            elif op == "load":
+                found.append(arrays[args[0]][tuple(found[x] for x in args[1:])])
+            else:
+                found.append((functions.get(op) or getattr(torch, op))(*(found[x] for x in args)))
+        return found[expression.results[0]]
+
+    return mod
 
 
 def _capped(cap: float) -> Callable[..., Any]:

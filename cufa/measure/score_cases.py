@@ -1,0 +1,64 @@
+"""Cases of score functions: what users write most, forward and backward, beside the same that is built in and beside
+torch's FlexAttention, which is given the traced expression."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..gpu.architectures import Device
+from ..problem.mask import CAUSAL
+from ..problem.problem import Problem
+from ..problem.score_function import score
+from .cases import Case, Contender, best, contenders, of_forward
+
+
+def _relative(s: Any, b: Any, h: Any, i: Any, j: Any, table: Any) -> Any:
+    return s + table[h, np.clip(j - i, -128, 127) + 128]
+
+
+def _buckets(s: Any, b: Any, h: Any, i: Any, j: Any, table: Any) -> Any:
+    """T5's: exact to 16 keys back, then logarithmic to 128."""
+    far = 16 + (np.log(np.maximum(i - j, 16) / 16) * (16 / np.log(8))).astype(int)
+    return s + table[h, np.where(i - j < 16, np.maximum(i - j, 0), np.minimum(far, 31))]
+
+
+def _alibi(s: Any, b: Any, h: Any, i: Any, j: Any, slopes: Any) -> Any:
+    return s - slopes[h] * np.abs(i - j)
+
+
+def _softcap(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 30.0 * np.tanh(s / 30.0)
+
+
+def _soft_documents(s: Any, b: Any, h: Any, i: Any, j: Any, ids: Any) -> Any:
+    """Keys of other documents count less."""
+    return np.where(ids[b, i] == ids[b, j], s, s - 4.0)
+
+
+def of_shape(shape: Problem, device: Device | None) -> Iterator[Case]:
+    """Forward, backward, and the backward with gradients of arrays."""
+    forms: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+        "relative table": (_relative, {"table": np.empty((shape.heads, 256), np.float32)}, {}),
+        "T5 buckets": (_buckets, {"table": np.empty((shape.heads, 32), np.float32)}, {}),
+        "ALiBi": (_alibi, {"slopes": np.empty(shape.heads, np.float32)}, {"alibi": True}),
+        "soft cap": (_softcap, {}, {"softcap": 30.0}),
+        "soft documents": (_soft_documents, {"ids": np.empty((shape.batch, shape.seqlen_k), np.int32)}, {}),
+    }
+    causal = dataclasses.replace(shape, mask=CAUSAL)
+    for operation in (lambda p: p, of_forward):
+        for name, (function, arrays, built_in) in forms.items():
+            made = score(function, **arrays)
+            problem = operation(dataclasses.replace(causal, score=made.change()))
+            found = [*contenders(*best(problem, device), "flex")]
+            if built_in:
+                other = operation(dataclasses.replace(causal, **built_in))
+                found += [Contender(x, name=f"{x} built in", problem=other) for x in best(other, device)]
+            of_arrays = tuple(n for n, x in arrays.items() if x.dtype.kind == "f")
+            if problem.operation == "backward" and of_arrays:
+                full = dataclasses.replace(problem, score=made.change(of_arrays))
+                found += [Contender(x, name=f"{x} with gradients", problem=full) for x in best(full, device)]
+            yield Case(problem, tuple(found), f"{name}, {problem.operation}")
