@@ -78,8 +78,8 @@ def flash_attention_varlen(
         ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1] - 1``. The first value is 0, and values do not decrease; sequences
         may be empty. Rows after the last sequence are padding: they are not read, and give zeros and lse = -inf. A list
         or NumPy array is checked, and copied by each call. An array on the GPU is read by kernels only, unchecked: its
-        owner may change it between calls and between replays of a graph. Values that decrease there give wrong results,
-        and gradients with ``deterministic=True`` never end.
+        owner may change it between calls and between replays of a graph. Values that decrease there give wrong
+        results.
     causal, window, mask
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink

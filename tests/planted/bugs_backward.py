@@ -65,7 +65,7 @@ FA2_BACKWARD = [
     *of(FA2, "backward/common/passes.cuh",
         ("dQ not zeroed", "n < STRIP_FLOATS / ACCUMULATOR; ++n", "n < STRIP_FLOATS / ACCUMULATOR - 1; ++n", "wrong"),
         ("dQ not scaled", "four[y] * p.scale", "four[y]", "wrong"),
-        ("tickets not zeroed", "if (DETERMINISTIC && lane == 0", "if (false && lane == 0", "deadlock never",
+        ("tickets not zeroed", "if (DETERMINISTIC && !unordered", "if (false && !unordered", "deadlock never",
          {"deterministic": True}),
         ("dlse with the wrong sign", "delta = of_row - dlse", "delta = of_row + dlse", "wrong"),
         ("LSE in natural units", "lse * (ELEMENT_BYTES == 4 ? 1.0f : LOG2_E)", "lse", "wrong"),

@@ -111,6 +111,28 @@ constexpr int ROW_UNITS = V_DIM * ELEMENT_BYTES / 16;
 constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 
+// DETERMINISTIC: of a query tile, counted over all heads.
+DEVICE void set_tickets(const BackwardParams& p, const BackwardWorkspace& workspace, i64 tile, u32 count) {
+  if constexpr (WHOLE_TILES) {
+    st_global(workspace.ticket(p, u32(tile)), vec2{count, count});
+  } else {
+    st_global(workspace.tickets + tile, count);
+  }
+}
+
+// Whether packed lengths, which nothing has checked, do not begin at 0 or fall. Blocks of such sequences overlap, or are missing.
+// By a warp.
+DEVICE bool fall_somewhere(const BackwardParams& p, int lane) {
+  bool falls = false;
+  for (int b = lane; b < p.batch; b += 32) {
+    const auto sequence = sequence_of(p, b);
+    const bool rows = sequence.first_row() + sequence.rows() == sequence_of(p, b + 1).first_row();
+    const bool keys = sequence.first_key() + sequence.keys() == sequence_of(p, b + 1).first_key();
+    falls = falls || !rows || !keys || (b == 0 && sequence.first_row() + sequence.first_key() != 0);
+  }
+  return warp_any(falls);
+}
+
 // By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of dO (0) or O (1);
 // and stat(which, at): the LSE (0) or its gradient (1) of one row per lane.
 template <int IN_FLIGHT, typename Source>
@@ -120,22 +142,25 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
   constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
   const int unit = lane % LANES;
   const auto sequence = sequence_of(p, item.sequence);
+  bool unordered = false;
+  if constexpr (DETERMINISTIC && LENGTHS_KIND == PACKED) {
+    unordered = fall_somewhere(p, lane);
+    if (unordered && lane == 0 && item.head < p.heads && u32(item.strip) < workspace.tiles(p)) {
+      set_tickets(p, workspace, item.head * workspace.tiles(p) + item.strip, UNORDERED);
+    }
+  }
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.index)) + lane;
 #pragma unroll 8
     for (int n = 0; n < STRIP_FLOATS / ACCUMULATOR; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
     const int strip = LENGTHS_KIND == PACKED ? item.strip_of_sequence : item.strip;
-    if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
+    if (DETERMINISTIC && !unordered && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
       i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
       if constexpr (LENGTHS_KIND == PACKED) {
         tile = item.head * workspace.tiles(p) + strip * STRIP / BLOCK_Q +
                first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.sequence_index);
       }
-      if constexpr (WHOLE_TILES) {
-        st_global(workspace.ticket(p, u32(tile)), vec2{0, 0});
-      } else {
-        st_global(workspace.tickets + tile, u32(0));
-      }
+      set_tickets(p, workspace, tile, 0);
     }
   }
   // One lane per row loads its LSE and the gradient of its LSE.

@@ -25,7 +25,7 @@ struct DqTickets {
   // By one thread, before the barrier that precedes the additions. `found`: the last result of count().
   DEVICE void await(QueryTile tile, u32 found) const {
     const u32 ticket = key_blocks_before<BR, BC>(LENGTHS_KIND == DENSE ? head_mask(p) : *mask, tile.q_tile, k_block);
-    while (found != ticket) found = count(tile);
+    while (!ticket_has_come(found, ticket)) found = count(tile);
   }
 
   // By one thread, after the barrier that follows the additions.

@@ -138,6 +138,11 @@ struct BackwardWorkspace {
   }
 };
 
+// DETERMINISTIC: whether so many key blocks have added to a tile as add before this one. Under packed lengths that no addition
+// order fits (fall_somewhere()), counters begin at UNORDERED, so that no block waits.
+constexpr u32 UNORDERED = 1u << 31;
+DEVICE bool ticket_has_come(u32 count, u32 ticket) { return LENGTHS_KIND == PACKED ? count >= ticket : count == ticket; }
+
 // Where register `c` of `lane` lies in an accumulator.
 DEVICE int accumulator_place(int lane, int c) { return WIDE_ADDITIONS ? lane * 4 + c : c * 32 + lane; }
 

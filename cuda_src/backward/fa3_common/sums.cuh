@@ -51,7 +51,7 @@ DEVICE u32 ticket_of(const KeyBlock& block, QueryTile tile) {
 }
 DEVICE void await_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
   const u32 ticket = ticket_of(block, tile);
-  while (ld_acquire_gpu(ticket_counter(block, tile, rank)) != ticket) {
+  while (!ticket_has_come(ld_acquire_gpu(ticket_counter(block, tile, rank)), ticket)) {
   }
 }
 DEVICE void pass_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
@@ -105,6 +105,6 @@ struct TicketKeeper {
     });
   }
   DEVICE bool has_ticket(const KeyBlock& block, QueryTile tile) const {
-    return ld_acquire_gpu(ticket_counter(block, tile, rank)) == ticket_of(block, tile);
+    return ticket_has_come(ld_acquire_gpu(ticket_counter(block, tile, rank)), ticket_of(block, tile));
   }
 };
