@@ -38,7 +38,7 @@ def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
         read = {**call.inputs, **call.results}
         given = call.operation.in_order(read)
         seen, key, addresses = find(call.operation, given, options)
-        return returned(run_on_gpu(call, key)) if seen is None else seen(given, addresses)
+        return returned(run_on_gpu(call, key, options)) if seen is None else seen(given, addresses)
     return returned(run_on_gpu_from_host(call) if use_gpu(device, call) else run_on_cpu(call))
 
 
@@ -87,8 +87,12 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
     return results
 
 
-def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
-    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`."""
+def run_on_gpu(
+    call: Call, key: tuple[Any, ...] | None, options: tuple[Any, ...] | None = None
+) -> dict[str, Any]:
+    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`. A call that has none
+    because of small host arrays is remembered by ``options`` and its problem: the next ones are checked, but not
+    planned."""
     call, problem = call.check(on_gpu=True)
     for name, x in call.inputs.items():
         if isinstance(x, np.ndarray):
@@ -99,8 +103,14 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
     cuda, device_id = cuda_module(), call.first[1].data.device_id
     _gpu_process = os.getpid()
     with cupy.cuda.Device(device_id):
-        results = call.allocate(problem, cupy.ndarray)
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        if key is None and options is not None and not problem.empty:
+            there = call.operation.in_order({**call.inputs, **call.results})
+            seen, key, places = find(call.operation, there, (options, problem))
+            if seen is not None:
+                found = seen(there, places)
+                return dict(zip(call.results, found if len(call.results) > 1 else (found,), strict=True))
+        results = call.allocate(problem, cupy.ndarray)
         if problem.empty:
             call.fill_empty(results)
             if problem.sink:

@@ -10,6 +10,7 @@ from support import DTYPES, EPSILON, poisoned_like
 
 import cufa
 from cufa.calls import decode as api
+from cufa.calls import dispatch
 
 pytestmark = pytest.mark.gpu
 
@@ -151,6 +152,27 @@ def test_repeated_calls_take_the_short_cut_and_give_the_same(cp, monkeypatch):
     for out in (second, third):
         np.testing.assert_array_equal(out.get(), first.get())
     case.check(second.get(), lse.get())
+
+
+def test_host_lengths_are_checked_and_copied_but_not_planned_again(cp, monkeypatch):
+    case = make_case(LENGTHS, tokens=2, page_size=16, head_dim=64)
+    arrays, options = on_gpu(cp, case)
+    options |= {
+        "cache_seqlens": options["cache_seqlens"].get().tolist(),
+        "block_table": options["block_table"].get(),
+    }
+    cufa.flash_decode(*arrays, **options, return_lse=True)
+    monkeypatch.setattr(dispatch, "plan_for", None)
+    case.check(*(x.get() for x in cufa.flash_decode(*arrays, **options, return_lse=True)))
+    shorter = [max(n - 1, 0) for n in options["cache_seqlens"]]
+    given = options | {"cache_seqlens": cp.asarray(shorter, "int32")}
+    monkeypatch.undo()
+    expected = cufa.flash_decode(*arrays, **given)
+    monkeypatch.setattr(dispatch, "plan_for", None)
+    found = cufa.flash_decode(*arrays, **options | {"cache_seqlens": shorter})
+    np.testing.assert_array_equal(found.get(), expected.get())
+    with pytest.raises(ValueError, match="cache_seqlens"):
+        cufa.flash_decode(*arrays, **options | {"cache_seqlens": [10**6] * len(shorter)})
 
 
 def test_a_cached_call_follows_new_lengths_and_tables(cp, monkeypatch):
