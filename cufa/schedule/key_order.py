@@ -73,8 +73,9 @@ _BATCH_BYTES = 12 << 20
 #: Fewest key blocks of a batch that is not small, slightly more than the SMs of an H200 or H100: no SM waits for the
 #: next batch. Second: fewest key blocks of the last batch.
 _BATCH_ITEMS, _LAST_ITEMS = 140, 400
-#: Most heads of a small batch: see :func:`has_small_head_batches`.
-_SMALL_BATCH = 2
+#: Most heads of a small batch: see :func:`has_small_head_batches`. Second: fewest key blocks of the last batch after
+#: small ones, up to head dim 128: with more, dQ of that batch leaves the L2 cache.
+_SMALL_BATCH, _LAST_SMALL_ITEMS = 2, 264
 #: Fewest batches prepared before the first key block: if key blocks visit equally many tiles, and if not. If not, a
 #: batch still receives additions long after the next batch begins, and is converted late: two batches must be ready.
 _LEAD, _UNEVEN_LEAD = 1, 2
@@ -103,7 +104,8 @@ def head_batches(problem: Problem, key_blocks: int, small: bool = False) -> Head
     :func:`has_small_head_batches`; persistent blocks never pass True."""
     heads = problem.batch * problem.kv_heads
     of_head = problem.seqlen_q * problem.head_dim * 4
-    least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_BATCH_ITEMS, _LAST_ITEMS))
+    of_last = _LAST_SMALL_ITEMS if small and problem.head_dim <= 128 else _LAST_ITEMS
+    least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_BATCH_ITEMS, of_last))
     size = max(1, least, min(heads, _BATCH_BYTES // max(of_head, 1)))
     if small:
         size = min(size, _SMALL_BATCH)

@@ -425,7 +425,8 @@ def test_head_batches_are_taken_in_the_order_written_down(monkeypatch, spec, con
     monkeypatch.setattr(Device, "slow_memory", True)
     monkeypatch.setattr(key_order, "_BATCH_BYTES", 1)
     monkeypatch.setattr(key_order, "_BATCH_ITEMS", usual * blocks * config.cluster)
-    monkeypatch.setattr(key_order, "_LAST_ITEMS", blocks)
+    for name in ("_LAST_ITEMS", "_LAST_SMALL_ITEMS"):
+        monkeypatch.setattr(key_order, name, blocks)
     done = check(EMULATE, spec, None, case, execution=ALONE, config=config)
     assert_in_order(done)
     size = usual if config.persistent else min(usual, 2)
