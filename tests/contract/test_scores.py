@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import make_inputs
 
 import cufa
@@ -202,6 +204,42 @@ def test_kernels_compute_what_the_function_says(operation, algorithm, name, opti
 def assert_scores(found, exact):
     """Within a few roundings to 11 bits of the largest value."""
     np.testing.assert_allclose(found.astype(np.float64), exact, atol=6e-3 * max(abs(exact).max(), 1e-3))
+
+
+MASKS = {
+    "full": masks.full(), "causal": masks.causal(), "window": masks.window(6, 2), "prefix": masks.prefix([3, 9]),
+    "streaming": masks.streaming(2, 5), "documents": masks.documents([20, 25]),
+    "columns": masks.columns(np.arange(45) // 2, np.arange(45) // 2 + 5),
+}  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(sorted(SCORES)), st.sampled_from(sorted(MASKS)), st.booleans(), st.booleans(), st.booleans(),
+    st.booleans(), st.sampled_from([(4, 4), (4, 2), (4, 1)]), st.sampled_from([45, 300]),
+)  # fmt: skip
+def test_any_composition_on_the_cpu(name, mask, cap, slopes, sink, lengths, heads, seqlen):
+    """Of a score function with every other change of a score, every mask, lengths and query groups."""
+    if MASKS[mask].irregular_kind.startswith("columns") or seqlen == 45:
+        seqlen, lengths = 45, lengths and not MASKS[mask].irregular_kind
+    q, k, v = make_inputs(2, *heads, seqlen, seqlen, 8, "float64")
+    score, gradients = made(name)
+    options = {
+        "mask": MASKS[mask], "score": score, "softcap": 2.0 if cap else None,
+        "alibi_slopes": SLOPES if slopes else None, "sink": SLOPES if sink else None,
+        "seqlens_k": np.array([seqlen, 17]) if lengths else None,
+    }  # fmt: skip
+    out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **options)
+    exact, exact_lse = cufa.attention_reference(q, k, v, return_lse=True, **options)
+    np.testing.assert_allclose(out, exact, atol=1e-11)
+    np.testing.assert_allclose(lse, exact_lse, atol=1e-11)
+    options["gradients"] = gradients
+    found = cufa.flash_attention_backward(
+        v.repeat(heads[0] // heads[1], 1), q, k, v, out, lse, device="cpu", **options
+    )
+    expected = cufa.attention_reference_backward(v.repeat(heads[0] // heads[1], 1), q, k, v, **options)
+    for x, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-9)
 
 
 WRONG = [
