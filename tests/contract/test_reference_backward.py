@@ -175,7 +175,7 @@ def test_empty(seqlen_q, seqlen_k):
 
 def test_shapes_that_do_not_fit():
     q, k, v = make_inputs(1, 2, 1, 3, 4, 8, "float64")
-    with pytest.raises(ValueError, match=r"dout .* one shape"):
+    with pytest.raises(ValueError, match=r"dout .* must have the shape of q"):
         attention_reference_backward(q[:, :, :2], q, k, v)
     with pytest.raises(ValueError, match="fit together"):
         attention_reference_backward(q, q, k, v[:, :, :2])

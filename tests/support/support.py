@@ -212,7 +212,7 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
     workspace = spec.workspace(problem, config, None)
     assert workspace == 0 or not before
-    workspace += problem.mask_bytes(config.block_kv)
+    workspace += problem.mask_bytes(config.block_q, config.block_kv)
     return Plan(problem, spec, config, device, (*before, launch), workspace, ())
 
 
