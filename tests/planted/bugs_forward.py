@@ -17,7 +17,9 @@ VOTES = "if (!warp_any(grown)) return false;\n#pragma unroll\n    for (int r = 0
 
 # fmt: off
 SOFTMAX = [
-    *of(steep_decoding, "shared/softmax.cuh", (*SLACK, {"kernel": "decode_split_tma"})),
+    *of(steep_decoding, "decode/tile.cuh",
+        (SLACK[0], "INVARIANT ? 0 : 8", "INVARIANT ? 0 : 24", "wrong", {"kernel": "decode_split_tma"}),
+    ),
     *of(below_zero, "forward/fa3/integer_maxima.cuh",
         ("maxima below zero taken for integers that grow", " || softmax.m_scaled[r] < -SLACK", "", "wrong"),
     ),
