@@ -47,7 +47,9 @@ def check(backend, kind, lengths, options, dims, dtype, **how):
 @pytest.mark.parametrize("dims", PAIRS)
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_results_on_a_cpu(operation, dims):
-    for case in CASES:
+    table = np.linspace(-1, 1, 17)
+    scored = cufa.score(lambda s, b, h, i, j, t: s + t[np.clip(j - i, -8, 8) + 8], t=table)
+    for case in (*CASES, ("dense", (20, 30), {"score": scored})):
         check(CPU, *case, dims, "float32", operation=operation)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from cufa.build.compiler import trace_constants
 from cufa.build.static_compile import CompileError, compile_text, nvrtc_version, static_compile
 from cufa.build.sweep import build
-from cufa.build.variants import variants
-from cufa.gpu.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
+from cufa.build.variants import Variant, variants
+from cufa.gpu.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES, Device
 from cufa.kernels import KERNELS
 from cufa.kernels.params import TRACE_RECORD, Strides
 from cufa.plan.operation import OPERATIONS
@@ -107,6 +108,23 @@ def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
     assert built.report.warnings == ()
     assert len(built.entries) == len({launch.entry for launch in variant.launches})
     assert all(entry.occupancy.blocks >= 1 for entry in built.entries)
+
+
+@pytest.mark.sampled(fixed=1, dated=1)
+@pytest.mark.parametrize("dims", [(192, 128), (128, 64), (64, 128), (40, 72), (8, 256)])
+@pytest.mark.parametrize(("kernel", "arch"), [x for x in SERVED if KERNELS[x[0]].any_v_dim])
+@pytest.mark.slow
+def test_values_of_another_head_dim_compile_clean(kernel, arch, dims, nvrtc):
+    spec, device = KERNELS[kernel], Device.typical(arch)
+    problems = OPERATIONS[spec.operation].compiled(spec, dims[0])
+    problem = next(p for p in problems if p.mask_kind == "band" and spec.refuses(p) is None)
+    problem = dataclasses.replace(problem, v_head_dim=dims[1])
+    fitting = spec.fitting(spec.configs + spec.v_configs, dims[0], device, dims[1])
+    if not fitting:
+        pytest.skip(f"{kernel} has no tiles for {dims}")
+    built = build(Variant(spec, spec.choose(problem, fitting, device), problem, device.arch))
+    assert built.findings == ()
+    assert built.report.warnings == ()
 
 
 @pytest.mark.parametrize(("kernel", "head_dim"), [("fa3_forward", 64), ("decode_split", 64)])
