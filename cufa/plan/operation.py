@@ -195,6 +195,12 @@ class Operation:
         """Per operand: whether kernels copy its rows. The array's address then decides how wide the copies may be."""
         return tuple(bool(x.stride) for x in self.all_operands)
 
+    def optional_places(self, params: Params) -> list[tuple[int, int]]:
+        """Of the optional operands that a parameter structure has: place among all operands, and byte offset of the
+        pointer in the structure."""
+        optional = enumerate(self.optional_operands, len(self.operands))
+        return [(place, params.offset(x.field)) for place, x in optional if x.field in params.names]
+
     def operand(self, name: str) -> Operand:
         return next(x for x in self.all_operands if x.name == name)
 

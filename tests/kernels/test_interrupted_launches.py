@@ -53,14 +53,11 @@ class Machine:
         return lambda *_: 0
 
 
-@pytest.mark.parametrize(
-    "which", ["forward fa3", "forward fp8", "backward fa2", "backward fa3", "forward naive"]
-)
-def test_the_next_call_launches_what_it_is_given(monkeypatch, which):
-    """fa3: tensor maps; fp8: of its workspace, too; fa2's backward: a graph and a workspace; naive: a workspace."""
+def bound(monkeypatch, machine, which):
+    """A binding that launches on ``machine``: "operation algorithm"."""
     from cufa.run.cuda import backend, launches, tensor_map
 
-    machine, (operation, algorithm) = Machine(), which.split()
+    operation, algorithm = which.split()
     for module in (launches, tensor_map):
         monkeypatch.setattr(module, "_driver", lambda: machine)
     current = lambda *_: SimpleNamespace(ptr=machine.stream, is_capturing=lambda: False)  # noqa: E731
@@ -76,7 +73,32 @@ def test_the_next_call_launches_what_it_is_given(monkeypatch, which):
     prepared = SimpleNamespace(plan=plan, device_id=0, functions={x.entry: function for x in plan.launches})
     x = np.zeros((1, 2, 100, 64), np.float16)
     given = {operand.name: x if operand.stride else x[..., 0] for operand in plan.operation.operands}
-    binding = backend.Binding(prepared, given)
+    return backend.Binding(prepared, given), plan, given
+
+
+@pytest.mark.parametrize(
+    "which", ["forward fa3", "forward fp8", "backward fa2", "backward fa3", "forward naive"]
+)
+def test_every_operand_has_its_own_pointer(monkeypatch, which):
+    """Structures lack some of the optional operands."""
+    machine = Machine()
+    machine.stream, machine.memory = 7, 1 << 40
+    binding, plan, _ = bound(monkeypatch, machine, which)
+    operands = plan.operation.all_operands
+    binding.launch_here([(n + 1) << 20 for n in range(len(operands))])
+    there = [n for n, x in enumerate(operands) if x.field in plan.params.names]
+    assert len(there) >= 6
+    for n in there:
+        assert getattr(binding._params, operands[n].field) == (n + 1) << 20, operands[n].name
+
+
+@pytest.mark.parametrize(
+    "which", ["forward fa3", "forward fp8", "backward fa2", "backward fa3", "forward naive"]
+)
+def test_the_next_call_launches_what_it_is_given(monkeypatch, which):
+    """fa3: tensor maps; fp8: of its workspace, too; fa2's backward: a graph and a workspace; naive: a workspace."""
+    machine = Machine()
+    binding, plan, given = bound(monkeypatch, machine, which)
     maps = [m.address for m in (*(m for _, m in binding._maps), *binding._workspace_maps)]
     machine.read = lambda: (bytes(binding._params), *(ctypes.string_at(x, 8) for x in maps))
 

@@ -159,11 +159,10 @@ class Binding:
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
-        # Pointers of optional operands are elsewhere in the structure.
+        # Pointers of optional operands are elsewhere in the structure, which may lack some of them.
         self._further = [
-            ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
-            for x in plan.operation.optional_operands
-            if x.field in params.names
+            (place, ctypes.c_void_p.from_buffer(self._params, offset))
+            for place, offset in plan.operation.optional_places(params)
         ]
         self._addresses = [0] * len(places)
         of_workspace = plan.spec.maps_of_workspace(plan.problem)
@@ -226,10 +225,9 @@ class Binding:
                 known, self._addresses = self._addresses, [-1] * len(addresses)
                 self._pointers[:] = self._permuted(addresses)
                 if len(addresses) > len(self._pointers):
-                    for pointer, address in zip(
-                        self._further, addresses[len(self._pointers) :], strict=False
-                    ):
-                        pointer.value = address
+                    for place, pointer in self._further:
+                        if place < len(addresses):
+                            pointer.value = addresses[place]
                 for place, tensor_map in self._maps:
                     if addresses[place] != known[place]:
                         tensor_map.point_to(addresses[place])
