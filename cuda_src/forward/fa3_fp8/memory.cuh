@@ -3,7 +3,8 @@
 #pragma once
 #include "forward/fa3_fp8/config.cuh"
 constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,
-constexpr int PACKED_HEADS = 1;     // and rows of one head
+constexpr int PACKED_HEADS = 1;     // and rows of one head,
+constexpr int V_DIM = HEAD_DIM;     // values have as many columns as queries
 #include "forward/fa3/persistent_items.cuh"
 #include "wgmma/pipeline.cuh"
 #include "forward/float8_scores.cuh"
