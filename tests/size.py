@@ -39,7 +39,7 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 68_180,
+    "lines of the product": 68_380,
     "lines of cufa": 27_460,
     "lines of tests": 42_832,
     "lines of forward/fa3/kernel.cu with its includes": 3_711,

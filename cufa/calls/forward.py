@@ -134,10 +134,11 @@ def flash_attention(
         ``quantize(role="k")``: a launch before attention makes 16-bit elements of them (not while a graph is captured).
     out_dtype : None, "bfloat16", "float16" or "float32"
         dtype of the result with q of float8_e4m3. None: bfloat16.
-    accumulate : None, "tile" or "row", optional
-        With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys or
-        after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile" from 65,536 keys on.
-        Without wgmma (``algorithm="fa2"``) it is always "tile".
+    accumulate : None, "tile", "row" or int, optional
+        With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys, after
+        a number of tiles or after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile"
+        from 65,536 keys on. A number is "tile" for head dims over 128 and with a soft cap. Without wgmma
+        (``algorithm="fa2"``) it is always "tile".
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.

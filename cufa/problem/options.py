@@ -69,15 +69,16 @@ def read_forward(
 
 
 def check_accumulate(accumulate: Any) -> str:
-    """ "auto", "tile" or "row"; None is "auto" and 1 is "tile". Raises ValueError."""
+    """ "auto", "tile", "row" or a number of tiles; None is "auto" and 1 is "tile". Raises ValueError."""
     names = {None: "auto", 1: "tile", "tile": "tile", "row": "row"}
-    known = accumulate is None or type(accumulate) in (int, str)
-    if not known or accumulate not in names:
-        raise ValueError(
-            f"accumulate={accumulate!r} is not served: products with V are added in float32 after each tile ('tile' or "
-            "1) or after all tiles of a row ('row'); None decides by length"
-        )
-    return names[accumulate]
+    if (accumulate is None or type(accumulate) in (int, str)) and accumulate in names:
+        return names[accumulate]
+    if type(accumulate) is int and 1 < accumulate < 2**20:
+        return str(accumulate)
+    raise ValueError(
+        f"accumulate={accumulate!r} is not possible: products with V are added in float32 after each tile ('tile' or "
+        "1), after a number of tiles, or after all tiles of a row ('row'); None decides by length"
+    )
 
 
 def check_softmax_max(x: Any) -> str | float:

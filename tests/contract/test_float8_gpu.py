@@ -80,7 +80,7 @@ def check(cp: Any, given: dict[str, Any], allowed: float = 8e-3, **options: Any)
 
 
 @FP8
-@pytest.mark.parametrize("accumulate", ["row", "tile"])
+@pytest.mark.parametrize("accumulate", ["row", 2, "tile"])
 @pytest.mark.parametrize("head_dim", range(16, 257, 16))
 def test_dense(cp, kernel, head_dim, accumulate):
     check(cp, quantized(inputs(head_dim)), causal=head_dim % 32 == 0, accumulate=accumulate)
@@ -238,7 +238,7 @@ def test_errors_come_before_a_launch(cp, kernel):
         ({"k": there["k"].get()}, TypeError, "k is"),
         ({"out_dtype": "float32"}, ValueError, "writes float16 and bfloat16, not float32"),
         ({"sink": cp.zeros(HEADS, np.float32)}, ValueError, "takes no sink"),
-        ({"accumulate": 4}, ValueError, "accumulate=4"),
+        ({"accumulate": -4}, ValueError, "accumulate=-4"),
     ):
         with pytest.raises(kind, match=words):
             cufa.flash_attention(**there | change)

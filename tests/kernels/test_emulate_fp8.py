@@ -43,14 +43,14 @@ def transposed(v: Any, lengths: Lengths) -> Any:
 
 def run(
     head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask = FULL, lengths: Lengths = DENSE, *,
-    modes: tuple[str, str, str] = ("head",) * 3, two_levels: bool = False, softcap: float | None = None,
+    modes: tuple[str, str, str] = ("head",) * 3, added: str = "row", softcap: float | None = None,
     batch: int = 1, mode: str = "checked", in_rows: bool = False, algorithm: str = "fa3",
 ) -> tuple[Emulation, dict[str, Any], Problem]:  # fmt: skip
     rng = np.random.default_rng(head_dim + seqlen_q + seqlen_k)
     problem = Problem(
         batch, HEADS, KV_HEADS, seqlen_q, seqlen_k, head_dim, "float8_e4m3", mask, head_dim**-0.5, softcap,
         lengths=lengths, out_dtype="bfloat16", scales=modes, values_in_rows=in_rows,
-        accumulate="tile" if two_levels else "row",
+        accumulate=added,
     )  # fmt: skip
     given: dict[str, Any] = {}
     for name, heads, seqlen, block, scale in zip(
@@ -105,7 +105,7 @@ def check(out: Any, right: Any) -> None:
 
 
 @both
-@pytest.mark.parametrize("two_levels", [False, True])
+@pytest.mark.parametrize("added", ["row", "tile", "2"])
 @pytest.mark.parametrize(
     ("head_dim", "seqlen_q", "seqlen_k", "mask"),
     [
@@ -116,15 +116,11 @@ def check(out: Any, right: Any) -> None:
         (256, 140, 300, CAUSAL),
     ],
 )
-def test_dense(
-    head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, two_levels: bool, algorithm: str
-) -> None:
+def test_dense(head_dim: int, seqlen_q: int, seqlen_k: int, mask: Mask, added: str, algorithm: str) -> None:
     if mask is not FULL:
         assert isinstance(mask, Band)
         mask = dataclasses.replace(mask, diagonal=seqlen_k - seqlen_q)
-    found, given, problem = run(
-        head_dim, seqlen_q, seqlen_k, mask, two_levels=two_levels, algorithm=algorithm
-    )
+    found, given, problem = run(head_dim, seqlen_q, seqlen_k, mask, added=added, algorithm=algorithm)
     assert not found.findings
     for head in range(HEADS):
         right = expected(given, problem, 0, head, slice(0, seqlen_q), slice(0, seqlen_k))

@@ -13,7 +13,7 @@ constexpr int BLOCK_Q = 128;         // Br: query rows of a work item, 64 for ea
 constexpr int BLOCK_KV = 128;        // Bc: keys of a tile; also the width of V's tiles, and part of the result's definition
 constexpr int NUM_WARPS = 12;        // warps of a thread block: the producer's four, and four for each consumer
 constexpr int NUM_STAGES = 4;        // buffers of the K ring, and of the V ring
-constexpr bool TWO_LEVELS = false;   // P V of a tile is summed apart and added to O in float32 (config of long sequences)
+constexpr int ADDED_TILES = 0;       // tiles of P V that tensor cores add up before they join O in float32; 0: all tiles
 constexpr int SMEM_BYTES = 147872;   // dynamic shared memory of the launch
 
 constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what a scale of q belongs to

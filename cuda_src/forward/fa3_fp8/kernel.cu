@@ -13,8 +13,8 @@
 // - P is 448 exp(s - m): it uses all of e4m3's range. m is always the true maximum: a lazy rescale would overflow. l sums P
 //   before it is rounded.
 // - Keys go from last to first: the first keys, often attention sinks, come when m is known best.
-// - TWO_LEVELS: the tensor core adds with about 14 bits. P V of a tile is summed from 0 and added to O in float32, for long
-//   rows (needle in a haystack).
+// - ADDED_TILES: the tensor core adds with about 14 bits. For long rows (needle in a haystack) P V of a tile is summed from 0
+//   and added to O in float32 (1), or O of some tiles is added to a sum in the workspace (2 and more).
 // - Descriptors carry the mask and the sequence of an item: one path for dense, padded and packed arrays.
 #include "forward/fa3_fp8/config.cuh"
 #include "primitives/grid.cuh"
@@ -42,7 +42,9 @@ constexpr int K_STEPS = (HEAD_DIM + 31) / 32;  // k32 steps of S = Q K^T; TMA fi
 constexpr int V_STEPS = Bc / 32;               // k32 steps of P V
 constexpr int O_TILES = HEAD_DIM / 8;
 // One product at a time. A soft cap needs registers that products in flight would hold.
-constexpr bool IN_TURN = TWO_LEVELS || SOFTCAP;
+constexpr bool IN_TURN = ADDED_TILES == 1 || SOFTCAP;
+constexpr bool SUMS_APART = ADDED_TILES > 1;
+static_assert(!SUMS_APART || (HEAD_DIM <= 128 && !SOFTCAP), "ADDED_TILES: registers do not suffice, add each tile apart (1)");
 constexpr int SLICE = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;  // IN_TURN: columns of V whose tile sum is in registers at once
 
 using Scores = float[Bc / 2];
@@ -54,6 +56,62 @@ template <int ROWS>
 constexpr u64 byte_step(int k) {
   return descriptor_step(k / 4 * ROWS * ATOM_BYTES + k % 4 * 32);
 }
+
+// SUMS_APART: the sum of O over groups of ADDED_TILES tiles, in float32, at the end of the workspace: each thread has its own.
+struct FarSum {
+  static constexpr int VECTORS = HEAD_DIM / 8;
+  const Float8Params& p;
+  const int consumer;
+  float factor[2] = {};  // of the sum, since it was written; NaN: there is none
+
+  // Of the thread's first vector; others are STRIDE bytes apart.
+  static constexpr int STRIDE = 128 * 16;
+  DEVICE char* sum() const {
+    u32 thread[1] = {threadIdx.x % 128};
+    wgmma_registers(thread);  // else ptxas keeps the address in registers during the loop, and spills
+    return static_cast<char*>(p.workspace) + p.mask.workspace -
+           (i64(blockIdx.x) * CONSUMERS + consumer + 1) * VECTORS * STRIDE + thread[0] * 16;
+  }
+  DEVICE void reset() { factor[0] = u32_as_float(0x7fffffff); }
+  DEVICE void rescale(const float (&alpha)[2]) {
+    if constexpr (SUMS_APART) {
+      factor[0] *= alpha[0];
+      factor[1] *= alpha[1];
+    }
+  }
+  // After tile j: O goes to the sum, and becomes 0, if j is a multiple of ADDED_TILES.
+  DEVICE void take(Output& O, int j) {
+    if constexpr (SUMS_APART) {
+      if (j % ADDED_TILES != 0) return;
+      join(O);
+      char* const at = sum();
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i) {
+        vec4 bits;
+        memcpy(&bits, &O[4 * i], 16);
+        st_global(at + i * STRIDE, bits);
+      }
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
+      factor[0] = factor[1] = 1.0f;
+    }
+  }
+  // The sum joins O.
+  DEVICE void join(Output& O) const {
+    if constexpr (SUMS_APART) {
+      if (factor[0] != factor[0]) return;
+      const char* const at = sum();
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i) {
+        const vec4 bits = ld_global<vec4>(at + i * STRIDE);
+        float x[4];
+        memcpy(x, &bits, 16);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) O[4 * i + c] = fmaf(x[c], factor[c / 2], O[4 * i + c]);
+      }
+    }
+  }
+};
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
 struct Consumer {
@@ -68,6 +126,7 @@ struct Consumer {
   Output O;
   Probabilities P;
   OnlineSoftmax<2, 0> softmax;
+  FarSum far{p, consumer};
 
   Item item;
   HeadMask mask;
@@ -103,6 +162,7 @@ struct Consumer {
     tiles = tiles_of<GROUP_ROWS>(mask, group);
     const TileRange block = tiles_of<Br>(mask, item.q_block);
     softmax.reset();
+    far.reset();
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
     if (tiles.empty()) {
@@ -132,6 +192,7 @@ struct Consumer {
       fence_values();
       issue_values(tiles.first);
       end_values(tiles.first);
+      far.join(O);
     }
     pass_over(tiles.first - block.first);
   }
@@ -173,6 +234,7 @@ struct Consumer {
     end_values(j + 1);
     pack();
     if (grown) rescale(alpha);
+    far.take(O, j + 1);
   }
 
   DEVICE void fence_values() {
@@ -221,6 +283,7 @@ struct Consumer {
   DEVICE void rescale(const float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] *= alpha[i / 2 % 2];
+    far.rescale(alpha);
   }
 
   // IN_TURN: the scores, the softmax and the values of a tile one after another; other consumers' products run meanwhile. The
@@ -287,6 +350,7 @@ struct Consumer {
     top[1] = bits[1] > 0 ? u32_as_float(u32(bits[1])) : NEG_INF;
   }
   DEVICE void pack() {
+    wgmma_registers(S);  // else NVRTC 13.0 converts pairs apart, and merges them by a PRMT for each four weights
 #pragma unroll
     for (int i = 0; i < Bc / 8; ++i) P[i] = pack_e4m3(fragment_view(S), i);
     wgmma_registers(P);

@@ -21,6 +21,8 @@ LONG = 65536
 """From this many keys on, products with V are summed tile by tile in float32: the tensor core's own sums keep about 14
 bits."""
 
+_MOST_SMS = 144
+"""Of a GPU of Hopper's: as many thread blocks have float32 sums in the workspace."""
 
 SCALES: Mapping[str, tuple[str, ...]] = {
     "q": ("tensor", "head", "block"),
@@ -65,7 +67,7 @@ class Fa3ForwardFp8(Kernel):
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs = _configs()
-    workspace_holds = "transposed values"
+    workspace_holds = "transposed values, sums"
 
     def shared_memory(self, config: Fa3Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q of each consumer warpgroup, the K and V rings (V transposed), a full and an empty barrier for each buffer,
@@ -98,7 +100,10 @@ class Fa3ForwardFp8(Kernel):
         return transposition(problem), attention
 
     def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
-        return math.prod(transposed_shape(problem)) if problem.values_in_rows else 0
+        values = math.prod(transposed_shape(problem)) if problem.values_in_rows else 0
+        blocks = min(config.query_items(problem), _MOST_SMS)
+        sums = 4 * blocks * config.block_q * problem.head_dim if _added_tiles(problem) > 1 else 0
+        return values + sums
 
     def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
         return {"v": transposed_shape(problem)} if problem.values_in_rows else {}
@@ -108,22 +113,27 @@ class Fa3ForwardFp8(Kernel):
         return {"q": Box(64), "k": Box(config.block_kv), "v": Box(16), "out": Box(16)}
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        return {**constants_of_e4m3(problem), "TWO_LEVELS": _accumulate(problem) == "tile"}
+        return {**constants_of_e4m3(problem), "ADDED_TILES": _added_tiles(problem)}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
-        what = {"tile": "after each tile, in float32", "row": "on the tensor cores, in about 14 bits"}[
-            _accumulate(problem)
-        ]
-        by = "by length" if problem.accumulate == "auto" else "as asked for"
-        return (f"products with V are added {what} (accumulate={_accumulate(problem)!r}, {by})",)
+        tiles, by = _added_tiles(problem), "by length" if problem.accumulate == "auto" else "as asked for"
+        what = {0: "on the tensor cores, in about 14 bits", 1: "after each tile, in float32"}
+        name = {0: "'row'", 1: "'tile'"}.get(tiles, str(tiles))
+        said = what.get(tiles, f"on the tensor cores for {tiles} tiles, then in float32")
+        return (f"products with V are added {said} (accumulate={name}, {by})",)
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:
         return persistent(problem, schedule, device)
 
 
-def _accumulate(problem: Problem) -> str:
+def _added_tiles(problem: Problem) -> int:
+    """Tiles that tensor cores add before float32 does; 0: all of a row."""
     by_length = "tile" if problem.seqlen_k >= LONG else "row"
-    return by_length if problem.accumulate == "auto" else problem.accumulate
+    asked = by_length if problem.accumulate == "auto" else problem.accumulate
+    if asked in ("row", "tile"):
+        return int(asked == "tile")
+    # With more columns, or a soft cap, registers do not suffice; one tile is as exact.
+    return int(asked) if problem.head_dim <= 128 and problem.softcap is None else 1
 
 
 def constants_of_e4m3(problem: Problem) -> dict[str, int | bool]:
