@@ -169,13 +169,11 @@ KERNELS = [
 @pytest.mark.emulate
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("operation", "algorithm", "name"), KERNELS)
-@pytest.mark.parametrize("options", OPTIONS[1:4], ids=["causal", "prefix", "window"])
+@pytest.mark.parametrize("options", OPTIONS[1:5], ids=["causal", "prefix", "window", "padded"])
 def test_kernels_compute_what_the_function_says(operation, algorithm, name, options):
     """Executed from the source that a GPU runs, without a finding."""
     if algorithm == "naive":
         options = {"causal": True}
-    elif "mask" in options and operation == "backward" and algorithm == "fa3" and name == "capped":
-        options = {"mask": options["mask"]}
     elif "sink" in options:
         options = {"window": (7, 2), "alibi_slopes": SLOPES}
     q, k, v = make_inputs(2, 4, 2, 33, 45, 16, "float16")
