@@ -337,7 +337,7 @@ def show(kernel: str, call: tuple[Any, ...]) -> None:
 IN_KERNELS = [(kernel, name) for name, bug in PLANTED.items() for kernel in (bug.kernel, bug.other) if kernel]
 
 
-@pytest.mark.sampled(each="kernel", dated=2)
+@pytest.mark.sampled(each="kernel")
 @pytest.mark.parametrize(("kernel", "bug"), IN_KERNELS)
 def test_a_planted_bug_is_noticed(plant, kernel, bug):
     """By a wrong result, wrong tiles or a finding."""

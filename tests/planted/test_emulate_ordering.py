@@ -194,7 +194,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(file, i, id=f"{file}:{i}-{call[0].partition('(')[0]}")
 
 
-@pytest.mark.sampled(fixed=9, dated=3)
+@pytest.mark.sampled(fixed=4, dated=4)
 @pytest.mark.parametrize(("file", "i"), list(cases()))
 def test_a_call_that_is_left_out_is_found(plant, file: str, i: int):
     call = next(itertools.islice(calls(file), i, None))
