@@ -51,8 +51,8 @@ class Kernel:
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
-    """Of "padded", "packed" (lengths), "alibi", "sink", "deterministic", "score" and "gradients" (of its arrays). Every
-    kernel takes a soft cap."""
+    """Of "padded", "packed" (lengths), "alibi", "sink", "deterministic", "running", "score" and "gradients" (of its
+    arrays). Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
     score_derivatives_without_score: bool = False

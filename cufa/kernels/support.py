@@ -38,6 +38,7 @@ _OPTIONS = {
     "gradients": "gradients of a score function's arrays",
     "tree": "a tree of new tokens (tree)",
     "invariant": "bits that depend on the sequence alone (invariant)",
+    "running": "a running result",
     **_LENGTHS,
 }
 
@@ -206,7 +207,9 @@ def _of_splits(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 
 def _options(problem: Problem) -> Iterator[str]:
-    """The options of a problem that not every kernel takes."""
+    """The options of a problem that not every kernel takes. No public call has "running", and no table lists it."""
+    if problem.running is not None:
+        yield "running"
     for option in ("alibi", "sink", "deterministic", "invariant", "tree"):
         if getattr(problem, option):
             yield option
@@ -289,9 +292,9 @@ def _masks(kernel: Kernel) -> str:
 
 
 def _options_in_words(kernel: Kernel) -> str:
-    any_mask = kernel.options_with_irregular_masks
-    found = [_SHORT[x] for x in kernel.options if x in any_mask and x in _SHORT]
-    with_bands = _and(_SHORT[x] for x in kernel.options if x not in any_mask)
+    any_mask, options = kernel.options_with_irregular_masks, [x for x in kernel.options if x in _SHORT]
+    found = [_SHORT[x] for x in options if x in any_mask]
+    with_bands = _and(_SHORT[x] for x in options if x not in any_mask)
     if with_bands and any(kind in _IRREGULAR_MASKS for kind in kernel.masks):
         with_bands = f"with band masks also {with_bands}"
         return "; ".join(filter(None, (_and(found), with_bands)))

@@ -13,7 +13,7 @@ import numpy as np
 from ..gpu.architectures import Device
 from ..kernels import Kernel, TileConfig
 from ..kernels.backward.fa2 import STRIP
-from ..kernels.params import Params, softmax_scalars
+from ..kernels.params import Params, softmax_scalars, strides_of
 from ..problem.bits import Bits
 from ..problem.columns import Columns
 from ..problem.float8 import NAME as E4M3
@@ -27,6 +27,7 @@ from .candidates import serving_configs, tuning_key
 from .operation import (
     OPERATIONS,
     PER_HEAD_AND_LENGTHS,
+    RUNNING,
     SCALES,
     SCORE_ARRAYS,
     SCORE_GRADIENTS,
@@ -165,20 +166,33 @@ class Forward(DenseOperation):
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *SCALES)
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *RUNNING, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
+    running_params = Params("forward/running_params.cuh", "RunningParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
     scored_params = Params("shared/score_params.cuh", "ScoredParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
-        own = {"heads_per_head_batch": plan.heads_per_head_batch, "num_splits": plan.num_splits}
+        own: dict[str, Any] = {
+            "heads_per_head_batch": plan.heads_per_head_batch,
+            "num_splits": plan.num_splits,
+        }
+        if plan.problem.running is not None:
+            rows = dict(
+                zip(("fresh_first", "fresh_end", "done_first", "done_end"), plan.problem.running, strict=True)
+            )
+            batch, head, _ = (x // 4 for x in arrays["running_lse"].strides)
+            own |= rows | {"running_stride": strides_of(arrays["running"].strides, 4)}
+            own |= {"lse_batch": batch, "lse_head": head}
         return {**super().scalars(plan, arrays), **own}
 
     def params_of(self, problem: Problem) -> Params:
         if problem.score is not None:
             return self.scored_params
+        if problem.running is not None:
+            return self.running_params
         return self.float8_params if problem.scales else self.params
 
     def num_records(self, plan: Plan) -> int:

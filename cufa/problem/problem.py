@@ -103,6 +103,9 @@ class Problem:
     """Inputs of e4m3: where products with V are added in float32, after each "tile" or each "row" of tiles."""
     v_head_dim: int | None = None
     """Head dim of v and out; None: that of q and k, :attr:`head_dim`. See :attr:`v_dim`."""
+    running: tuple[int, int, int, int] | None = None
+    """Forward: the result joins a running result of earlier keys, O and lse in float32. (First and end of the rows
+    without an earlier result, first and end of the rows that are finished and go to out.)"""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -336,11 +339,10 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.v_head_dim is None:
-            del fields["v_head_dim"]
-        if self.score is None:
-            del fields["score"]
-        else:
+        for name in ("v_head_dim", "running", "score"):
+            if fields[name] is None:
+                del fields[name]
+        if self.score is not None:
             fields["score"] = self.score.as_json()
         return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
 
@@ -351,6 +353,7 @@ class Problem:
                 **record,
                 "scales": tuple(record.get("scales", ())),
                 "score": ScoreChange.from_json(record["score"]) if record.get("score") else None,
+                "running": None if record.get("running") is None else tuple(record["running"]),
                 "mask": Mask.from_json(record["mask"]),
                 "lengths": Lengths.from_json(record["lengths"]),
             }

@@ -5,6 +5,7 @@
 #include "forward/fa3/integer_maxima.cuh"
 #include "forward/fa3/memory.cuh"
 #include "forward/query_block.cuh"
+#include "forward/running.cuh"
 #include "primitives/register_budget.cuh"
 #include "shared/alibi_sink.cuh"
 #include "wgmma/accumulator.cuh"
@@ -14,8 +15,10 @@ constexpr int O_TILES = V_DIM / 8;             // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
 // O leaves by TMA through the buffer its Q came in, if O fits it and it is free by then; else from registers. With lengths O
 // always leaves from registers: the rows after those of a sequence may belong to another sequence.
-constexpr bool STORE_FROM_SMEM =
-    STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE && O_TILE_BYTES <= Q_TILE_BYTES;
+constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE &&
+                                 O_TILE_BYTES <= Q_TILE_BYTES && !RUNNING;
+static_assert(!RUNNING || (LENGTHS_KIND == DENSE && !SINK && !SPLIT_KEYS && !SCORE),
+              "RUNNING takes neither lengths, sinks, split keys nor score functions: a sink is the first running result");
 
 // Accumulators and operands of one thread.
 using Scores = float[Bc / 2];
@@ -82,6 +85,14 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
   // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
   if constexpr (LENGTHS_KIND == DENSE) pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
   softmax.reduce_sum();
+  if constexpr (RUNNING) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      join_running_row<O_TILES, Element>(static_cast<const RunningParams&>(p), item.head, item.batch,
+                                         first_row + lane / 4 + 8 * r, O_rmem, r, softmax.inverse_sum(r), softmax.lse(r), lane);
+    }
+    return;
+  }
   const i64 rows_before = LENGTHS_KIND == DENSE ? 0 : row_stats_index(p, sequence, i64(sequence.batch()) * p.heads + item.head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -123,7 +134,16 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
 // A query block whose rows see no key, by all consumers: O is 0, and the log-sum-exp is the sink or -inf.
 DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
   const u64 start_ns = TRACE ? global_timer() : 0;
-  const int rows = min(Br, p.seqlen_q - item.q_block * Br);
+  if constexpr (RUNNING) {
+    const Output nothing = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = item.q_block * Br + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      join_running_row<O_TILES, Element>(static_cast<const RunningParams&>(p), item.head, item.batch, row, nothing, r, 0.0f,
+                                         NEG_INF, thread % 32);
+    }
+  }
+  const int rows = RUNNING ? 0 : min(Br, p.seqlen_q - item.q_block * Br);
   for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
     const int row = item.q_block * Br + i / O_TILES;
     st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});

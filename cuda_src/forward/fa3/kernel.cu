@@ -232,15 +232,17 @@ struct Consumer : ConsumerItems {
   }
 };
 
+using KernelParams = typename Choose<RUNNING, RunningParams, ForwardParams>::type;
+
 // The launch before, under masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS)
-    mask_blocks(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+    mask_blocks(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_forward(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap Q_map,
+    fa3_forward(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap Q_map,
                 const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
                 const __grid_constant__ TensorMap O_map) {
   DYN_SMEM(start);
@@ -280,7 +282,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
 // Merges the parts of splits. Its blocks wait for the launch before by themselves.
 KERNEL __launch_bounds__(COMBINE_THREADS)
-    fa3_combine(const __grid_constant__ ForwardParams p, const __grid_constant__ TensorMap,
+    fa3_combine(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   if constexpr (SPLIT_KEYS) {
     grid_await_previous();

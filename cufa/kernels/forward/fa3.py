@@ -118,8 +118,8 @@ class Fa3Forward(ForwardKernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink", "score")
-    options_with_irregular_masks = ("score",)
+    options = ("padded", "packed", "alibi", "sink", "score", "running")
+    options_with_irregular_masks = ("score", "running")
     any_v_dim = True
     min_capability = max_capability = 90
     skip_masked_tiles = True
@@ -153,6 +153,9 @@ class Fa3Forward(ForwardKernel):
             Buffer("LIST_EMPTY", 4 * 8, align=8),
             Buffer("TAIL_FULL", 8, align=8),
         )
+
+    def own_constants(self, problem: Problem) -> dict[str, int | bool]:
+        return {"RUNNING": problem.running is not None}
 
     def launches(
         self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None

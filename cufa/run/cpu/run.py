@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from ...problem.element import ELEMENTS
 from ...problem.float8 import NAME, block_of, of_tokens
 from ...problem.problem import Problem
 from . import backward, decode, forward, parts
+from .combine import combine
 from .scores import ScoreFunction
 
 
@@ -24,6 +26,9 @@ def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
 
 
 def _forward(plan: Plan, arrays: Arrays) -> None:
+    if plan.problem.running is not None:
+        _running(plan, arrays)
+        return
     if plan.problem.scales:
         arrays = _dequantized(plan.problem, arrays)
     for part, x, place in parts.each(plan, arrays):
@@ -34,6 +39,23 @@ def _forward(plan: Plan, arrays: Arrays) -> None:
             forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink, score=score)
         elif sink is not None and x["lse"] is not None:
             x["lse"][...] = sink[:, None]
+
+
+def _running(plan: Plan, arrays: Arrays) -> None:
+    """Attention joined to the running result: :func:`cufa.run.cpu.combine.combine` of the two, row by row."""
+    assert plan.problem.running is not None
+    running, lse, out = arrays["running"], arrays["running_lse"], arrays["out"]
+    own = np.zeros_like(running), np.full_like(lse, -np.inf)
+    plain = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, running=None))
+    if not plan.problem.empty:
+        _forward(plain, {**arrays, "out": own[0], "lse": own[1]})
+    first, end, done, done_end = plan.problem.running
+    row = np.arange(lse.shape[-1])
+    earlier = np.where((row >= first) & (row < end), -np.inf, lse)
+    finished = slice(done, done_end)
+    found, lse[...] = combine(np.stack([running, own[0]]), np.stack([earlier, own[1]]))
+    out[..., finished, :] = found[..., finished, :]
+    running[...] = found
 
 
 def _dequantized(problem: Problem, arrays: Arrays) -> dict[str, Any]:

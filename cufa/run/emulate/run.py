@@ -185,8 +185,8 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
 
 
 def _is_appended_to(plan: Plan) -> bool:
-    """Whether kernels write to their inputs: only to a cache, if there are new tokens."""
-    return plan.problem.cache.new_tokens > 0
+    """Whether kernels write to their inputs: to a running result, and to a cache if there are new tokens."""
+    return plan.problem.running is not None or plan.problem.cache.new_tokens > 0
 
 
 def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
