@@ -35,14 +35,15 @@ ADDED = {
     "fp8": 1_500,
     "everything with everything": 3_500,
     "decoding and serving": 2_000,
+    "several GPUs": 2_500,
 }
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 68_380,
+    "lines of the product": 71_290,
     "lines of cufa": 27_460,
-    "lines of tests": 42_832,
-    "lines of forward/fa3/kernel.cu with its includes": 3_711,
+    "lines of tests": 43_056,
+    "lines of forward/fa3/kernel.cu with its includes": 3_790,
     "lines of forward/fa2/kernel.cu with its includes": 2_541,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_539,
     "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_553,

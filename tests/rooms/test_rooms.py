@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "reference": CALLING,
     "run.emulate": CALLING,
     "measure": MEASURING,
+    "parallel": CALLING,
     "train": CALLING,
     "doctor": CALLING | {"run.emulate"},
     "torch": CALLING,

@@ -1,0 +1,128 @@
+"""One rank's share of a step: calls of the kernels, and partial results joined in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..calls.backward import flash_attention_backward
+from ..calls.forward import flash_attention
+from ..calls.merge import merge_attention_states
+from ..calls.running import attend
+from ..problem.checks import is_device_array
+from ..problem.options import Options
+from .placement import Range
+from .schedule import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The keywords of a parallel call that say how scores are made, and those that choose a kernel."""
+
+    scale: float | None = None
+    softcap: float | None = None
+    alibi_slopes: Any = None
+    sink: Any = None
+    algorithm: str = "auto"
+    precision: str | None = None
+    deterministic: bool = False
+    device: str | None = None
+
+    def of_heads(self, heads: Range) -> Scores:
+        """The same of some query heads."""
+        slopes, sink = (None if x is None else x[..., slice(*heads)] for x in (self.alibi_slopes, self.sink))
+        return dataclasses.replace(self, alibi_slopes=slopes, sink=sink)
+
+    def keywords(self, *more: str) -> dict[str, Any]:
+        names = ("scale", "softcap", "alibi_slopes", "algorithm", "precision", "device", *more)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def rows_of(x: Any, rows: Range) -> Any:
+    return x[:, :, slice(*rows)]
+
+
+def forward_call(
+    call: Call, q: Any, k: Any, v: Any, out: Any, state: tuple[Any, Any], scores: Scores
+) -> None:
+    """``call`` of a work's queries and a step's keys; ``state`` is (running, lse)."""
+    running, lse = state
+    q, out, lse = (rows_of(x, call.rows) for x in (q, out, lse))
+    k, v = rows_of(k, call.keys), rows_of(v, call.keys)
+    if call.plain:
+        into = {"lse": lse} if lse.flags.c_contiguous else {}
+        _, found = flash_attention(
+            q, k, v, mask=call.mask, return_lse=True, out=out, **into, **scores.keywords("sink")
+        )
+        if not into:
+            lse[...] = found
+        return
+    begin = call.rows[0]
+    rows = call.fresh[0] - begin, call.fresh[1] - begin, call.done[0] - begin, call.done[1] - begin
+    joined = attend_or_merge if is_device_array(q) else attend
+    options = Options(call.mask, scores.softcap, scores.scale, scores.precision, "bhsd", scores.algorithm)
+    joined(
+        q, k, v, out, rows_of(running, call.rows), lse, rows, options,
+        alibi_slopes=scores.alibi_slopes, device=scores.device,
+    )  # fmt: skip
+
+
+_without: set[Any] = set()
+"""Kinds of calls for which no kernel takes a running result."""
+
+
+def attend_or_merge(
+    q: Any, k: Any, v: Any, out: Any, running: Any, running_lse: Any, rows: tuple[int, int, int, int], options: Options,
+    *, alibi_slopes: Any, device: str | None,
+) -> None:  # fmt: skip
+    """:func:`cufa.calls.running.attend`; where no kernel takes running results, a plain call and a pass that merges."""
+    kind = (str(q.dtype), q.shape[-1], type(options.mask), options.algorithm, options.precision)
+    if kind not in _without:
+        try:
+            attend(
+                q, k, v, out, running, running_lse, rows, options, alibi_slopes=alibi_slopes, device=device
+            )
+            return
+        except ValueError as error:
+            if "running" not in str(error):
+                raise
+            _without.add(kind)
+    plain: Any = flash_attention
+    found, lse = plain(
+        q, k, v, mask=options.mask, softcap=options.softcap, scale=options.scale, alibi_slopes=alibi_slopes,
+        algorithm=options.algorithm, precision=options.precision, return_lse=True,
+    )  # fmt: skip
+    fresh, fresh_end, done, done_end = rows
+    found = found.astype(np.float32)
+    end = lse.shape[-1]
+    for begin, stop, begins in (
+        (0, fresh, False),
+        (fresh, fresh_end, True),
+        (max(fresh_end, fresh), end, False),
+    ):
+        if begin == stop:
+            continue
+        part = [x[:, :, begin:stop] for x in (running, running_lse, found, lse)]
+        if not begins:
+            part[2:] = merge_attention_states(*part)
+        part[0][...], part[1][...] = part[2], part[3]
+    out[:, :, done:done_end] = running[:, :, done:done_end]
+
+
+def backward_call(call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores) -> tuple[Any, ...]:
+    """dq of the call's rows, dk and dv of its keys, and the share in dsink. ``of_queries`` are dout, q, out, lse and
+    dlse of the work."""
+    dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in of_queries)
+    xp = np if not is_device_array(q) else __import__("cupy")
+    lse, dlse = (None if x is None else xp.ascontiguousarray(x) for x in (lse, dlse))
+    k, v = rows_of(k, call.keys), rows_of(v, call.keys)
+    more = scores.keywords("deterministic")
+    found: tuple[Any, ...] = flash_attention_backward(
+        dout, q, k, v, out, lse, dlse=dlse, mask=call.mask, **more
+    )
+    return found
+
+
+__all__ = ["Scores", "backward_call", "forward_call", "rows_of"]

@@ -1,0 +1,180 @@
+"""The ranks of a parallel call, and how arrays travel between them.
+
+A :class:`Group` runs some of the ranks (``group.local``): all of them if one process has several devices, or if they
+are virtual; one if there is a process for each GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..problem.checks import is_device_array
+
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """One array that travels. ``source`` and ``target`` have the same shape; None where another process has it."""
+
+    sender: int
+    receiver: int
+    source: Any
+    target: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Group:
+    """Ranks that compute one attention together.
+
+    Parameters
+    ----------
+    ranks : list of int, or a communicator
+        GPUs of this process, a rank each; or of one process per GPU an mpi4py communicator, a ``Communicator`` of
+        nccl4py, or a backend of ``cupyx.distributed``. A process computes on its current device: call
+        ``cupy.cuda.Device(local_rank()).use()`` before.
+    virtual : int, optional
+        This many ranks in this process, on its CPU or on one GPU: to try schedules out, and for tests.
+    timeout : float
+        Seconds after which :meth:`synchronize`, and with it the next call, gives a rank up that does not answer. Of
+        processes only.
+
+    Raises TypeError or ValueError for other arguments, and RuntimeError if two processes have the same GPU.
+    """
+
+    def __init__(self, ranks: Any = None, *, virtual: int | None = None, timeout: float = 60.0) -> None:
+        if (ranks is None) == (virtual is None):
+            raise TypeError("Group takes either devices or a communicator, or virtual=P")
+        self.timeout = timeout
+        if virtual is not None:
+            if isinstance(virtual, bool) or not isinstance(virtual, int) or virtual < 1:
+                raise ValueError(f"virtual={virtual!r}: it takes the number of ranks, from 1 up")
+            self._transport: Any = Virtual(virtual)
+        elif isinstance(ranks, Sequence):
+            from .devices import Devices
+
+            self._transport = Devices(list(ranks))
+        else:
+            from .processes import Processes
+
+            self._transport = Processes(ranks, timeout)
+        self.size: int = self._transport.size
+        self.local: tuple[int, ...] = self._transport.local
+        """The ranks of this process."""
+
+    @property
+    def rank(self) -> int | None:
+        """This process's rank; None if the process has all ranks."""
+        return None if self.one_process else self.local[0]
+
+    @property
+    def one_process(self) -> bool:
+        """Calls take and return a list with the local part of each rank; else one local part."""
+        return bool(self._transport.one_process)
+
+    def parts(self, name: str, x: Any) -> dict[int, Any]:
+        """The local parts of an argument by rank. Raises TypeError or ValueError naming the argument."""
+        if not self.one_process:
+            return {self.local[0]: x}
+        if not isinstance(x, (list, tuple)) or len(x) != self.size:
+            found = f"{len(x)} parts" if isinstance(x, (list, tuple)) else type(x).__name__
+            raise TypeError(
+                f"{name} is {found}: a group of {self.size} ranks in one process takes a list of {self.size} local "
+                "parts; cufa.parallel.distribute makes them"
+            )
+        return dict(enumerate(x))
+
+    def returned(self, parts: dict[int, Any]) -> Any:
+        """The reverse of :meth:`parts`."""
+        return [parts[rank] for rank in range(self.size)] if self.one_process else parts[self.local[0]]
+
+    def gather(self, numbers: Mapping[int, Sequence[int]]) -> list[Sequence[int]]:
+        """The numbers of every rank, on the host."""
+        if self.one_process:
+            return [numbers[rank] for rank in range(self.size)]
+        found: list[Sequence[int]] = self._transport.gather(numbers[self.local[0]])
+        return found
+
+    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
+        """Work of a rank is launched within."""
+        found: contextlib.AbstractContextManager[Any] = self._transport.on(rank)
+        return found
+
+    def begin(self) -> None:
+        """Before a call's moves: what the arrays' own streams have written may be read from now on."""
+        self._transport.begin()
+
+    def start(self, moves: Sequence[Move]) -> Any:
+        """Let arrays travel beside what the ranks compute. Returns what :meth:`finish` takes."""
+        return self._transport.start(moves)
+
+    def finish(self, started: Any) -> None:
+        """Work that a rank launches from now on sees the arrays that reached it."""
+        self._transport.finish(started)
+
+    def end(self) -> None:
+        """After a call: later work of a rank may overwrite what it sent."""
+        self._transport.end()
+
+    def synchronize(self) -> None:
+        """Wait for all work of the local ranks. Of processes: raises RuntimeError that names the ranks that did not
+        answer within ``timeout`` seconds; the group cannot be used any more."""
+        self._transport.synchronize()
+
+
+class Virtual:
+    """Ranks of one process that share its memory: arrays are copied at once."""
+
+    one_process = True
+
+    def __init__(self, size: int) -> None:
+        self.size, self.local = size, tuple(range(size))
+
+    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def begin(self) -> None: ...
+
+    def start(self, moves: Sequence[Move]) -> Any:
+        for move in moves:
+            move.target[...] = move.source
+
+    def finish(self, started: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def local_rank() -> int:
+    """This process's number on its host, as mpiexec, srun and their like tell it: the GPU to use. Raises RuntimeError
+    if no launcher said it."""
+    for name in _LOCAL_RANK:
+        if name in os.environ:
+            return int(os.environ[name])
+    raise RuntimeError(
+        f"no launcher set {', '.join(_LOCAL_RANK)}: start the processes with mpiexec -n P or srun, or number them"
+    )
+
+
+def module_of(x: Any) -> Any:
+    """NumPy or CuPy."""
+    if not is_device_array(x):
+        return np
+    import cupy
+
+    return cupy
+
+
+def empty(group: Group, rank: int, shape: tuple[int, ...], like: Any, dtype: Any = None) -> Any:
+    """A new array of a rank, where ``like`` is."""
+    make: Callable[..., Any] = module_of(like).empty
+    with group.on(rank):
+        return make(shape, like.dtype if dtype is None else dtype)

@@ -1,0 +1,203 @@
+"""What a parallel call is expected to cost, for any number of GPUs and any link: arithmetic over its schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ..problem.checks import check_choice
+from ..problem.element import ELEMENTS
+from ..problem.mask import Mask
+from ..problem.options import resolve_mask
+from .placement import Placement
+from .schedule import Schedule, Step, Work, make_schedule
+from .slices import Whole
+
+FORWARD_FLOPS, BACKWARD_FLOPS = 620e12, 520e12
+"""FLOP/s of an H100 or H200 with 16-bit elements and head dim 128, sustained; pass your own GPU's as ``rate``."""
+
+LINKS = {"nvlink4": (397e9, 6e-6), "pcie5": (50e9, 10e-6), "infiniband400": (48e9, 15e-6)}
+"""Bytes per second one way, and seconds of a transfer of nothing. nvlink4 was measured between two H100s of one host
+(memcpyPeerAsync); the others are nominal."""
+
+_LAUNCH_S = 8e-6
+"""Of each call of a kernel: its launch, first loads and last blocks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """One step of a rank, in seconds from the beginning of the call."""
+
+    rank: int
+    step: int
+    begin: float
+    """Of the kernels."""
+    compute: float
+    transfer: float
+    """Of what the step needs from other ranks."""
+    exposed: float
+    """Time that the rank waited for it, or for what comes back."""
+    bytes: int
+    """Received."""
+
+    @property
+    def overlapped(self) -> float:
+        return max(self.transfer - self.exposed, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The result of :func:`plan`. Prints as a table."""
+
+    schedule: Schedule
+    steps: tuple[StepCost, ...]
+    seconds: float
+    alone: float
+    """Seconds of one GPU for a P-th of the work."""
+    rate: float
+    link: tuple[float, float]
+    backward: bool
+
+    @property
+    def efficiency(self) -> float:
+        """Share of one GPU's own rate on the same work per GPU."""
+        return self.alone / self.seconds if self.seconds else 1.0
+
+    @property
+    def received(self) -> int:
+        """Most bytes that reach a rank."""
+        found: dict[int, int] = {}
+        for x in self.steps:
+            found[x.rank] = found.get(x.rank, 0) + x.bytes
+        return max(found.values(), default=0)
+
+    def of_rank(self, rank: int) -> list[StepCost]:
+        return [x for x in self.steps if x.rank == rank]
+
+    def split(self, rank: int) -> dict[str, float]:
+        """A rank's time: compute, exposed communication, overlapped communication (within compute), idle."""
+        mine = self.of_rank(rank)
+        compute, exposed = sum(x.compute for x in mine), sum(x.exposed for x in mine)
+        overlapped = sum(x.overlapped for x in mine)
+        return {
+            "compute": compute, "exposed": exposed, "overlapped": overlapped,
+            "idle": max(self.seconds - compute - exposed, 0.0),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        s, (bandwidth, latency) = self.schedule, self.link
+        lines = [
+            f"predicted  {'backward' if self.backward else 'forward'}, {s.scheme} on {s.ranks} ranks: "
+            f"{self.seconds * 1e3:.3f} ms, {self.efficiency:.1%} of one GPU's rate; no measurement",
+            f"model      {self.rate / 1e12:g} TFLOP/s a GPU, link {bandwidth / 1e9:g} GB/s + {latency * 1e6:g} µs",
+            f"received   {self.received / 2**20:,.1f} MiB a rank at most",
+        ]
+        for rank in range(min(s.ranks, 8)):
+            parts = "   ".join(f"{name} {x * 1e3:.3f}" for name, x in self.split(rank).items())
+            lines.append(f"rank {rank}     {parts} ms")
+        if s.ranks > 8:
+            lines.append(f"…          {s.ranks - 8} more ranks")
+        return "\n".join(lines)
+
+
+def plan(
+    q: tuple[int, int, int, int], k: tuple[int, int, int, int] | None = None, *, ranks: int,
+    placement: Any = "contiguous", scheme: str = "auto", causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, mask: Mask | None = None, dtype: str = "bfloat16",
+    backward: bool = False, link: Any = "nvlink4", rate: float | None = None,
+) -> Prediction:  # fmt: skip
+    """Predicts volume, overlap and time of :func:`flash_attention` or its backward. Needs no GPU and runs nothing.
+
+    Parameters
+    ----------
+    q, k : shapes (batch, heads, seqlen, head_dim) and (batch, kv_heads, seqlen, head_dim)
+        Of the whole arrays. k defaults to q.
+    ranks : int
+        GPUs.
+    link : "nvlink4", "pcie5", "infiniband400", or (bytes per second, seconds)
+        Between any two ranks, one way, all at once.
+    rate : float, optional
+        FLOP/s of one GPU for this kind of problem (forward 4·head_dim per visible score, backward 10·head_dim), from
+        `cufa bench`. Default: an H100's.
+    placement, scheme, causal, window, mask
+        As for :func:`flash_attention`.
+
+    Raises ValueError as :func:`flash_attention`.
+    """
+    k = q if k is None else k
+    batch, heads, seqlen_q, head_dim = q
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks} must be 1 or more")
+    makers = {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag, "heads": Placement.heads}
+    if not isinstance(placement, Placement):
+        check_choice("placement", placement, {name: repr(name) for name in makers})
+        queries, keys = makers[placement](seqlen_q, ranks), makers[placement](k[2], ranks)
+    else:
+        queries = keys = placement
+    if isinstance(link, str):
+        check_choice("link", link, {name: repr(name) for name in LINKS})
+        link = LINKS[link]
+    by_heads = queries.kind == "heads"
+    counts = (heads // ranks, max(k[1] // ranks, 1)) if by_heads else (heads, k[1])
+    whole = Whole.of(resolve_mask(causal, window, mask), seqlen_q, k[2])
+    schedule = make_schedule(scheme, whole, queries, keys, *counts, backward)
+    rate = rate or (BACKWARD_FLOPS if backward else FORWARD_FLOPS)
+    size, flops = ELEMENTS[dtype].itemsize * head_dim * batch, (10 if backward else 4) * head_dim * batch
+    steps, end = [], 0.0
+    for rank in range(ranks):
+        mine, until = _timeline(schedule, rank, size, flops / rate, link, backward)
+        steps += mine
+        end = max(end, until)
+    scores = whole.visible((0, seqlen_q), (0, k[2])) * heads
+    return Prediction(
+        schedule, tuple(steps), end, scores * flops / rate / ranks + _LAUNCH_S, rate, link, backward
+    )
+
+
+def _timeline(
+    schedule: Schedule,
+    rank: int,
+    size: int,
+    seconds_per_score: float,
+    link: tuple[float, float],
+    backward: bool,
+) -> tuple[list[StepCost], float]:
+    """A rank's steps: what a step needs travels from the beginning of the step before it on; results travel back under
+    the step after it."""
+    bandwidth, latency = link
+    moves, found = list(schedule.moves(rank)), []
+    now = arrived = linked = back_end = 0.0
+    for at, (work, step) in enumerate(_steps(schedule.works[rank])):
+        here = [x for x in moves if x[0] == at]
+        received = sum(
+            {"q": 3 if backward else 1, "kv": 2}[what] * x.length * (heads[1] - heads[0]) * size
+            for _, what, _, x, heads in here
+        )
+        transfer = received / bandwidth + latency if received else 0.0
+        linked = max(linked, arrived) + transfer
+        begin = max(now, linked)
+        exposed = begin - now
+        scores = step.scores * (work.heads[1] - work.heads[0])
+        compute = scores * seconds_per_score + _LAUNCH_S * len(step.calls)
+        returned = sum(
+            {"q": 1, "kv": 2}[what] * x.length * (heads[1] - heads[0]) * size
+            for _, what, _, x, heads in here
+            if what == "q" or backward
+        )
+        arrived = begin  # the next step's arrays travel from here on
+        now = begin + compute
+        if returned:  # as much comes in as goes out
+            back_end = max(back_end, now) + returned / bandwidth + latency
+        found.append(StepCost(rank, at, begin, compute, transfer, exposed, received + returned))
+    if back_end > now and found:
+        found[-1] = dataclasses.replace(found[-1], exposed=found[-1].exposed + back_end - now)
+        now = back_end
+    return found, now
+
+
+def _steps(works: tuple[Work, ...]) -> Iterator[tuple[Work, Step]]:
+    for work in works:
+        if work.queries:
+            for step in work.steps or (Step((), ()),):
+                yield work, step

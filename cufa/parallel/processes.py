@@ -1,0 +1,251 @@
+"""One process for each GPU: arrays travel by NCCL, on a stream of their own. nccl4py is taken if it is installed, else
+CuPy's NCCL."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .group import Move
+
+_POLL_S = 0.02
+_TAG = 4747
+
+
+class Processes:
+    one_process = False
+
+    def __init__(self, comm: Any, timeout: float) -> None:
+        import cupy
+
+        self._cupy, self.timeout = cupy, timeout
+        self._device = cupy.cuda.Device()
+        self._host = comm if hasattr(comm, "Get_rank") else None
+        if self._host is not None:
+            rank, self.size = comm.Get_rank(), comm.Get_size()
+            _check_apart(cupy, comm, self._device)
+            self._link: Any = _connect(comm, rank, self.size)
+        elif hasattr(comm, "nranks"):  # nccl4py
+            rank, self.size, self._link = comm.rank, comm.nranks, _Nccl4py(comm)
+        elif hasattr(comm, "_comm") and hasattr(comm, "all_to_all"):  # cupyx.distributed
+            rank, self.size, self._link = comm.rank, comm._n_devices, _CupyNccl(comm._comm)
+        else:
+            raise TypeError(
+                f"Group({type(comm).__name__}): it takes a list of GPUs, an mpi4py communicator, a Communicator of "
+                "nccl4py or a backend of cupyx.distributed; virtual=P makes ranks without GPUs"
+            )
+        self.rank, self.local = rank, (rank,)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._calls, self._posted = 0, collections.deque[Any](maxlen=1024)
+        self._watch = _Watch(self._device, timeout, self._give_up)
+
+    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
+        device: contextlib.AbstractContextManager[Any] = self._device
+        return device
+
+    def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        self._watch.check()
+        if self._host is not None:
+            found: list[Sequence[int]] = self._host.allgather([*numbers])
+            return found
+        cupy = self._cupy
+        mine = cupy.asarray(np.asarray(numbers, np.int64))
+        every = cupy.empty((self.size, len(mine)), np.int64)
+        moves = [
+            Move(self.rank, r, mine, None, mine.shape, mine.dtype) for r in range(self.size) if r != self.rank
+        ]
+        moves += [
+            Move(r, self.rank, None, every[r], mine.shape, mine.dtype)
+            for r in range(self.size)
+            if r != self.rank
+        ]
+        every[self.rank] = mine
+        self.finish(self.start(moves))
+        self.end()
+        self.synchronize()
+        return [x.tolist() for x in every.get()]
+
+    def begin(self) -> None:
+        """Tells the other ranks that this one has come to its next call: a timeout names those that have not."""
+        self._watch.check()
+        self._calls += 1
+        if self._host is not None:
+            self._posted += [
+                self._host.isend(self._calls, dest=r, tag=_TAG) for r in range(self.size) if r != self.rank
+            ]
+
+    def start(self, moves: Sequence[Move]) -> Any:
+        cupy, stream, held, late = self._cupy, self._stream, [], []
+        ready = cupy.cuda.get_current_stream().record()
+        with self._device, stream:
+            stream.wait_event(ready)
+            sends, receives = [], []
+            for move in moves:
+                if move.sender == move.receiver:
+                    move.target[...] = move.source
+                elif move.sender == self.rank:
+                    sends.append((move.receiver, cupy.ascontiguousarray(move.source)))
+                else:
+                    whole = move.target.flags.c_contiguous
+                    into = move.target if whole else cupy.empty(move.shape, move.dtype)
+                    receives.append((move.sender, into))
+                    late += [] if whole else [(move.target, into)]
+            if sends or receives:
+                self._link.exchange(sends, receives, stream.ptr)
+            for target, found in late:
+                target[...] = found
+            held = [sends, receives]
+            done = stream.record()
+        self._watch.add(done)
+        return done, moves, held
+
+    def finish(self, started: Any) -> None:
+        self._cupy.cuda.get_current_stream().wait_event(started[0])
+
+    def end(self) -> None:
+        self._cupy.cuda.get_current_stream().wait_event(self._stream.record())
+
+    def synchronize(self) -> None:
+        event = self._cupy.cuda.get_current_stream().record()
+        while not event.done:
+            self._watch.check()
+            time.sleep(0.0005)
+        self._watch.check()
+
+    def _give_up(self) -> str:
+        """Ends the communication that does not end; returns what to say."""
+        late = self._late_ranks()
+        self._link.abort()
+        who = f"rank {', '.join(map(str, late))} did not" if late else "some rank did not"
+        return (
+            f"{who} answer rank {self.rank} within {self.timeout:g} s (call {self._calls}): it is slow, has ended, or "
+            "makes other calls. The group cannot be used any more: results of its last call are wrong"
+        )
+
+    def _late_ranks(self) -> list[int]:
+        """The ranks that have not begun this rank's last call."""
+        if self._host is None:
+            return []
+        last = {}
+        for rank in range(self.size):
+            while rank != self.rank and self._host.iprobe(source=rank, tag=_TAG):
+                last[rank] = self._host.recv(source=rank, tag=_TAG)
+        return [r for r in range(self.size) if r != self.rank and last.get(r, 0) < self._calls]
+
+
+class _Watch:
+    """A thread that looks whether communication goes on: what waits for a rank that is gone would wait forever."""
+
+    def __init__(self, device: Any, timeout: float, give_up: Any) -> None:
+        self._events: collections.deque[Any] = collections.deque()
+        self._device, self._timeout, self._give_up = device, timeout, give_up
+        self._progress, self._error = time.monotonic(), ""
+        self._thread: threading.Thread | None = None
+
+    def add(self, event: Any) -> None:
+        if not self._events:
+            self._progress = time.monotonic()
+        self._events.append(event)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._look, name="cufa-parallel-watch", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        with self._device:
+            while self._events and not self._error:
+                if self._events[0].done:
+                    self._events.popleft()
+                    self._progress = time.monotonic()
+                elif time.monotonic() - self._progress > self._timeout:
+                    self._error = self._give_up()
+                    logging.getLogger("cufa").error("%s", self._error)
+                else:
+                    time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        if self._error:
+            raise RuntimeError(self._error)
+
+
+class _Nccl4py:
+    def __init__(self, comm: Any) -> None:
+        import nccl.core
+
+        self._comm, self._nccl = comm, nccl.core
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], stream: int
+    ) -> None:
+        with self._nccl.group():
+            for peer, x in sends:
+                self._comm.send(_bytes(x), peer, stream=stream)
+            for peer, x in receives:
+                self._comm.recv(_bytes(x), peer, stream=stream)
+
+    def abort(self) -> None:
+        self._comm.abort()
+
+
+class _CupyNccl:
+    def __init__(self, comm: Any) -> None:
+        from cupy.cuda import nccl
+
+        self._comm, self._nccl = comm, nccl
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]], stream: int
+    ) -> None:
+        kind = self._nccl.NCCL_UINT8
+        self._nccl.groupStart()
+        try:
+            for peer, x in sends:
+                self._comm.send(x.data.ptr, x.nbytes, kind, peer, stream)
+            for peer, x in receives:
+                self._comm.recv(x.data.ptr, x.nbytes, kind, peer, stream)
+        finally:
+            self._nccl.groupEnd()
+
+    def abort(self) -> None:
+        self._comm.abort()
+
+
+def _bytes(x: Any) -> Any:
+    return x.reshape(-1).view(np.uint8)
+
+
+def _connect(comm: Any, rank: int, size: int) -> Any:
+    """NCCL among the processes of an mpi4py communicator."""
+    try:
+        import nccl.core as nccl4py
+    except ImportError:
+        nccl4py = None
+    every = comm.allgather(nccl4py is not None)
+    if nccl4py is not None and all(every):
+        name = comm.bcast(bytes(nccl4py.get_unique_id()) if rank == 0 else None, root=0)
+        return _Nccl4py(nccl4py.Communicator.init(size, rank, nccl4py.UniqueId.from_bytes(name)))
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise RuntimeError("NCCL was not found: pip install 'cufa[multi]'")
+    name = comm.bcast(nccl.get_unique_id() if rank == 0 else None, root=0)
+    return _CupyNccl(nccl.NcclCommunicator(size, name, rank))
+
+
+def _check_apart(cupy: Any, comm: Any, device: Any) -> None:
+    """Raises RuntimeError, in every process, if two of them compute on one GPU: NCCL's own error names neither."""
+    every = comm.allgather((socket.gethostname(), device.pci_bus_id))
+    for rank, place in enumerate(every):
+        first = every.index(place)
+        if first != rank:
+            raise RuntimeError(
+                f"ranks {first} and {rank} both use the GPU {place[1]} of {place[0]}: call "
+                "cupy.cuda.Device(cufa.parallel.local_rank()).use() before Group(...)"
+            )

@@ -1,0 +1,89 @@
+"""Whole arrays to local parts, and back."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from ..calls.shapes import LAYOUTS
+from ..problem.checks import as_array
+from .group import Group, module_of
+from .placement import Placement
+
+
+def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str = "bhsd") -> Any:
+    """The local parts of a whole array (batch, heads, tokens, head_dim), or (batch, heads, tokens): of this process's
+    ranks, on their GPUs, as copies. NumPy arrays give views where tokens are neighbours. Waits for the array's GPU."""
+    x = as_array("x", x)
+    axis = _axis(x, layout)
+    seqlen = x.shape[axis]
+    if not isinstance(placement, Placement):
+        make = {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag, "heads": Placement.heads}
+        if placement not in make:
+            raise ValueError(f"placement={placement!r} is not known; use {', '.join(map(repr, make))}")
+        placement = make[placement](seqlen, group.size)
+    found, xp = {}, module_of(x)
+    for rank in group.local:
+        with contextlib.nullcontext() if isinstance(x, np.ndarray) else x.device:
+            if placement.kind == "heads":
+                of_heads = 2 if layout == "bshd" and x.ndim == 4 else 1
+                n = x.shape[of_heads]
+                cut = slice(rank * n // group.size, (rank + 1) * n // group.size)
+                part = x[(slice(None),) * of_heads + (cut,)]
+            else:
+                runs = [x[(slice(None),) * axis + (slice(*r),)] for r in placement.ranges[rank]]
+                empty = x[(slice(None),) * axis + (slice(0, 0),)]
+                part = xp.concatenate(runs, axis=axis) if len(runs) > 1 else (runs or [empty])[0]
+            part = _settled(part)
+        with group.on(rank):
+            found[rank] = part if isinstance(part, np.ndarray) else xp.array(part)
+    return group.returned(found)
+
+
+def collect(parts: Any, group: Group, placement: Any = "contiguous", layout: str = "bhsd") -> Any:
+    """The whole array of local parts, on the GPU of the first. Of a group in one process. Waits for their GPUs."""
+    if not group.one_process:
+        raise ValueError(
+            "collect takes a group whose ranks are all in this process: gather parts with MPI or NCCL"
+        )
+    given = list(group.parts("parts", parts).values())
+    axis = _axis(given[0], layout)
+    heads = placement == "heads" or getattr(placement, "kind", "") == "heads"
+    with group.on(0):
+        xp = module_of(given[0])
+        here = [xp.asarray(_settled(x)) for x in given]
+        if heads:
+            return xp.concatenate(here, axis=2 if layout == "bshd" and given[0].ndim == 4 else 1)
+        if not isinstance(placement, Placement):
+            total = sum(x.shape[axis] for x in here)
+            make = Placement.zigzag if placement == "zigzag" else None
+            placement = (
+                make(total, group.size) if make else Placement.of_lengths([x.shape[axis] for x in here])
+            )
+        shape = list(here[0].shape)
+        shape[axis] = placement.seqlen
+        whole = xp.empty(tuple(shape), here[0].dtype)
+        for rank, x in enumerate(here):
+            for s in placement.segments(rank):
+                at, of = slice(s.token, s.end), slice(s.row, s.row + s.length)
+                whole[(slice(None),) * axis + (at,)] = x[(slice(None),) * axis + (of,)]
+        return whole
+
+
+def _settled(x: Any) -> Any:
+    """An array that another GPU may copy: contiguous and computed. (A GPU's stream does not wait for another GPU's.)"""
+    if isinstance(x, np.ndarray):
+        return x
+    with x.device:
+        found = module_of(x).ascontiguousarray(x)
+        x.device.synchronize()
+    return found
+
+
+def _axis(x: Any, layout: str) -> int:
+    """The axis of tokens."""
+    if layout not in LAYOUTS or x.ndim not in (3, 4):
+        raise ValueError(f"layout={layout!r} with an array of shape {x.shape}: it takes 'bhsd' or 'bshd'")
+    return 1 if layout == "bshd" and x.ndim == 4 else 2

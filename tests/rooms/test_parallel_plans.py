@@ -1,0 +1,105 @@
+"""Placements, schedules and predictions of parallel calls: pure Python."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+
+import cufa.parallel as par
+from cufa import masks
+from cufa.parallel import placement
+from cufa.parallel.schedule import make_schedule
+from cufa.parallel.slices import Whole
+
+SIZES = 64, 64
+
+
+def schedule(mask, ranks, kind="zigzag", scheme="auto", heads=(4, 2), seqlen=64, **options):
+    made = getattr(par.Placement, kind)(seqlen, ranks)
+    return make_schedule(scheme, Whole.of(mask, seqlen, seqlen), made, made, *heads, **options)
+
+
+def test_placements_print():
+    assert doctest.testmod(placement).failed == 0
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 7, 64, 1000])
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+def test_every_token_has_one_owner(kind, ranks, seqlen):
+    found = getattr(par.Placement, kind)(seqlen, ranks)
+    tokens = [t for ranges in found.ranges for r in ranges for t in range(*r)]
+    assert sorted(tokens) == list(range(seqlen)) and sum(found.lengths) == seqlen
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_zigzag_is_even_under_a_causal_mask(ranks):
+    """Every rank has the same scores, and computes them in one call a step without a mask, but for its own keys."""
+    found = schedule(masks.causal(), ranks, seqlen=48 * ranks)
+    scores = {found.scores(r) for r in range(ranks)}
+    assert max(scores) - min(scores) <= 4 * 48 * ranks  # the diagonal
+    for works in found.works:
+        (work,) = works
+        assert [len(step.calls) for step in work.steps] == [1] * ranks
+        assert [str(step.calls[0].mask) for step in work.steps[1:]] == ["full"] * (ranks - 1)
+
+
+def test_hidden_keys_do_not_travel():
+    seqlen, ranks = 4096, 4
+    found = schedule(masks.window(200, 0), ranks, "contiguous", "allgather", seqlen=seqlen)
+    moved = {(rank, sender, x.length) for rank in range(ranks) for _, _, sender, x, _ in found.moves(rank)}
+    assert moved == {(1, 0, 256), (2, 1, 256), (3, 2, 256)}  # 200 keys, in blocks of 128
+    documents = schedule(masks.documents([1024] * 4), ranks, "contiguous", "allgather", seqlen=seqlen)
+    assert not any(list(documents.moves(rank)) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_last_gradients_travel_under_own_keys(backward):
+    found = schedule(masks.causal(), 2, backward=backward)
+    heads = [work.heads for work in found.works[0]]
+    assert heads == ([(0, 2), (0, 4), (2, 4)] if backward else [(0, 4)])
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind", "heads", "ranks", "scheme"),
+    [
+        (masks.causal(), "zigzag", (4, 2), 2, "zigzag"),
+        (masks.window(9, 0), "zigzag", (4, 2), 2, "ulysses"),
+        (masks.causal(), "contiguous", (8, 4), 4, "ulysses"),
+        (masks.causal(), "contiguous", (8, 2), 4, "2d"),
+        (masks.causal(), "contiguous", (3, 3), 4, "allgather"),
+        (masks.causal(), "heads", (2, 2), 4, "heads"),
+    ],
+)
+def test_auto(mask, kind, heads, ranks, scheme):
+    assert schedule(mask, ranks, kind, heads=heads).scheme == scheme
+
+
+def test_a_schedule_prints_who_computes_what():
+    text = str(schedule(masks.causal(), 2))
+    assert "gets kv 16-47 from rank 1" in text and "queries 48-63 × keys 16-47: full" in text
+
+
+def test_volumes_are_those_of_the_schemes():
+    """Forward bytes that a rank receives of S tokens: in a ring (P - 1) / P · 2 S Hkv D b, with Ulysses
+    (P - 1) / P² · S (2 Hq + 2 Hkv) D b."""
+    ranks, seqlen, dim = 4, 1024, 128
+    ring = schedule(masks.full(), ranks, seqlen=seqlen, heads=(16, 8))
+    assert ring.received(0, dim, 2) == 2 * seqlen * 8 * dim * 2 * (ranks - 1) // ranks
+    ulysses = schedule(masks.full(), ranks, "contiguous", "ulysses", heads=(16, 8), seqlen=seqlen)
+    assert ulysses.received(0, dim, 2) == (ranks - 1) * seqlen * 48 * dim * 2 // ranks**2
+
+
+def test_a_prediction_adds_up():
+    slow = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, link=(1e9, 0.0), rate=1e15)
+    fast = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, rate=1e14)
+    assert fast.efficiency > 0.9 > 0.1 > slow.efficiency
+    for found in (slow, fast):
+        for rank in range(2):
+            split = found.split(rank)
+            assert np.isclose(split["compute"] + split["exposed"] + split["idle"], found.seconds)
+        assert "no measurement" in str(found)
+    alone = par.plan((1, 16, 4096, 128), ranks=1, causal=True)
+    assert alone.efficiency == pytest.approx(1, abs=0.01) and alone.received == 0
