@@ -77,8 +77,8 @@ struct DecodeBlock {
       if (!ring_any(tile.out_of_range(first_row, valid_rows(p, span), lane))) break;
       tile.start(p, span, Q_lane, first_row, lane);  // maxima are online
       if (tiles == 0) break;
-      stream.start(p, span, ring);
-      key = stream.key;
+      key -= tiles * Bc;
+      stream.restart(p, key);
 #pragma unroll 1
       for (int i = 0; i < NUM_STAGES; ++i) {
         stream.copy_next(p, buffer(), stage);

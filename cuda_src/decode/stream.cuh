@@ -102,6 +102,12 @@ struct AsyncKeyStream : KeyStream {
     if constexpr (PAGED) load_page(p);
   }
 
+  // Reads the span once more, from its first key on.
+  DEVICE void restart(const DecodeParams& p, int first_key) {
+    key = first_key;
+    if constexpr (PAGED) load_page(p);
+  }
+
   DEVICE void load_page(const DecodeParams& p) {
     const int mine = places.of(key) + thread % RING_KEYS;
     page = mine < end_place() ? int(ld_global<u32>(table + mine / p.page_size)) : 0;

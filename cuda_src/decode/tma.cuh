@@ -37,6 +37,16 @@ struct TmaKeyStream : KeyStream {
     }
   }
 
+  // Reads the span once more, from its first key on.
+  DEVICE void restart(const DecodeParams& p, int first_key) {
+    key = first_key;
+    if constexpr (PAGED) {
+      index = 0;
+      pages = page_of(p, places.of(key + thread % 32 * Bc));
+      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
+    }
+  }
+
   // An entry of the block table. Entries past the length are not read.
   DEVICE int page_of(const DecodeParams& p, int position) const {
     return position < end_place() ? int(ld_global<u32>(table + position / p.page_size)) : 0;

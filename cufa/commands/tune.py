@@ -115,9 +115,10 @@ def _confirmed(
 ) -> bool:
     """Whether the winner beats the planned tiles once more under the regime that was asked for, on other inputs, and
     loses under no other one."""
-    plans = [row.plan for row in (planned, best) if row.plan]
+    plans = {name: row.plan for name, row in (("planned", planned), ("best", best)) if row.plan}
     some = tuple(
-        Contender(x.spec.algorithm, x.config, num_splits=dict(_cut_of(x)).get("num_splits")) for x in plans
+        Contender(x.spec.algorithm, x.config, name, dict(_cut_of(x)).get("num_splits"))
+        for name, x in plans.items()
     )
     for again in Regime:
         (slow, fast), _ = run_case(

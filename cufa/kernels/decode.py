@@ -243,7 +243,7 @@ class DecodeSplit(Kernel):
     def choose(self, problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
         """The first that holds all packed rows, else the first of the tallest. Four warps for short or ragged caches:
         of several blocks per SM, one works while another begins or ends. Two stages if memory is slow; then, with
-        more work items than SMs, caches of 2,048 tokens are not short.
+        more work items than SMs, caches of 1,024 tokens are not short.
         """
         fitting = tuple(
             config for config in fitting if not config.cluster_merge
@@ -254,7 +254,7 @@ class DecodeSplit(Kernel):
         tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
         holding = [config for config in fitting if config.block_q == tall]
         two_stages = device.slow_memory and TWO_STAGES in holding
-        short = _SHORT // 2 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
+        short = _SHORT // 4 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
         if problem.invariant:
             return holding[0]
         if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):

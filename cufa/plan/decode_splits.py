@@ -21,7 +21,7 @@ FULL_WAVE = 0.9
 #: On slow memory, a block reads a whole work item if work items fill their waves to at least this fraction, and each
 #: has at most this many bytes. A fast SM then takes more work items, whereas equal shares wait for the slowest SM.
 _FULL_WAVES = 0.95
-_ITEM_BYTES = 2 << 20
+_ITEM_BYTES = 4 << 20
 
 #: Cost of one more partial result in the merge, as the bytes of keys and values that a block of 16 rows reads in this
 #: time. A block of 64 rows reads a quarter as fast; its merge takes no longer, because many blocks share it.
@@ -63,7 +63,11 @@ def choose_cut(
         if may_be_shares:
             reason = "sequences may differ in length: shares of all tiles"
             return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
-    merged = _in_cluster(problem, device, config) if clusters else None
+    merged = (
+        _in_cluster(problem, device, config) or _many_in_clusters(problem, device, config)
+        if clusters
+        else None
+    )
     if merged is not None:
         return merged
     return _through_memory(problem, device, config, shares, must_be_fixed=not may_be_shares)
@@ -124,6 +128,20 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
     )
 
 
+def _many_in_clusters(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
+    """On slow memory, work items that fill the GPU: each is cut into two or four splits of four tiles or more, merged
+    in a cluster. As with whole work items a fast SM takes more of them, and the last ones are smaller."""
+    tiles, count = longest(problem, config), items(problem, config)
+    splits = max(n for n in (1, 2, 4) if 4 * n <= tiles or n == 1)
+    fills = count >= FULL_WAVE * resident(device, config) and _whole_items(problem, device, config, splits)
+    if not fills or splits == 1 or problem.lengths.ragged:
+        return None
+    reason = (
+        f"{count:,} work items fill the GPU: {splits} splits of each, merged in a cluster of {splits} blocks"
+    )
+    return Cut("fixed", used_of(tiles, splits), (reason,), in_cluster=True)
+
+
 def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits of each sequence: the optimum of read and merge, limited to one wave and to about two tiles or more per
     split. With n splits, a read takes bytes/n and a merge takes n × the bytes of ``merge_bytes``: n is a square
@@ -148,9 +166,9 @@ def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
 
 
-def _whole_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Whether one block per work item is faster than shares: the conditions at ``_FULL_WAVES``."""
-    count, blocks = items(problem, config), resident(device, config)
+def _whole_items(problem: Problem, device: Device, config: TileConfig, splits: int = 1) -> bool:
+    """Whether one block per split of a work item is faster than shares: the conditions at ``_FULL_WAVES``."""
+    count, blocks = items(problem, config) * splits, resident(device, config)
     full = count / (-(-count // blocks) * blocks)
     short = item_bytes(problem) <= _ITEM_BYTES
     return device.slow_memory and config == TWO_STAGES and short and full >= _FULL_WAVES

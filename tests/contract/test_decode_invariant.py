@@ -65,12 +65,11 @@ def test_on_a_cpu(page_size, window):
 EXECUTED = {
     "pages of the copy engine": ("decode_split_tma", {"page_size": 16}),
     "odd pages": ("decode_split", {"page_size": 3, "window": (300, 0)}),
-    "several tokens of many heads": ("decode_split_tma", {"tokens": 5, "heads": 16}),
+    "several tokens of many heads": ("decode_split_tma", {"tokens": 5, "heads": 16, "spread": 9.0}),
     "appended": ("decode_split_tma", {"tokens": 2, "new": 2}),
 }
 
 
-@pytest.mark.sampled(each="what")
 @pytest.mark.parametrize("what", EXECUTED)
 @backends("emulate")
 def test_executed_kernels(backend, what):

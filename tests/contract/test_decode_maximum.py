@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from backends import CPU
+from backends import CPU, backends
 from decode_contract import CASES, check, each
 from decode_support import make_case, numbers_of_heads
 
@@ -41,7 +41,6 @@ def test_a_bound_of_scores_on_a_cpu(backend, kernel):
     bound_of_scores(backend, kernel, {"lengths": [2, 9, 150, 333], "tokens": 4, "new": 2, "page_size": 16})
 
 
-@pytest.mark.sampled(each="kernel")
 @each("emulate", "gpu", kernels=tuple(EXECUTED))
 def test_a_bound_of_scores(backend, kernel):
     bound_of_scores(backend, kernel, EXECUTED[kernel])
@@ -75,7 +74,7 @@ def test_numbers_at_the_ends_of_the_safe_range(backend, kernel):
     ends = [4 - LN_2 * x for x in safe_sums(half=False)]
     near = [np.nextafter(np.float32(x), np.float32(to)) for x in ends for to in (-np.inf, x, np.inf)]
     one_bad = np.where(np.arange(heads) == heads // 2, -200, 4).astype(np.float32)
-    for fixed in (*near, -1e4, 1e4, 1e30, one_bad):
+    for fixed in (*(near if heads == 4 else ()), -1e4, 1e4, 1e30, one_bad):
         fixed = fixed if isinstance(fixed, np.ndarray) else float(fixed)
         for scores in ({}, {"window": (20, 0)}):
             options = {**case.options, "softmax_max": fixed, **scores}
@@ -102,7 +101,6 @@ def test_bounds_at_the_gate(backend, kernel):
             check(backend, dataclasses.replace(case, options=options), kernel, 3)
 
 
-@pytest.mark.sampled(each="scores")
 @pytest.mark.parametrize("scores", ["softcap", "alibi", "both", "sink"])
 @each("cpu", "emulate", "gpu", kernels=("decode_split",))
 def test_with_what_changes_scores(backend, kernel, scores):
@@ -140,14 +138,17 @@ def test_calibrated_numbers_keep_rows_in_range(monkeypatch):
 
 @pytest.mark.parametrize("page_size", [0, 16])
 @pytest.mark.parametrize("fp8", [False, True, "token", "block"])
-def test_norms_of_keys(fp8, page_size):
+@backends("cpu", "gpu")
+def test_norms_of_keys(backend, fp8, page_size):
     """Unused slots hold NaN; all elements and scales, both layouts."""
     for dtype in ("float16", "bfloat16", "float32") if not fp8 else ("float16",):
         case = make_case([50, 0, 33], dtype=dtype, fp8=fp8, page_size=page_size)
         names = ("cache_seqlens", "block_table", "k_scale")
-        options = {name: case.options.get(name) for name in names}
-        norms = cufa.key_norms(case.k_cache, **options)
-        swapped = cufa.key_norms(np.ascontiguousarray(case.k_cache.swapaxes(1, 2)), layout="bshd", **options)
+        given = {name: case.options.get(name) for name in names}
+        options = {name: None if x is None else backend.array(x) for name, x in given.items()}
+        k = np.ascontiguousarray(case.k_cache.swapaxes(1, 2))
+        norms = backend.host(cufa.key_norms(backend.array(case.k_cache), **options))
+        swapped = backend.host(cufa.key_norms(backend.array(k), layout="bshd", **options))
         np.testing.assert_array_equal(norms, swapped)
         assert norms.dtype == np.float32 and norms.shape == (3, 2)
         for b in range(3):

@@ -29,7 +29,6 @@ def test_ancestors_follow_the_definition():
     assert (seen[2] == np.tril(np.ones((7, 7), bool))).all()
 
 
-@pytest.mark.sampled(each="kernel")
 @pytest.mark.parametrize("kind", ["parents", "matrix"])
 @each("cpu", "emulate", "gpu", kernels=("decode_split_tma", "decode_balanced", "decode_split_fp8"))
 def test_trees(backend, kernel, kind):

@@ -127,6 +127,7 @@ _DECODE = {
         decode, "decode_balanced_tma", 2, which=-1, lengths=[150, 0, 90], **_MANY_ROWS
     ),
     "balanced by cp.async": partial(decode, "decode_balanced", 4, head_dim=72, new=1, page_size=3),
+    "fixed maximum, many rows": partial(decode, "decode_split", 2, which=-1, softmax_max=1e4, **_MANY_ROWS),
 }
 
 #: By kernel: runs of which one must miss each call.

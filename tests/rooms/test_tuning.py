@@ -21,6 +21,7 @@ from cufa.commands import tune as command
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure import cards, measured
+from cufa.measure.decode_cases import make_decode
 from cufa.measure.power import Power
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
@@ -224,3 +225,23 @@ class TestCommand:
         entry = tune(*gains)
         assert entry.config == entry.planned == tune.planned
         assert "none was faster" in entry.found
+
+    def test_a_cut_of_a_cache_is_kept_and_planned(self, tune, monkeypatch):
+        """Splits merged in clusters of 8, faster in every look."""
+        problem = make_decode(1, 32, 8, 128 << 10)
+
+        def run_case(case, device, limits, *, regime, seconds, seed=0):
+            load = Load(9, 1, 1.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
+            plans = {x.label: x.plan(case.problem, device) for x in case.contenders if x.is_ours}
+            fast = {name: p.launches[0].cluster == 8 and p.config.num_warps == 8 for name, p in plans.items()}
+            return [
+                measured_row(n, problem, 1e-3 / (1 + 0.05 * fast[n]), p, load=load) for n, p in plans.items()
+            ], []
+
+        monkeypatch.setattr(command, "run_case", run_case)
+        shape = ["--heads=32", "--kv-heads=8", "--seqlen-k=131072", "--head-dim=128", "--dtype=bfloat16"]
+        found = CliRunner().invoke(command.tune_command, ["decode", *shape])
+        assert found.exit_code == 0, found.output
+        tuning.load.cache_clear()
+        plan = make_plan(problem, H200, tuned=tuning.load(H200.name))
+        assert plan.launches[0].cluster == plan.num_splits == 8 and "1.05× as fast" in str(plan)

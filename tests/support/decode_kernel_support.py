@@ -77,6 +77,7 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         operation="decode",
         alibi="alibi_slopes" in case.options,
         sink="sink" in case.options,
+        softmax_max=case.options.get("softmax_max", ""),
         scales=("", *2 * modes[:1]) if modes else (),
         alignment=math.gcd(arrays.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
     )  # fmt: skip
