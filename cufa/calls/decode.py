@@ -122,7 +122,7 @@ def flash_decode(
         With softmax_max="bound" and no softcap: a bound of the norm of each sequence's keys, as :func:`key_norms` makes
         it. Raised in place to those of ``k_new``.
     invariant : bool
-        The bits of a result depend on its sequence alone: not on other sequences, the batch, ``num_splits``, the page
+        On one card the bits of a result depend on its sequence alone: not on other sequences, ``num_splits``, the page
         size or the capacity; on a GPU neither on how many tokens one call decodes. Splits are chunks at fixed key
         positions, merged in order. Not with ``schedule="balanced"`` or ``softmax_max``.
     tree : int32 array (batch, tokens) or booleans (batch, tokens, tokens), optional
