@@ -55,6 +55,6 @@ DEVICE void zero_paddings(u32 Q_smem, u32 stages_smem, int thread) {
   }
 }
 
-// Q stays in registers if O, S and Q together leave 64 registers for the rest of the loop.
+// Q stays in registers if O, S and Q together leave 64 registers for the rest of the loop; 88 if v is wider than q.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
-constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + (V_DIM > HEAD_DIM ? 88 : 64) <= REGISTER_LIMIT;
