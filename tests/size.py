@@ -40,17 +40,17 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 71_322,
+    "lines of the product": 72_159,
     "lines of cufa": 27_460,
-    "lines of tests": 43_089,
-    "lines of forward/fa3/kernel.cu with its includes": 3_790,
-    "lines of forward/fa2/kernel.cu with its includes": 2_541,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_539,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_553,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_222,
-    "lines of backward/fa2/kernel.cu with its includes": 3_348,
-    "lines of decode/split.cu with its includes": 3_264,
-    "lines of decode/balanced.cu with its includes": 3_256,
+    "lines of tests": 43_419,
+    "lines of forward/fa3/kernel.cu with its includes": 3_972,
+    "lines of forward/fa2/kernel.cu with its includes": 2_729,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_544,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_558,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_227,
+    "lines of backward/fa2/kernel.cu with its includes": 3_353,
+    "lines of decode/split.cu with its includes": 3_285,
+    "lines of decode/balanced.cu with its includes": 3_277,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

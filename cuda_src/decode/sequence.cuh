@@ -5,6 +5,7 @@
 #include "decode/params.cuh"
 #include "shared/lengths.cuh"
 #include "shared/mask.cuh"
+#include "shared/pages.cuh"
 
 constexpr MaskKind MASK_KIND = MaskKind(MASK);
 constexpr MaskKind BAND_KIND = MASK == MASK_SETS ? MASK_BAND : MASK_KIND;
@@ -78,8 +79,3 @@ struct KeyPlaces {
     return min(last_tile * Bc, keys);
   }
 };
-
-// An entry of the block table may be wild (a padding sequence without pages): reads through it are masked but must stay within
-// the cache, and nothing is stored through it.
-DEVICE int page_to_read(const DecodeParams& p, int entry) { return min(max(entry, 0), p.num_pages - 1); }
-DEVICE bool page_is_wild(const DecodeParams& p, int entry) { return u32(entry) >= u32(p.num_pages); }

@@ -6,8 +6,10 @@
 #pragma once
 #include "shared/params.cuh"
 
-enum LengthsKind { DENSE, PADDED, PACKED };
-constexpr LengthsKind LENGTHS_KIND = LengthsKind(LENGTHS);
+// CACHED_...: the queries are padded or packed, and the keys in a cache (forward/cache.cuh).
+enum LengthsKind { DENSE, PADDED, PACKED, CACHED_PADDED, CACHED_PACKED };
+constexpr bool CACHED = LENGTHS >= CACHED_PADDED;
+constexpr LengthsKind LENGTHS_KIND = LengthsKind(CACHED ? LENGTHS - CACHED_PADDED + PADDED : LENGTHS);
 
 // A sequence of dense arrays: its sizes are parameters, and are read where they are needed.
 template <typename Params>
@@ -44,7 +46,9 @@ DEVICE int within(int n, int most) { return min(max(n, 0), most); }
 
 template <typename Params>
 DEVICE auto sequence_of(const Params& p, int sequence_index) {
-  if constexpr (LENGTHS_KIND == PADDED) {
+  if constexpr (CACHED) {
+    return cached_sequence(p, sequence_index);
+  } else if constexpr (LENGTHS_KIND == PADDED) {
     const int rows = p.seqlens_q == nullptr ? p.seqlen_q : within(ld_global<i32>(p.seqlens_q + sequence_index), p.seqlen_q);
     const int keys = p.seqlens_k == nullptr ? p.seqlen_k : within(ld_global<i32>(p.seqlens_k + sequence_index), p.seqlen_k);
     return RaggedSequence{sequence_index, rows, keys, p.seqlen_q, p.seqlen_k, 0, 0};

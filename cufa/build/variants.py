@@ -54,11 +54,16 @@ class Variant:
     @property
     def source(self) -> str:
         """File under ``cuda_src``."""
-        return self.spec.source_of(self.config)
+        return self.spec.source_of(self._built)
+
+    @property
+    def _built(self) -> TileConfig:
+        config: TileConfig = self.spec.over_cache(self.config, self.problem)
+        return config
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        return {**self.spec.constants(self.problem, self.config), **trace_constants(self.trace, self.inside)}
+        return {**self.spec.constants(self.problem, self._built), **trace_constants(self.trace, self.inside)}
 
     @property
     def skips(self) -> bool:
@@ -67,8 +72,8 @@ class Variant:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        shared_memory = self.spec.shared_bytes(self.config, self.problem.head_dim, self.problem.v_dim)
-        return self.spec.launches(self.problem, self.config, shared_memory, None)
+        shared_memory = self.spec.shared_bytes(self._built, self.problem.head_dim, self.problem.v_dim)
+        return self.spec.launches(self.problem, self._built, shared_memory, None)
 
     @property
     def choices(self) -> dict[str, Hashable]:
@@ -81,7 +86,7 @@ class Variant:
             "element": (p.dtype, p.k_element.name, p.precision),
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
-            "optional operands": (p.lengths.kind, p.alibi, p.sink),
+            "optional operands": (p.lengths.compiled_kind, p.alibi, p.sink),
             "config": self.config,
             "item size": p.itemsize,
             "alignment": p.alignment,
@@ -95,7 +100,7 @@ class Variant:
         parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.dims_text}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
-        parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
+        parts += [p.lengths.compiled_kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
         parts += [name.lower() for name, on in self.spec.own_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
         return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..gpu.architectures import Device
 from ..plan.candidates import any_serves
-from ..plan.operation import OPERATIONS, Operand, Operation
+from ..plan.operation import CACHE, OPERATIONS, Operand, Operation
 from ..problem.checks import as_array, is_device_array
 from ..problem.mask import FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays, optional_operands
+from .cache_checks import check_written_cache
 from .shapes import LAYOUTS, check_but_last, check_equal, check_mask, check_rows, dtype_name, make_problem
 
 
@@ -127,18 +128,14 @@ class Call:
     def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """All operands in launch order, over the same memory, axes (batch, heads, seqlen, head_dim); None for results
         that were not requested."""
-        axes = LAYOUTS[self.options.layout]
         given = {**self.inputs, **results}
-        found = {}
-        for operand in self.operation.operands:
-            x = given.get(operand.name)
-            found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
-        return found | self._optional(given)
+        found = {x.name: self._as_dense(x, given.get(x.name)) for x in self.operation.operands}
+        optional = {x.name: self._as_dense(x, given.get(x.name)) for x in self.operation.optional_operands}
+        return found | optional if any(x is not None for x in optional.values()) else found
 
-    def _optional(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All optional operands, None if left out; empty if all are left out."""
-        found = {x.name: given.get(x.name) for x in self.operation.optional_operands}
-        return found if any(x is not None for x in found.values()) else {}
+    def _as_dense(self, operand: Operand, x: Any) -> Any:
+        """An operand of :meth:`arrays`."""
+        return x.transpose(LAYOUTS[self.options.layout]) if operand.stride and x is not None else x
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
         """The requested results by name: the caller's arrays, or new ones from ``empty(shape, dtype)``."""
@@ -182,6 +179,10 @@ class DenseCall(Call):
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         """The inputs as kernels read them, and the problem that their shapes and the options state."""
+        if any(self.inputs.get(x.name) is not None for x in CACHE):
+            from .cached import cached_problem
+
+            return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
         shapes = [self.shape_of(name) for name in ("q", "k", "v")]
         problem = make_problem(shapes, dtype, self.options)
         if len(self.inputs) == len(self.operation.inputs):
@@ -193,6 +194,10 @@ class PackedCall(Call):
     """A call with packed sequences: arrays (tokens, heads, head_dim)."""
 
     def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        if any(self.inputs.get(x.name) is not None for x in CACHE):
+            from .cached import cached_problem
+
+            return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
         shapes = {name: self.shape_of(name) for name in ("q", "k", "v")}
         for name, shape in shapes.items():
             if len(shape) != 3:
@@ -216,14 +221,11 @@ class PackedCall(Call):
         check_mask(problem.mask, problem.batch, problem.kv_heads)
         return optional_operands.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
 
-    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_dense(self, operand: Operand, x: Any) -> Any:
         """As dense arrays of one sequence: (1, heads, tokens, head_dim), and (1, heads, tokens) for lse and dlse."""
-        given = {**self.inputs, **results}
-        found = {}
-        for operand in self.operation.operands:
-            x = given.get(operand.name)
-            found[operand.name] = None if x is None else (x.swapaxes(0, 1) if operand.stride else x)[None]
-        return found | self._optional(given)
+        if x is None or x.ndim == 4 or (operand in self.operation.optional_operands and not operand.stride):
+            return x
+        return (x.swapaxes(0, 1) if operand.stride else x)[None]
 
 
 class ForwardCall(DenseCall):
@@ -232,6 +234,23 @@ class ForwardCall(DenseCall):
     def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
         qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
         return self.with_memory_checked(qkv, *self.problem(dtype_name(qkv, on_gpu)))
+
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """With k_new, the cache is written to as well."""
+        super().check_memory(given)
+        for name in ("k", "v") if given.get("k_new") is not None else ():
+            check_written_cache(name, {other: x for other, x in given.items() if x is not None})
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return ("k", "v") if self.inputs.get("k_new") is not None else ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        if self.written and not problem.empty:
+            from ..run.cpu import cache
+
+            cache.append_rows(problem, self.arrays({}))
 
 
 class BackwardCall(DenseCall):

@@ -13,13 +13,11 @@ import numpy as np
 from ..gpu.architectures import Device
 from ..problem import float8
 from ..problem.checks import as_array, is_device_array
-from ..problem.integers import INT32
-from ..problem.lengths import Cached
 from ..problem.mask import CAUSAL
 from ..problem.problem import Problem
 from ..problem.tree import check_tree
-from ..schedule.decode import read_range
 from . import arrays, maximum, optional_operands
+from .cache_checks import check_integers, check_lengths, check_slots, check_written_cache
 from .call import Call
 from .dispatch import plan_for
 from .shapes import FORWARD_DTYPES, make_decode_problem
@@ -103,8 +101,8 @@ class DecodeCall(Call):
         inputs, problem = optional_operands.check(inputs, problem)
         maximum.check(inputs, problem)
         problem = _with_tree(inputs, problem)
-        _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
-        _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
+        check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
+        check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
         call = dataclasses.replace(self, inputs=inputs)
         call.check_results(problem)
         return call, problem
@@ -137,7 +135,7 @@ class DecodeCall(Call):
             scales = ("k_scale", "v_scale") if np.ndim(given["k_scale"]) > 1 else ()
             norms = ("key_norms",) if given.get("key_norms") is not None else ()
             for name in (*CACHES, *scales, *norms):
-                _check_written_cache(name, {other: x for other, x in given.items() if x is not None})
+                check_written_cache(name, {other: x for other, x in given.items() if x is not None})
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -226,21 +224,6 @@ def _cure_of_cache(k_cache: str, q: str, served: tuple[str, ...]) -> str:
     return f"convert the cache with k_cache.astype({q!r})"
 
 
-def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
-    """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
-    if x is None:
-        return None
-    if not is_device_array(x):
-        if x.size == 0 and x.dtype.kind not in "iu":
-            x = x.astype(np.int32)  # an empty list has no type
-        if name == "cache_seqlens" and x.ndim == 0:
-            x = np.broadcast_to(x, shape)
-        if name == "block_table" and x.dtype.kind in "iu":  # entries that no sequence uses may hold anything
-            wild = (x < INT32.min) | (x > INT32.max)
-            x = np.where(wild, INT32.max, x) if wild.any() else x
-    return optional_operands.int32(name, x, shape, "(batch, max_pages)" if len(shape) == 2 else "(batch,)")
-
-
 def scale_mode(
     shape: tuple[int, ...], cache: tuple[int, ...], problem: Problem, layout: str, name: str = "k_scale"
 ) -> str:
@@ -301,91 +284,3 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
     if name == "k_scale" and not on_device and (x < 0).any():
         raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
     return x
-
-
-def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
-    """Check lengths against the cache, and the table entries that they use, if these are on the host."""
-    if problem.lengths.ragged and not isinstance(lengths, np.ndarray):
-        return
-    valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
-    for b, length in enumerate(valid):
-        check_length(b, length, problem.cache, problem.seqlen_k)
-        if isinstance(table, np.ndarray):
-            _check_pages(problem, table, b, length + problem.cache.new_tokens)
-
-
-def check_length(b: int, length: int, cache: Cached, capacity: int) -> None:
-    """The tokens of sequence ``b``, cached and appended, fit the cache."""
-    if length < 0:
-        raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
-    total = length + cache.new_tokens
-    if total <= capacity:
-        return
-    what = f"cache_seqlens[{b}] is {length}"
-    if cache.new_tokens:
-        what += f" and k_new appends {cache.new_tokens}"
-    if not cache.paged:
-        raise ValueError(f"{what}, but k_cache holds {capacity} tokens per sequence: allocate a longer cache")
-    raise ValueError(
-        f"{what}, but block_table has {cache.max_pages} pages of {cache.page_size} per sequence: it takes "
-        f"{-(-total // cache.page_size)} columns"
-    )
-
-
-def _pages_of(problem: Problem, length: int) -> tuple[int, int]:
-    """Entries (first, last + 1) of the table that a sequence of ``length`` keys uses."""
-    size = problem.cache.page_size
-    return read_range(length, problem.reach)[0] // size, -(-length // size)
-
-
-def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
-    first, last = _pages_of(problem, length)
-    used = table[b, first:last]
-    wild = np.flatnonzero((used < 0) | (used >= problem.cache.num_pages))
-    if len(wild):
-        entries = f"entries {first} to {last - 1}" if first else f"its first {last} entries"
-        raise ValueError(
-            f"block_table[{b}, {first + wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} "
-            f"pages; sequence {b} uses {entries}"
-        )
-
-
-def _check_slots(problem: Problem, lengths: Array, table: Array) -> None:
-    """No slot that a new token is written to holds another token: which of the two a block reads would be a race."""
-    size, new = problem.cache.page_size, problem.cache.new_tokens
-    if not (new and isinstance(lengths, np.ndarray) and isinstance(table, np.ndarray)):
-        return
-    starts = lengths.tolist()
-    written = [
-        (b, entry, max(start - entry * size, 0))
-        for b, start in enumerate(starts)
-        for entry in range(start // size, -(-(start + new) // size))
-    ]
-    pages = table[[b for b, _, _ in written], [entry for _, entry, _ in written]]
-    used: dict[int, list[tuple[int, int, int]]] = {}
-    for b, entry in np.argwhere(np.isin(table, pages)).tolist():
-        first, last = _pages_of(problem, starts[b] + new)
-        if first <= entry < last:
-            used.setdefault(int(table[b, entry]), []).append((b, entry, starts[b] + new - entry * size))
-    for (b, entry, slot), page in zip(written, pages.tolist(), strict=True):
-        for other, its_entry, count in used[page]:
-            if (other, its_entry) != (b, entry) and slot < count:
-                raise ValueError(
-                    f"sequence {b} appends a token of k_new to slot {slot} of page {page}, block_table[{b}, {entry}], "
-                    f"where block_table[{other}, {its_entry}] puts a token of sequence {other}: only pages that are "
-                    "full can be shared; give what is appended a page of its own"
-                )
-
-
-def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:
-    cache = given[name]
-    if isinstance(cache, np.ndarray) and not cache.flags.writeable:
-        raise ValueError(f"{name} is read-only, but k_new is appended to it: pass a writeable array")
-    if arrays.overlaps_itself(cache):
-        raise ValueError(
-            f"{name} has strides {cache.strides} for shape {cache.shape}: elements share memory, so nothing "
-            "can be appended"
-        )
-    for other, x in given.items():
-        if other != name and type(x) is type(cache) and arrays.shares_memory(cache, x):
-            raise ValueError(f"{name} overlaps {other} in memory, but k_new is appended to it: pass a copy")

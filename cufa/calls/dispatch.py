@@ -127,7 +127,9 @@ def run_on_gpu(
 
 def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
     """The problem with alignment and strides of its operands."""
-    operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
+    operands = [
+        x for x in OPERATIONS[problem.operation].all_operands if x.stride and given.get(x.name) is not None
+    ]
     return dataclasses.replace(
         problem,
         alignment=arrays.alignment(*(given[x.name] for x in operands)),

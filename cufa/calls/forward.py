@@ -55,6 +55,8 @@ def flash_attention(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None,
+    tree: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
@@ -113,6 +115,22 @@ def flash_attention(
         A change of scaled scores, written in NumPy: :func:`cufa.score`. It comes before the soft cap.
     bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
         Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
+    cache_seqlens : int32 array, (batch,), optional
+        k and v are a cache with room for more keys, of which sequence b has ``cache_seqlens[b]`` before this call; None
+        with ``block_table``: all. Not together with ``seqlens_k``. Masks are aligned to each sequence: its last query's
+        own key is its last. Slots behind a sequence may hold NaN. GPU: float16 and bfloat16, band masks.
+    block_table : int32 array, (batch, max_pages), optional
+        k and v are pages, (num_pages, kv_heads, page_size, head_dim): entry (b, i) is the page with the ``page_size``
+        keys of sequence b from ``i * page_size`` on. Entries that no query sees are not used. FA3 takes pages of
+        multiples of 8 keys, FA2 any. Lengths and tables on a GPU are read by kernels only, unchecked.
+    k_new, v_new : array, (batch, kv_heads, seqlen_q, head_dim), optional
+        A key and value of each query, which the call first writes into the cache, from ``cache_seqlens[b]`` on; with
+        ``seqlens_q`` the first ``seqlens_q[b]`` of them.
+    tree : int32 array, (batch, tokens), or bool array, (batch, tokens, tokens), optional
+        With a cache: the queries of a sequence, at most 64, are a tree's tokens, as speculative decoding checks them.
+        A token sees all keys before the new tokens, its ancestors and itself. Parents, each before its children, -1 for
+        a root; or whether token i sees token j, with True on the diagonal and False above. Not with windows, masks or
+        ALiBi. A tree on a GPU is not checked.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
@@ -173,11 +191,11 @@ def flash_attention(
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
     - fa3_forward (sm_90): float16, bfloat16; all masks; score functions; with band masks also padded lengths,
-      packed lengths, ALiBi and sinks.
+      packed lengths, caches, trees, ALiBi and sinks.
     - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and
       packed lengths.
     - fa2_forward (sm_80 or later): float16, bfloat16; all masks; score functions; with band masks also padded
-      lengths, packed lengths, ALiBi and sinks.
+      lengths, packed lengths, caches, trees, ALiBi and sinks.
     - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded
       lengths and packed lengths.
     - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
@@ -209,6 +227,9 @@ def flash_attention(
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
     if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k
+    if not (cache_seqlens is block_table is k_new is v_new is tree is None):
+        given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k, None, None
+        given += cache_seqlens, block_table, k_new, v_new, tree
     change = None
     if score is not None or bias is not None:
         change = resolve_score(score, bias)
@@ -225,6 +246,9 @@ def flash_attention(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
+    in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
+    if in_cache and (scaled or is_float8(q) or is_float8(k)):
+        raise no_scaled_cache()
     if k_scale is not None and is_float8(k) and not is_float8(q):
         from .widened import keys_and_values
 
@@ -243,6 +267,13 @@ def flash_attention(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
     return run(ForwardCall.read(given, *read_forward(*asked, score=change)), device, options)
+
+
+def no_scaled_cache() -> TypeError:
+    return TypeError(
+        "cache_seqlens and block_table go with q, k and v of one dtype of 16 bits or more; caches of float8_e4m3 are "
+        "for cufa.flash_decode"
+    )
 
 
 def plan(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.operation import PER_HEAD, PER_HEAD_AND_LENGTHS, SCORE_ARRAYS
+from ..plan.operation import CACHE, PER_HEAD, PER_HEAD_AND_LENGTHS, SCORE_ARRAYS
 from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
@@ -40,16 +40,18 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
-    few = {x.name for x in PER_HEAD_AND_LENGTHS + SCORE_ARRAYS}
+    of_forward = CACHE if problem.operation == "forward" else ()
+    few = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *of_forward)}
     found = {name: x for name, x in inputs.items() if x is not None or name not in few}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
         if name in found:
             found[name] = check_numbers(name, found[name], heads[name], problem)
+    in_cache = problem.lengths.in_cache  # lengths are checked
     seqlens = {
         name: checked_lengths(f"seqlens_{name}", found[f"seqlens_{name}"], problem.batch, most)
         for name, most in (("q", problem.seqlen_q), ("k", problem.seqlen_k))
-        if f"seqlens_{name}" in found
+        if f"seqlens_{name}" in found and in_cache is None
     }
     found |= {f"seqlens_{name}": x for name, x in seqlens.items()}
     if seqlens:
@@ -140,22 +142,25 @@ def _padded(seqlens: Mapping[str, Any]) -> Padded:
 
 def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Packed]:
     """cu_seqlens of queries and keys as kernels read them, and the lengths between them."""
-    if cu_q.ndim != 1 or len(cu_q) < 1:
+    cu_q, queries = cumulative("cu_seqlens_q", cu_q, totals[0], "q")
+    cu_k, keys = cumulative("cu_seqlens_k", cu_k, totals[1], "k", cu_q.shape)
+    known = (None, None) if queries is None or keys is None else (queries, keys)
+    return cu_q, cu_k, Packed(*totals, *known)
+
+
+def cumulative(
+    name: str, x: Any, total: int, kind: str, shape: tuple[int, ...] | None = None
+) -> tuple[Any, tuple[int, ...] | None]:
+    """Cumulative lengths as kernels read them, and the lengths between them if they are on the host."""
+    if shape is None and (x.ndim != 1 or len(x) < 1):
         raise ValueError(
-            f"cu_seqlens_q has shape {cu_q.shape}: it takes (sequences + 1,), the begin of each sequence and the end"
+            f"{name} has shape {x.shape}: it takes (sequences + 1,), the begin of each sequence and the end"
         )
-    found, lengths = [], []
-    for name, x, total, kind in (
-        ("cu_seqlens_q", cu_q, totals[0], "q"),
-        ("cu_seqlens_k", cu_k, totals[1], "k"),
-    ):
-        x = int32(name, x, cu_q.shape, "(sequences + 1,), as cu_seqlens_q")
-        if isinstance(x, np.ndarray):
-            check_cumulative(name, x, total, kind)
-            lengths.append(tuple(np.diff(x).tolist()))
-        found.append(x)
-    known = lengths if len(lengths) == 2 else (None, None)
-    return *found, Packed(*totals, *known)
+    x = int32(name, x, shape or x.shape, "(sequences + 1,), as cu_seqlens_q")
+    if not isinstance(x, np.ndarray):
+        return x, None
+    check_cumulative(name, x, total, kind)
+    return x, tuple(np.diff(x).tolist())
 
 
 def check_cumulative(name: str, x: Any, total: int, kind: str) -> None:

@@ -76,7 +76,7 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
     layout = options.layout
     check_layout(layout)
     q_shape, k_shape, v_shape = (
-        _four_axes(name, shape, AXES[layout], layout) for name, shape in zip("qkv", shapes, strict=True)
+        four_axes(name, shape, AXES[layout], layout) for name, shape in zip("qkv", shapes, strict=True)
     )
     check_but_last("v", shapes[2], "k", shapes[1])
     (batch, heads, seqlen_q, head_dim), (k_batch, kv_heads, seqlen_k, _) = q_shape, k_shape
@@ -187,7 +187,7 @@ def make_decode_problem(
     table = shapes["block_table"]
     axes = AXES[layout] if table is None else PAGE_AXES[layout]
     q_shape, k_shape = (
-        _four_axes(name, shapes[name], of, layout) for name, of in (("q", AXES[layout]), ("k_cache", axes))
+        four_axes(name, shapes[name], of, layout) for name, of in (("q", AXES[layout]), ("k_cache", axes))
     )
     check_but_last("v_cache", shapes["v_cache"], "k_cache", shapes["k_cache"])
     assert shapes["v_cache"] is not None
@@ -213,7 +213,7 @@ def make_decode_problem(
             "pages are whose"
         )
     if table is not None:
-        table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
+        table = check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
     check_mask(options.mask, batch, kv_heads)
     new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), v_dim, layout)
@@ -241,7 +241,9 @@ def make_decode_problem(
     )  # fmt: skip
 
 
-def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str) -> Shape:
+def check_table(
+    table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str, name: str = "k_cache"
+) -> Shape:
     """Check the shape of block_table against that of the pages, and return it as Python integers."""
     table = check_sizes("block_table", table)
     if len(table) != 2 or table[0] != batch:
@@ -249,16 +251,16 @@ def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, ax
             f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
         )
     if page_size == 0:
-        raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
+        raise ValueError(f"{name} has pages of 0 tokens: with a block_table its shape is {axes}")
     if num_pages == 0 and batch and table[1]:
         raise ValueError(
-            f"k_cache has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
+            f"{name} has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
             "allocate pages, or pass a block_table of 0 columns"
         )
     return table
 
 
-def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
+def four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
     """In the order (batch or pages, heads, tokens, head_dim)."""
     if shape is None or len(shape) != 4:
         cure = f"; a batch of one is {name}[None]" if shape is not None and len(shape) == 3 else ""
@@ -277,7 +279,7 @@ def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, v_dim: int, la
     assert k_new is not None
     like = "k_new" if v_dim == sizes[2] else "k_new, with v_cache's last axis,"
     check_equal("v_new", shapes["v_new"], like, (*k_new[:-1], v_dim))
-    batch, heads, tokens, head_dim = _four_axes("k_new", shapes["k_new"], AXES[layout], layout)
+    batch, heads, tokens, head_dim = four_axes("k_new", shapes["k_new"], AXES[layout], layout)
     if (batch, heads, head_dim) != sizes:
         raise ValueError(
             f"k_new has shape {shapes['k_new']} for batch {sizes[0]}, {sizes[1]} key/value heads, head_dim "

@@ -30,6 +30,7 @@ from ..problem.typing import (
 )
 from .call import PackedBackward, PackedForward
 from .dispatch import run
+from .forward import no_scaled_cache
 from .keywords import unknown_keyword
 from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score
 from .warm import find, typed
@@ -38,22 +39,24 @@ from .warm import find, typed
 # fmt: off
 @overload
 def flash_attention_varlen(
-    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: Off = ...,
+    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = ..., *, return_lse: Off = ...,
     **options: Unpack[PackedOptions],
 ) -> Array: ...
 @overload
 def flash_attention_varlen(
-    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: On,
+    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = ..., *, return_lse: On,
     **options: Unpack[PackedOptions],
 ) -> tuple[Array, Lse]: ...
 @overload
 def flash_attention_varlen(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, return_lse: bool = ...,
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = ..., *, return_lse: bool = ...,
     **options: Unpack[ScaledPackedOptions],
 ) -> Any: ...
 # fmt: on
 def flash_attention_varlen(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *,
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *,
+    cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None,
+    tree: Any = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None,
@@ -80,6 +83,15 @@ def flash_attention_varlen(
         or NumPy array is checked, and copied by each call. An array on the GPU is read by kernels only, unchecked: its
         owner may change it between calls and between replays of a graph. Values that decrease there give wrong
         results.
+    cache_seqlens, block_table : int32 array, optional
+        As for :func:`flash_attention`, in place of ``cu_seqlens_k``: k and v are a cache with four axes, (num_pages,
+        kv_heads, page_size, head_dim), or (batch, kv_heads, capacity, head_dim). One call may have sequences with many
+        queries and others with one (prefill and decode). Pages in another order of axes are views:
+        ``k.swapaxes(1, 2)``.
+    k_new, v_new : array, (total_q, kv_heads, head_dim), optional
+        A key and value of each query, which the call first writes into the cache.
+    tree
+        As for :func:`flash_attention`, where no sequence has more than 64 queries.
     causal, window, mask
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
@@ -112,6 +124,9 @@ def flash_attention_varlen(
     of_score = change and change.expression
     options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes, of_score
     given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
+    in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
+    if in_cache:
+        given += cache_seqlens, block_table, k_new, v_new, tree
     given = with_score(FORWARD, given, change)
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
@@ -119,7 +134,9 @@ def flash_attention_varlen(
         seen, _, addresses = find(FORWARD, given, options)
         if seen is not None:
             return seen(given, addresses)
-    _check_given(cu_seqlens_q, cu_seqlens_k)
+    if in_cache and (scaled or is_float8(q) or is_float8(k)):
+        raise no_scaled_cache()
+    _check_given(cu_seqlens_q, True if in_cache else cu_seqlens_k)
     asked = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
     if scaled or is_float8(q):
         from .float8 import PackedFloat8

@@ -10,6 +10,7 @@ from typing import Any
 from ..gpu.architectures import Device
 from ..problem.lengths import LENGTH_KINDS
 from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
+from ..problem.tree import TREE_KINDS
 from ..schedule.order import Order
 from ..schedule.schedule import Schedule
 from .config import Box, Buffer, Launch, Split, SplitConfig, TileConfig, ceil_div, constants, layout
@@ -51,8 +52,8 @@ class Kernel:
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
-    """Of "padded", "packed" (lengths), "alibi", "sink", "deterministic", "running", "score" and "gradients" (of its
-    arrays). Every kernel takes a soft cap."""
+    """Of "padded", "packed" (lengths), "cache", "tree", "alibi", "sink", "deterministic", "running", "score" and
+    "gradients" (of its arrays). Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
     score_derivatives_without_score: bool = False
@@ -65,7 +66,7 @@ class Kernel:
     aligned_rows: bool = False
     """Rows begin at multiples of 16 bytes, as with the copy engine."""
     page_multiple: int = 1
-    """Decode: the number of keys in a page is a multiple of this."""
+    """Caches: the number of keys in a page is a multiple of this."""
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
@@ -132,6 +133,10 @@ class Kernel:
     def reasons(self, problem: Problem) -> tuple[str, ...]:
         """Choices that a printed plan explains."""
         return ()
+
+    def over_cache(self, config: Config, problem: Problem) -> Config:
+        """The config for keys that are in a cache; ``config`` for other problems."""
+        return config
 
     def flops(self, config: Config) -> float:
         """FLOP/s on one SM of an H200, for the estimate of :mod:`cufa.plan.splits`."""
@@ -202,9 +207,10 @@ class Kernel:
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SCORE": problem.score is not None,
             "SOFTCAP": problem.softcap is not None,
-            "LENGTHS": LENGTH_KINDS.index(problem.lengths.kind),
+            "LENGTHS": LENGTH_KINDS.index(problem.lengths.compiled_kind),
             "ALIBI": problem.alibi,
             "SINK": problem.sink,
+            "TREE": TREE_KINDS.index(problem.tree),
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
@@ -231,7 +237,7 @@ class ForwardKernel(Kernel):
         """``launch``, whose grid is its query blocks, with the pass over the mask before it. If keys are split: the
         launch in splits, and the launch ``merge``, a thread for each four columns of a row."""
         if not config.split_keys:
-            return (*mask_launches(problem, config), launch)
+            return (*append_launches(problem), *mask_launches(problem, config), launch)
         count = split.count if split else 2  # None: `cufa compile`, whose builds do not depend on it
         vectors = problem.batch * problem.heads * problem.seqlen_q * problem.v_dim // 4
         return (
@@ -247,6 +253,17 @@ class ForwardKernel(Kernel):
             return 0
         count = split.count if split else 2
         return config.query_items(problem) * count * config.slot_bytes(problem.v_dim)
+
+
+_APPEND_TOKENS = 8  # APPEND_TOKENS of cuda_src/forward/append.cuh
+
+
+def append_launches(problem: Problem) -> tuple[Launch, ...]:
+    """The launch before a forward kernel that appends new tokens to the cache: a warp for each token and head."""
+    if not (problem.lengths.in_cache and problem.cache.new_tokens):
+        return ()
+    blocks = problem.query_blocks(_APPEND_TOKENS)
+    return (Launch("append", (blocks, problem.kv_heads, 1), _APPEND_TOKENS * 32, 0),)
 
 
 _COMBINE_THREADS = 256  # COMBINE_THREADS of cuda_src/forward/splits.cuh

@@ -56,6 +56,10 @@ class TileConfig:
         """The tiles serve only dense band masks without soft cap, sink and fixed order of additions."""
         return False
 
+    def serves_cache(self, head_dim: int) -> bool:
+        """Whether a forward kernel can be built with these tiles for keys in a cache."""
+        return True
+
     @property
     def rows_served(self) -> tuple[int, ...]:
         """The values of ``block_q`` that the kernel can be built for; empty: not limited."""
@@ -97,6 +101,8 @@ class SplitConfig(TileConfig):
     """Partial results are merged by a second launch."""
     packed_heads: int = 1
     """Query heads of one key/value head that share a tile, where keys are split."""
+    page_box: int = 0
+    """Keys in a cache: keys of one page that are copied at once. 0: keys lie in an array."""
 
     @property
     def head_rows(self) -> int:
@@ -105,7 +111,12 @@ class SplitConfig(TileConfig):
     @property
     def warps_text(self) -> str:
         packed = f" of {self.packed_heads} heads" if self.packed_heads > 1 else ""
-        return packed + super().warps_text + (", keys split" if self.split_keys else "")
+        return (
+            packed
+            + super().warps_text
+            + (", keys split" if self.split_keys else "")
+            + (f", keys copied by {self.page_box}" if self.page_box else "")
+        )
 
     def in_splits(self) -> tuple[Self, ...]:
         """The same tiles with keys split: with one head per tile, and with 2 heads of 64 rows (128-row tiles) or 4

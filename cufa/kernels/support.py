@@ -40,12 +40,14 @@ _OPTIONS = {
     "invariant": "bits that depend on the sequence alone (invariant)",
     "running": "a running result",
     **_LENGTHS,
+    "cache": "keys in a cache (cache_seqlens, block_table)",
 }
 
 #: Of tables. Invariance goes with fixed splits of a cache, as the docstring of flash_decode says.
 _SHORT = {
     "padded": "padded lengths",
     "packed": "packed lengths",
+    "cache": "caches",
     "alibi": "ALiBi",
     "sink": "sinks",
     "deterministic": "a fixed order of additions",
@@ -181,11 +183,14 @@ def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:
 
 
 def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
-    if (kernel.uses_copy_engine or kernel.aligned_rows) and problem.alignment != 16:
+    if (
+        kernel.uses_copy_engine or kernel.aligned_rows or problem.lengths.in_cache
+    ) and problem.alignment != 16:
         yield f"needs 16-byte aligned rows, not {problem.alignment}"
     if kernel.uses_copy_engine and not problem.positive_strides:
         yield "needs positive strides"
-    if problem.operation == "decode" and problem.cache.page_size % kernel.page_multiple:
+    cached = problem.operation == "decode" or problem.lengths.in_cache
+    if cached and problem.cache.page_size % kernel.page_multiple:
         yield f"reads boxes of {kernel.page_multiple} keys, which pages of {problem.cache.page_size} would cut"
     if not kernel.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
         yield "takes fewer than 2^31 rows and keys together"  # positions past the mask are compared as well
@@ -194,6 +199,8 @@ def _of_memory(kernel: Kernel, problem: Problem) -> Iterator[str]:
 def _of_config(config: TileConfig, problem: Problem) -> Iterator[str]:
     if config.rows_served and config.block_q not in config.rows_served:
         yield f"has {config.block_q} rows a tile, where {' or '.join(map(str, config.rows_served))} are served"
+    if problem.lengths.in_cache and not config.serves_cache(problem.head_dim):
+        yield f"is not built for keys in a cache at head_dim {problem.head_dim}"
     others = problem.mask.irregular_kind or problem.softcap is not None or {*_options(problem)} - {"alibi"}
     if config.plain_only and others:
         yield "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
@@ -219,6 +226,8 @@ def _options(problem: Problem) -> Iterator[str]:
             yield "gradients"
     if problem.lengths.kind in _LENGTHS:
         yield problem.lengths.kind
+    if problem.lengths.in_cache:
+        yield "cache"
 
 
 def _scale(name: str, modes: Iterable[str]) -> str:

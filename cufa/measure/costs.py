@@ -122,7 +122,7 @@ def _idle_warpgroups(plan: Plan) -> int:
 def key_of(config: TileConfig) -> dict[str, Any]:
     """The fields of a config that costs depend on."""
     fields = json.loads(json.dumps(dataclasses.asdict(config)))
-    return {name: value for name, value in fields.items() if name not in _NO_COST}
+    return {name: x for name, x in fields.items() if name not in _NO_COST and (name != "page_box" or x)}
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def problem_class(problem: Problem) -> str:
     elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
     if problem.lengths.kind != "dense":
-        mask += f"-{problem.lengths.kind}"
+        mask += f"-{problem.lengths.compiled_kind.replace(' ', '-')}"
     return f"{problem.operation}/{elements}/d{problem.dims_text}/{mask}/{_length_class(problem)}"
 
 

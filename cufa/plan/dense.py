@@ -19,12 +19,13 @@ from ..problem.columns import Columns
 from ..problem.float8 import NAME as E4M3
 from ..problem.float8 import key_tile
 from ..problem.integers import Integers
-from ..problem.lengths import Packed, Padded
+from ..problem.lengths import Cached, Packed, Padded
 from ..problem.mask import CAUSAL, FULL, Band
 from ..problem.problem import MAX_SIZE, Problem, default_scale
 from ..schedule.key_order import has_head_batches, has_small_head_batches, head_batches
 from .candidates import serving_configs, tuning_key
 from .operation import (
+    CACHE,
     OPERATIONS,
     PER_HEAD_AND_LENGTHS,
     RUNNING,
@@ -49,6 +50,8 @@ _OPTIONAL: tuple[dict[str, Any], ...] = (
     {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
     {"lengths": Packed(1024, 1024, (1024,), (1024,))},
     {"alibi": True, "sink": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,), Cached(16, 64, 64, True, 1024))},
+    {"lengths": Padded((1024,), (1024,), cache=Cached(given=True)), "alibi": True, "sink": True},
 )
 """Optional operands of the builds that `cufa compile` checks. Not checked: padded with ALiBi, packed with a sink."""
 
@@ -96,7 +99,9 @@ class DenseOperation(Operation):
             if problem.scales:  # the kernels' key tiles: rounded weights depend on their width
                 config = dataclasses.replace(config, block_kv=key_tile(problem.head_dim))
             return Choice(self.cpu_kernel(serving), request.config or config, (reason,))
-        choice = with_splits(problem, device, _whole(problem, device, serving[0], request), request)
+        choice = _whole(problem, device, serving[0], request)
+        choice = dataclasses.replace(choice, config=choice.spec.over_cache(choice.config, problem))
+        choice = with_splits(problem, device, choice, request)
         return dataclasses.replace(choice, reasons=choice.reasons + choice.spec.reasons(problem))
 
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
@@ -116,7 +121,7 @@ class DenseOperation(Operation):
             **softmax_scalars(p.scale if p.score is None else 1.0, p.softcap),
             **({} if p.score is None else {"score_scale": p.scale}),
             "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
-            "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
+            "total_k": min(p.lengths.total_k, MAX_SIZE) if isinstance(p.lengths, Packed) else 0,
             "alibi_stride": stride_of_sequences(arrays.get("alibi_slopes")),
         }
 
@@ -161,16 +166,17 @@ class Forward(DenseOperation):
     title = "Forward"
     operands = (
         Operand("q", stride="q_stride", mapped=True),
-        Operand("k", stride="k_stride", mapped=True),
-        Operand("v", stride="v_stride", mapped=True),
+        Operand("k", written=True, stride="k_stride", mapped=True),
+        Operand("v", written=True, stride="v_stride", mapped=True),
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *RUNNING, *SCALES)
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
     running_params = Params("forward/running_params.cuh", "RunningParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
     scored_params = Params("shared/score_params.cuh", "ScoredParams")
+    cache_params = Params("shared/cache_params.cuh", "CacheParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
@@ -186,6 +192,12 @@ class Forward(DenseOperation):
             batch, head, _ = (x // 4 for x in arrays["running_lse"].strides)
             own |= rows | {"running_stride": strides_of(arrays["running"].strides, 4)}
             own |= {"lse_batch": batch, "lse_head": head}
+        if cache := plan.problem.lengths.in_cache:
+            table = arrays.get("block_table")
+            own |= {"page_size": max(cache.page_size, 1), "num_pages": cache.num_pages}
+            tree = arrays.get("tree")
+            own["tree_tokens"] = 0 if tree is None else tree.shape[1]
+            own["table_stride"] = 0 if table is None else table.strides[0] // 4
         return {**super().scalars(plan, arrays), **own}
 
     def params_of(self, problem: Problem) -> Params:
@@ -193,6 +205,8 @@ class Forward(DenseOperation):
             return self.scored_params
         if problem.running is not None:
             return self.running_params
+        if problem.lengths.in_cache:
+            return self.cache_params
         return self.float8_params if problem.scales else self.params
 
     def num_records(self, plan: Plan) -> int:
@@ -256,7 +270,7 @@ def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> 
         return Choice(spec, request.config)
     fitting = serving_configs(spec, problem, device)
     chosen = spec.choose(problem, fitting, device)
-    tuned = request.tuned.get(tuning_key(spec, problem))
+    tuned = None if problem.lengths.in_cache else request.tuned.get(tuning_key(spec, problem))
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
         return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
     known = (

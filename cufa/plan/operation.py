@@ -133,8 +133,8 @@ class Operation:
     def pack(self, plan: Plan, arrays: Arrays) -> Any:
         """The filled parameter structure, except the pointers."""
         problem, params = plan.problem, plan.params.new()
-        for operand in self.operands:
-            x = arrays[operand.name]
+        for operand in self.all_operands:
+            x = arrays.get(operand.name)
             if operand.stride and x is not None:
                 setattr(params, operand.stride, strides_of(x.strides, operand.element(problem).itemsize))
         for name, value in self.scalars(plan, arrays).items():
@@ -239,6 +239,16 @@ SCORE_GRADIENTS = tuple(
 RUNNING = (Operand("running", written=True), Operand("running_lse", written=True))
 """The optional operands of a forward that joins a running result: O, (batch, heads, seqlen_q, head_dim), and lse, in
 float32, of any strides with a contiguous last axis."""
+
+CACHE = (
+    Operand("cache_seqlens"),
+    Operand("block_table"),
+    Operand("k_new", stride="k_new_stride"),
+    Operand("v_new", stride="v_new_stride"),
+    Operand("tree"),
+)
+"""The optional operands of a forward whose keys are in a cache."""
+
 
 SCALES = tuple(map(Operand, ("q_scale", "k_scale", "v_scale")))
 """The optional operands of a forward of e4m3, which has all three."""

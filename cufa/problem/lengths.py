@@ -23,8 +23,8 @@ Place = tuple[int, slice, slice, slice]
 _ALL = slice(None)
 
 
-LENGTH_KINDS = ("dense", "padded", "packed")
-"""Kinds of lengths that kernels are compiled for: LengthsKind of cuda_src/shared/lengths.cuh. (Caches have their own
+LENGTH_KINDS = ("dense", "padded", "packed", "cached padded", "cached packed")
+"""Kinds of lengths that kernels are compiled for: LengthsKind of cuda_src/shared/lengths.cuh. (Decode has its own
 kernels.)"""
 
 
@@ -33,7 +33,17 @@ class Lengths:
     """Base class: dense lengths."""
 
     kind: ClassVar[str] = "dense"
-    """One of :data:`LENGTH_KINDS`."""
+    """One of the first three of :data:`LENGTH_KINDS`."""
+
+    @property
+    def in_cache(self) -> Cached | None:
+        """Where keys are that do not lie beside the queries."""
+        return None
+
+    @property
+    def compiled_kind(self) -> str:
+        """One of :data:`LENGTH_KINDS`."""
+        return f"cached {self.kind}" if self.in_cache else self.kind
 
     @property
     def ragged(self) -> bool:
@@ -67,6 +77,8 @@ class Lengths:
             for name, value in record.items()
             if name != "kind"
         }
+        if cache := record.get("cache"):
+            fields["cache"] = Cached(**cache)
         kinds = {"lengths": Lengths, "cached": Cached, "padded": Padded, "packed": Packed}
         return kinds[record["kind"]](**fields)
 
@@ -115,8 +127,14 @@ class Padded(Lengths):
     """Queries of each sequence; None: all rows, or known on the device only. ``keys`` is the same for keys."""
     keys: Numbers | None = None
     on_host: bool = True
+    cache: Cached | None = None
+    """Keys are in a cache; ``keys`` then counts those of a sequence after new tokens are appended."""
 
     kind: ClassVar[str] = "padded"
+
+    @property
+    def in_cache(self) -> Cached | None:
+        return self.cache
 
     @property
     def ragged(self) -> bool:
@@ -143,9 +161,10 @@ class Padded(Lengths):
 
     def __str__(self) -> str:
         if not self.on_host:
-            return "padded, lengths on the GPU"
+            return "padded, lengths on the GPU" + _of_cache(self.cache)
         words = (("queries", self.queries), ("keys", self.keys))
-        return "padded, " + ", ".join(f"{_range(x)} {name}" for name, x in words if x is not None)
+        lengths = ", ".join(f"{_range(x)} {name}" for name, x in words if x is not None)
+        return f"padded, {lengths}" + _of_cache(self.cache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +177,14 @@ class Packed(Lengths):
     queries: Numbers | None = None
     """Queries of each sequence; None: known on the device only. ``keys`` is the same for keys."""
     keys: Numbers | None = None
+    cache: Cached | None = None
+    """As :attr:`Padded.cache`."""
 
     kind: ClassVar[str] = "packed"
+
+    @property
+    def in_cache(self) -> Cached | None:
+        return self.cache
 
     @property
     def ragged(self) -> bool:
@@ -190,8 +215,12 @@ class Packed(Lengths):
 
     def __str__(self) -> str:
         if self.queries is None or self.keys is None:
-            return f"packed in {self.total_q:,}×{self.total_k:,}, lengths on the GPU"
-        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys"
+            return f"packed in {self.total_q:,}×{self.total_k:,}, lengths on the GPU" + _of_cache(self.cache)
+        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys" + _of_cache(self.cache)
+
+
+def _of_cache(cache: Cached | None) -> str:
+    return "" if cache is None else f", {cache}"
 
 
 def _range(lengths: Numbers) -> str:

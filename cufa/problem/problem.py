@@ -93,7 +93,8 @@ class Problem:
     values_in_rows: bool = False
     """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
     tree: str = ""
-    """Decode: a kind of :data:`cufa.problem.tree.TREE_KINDS`: new tokens see their ancestors among each other."""
+    """A kind of :data:`cufa.problem.tree.TREE_KINDS`: new tokens see their ancestors among each other. (Forward:
+    ``mask`` is then a :class:`~cufa.problem.tree_mask.Tree`.)"""
     softmax_max: str | float = ""
     """Decode: the maximum that the softmax subtracts. "": each row's own; "bound": a bound of its scores; a number, or
     "heads": the caller's, of all heads or of each."""
@@ -200,7 +201,10 @@ class Problem:
         Raises NotImplementedError for other masks."""
         if self.mask.irregular_kind in MASK_KINDS:
             raise NotImplementedError(f"{self.mask} is more than a band with two edges")
-        return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
+        found = self.mask.edges(self.seqlen_q, self.seqlen_k)
+        if self.lengths.in_cache:
+            return found  # one build, and so the same bits, for any number of queries
+        return reduced(found, self.seqlen_q, self.seqlen_k)
 
     @property
     def mask_kind(self) -> str:
@@ -266,9 +270,10 @@ class Problem:
 
     @property
     def cache(self) -> Cached:
-        """The lengths of a decode problem."""
-        assert isinstance(self.lengths, Cached)
-        return self.lengths
+        """The cache of a problem whose keys are in one."""
+        found = self.lengths if isinstance(self.lengths, Cached) else self.lengths.in_cache
+        assert found is not None
+        return found
 
     def valid_keys(self, cache_seqlen: int) -> int:
         """Keys of a sequence after new tokens are appended, clamped to the capacity as in kernels."""

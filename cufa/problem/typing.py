@@ -70,6 +70,11 @@ class PackedOptions(PackedOperatorOptions, total=False):
     out: Any
     lse: Any
     device: Place | None
+    cache_seqlens: Any
+    block_table: Any
+    k_new: Any
+    v_new: Any
+    tree: Any
 
 
 class ForwardOptions(PackedOptions, _Dense, total=False):

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..calls.decode_checks import check_integers, check_length
+from ..calls.cache_checks import check_integers, check_length
 from ..calls.shapes import check_mask
 from ..problem.checks import check_not_masked
 from ..problem.float8 import key_tile

@@ -31,7 +31,7 @@ def refused(call, **keywords) -> str:
         (cufa.flash_attention, "attn_mask", "mask=cufa.masks.from_dense"),
         (cufa.flash_attention, "is_causal", 'mask=cufa.masks.causal("top-left")'),
         (cufa.flash_attention, "softmax_scale", "scale="),
-        (cufa.flash_attention, "cache_seqlens", "cufa.flash_decode"),
+        (cufa.flash_attention_backward, "cache_seqlens", "cufa.flash_decode"),
         (cufa.flash_attention, "seqused_k", "seqlens_k="),
         (cufa.flash_attention_varlen, "max_seqlen_q", "leave it out"),
         (cufa.flash_attention_varlen, "layout", "(tokens, heads, head_dim)"),

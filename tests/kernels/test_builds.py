@@ -26,6 +26,7 @@ AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 def _layout_asserts() -> str:
     """static_asserts that hold the operations' parameter structures to their Python twins, field by field."""
     params = [*(operation.params for operation in OPERATIONS.values()), OPERATIONS["forward"].float8_params]
+    params.append(OPERATIONS["forward"].cache_params)
     lines = [f'#include "{header}"' for header in sorted({p.header for p in params})]
 
     def same(what: str, value: int) -> None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from planted_runs import appending, below_zero, forward, listing, merging, of, paged, steep, steep_decoding
+from planted_runs import (
+    appending,
+    below_zero,
+    forward,
+    in_pages,
+    listing,
+    merging,
+    of,
+    paged,
+    steep,
+    steep_decoding,
+)
 
 from cufa.problem.mask import Band
 
@@ -42,11 +53,26 @@ FA2_FORWARD = [
 ]
 
 FA3_LISTS = [
+    *of(in_pages, "forward/fa3/lister.cuh",
+        ("lanes list boxes of an entry that loaders still read", "      warp_sync();  // the entry is empty\n", "",
+         "race wrong"),
+        ("an entry is given away before its boxes are written",
+         "    if constexpr (CACHED) warp_sync();  // all lanes have written their box\n", "", "race never-written"),
+        ("pages behind the last key are read", "key >= mask.keys || ", "", "out-of-range wrong"),
+        ("boxes of a page overlap", "lane_id() * PAGE_BOX, first", "lane_id() * 8, first", "wrong"),
+    ),
+    *of(in_pages, "forward/cache.cuh",
+        ("appended keys are not counted", "min(keys + rows, p.seqlen_k)", "keys", "wrong"),
+    ),
+    *of(in_pages, "forward/append.cuh",
+        ("new tokens are appended one slot late", "keys_before(p, sequence) + token;",
+         "keys_before(p, sequence) + token + 1;", "wrong"),
+    ),
     *of(MASKED, "forward/fa3/lister.cuh",
         ("the list is read before it is written", "    list.wait_full();\n", "", "divergence never-written race"),
         ("an entry is overwritten while it is read",
-         "    list.wait_empty();\n    write_shared(smem.list + 16 * list.stage, entry",
-         "    write_shared(smem.list + 16 * list.stage, entry", "wrong"),
+         "      list.wait_empty();\n      write_shared(smem.entry(list.stage), entry",
+         "      write_shared(smem.entry(list.stage), entry", "wrong"),
         ("entries are not given back", "    list.release(lane);\n", "", "divergence"),
         ("an entry without an end", "if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);", "",
          "divergence"),

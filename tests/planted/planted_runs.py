@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 from backward_support import NAMES, assert_gradients
 from backward_support import make_case as backward_case
+from cache_support import assert_attention_of, cache_case
 from decode_kernel_support import configs, operands_of, plan_of, splits
 from decode_support import make_case as decode_case
 from fa3_support import SPEC, check_ragged, examples, execute_on_blocks, execute_ragged, gaps, unseen
@@ -76,6 +77,23 @@ def background(config: TileConfig, **case: Any) -> str:
     """Hopper's backward where thread blocks do the passes before and after beside their tiles: five heads."""
     with small_batches():
         return backward("fa3", config, **{"heads": 5, "kv_heads": 5, **case})
+
+
+def in_pages() -> str:
+    """FA3's forward over pages, which the call first appends to."""
+    made = cache_case(16, 128, "float16")
+
+    def check(run: Emulation) -> None:
+        assert_attention_of(made, run.out)
+
+    for schedule in ("ascending", "descending", 5):
+        operands = {x: np.array(made.operands[x]) for x in made.operands}
+        run = partial(
+            emulate, **operands, causal=True, algorithm="fa3", mode="checked", schedule=schedule, trace=False
+        )
+        if kinds := kinds_of(run, check):
+            return kinds
+    return ""
 
 
 def listing(shown: str) -> str:

@@ -37,6 +37,7 @@ CALLS = {
     ("backward", True): (PackedBackward, cufa.flash_attention_varlen_backward, ("dq", "dk", "dv", "dsink")),
 }
 OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")
+OPTIONAL += "cache_seqlens", "block_table", "k_new", "v_new"
 
 
 @dataclasses.dataclass

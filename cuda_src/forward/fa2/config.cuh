@@ -22,6 +22,7 @@ constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
 constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
+constexpr int TREE = 0;              // a TreeKind (shared/tree.cuh): queries see their ancestors among the queries
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // a score loses slope * distance
 constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator

@@ -27,11 +27,13 @@
 // Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements and failed experiments: NOTES.md.
 #include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
+#include "forward/fa2/page_stream.cuh"
 #include "forward/fa2/tile_stream.cuh"
 #include "mma/copy.cuh"
 #include "mma/fragments.cuh"
 #include "mma/traced_waits.cuh"
 #include "forward/splits.cuh"
+#include "forward/tree_scores.cuh"
 #include "shared/block_order.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/alibi_sink.cuh"
@@ -59,6 +61,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return inside.close();  // past its sequence
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
+  if constexpr (TREE) tiles.clear_end = min(tiles.clear_end, max(mask.keys - mask.rows, 0) / Bc);
   if (SPLIT_KEYS && tiles.empty()) return inside.close();  // uniform: the merge ignores a split without tiles
   // Irregular masks: the current tile and the next one. `tiles` ends after the first tile that is visited.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
@@ -118,10 +121,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   u32 Q_rmem[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
 
   // Copies inside the loops begin with the second tile that is visited.
-  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
-      K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread);
-  TileStream<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
-      V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread);
+  auto stream = [&](const auto& of_array, const void* cache, const Strides& step, u32 smem) {
+    if constexpr (CACHED) {
+      return PageStream(p, cache, step, kv_head, smem, item.batch, tiles.end - 1, mask.keys_begin(first_row), sequence.keys(),
+                        thread);
+    } else {
+      return of_array;
+    }
+  };
+  auto K_stream = stream(TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(
+      K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread), p.k, p.k_stride, K_smem);
+  auto V_stream = stream(TileStream<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(
+      V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread), p.v, p.v_stride, V_smem);
 
   // The value of the pair's other warp for each row.
   auto exchange = [&](const float(&mine)[2 * M_TILES], float(&other)[2 * M_TILES]) {
@@ -233,7 +244,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * Q_PITCH);
         const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
-        hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
+        const int first_key = j * Bc + part * WARP_KEYS;
+        hide_scores<SEGMENT>(S, mask, row, first_key, column);
+        if constexpr (TREE) {
+          hide_tree(S, p, int(ld_shared_u32(parked_smem + 8)), row, first_key + column - (mask.keys - mask.rows));
+        }
       } else {
         hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
       }
@@ -297,10 +312,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
           Q_smem + h * HEAD_ROWS * Q_PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
     }
     cp_async_commit();
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
-    copy_tile_async<Bc, V_ROW_BYTES, V_PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
+    K_stream.copy_first(K_smem, K + j * (Bc * k_stride), k_stride, valid_keys);
+    V_stream.copy_first(V_smem, V + j * (Bc * v_stride), v_stride, valid_keys);
     cp_async_commit();
     await_copies<1>(inside, j, NOTHING);  // Q has landed for all threads
     if constexpr (Q_IN_REGISTERS) {

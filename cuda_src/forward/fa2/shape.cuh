@@ -2,7 +2,7 @@
 // memory.
 #pragma once
 #include "forward/fa2/config.cuh"
-#include "shared/params.cuh"
+#include "forward/cache.cuh"
 #include "mma/copy.cuh"
 #include "forward/splits.cuh"
 

@@ -23,6 +23,11 @@ struct TileStream {
     }
   }
 
+  // The whole tile that is visited first, to stage 0. Rows from `valid_rows` on become zeros.
+  DEVICE void copy_first(u32 smem, const char* tile, i64 row_stride_bytes, int valid_rows) const {
+    copy_tile_async<ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(smem, tile, row_stride_bytes, valid_rows, thread);
+  }
+
   // The next tile is `tiles` tiles before the one that `source` points to.
   DEVICE void skip(int tiles, i64 row_stride_bytes) { source -= tiles * (ROWS * row_stride_bytes); }
 

@@ -39,7 +39,7 @@ struct Lister {
     if (lane_id() == 0) {
       list.wait_empty();
       write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
-      write_shared(smem.list + 16 * list.stage, ListEntry{{END_OF_LIST, 0}, 0, 0});
+      write_shared(smem.entry(list.stage), ListEntry{{END_OF_LIST, 0}, 0, 0});
       mbarrier_arrive(list.full_barrier());
     }
   }
@@ -59,13 +59,23 @@ struct Lister {
     }
   }
   DEVICE void begin_entry(const ListedTile& tile, u32 descriptor) {
-    if (lane_id() != 0) return;
-    list.wait_empty();
-    write_shared(smem.list + 16 * list.stage, entry(tile, descriptor));
+    if constexpr (!CACHED) {
+      if (lane_id() != 0) return;
+      list.wait_empty();
+      write_shared(smem.entry(list.stage), entry(tile, descriptor));
+    } else {
+      if (lane_id() == 0) {
+        list.wait_empty();
+        write_shared(smem.entry(list.stage), entry(tile, descriptor));
+      }
+      warp_sync();  // the entry is empty
+      if (lane_id() < BOXES) write_shared(smem.entry(list.stage) + 16 + 8 * lane_id(), box_of(tile, descriptor));
+    }
   }
   DEVICE void end_entry(bool last) {
+    if constexpr (CACHED) warp_sync();  // all lanes have written their box
     if (lane_id() == 0) {
-      const u32 marks = smem.list + 16 * list.stage + OFFSET_OF(ListedTile, marks);
+      const u32 marks = smem.entry(list.stage) + OFFSET_OF(ListedTile, marks);
       if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);
       mbarrier_arrive(list.full_barrier());
     }
@@ -75,11 +85,34 @@ struct Lister {
   // An item without tiles gets one past the end of the arrays, where TMA reads zeros.
   DEVICE ListEntry entry(const ListedTile& tile, u32 descriptor) const {
     const int row = tile.tile * Bc;
+    if constexpr (CACHED) return {tile, 0, tile.stands_for_none() ? Bc : read_mask(descriptor).keys - row};
     if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};
     if constexpr (LENGTHS_KIND == DENSE) return {tile, row, p.seqlen_k - row};
     return {tile, first_key_of(descriptor) + row, read_mask(descriptor).keys - row};
   }
+
+  // CACHED: the place of this lane's box. Of a box that no row of the item sees, the table's entry may be wild: such a box lies
+  // past the last page, where TMA reads zeros. TMA reads zeros for a wild entry too.
+  DEVICE PlaceInCache box_of(const ListedTile& tile, u32 descriptor) const {
+    const auto& cache = cache_of(p);
+    const HeadMask mask = read_mask(descriptor);
+    const int key = tile.tile * Bc + lane_id() * PAGE_BOX, first = mask.keys_begin(read_shared<Item>(descriptor).q_block * Br);
+    if (tile.stands_for_none() || key >= mask.keys || key + PAGE_BOX <= first) return {cache.num_pages, 0};
+    return place_in_cache(cache, int(ld_shared_u32(descriptor + SEQUENCE_AT)), key);
+  }
 };
+
+// A tile of keys or values of a cache, by one thread. `boxes`: of the list entry.
+DEVICE void load_boxes(u32 tile, u32 full_barrier, const TensorMap* map, u32 boxes, int head) {
+  static_assert(!CACHED || HEAD_DIM == V_DIM, "keys and values in a cache have one head dim");
+  mbarrier_arrive_expect_tx(full_barrier, K_TILE_BYTES);
+  for (int i = 0; i < BOXES; ++i) {
+    const auto box = read_shared<PlaceInCache>(boxes + 8 * i);
+    for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+      tma_load_4d(tile + (a * Bc + i * PAGE_BOX) * ATOM_ROW_BYTES, map, full_barrier, a * ATOM_COLUMNS, box.slot, head, box.page);
+    }
+  }
+}
 
 // A loader's position in the list, and the item of the entry at hand.
 struct ListReader {
@@ -92,7 +125,7 @@ struct ListReader {
   // False at the end of the list. The entry stays valid until done().
   DEVICE bool next(ListEntry& entry) {
     list.wait_full();
-    entry = read_shared<ListEntry>(smem.list + 16 * list.stage);
+    entry = read_shared<ListEntry>(smem.entry(list.stage));
     if (entry.tile.tile == END_OF_LIST) return false;
     if (entry.tile.first()) {
       const Item item = read_shared<Item>(smem.item(round++));
@@ -102,6 +135,14 @@ struct ListReader {
     return true;
   }
   DEVICE u32 descriptor() const { return smem.item(round - 1); }
+  template <int COLUMNS>
+  DEVICE void load(u32 tile, u32 full_barrier, const TensorMap* map, const ListEntry& entry) const {
+    if constexpr (CACHED) {
+      load_boxes(tile, full_barrier, map, smem.entry(list.stage) + 16, kv_head);
+    } else {
+      load_tile<Bc, COLUMNS>(tile, full_barrier, map, entry.row, kv_head, batch);
+    }
+  }
   DEVICE void done(int lane) {
     list.release(lane);
     list.advance();
@@ -123,8 +164,7 @@ struct KeyLoader {
       if (TRACE_INSIDE && entry.tile.first()) inside.item(read_shared<Item>(reader.descriptor()).index + gridDim.x * blockIdx.y);
       K_ring.wait_empty(inside, entry.tile.tile);
       write_shared(smem.tile(K_ring.stage), entry.tile);
-      load_tile<Bc, HEAD_DIM>(smem.K + K_ring.stage * K_TILE_BYTES, K_ring.full_barrier(), K_map, entry.row, reader.kv_head,
-                              reader.batch);
+      reader.load<HEAD_DIM>(smem.K + K_ring.stage * K_TILE_BYTES, K_ring.full_barrier(), K_map, entry);
       K_ring.advance();
       if (entry.tile.first()) load_item();
     }
@@ -159,8 +199,7 @@ struct ValueLoader {
       const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
       if (lane == 0) {
         V_ring.wait_empty(inside, entry.tile.tile);
-        load_tile<Bc, V_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry.row, reader.kv_head,
-                                reader.batch);
+        reader.load<V_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry);
       }
       if (has_tail) {
         mbarrier_wait(smem.tail_full, tail_parity);

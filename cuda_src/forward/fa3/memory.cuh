@@ -2,6 +2,7 @@
 // leaves for consumers.
 #pragma once
 #include "forward/fa3/config.cuh"
+#include "forward/cache.cuh"
 #include "forward/splits.cuh"
 #include "wgmma/pipeline.cuh"
 
@@ -21,6 +22,13 @@ static_assert(!LISTED || (!SPLIT_KEYS && SKIP_MASKED_TILES), "keys are split onl
 static_assert(!is_irregular(MASK_KIND) || (LENGTHS_KIND == DENSE && !ALIBI && !SINK),
               "lengths, ALiBi and sinks need a band mask");
 constexpr int LIST_STAGES = 4;  // entries of the ring between the lister and the loaders
+
+// Keys in a cache: TMA copies a tile box by box, and a list entry says where each box lies.
+static_assert(CACHED == (PAGE_BOX > 0) && (!CACHED || (Bc % PAGE_BOX == 0 && PAGE_BOX % 8 == 0)),
+              "a tile of keys in a cache is a whole number of boxes, whose rows are swizzled eight at a time");
+constexpr int BOXES = CACHED ? Bc / PAGE_BOX : 0;
+constexpr int ENTRY_BYTES = 16 + (8 * BOXES + 15) / 16 * 16;
+static_assert(BOXES <= 32, "a lane of the lister looks up one box");
 
 // The key tiles that a query block visits.
 DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
@@ -85,7 +93,7 @@ struct SharedMemory {
   static constexpr int ITEMS_AT = up_to_16(V_EMPTY_AT + 8 * NUM_STAGES);
   static constexpr int TILES_AT = ITEMS_AT + 48 * (4 + LIST_STAGES);  // LISTED: which tile is in each buffer of K
   static constexpr int LIST_AT = up_to_16(TILES_AT + 8 * NUM_STAGES);  // LISTED: the tiles to visit, and its mbarriers
-  static constexpr int LIST_FULL_AT = LIST_AT + 16 * LIST_STAGES, LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
+  static constexpr int LIST_FULL_AT = LIST_AT + ENTRY_BYTES * LIST_STAGES, LIST_EMPTY_AT = LIST_FULL_AT + 8 * LIST_STAGES;
   static constexpr int TAIL_FULL_AT = LIST_EMPTY_AT + 8 * LIST_STAGES;  // with lengths: a V tile without its zeros yet
   static constexpr int BYTES = TAIL_FULL_AT + 8;
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
@@ -100,6 +108,7 @@ struct SharedMemory {
   DEVICE RingCursor<NUM_STAGES> V_ring() const { return {start + V_FULL_AT, start + V_EMPTY_AT}; }
   DEVICE RingCursor<LIST_STAGES> list_ring() const { return {start + LIST_FULL_AT, start + LIST_EMPTY_AT}; }
   DEVICE u32 item(u32 round) const { return start + ITEMS_AT + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
+  DEVICE u32 entry(int stage) const { return list + ENTRY_BYTES * stage; }
   DEVICE u32 tile(int stage) const { return start + TILES_AT + 8 * stage; }
 
   // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when

@@ -5,6 +5,7 @@
 #pragma once
 #include "forward/fa3/memory.cuh"
 #include "forward/query_block.cuh"
+#include "forward/tree_scores.cuh"
 
 static_assert(CONSUMERS <= 4, "ALL_CLEAR: the marks of all consumers are one byte");
 
@@ -30,7 +31,10 @@ struct alignas(8) ListedTile {
 // Class of a tile for rows top ... end - 1 of a band mask. Keys past the end are masked for every row.
 DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left) {
   const int begin = mask.keys_begin(top), behind = mask.keys_end(end - 1), right = left + Bc;
-  return {left < behind && right > begin && begin < behind, left >= mask.keys_begin(end - 1) && right <= mask.keys_end(top)};
+  // New tokens that are a tree need the mask. (Where the end is computed changes the machine code, and so what was measured.)
+  const int clear_end = !CACHED ? 0 : TREE ? mask.keys - mask.rows : mask.keys_end(top);
+  return {left < behind && right > begin && begin < behind,
+          left >= mask.keys_begin(end - 1) && right <= (CACHED ? clear_end : mask.keys_end(top))};
 }
 
 // The mask and the sequence of an item, in its descriptor.

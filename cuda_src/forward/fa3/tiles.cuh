@@ -133,7 +133,12 @@ struct ListOfTiles {
         constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
         hide_scores<1, ASK_FIRST>(S, read_irregular_mask(p, descriptor), row, j * Bc, column);
       } else {
-        hide_scores<RIGHT_MASKED>(S, read_mask(descriptor), row, j * Bc, column);
+        const HeadMask mask = read_mask(descriptor);
+        hide_scores<RIGHT_MASKED>(S, mask, row, j * Bc, column);
+        if constexpr (TREE) {
+          const int sequence = read_sequence(descriptor).sequence_index;
+          hide_tree(S, p, sequence, row, j * Bc + column - (mask.keys - mask.rows));
+        }
       }
     }
   }

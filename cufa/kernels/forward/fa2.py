@@ -21,6 +21,10 @@ class Fa2Config(SplitConfig):
 
     in_text = ("column_warps",)
 
+    def serves_cache(self, head_dim: int) -> bool:
+        """Looking up pages takes registers."""
+        return self.block_kv <= 64 and (self.block_q == 64 or (head_dim <= 64 and self.block_kv == 64))
+
     @property
     def warps_text(self) -> str:
         return super().warps_text + (" in pairs" if self.column_warps == 2 else "")
@@ -51,7 +55,7 @@ class Fa2Forward(ForwardKernel):
     entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink", "score")
+    options: tuple[str, ...] = ("padded", "packed", "cache", "tree", "alibi", "sink", "score")
     options_with_irregular_masks = ("score",)
     any_v_dim = True
     skip_masked_tiles = True
@@ -87,13 +91,22 @@ class Fa2Forward(ForwardKernel):
         launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
         return self.with_other_launches(problem, config, launch, split, "fa2_combine")
 
+    def source_of(self, config: Fa2Config) -> str:
+        return "forward/fa2/cached.cu" if config.page_box else self.source
+
+    def over_cache(self, config: Fa2Config, problem: Problem) -> Fa2Config:
+        return dataclasses.replace(config, page_box=1) if problem.lengths.in_cache else config
+
     def choose(self, problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
-        """The first that fits; 64 query rows per block if 128 would leave SMs idle or rows empty.
+        """The first that fits; 64 query rows per block if 128 would leave SMs idle or rows empty. Over a cache always
+        the first, so that the bits of a sequence do not depend on other sequences.
 
         Measured on an H200: if blocks are equally long, 64 rows win until blocks of 128 rows cover half of the SMs; if
         later rows see more, until blocks of 128 rows fill one wave. If each block of 64 rows has
         an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100, 1 × 8 × 512 and 1,024).
         """
+        if problem.lengths.in_cache:
+            return fitting[0]
         blocks = problem.query_blocks(128) * problem.heads
         wave = 2 * device.num_sms if max(problem.head_dim, problem.v_dim) <= 128 else device.num_sms
         alone = problem.query_blocks(64) * problem.heads <= device.num_sms
@@ -127,6 +140,7 @@ class Fa2NoSkip(Fa2Forward):
     algorithm = "fa2_noskip"
     title = "FlashAttention-2 forward without skipping of masked tiles"
     masks = BAND_KINDS
+    options = ("padded", "packed", "alibi", "sink")
     skip_masked_tiles = False
     split_configs = ()
     ablation = True

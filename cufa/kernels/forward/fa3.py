@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import ForwardKernel
-from ..config import Box, Buffer, Launch, Split, SplitConfig, ceil_div
+from ..config import Box, Buffer, Launch, Split, SplitConfig, align_up, ceil_div
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,10 @@ class Fa3Config(SplitConfig):
 
     def fits(self, head_dim: int, v_dim: int = 0) -> bool:
         return super().fits(head_dim, v_dim) and (v_dim or head_dim) <= self.max_v_dim
+
+    def serves_cache(self, head_dim: int) -> bool:
+        """Tiles of one number of keys, so that the bits of a sequence do not depend on other sequences."""
+        return self.block_kv == (128 if head_dim <= 128 else 112 if head_dim <= 192 else 80)
 
     @property
     def warps_text(self) -> str:
@@ -103,6 +108,11 @@ _SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
 5.79e12 and 5.93e12.)"""
 
 
+def _entry_bytes(config: Fa3Config) -> int:
+    """ENTRY_BYTES of cuda_src/forward/fa3/memory.cuh: with keys in a cache also the place of each box."""
+    return 16 + (align_up(8 * config.block_kv // config.page_box, 16) if config.page_box else 0)
+
+
 def _split_configs() -> tuple[Fa3Config, ...]:
     """One item a block: O goes straight from registers to the workspace."""
     tiles = [dataclasses.replace(x, store_by_tma=False) for x in _CONFIGS if x.block_q <= 128]
@@ -118,9 +128,10 @@ class Fa3Forward(ForwardKernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = ("padded", "packed", "alibi", "sink", "score", "running")
+    options = ("padded", "packed", "cache", "tree", "alibi", "sink", "score", "running")
     options_with_irregular_masks = ("score", "running")
     any_v_dim = True
+    page_multiple = 8
     min_capability = max_capability = 90
     skip_masked_tiles = True
     configs = _CONFIGS
@@ -148,7 +159,7 @@ class Fa3Forward(ForwardKernel):
             ),
             Buffer("ITEMS", 8 * 48),
             Buffer("TILES", 8 * config.num_stages),
-            Buffer("LIST", 4 * 16),
+            Buffer("LIST", 4 * _entry_bytes(config)),
             Buffer("LIST_FULL", 4 * 8, align=8),
             Buffer("LIST_EMPTY", 4 * 8, align=8),
             Buffer("TAIL_FULL", 8, align=8),
@@ -173,10 +184,18 @@ class Fa3Forward(ForwardKernel):
         """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
         return {
             "q": Box(min(64, config.head_rows)),
-            "k": Box(config.block_kv),
-            "v": Box(config.block_kv),
+            "k": Box(config.page_box or config.block_kv),
+            "v": Box(config.page_box or config.block_kv),
             "out": Box(16),
         }
+
+    def source_of(self, config: Fa3Config) -> str:
+        return "forward/fa3/cached.cu" if config.page_box else self.source
+
+    def over_cache(self, config: Fa3Config, problem: Problem) -> Fa3Config:
+        if not problem.lengths.in_cache:
+            return config
+        return dataclasses.replace(config, page_box=math.gcd(problem.cache.page_size, config.block_kv))
 
     def choose(self, problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
         """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
@@ -184,7 +203,7 @@ class Fa3Forward(ForwardKernel):
         return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
 
     def flops(self, config: Fa3Config) -> float:
-        whole = dataclasses.replace(config, split_keys=False, packed_heads=1, store_by_tma=True)
+        whole = dataclasses.replace(config, page_box=0, split_keys=False, packed_heads=1, store_by_tma=True)
         return _SM_FLOPS.get(config.max_head_dim, 5e12) / _SLOWNESS.get(whole, (1.0,))[0]
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3Config) -> Order:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,8 @@ import numpy.typing as npt
 
 from ...plan.operation import Arrays
 from ...problem.float8 import LARGEST, cache_scale_shapes
+from ...problem.lengths import Lengths, Packed, Padded
+from ...problem.problem import Problem
 from .quantize import scale_of
 
 Array = npt.NDArray[Any]
@@ -114,18 +117,59 @@ def _append(operands: Arrays) -> None:
         if cache.dtype == np.uint8 != new.dtype:
             _append_rounded(operands, cache, new, scale)
             continue
-        size = cache.shape[2]
         for b, start in enumerate(operands["cache_seqlens"].tolist()):
-            if operands["block_table"] is None:
-                cache[b, :, start : start + new.shape[2]] = new[b]
-                continue
-            position = start
-            while position < start + new.shape[2]:
-                page, slot = divmod(position, size)
-                count = min(size - slot, start + new.shape[2] - position)
-                tokens = new[b, :, position - start : position - start + count]
-                cache[operands["block_table"][b, page], :, slot : slot + count] = tokens
-                position += count
+            _append_tokens(cache, operands["block_table"], b, start, new[b])
+
+
+def _append_tokens(cache: Array, table: Array | None, b: int, start: int, tokens: Array) -> None:
+    """Write tokens, (kv_heads, count, head_dim), of sequence ``b`` from place ``start`` on."""
+    if table is None:
+        cache[b, :, start : start + tokens.shape[1]] = tokens
+        return
+    size, done = cache.shape[2], 0
+    while done < tokens.shape[1]:
+        page, slot = divmod(start + done, size)
+        count = min(size - slot, tokens.shape[1] - done)
+        cache[table[b, page], :, slot : slot + count] = tokens[:, done : done + count]
+        done += count
+
+
+def append_rows(problem: Problem, operands: Arrays) -> None:
+    """Append the new tokens of a forward, one for each query, which may be padded or packed."""
+    places = problem.lengths.places() or []
+    for role in "kv":
+        for b, batch, rows, _ in places:
+            new = operands[f"{role}_new"][batch, :, rows][0]
+            start = int(operands["cache_seqlens"][b])
+            _append_tokens(operands[role], operands.get("block_table"), b, start, new)
+
+
+def gathered(problem: Problem, operands: Arrays) -> tuple[Problem, dict[str, Any]]:
+    """Append new tokens, then the same problem with the keys of each sequence side by side."""
+    lengths, found = problem.lengths, dict(operands)
+    assert isinstance(lengths, (Padded, Packed)) and lengths.keys is not None
+    if problem.cache.new_tokens:
+        append_rows(problem, operands)
+    most, packed = max(lengths.keys, default=0), isinstance(lengths, Packed)
+    table = operands.get("block_table")
+    if table is not None:  # entries before a window may be wild: their keys are hidden
+        table = np.clip(table, 0, max(problem.cache.num_pages - 1, 0))
+    begins = np.append(0, np.cumsum(lengths.keys)) if packed else np.zeros(problem.batch + 1, np.int64)
+    for role in "kv":
+        cache = operands[role]
+        shape = (1, problem.kv_heads, int(begins[-1]), problem.head_dim)
+        found[role] = np.empty(shape if packed else (problem.batch, shape[1], most, shape[3]), cache.dtype)
+        for b, count in enumerate(lengths.keys):
+            tiles = CacheTiles(cache, table, b, slice(None), cache.dtype)
+            found[role][0 if packed else b, :, begins[b] : begins[b] + count] = tiles.load(0, count)
+    for name in ("cache_seqlens", "block_table", "k_new", "v_new", "tree"):
+        found.pop(name, None)
+    plain: Lengths = (
+        Packed(lengths.total_q, int(begins[-1]), lengths.queries, lengths.keys)
+        if isinstance(lengths, Packed)
+        else Padded(lengths.queries, lengths.keys)
+    )
+    return dataclasses.replace(problem, lengths=plain, seqlen_k=most), found
 
 
 def _append_rounded(operands: Arrays, cache: Array, new: Array, scale: Array) -> None:

@@ -14,6 +14,7 @@ from ...problem.element import ELEMENTS
 from ...problem.float8 import NAME, block_of, of_tokens
 from ...problem.problem import Problem
 from . import backward, decode, forward, parts
+from .cache import gathered
 from .combine import combine
 from .scores import ScoreFunction
 
@@ -26,6 +27,9 @@ def run_on_cpu(plan: Plan, arrays: Arrays) -> None:
 
 
 def _forward(plan: Plan, arrays: Arrays) -> None:
+    if plan.problem.lengths.in_cache:
+        problem, arrays = gathered(plan.problem, arrays)
+        plan = dataclasses.replace(plan, problem=problem)
     if plan.problem.running is not None:
         _running(plan, arrays)
         return

@@ -42,7 +42,8 @@ def emulate(
     mask: AnyMask | None = None, softcap: float | None = None, scale: float | None = None,
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
     score: Score | None = None, bias: Any = None,
-    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cache_seqlens: Any = None, block_table: Any = None,
+    k_new: Any = None, v_new: Any = None, tree: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
     num_splits: int | None = None, precision: str | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: str | None = None,
     accumulate: Any = None, mode: str = "plain", schedule: str | int = "ascending",
@@ -58,6 +59,8 @@ def emulate(
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves. e4m3 takes algorithm="fa3".
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
+    cache_seqlens, block_table, k_new, v_new, tree
+        As for :func:`cufa.flash_attention` and, with ``cu_seqlens_q``, :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races, reads of shared memory that was never written, accesses
         outside shared memory or the arrays (which are surrounded by NaN), missing fences (between proxies, of wgmma,
@@ -92,7 +95,7 @@ def emulate(
         No C++ compiler, or it refused the kernel.
     """
     execution = Execution(mode, schedule, copies, threads)
-    optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
+    optional: tuple[Any, ...] = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
     kind, layout = (PackedForward, "bshd") if cu_seqlens_q is not None else (ForwardCall, layout)
     mask = resolve_mask(causal, window, mask)
     sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
@@ -108,6 +111,7 @@ def emulate(
         return _run(
             of_e4m3.of(given, scales, out_dtype, wanted, options), execution, config, arch, trace, inside
         )
+    optional += cache_seqlens, block_table, k_new, v_new, tree
     operands = with_score(OPERATIONS[kind.name], (*given, *_optional(*optional)), score)
     call: Call = kind.read(operands, wanted, options)
     return _run(call, execution, config, arch, trace, inside)

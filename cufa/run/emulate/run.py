@@ -17,8 +17,9 @@ from ...build.compiler import trace_constants
 from ...build.phases import Logs, Room
 from ...build.score_text import score_text
 from ...kernels.params import TRACE_RECORD
-from ...plan.operation import Arrays
+from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
+from ...problem.lengths import Cached
 from . import build
 from .launch import EmulationError, Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, tensor_map
@@ -151,8 +152,8 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
         array = given.get(x.name)
         if array is None or x.field not in plan.params.names:
             continue
-        writable = x.result or (x.written and _is_appended_to(plan))
-        if gap and x.stride:
+        writable = x.result or (x.written and _is_written_to(plan, x))
+        if gap and x.stride and not (plan.problem.lengths.in_cache and x.name[0] in "kv"):
             memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
             if not writable and plan.problem.lengths.ragged:
                 _forbid_tails(plan, memory[x.name])
@@ -184,9 +185,13 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
         mine &= allowed
 
 
-def _is_appended_to(plan: Plan) -> bool:
-    """Whether kernels write to their inputs: to a running result, and to a cache if there are new tokens."""
-    return plan.problem.running is not None or plan.problem.cache.new_tokens > 0
+def _is_written_to(plan: Plan, operand: Operand) -> bool:
+    """Whether kernels write to an input: to a running result, and to a cache if there are new tokens."""
+    if plan.problem.running is not None:
+        return not operand.stride
+    lengths = plan.problem.lengths
+    cache = lengths if isinstance(lengths, Cached) else lengths.in_cache
+    return cache is not None and cache.new_tokens > 0
 
 
 def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:

@@ -1,0 +1,21 @@
+// Where a key of a cache in pages lies.
+#pragma once
+#include "primitives/primitives.cuh"
+
+struct PlaceInCache {
+  int page, slot;  // the page may be wild
+};
+
+// Without a block table the cache is contiguous, and the page of a sequence has its number.
+template <typename Params>
+DEVICE PlaceInCache place_in_cache(const Params& p, int sequence, int key) {
+  if (p.block_table == nullptr) return {sequence, key};
+  return {ld_global<i32>(p.block_table + sequence * p.table_stride + key / p.page_size), key % p.page_size};
+}
+
+// An entry of the block table may be wild (a padding sequence without pages): reads through it are masked but must stay within
+// the cache, and nothing is stored through it.
+template <typename Params>
+DEVICE int page_to_read(const Params& p, int entry) { return min(max(entry, 0), p.num_pages - 1); }
+template <typename Params>
+DEVICE bool page_is_wild(const Params& p, int entry) { return u32(entry) >= u32(p.num_pages); }

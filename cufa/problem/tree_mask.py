@@ -1,0 +1,69 @@
+"""The mask of trees of new tokens (:mod:`cufa.problem.tree`), whose queries are the last keys of their sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from .integers import Integers
+from .mask_family import Edges, Mask
+from .tile_classes import Bools, Ints
+
+MAX_TREE = 64
+"""Most tokens of a tree: kernels keep what a token sees in 64 bits."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tree(Mask):
+    """A token sees all keys before the new tokens, and of these what ``seen`` says."""
+
+    seen: Integers
+    """:func:`~cufa.problem.tree.ancestors`; on a GPU what the caller passed."""
+
+    irregular_kind = ""
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        """A band without edges: kernels hide scores of new tokens besides."""
+        return None, None
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        return (self.seen.shape[0] if self.known else 1), 1
+
+    def at(self, batch: int, head: int) -> Mask:
+        return Tree(Integers(self.seen.values[batch : batch + 1])) if self.spread[0] > 1 else self
+
+    @property
+    def known(self) -> bool:
+        return self.seen.known
+
+    @property
+    def outline(self) -> Mask:
+        from .mask import FULL
+
+        return self if self.known else FULL
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        seen = self.seen.values[0] != 0
+        new = np.asarray(keys) - self.shift(seqlen_q, seqlen_k)
+        last = len(seen) - 1
+        visible: Bools = (new < 0) | seen[np.minimum(rows, last)][:, np.clip(new, 0, last)]
+        return visible
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        every = np.broadcast_to(k_end <= self.shift(seqlen_q, seqlen_k), (len(q_first), len(k_first)))
+        return np.ones(every.shape, bool), every
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        rows = np.arange(first_row, seqlen_q if end_row is None else end_row)
+        count: Ints = self._visible(rows, np.arange(seqlen_k), seqlen_q, seqlen_k).sum(axis=0, dtype=np.int64)
+        return count
+
+    def __str__(self) -> str:
+        return f"tree of {self.seen.shape[1]} tokens"
