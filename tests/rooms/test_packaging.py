@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-MOST_BYTES = 2_045_000
+MOST_BYTES = 2_060_000
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,7 @@ _DISTRIBUTIONS = {
     "cuda": "cuda-bindings",
     "cupyx": "cupy",
     "elftools": "pyelftools",
+    "nccl": "nccl4py",
     "pynvml": "nvidia-ml-py",
     "xdist": "pytest-xdist",
 }
@@ -127,7 +128,7 @@ _GUESTS = {"torch", "jax", "flash_attn", "triton", "cutlass", "ncu_report"}
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (["cufa"], ["cuda13", "train", "dashboard", "dev"]),
+        (["cufa"], ["cuda13", "multi", "train", "dashboard", "dev"]),
         (["dashboard"], ["dashboard", "cuda13"]),
         (["tests", "Makefile"], [*PROJECT["optional-dependencies"]]),
     ],
