@@ -130,7 +130,7 @@ def test_rotation_halves_the_error_of_outliers():
         )
         for of in ({}, {"rotate": 1})
     )
-    assert rotated < 0.55 * plain
+    assert rotated < plain / 2
 
 
 def test_empty_and_unseen_rows_are_zeros():
@@ -242,14 +242,14 @@ def test_transposed_values_go_with_their_layout_and_lengths():
         cufa.flash_attention(**GOOD, layout="bshd")
 
 
-@pytest.mark.parametrize("accumulate", ["tile", "row", 1, 4])
+@pytest.mark.parametrize("accumulate", ["tile", "row", 1])
 def test_float32_sums_are_those_of_every_accumulate(accumulate):
     np.testing.assert_array_equal(
         cufa.flash_attention(**ROWS, accumulate=accumulate), cufa.flash_attention(**ROWS)
     )
 
 
-@pytest.mark.parametrize("accumulate", [-2, "block", True, 0, 2.0])
+@pytest.mark.parametrize("accumulate", [2, "block", True, 0])
 def test_other_sums_are_refused(accumulate):
     with pytest.raises(ValueError, match=f"accumulate={accumulate!r}"):
         cufa.flash_attention(**ROWS, accumulate=accumulate)
