@@ -20,7 +20,7 @@ from .distributions import NEEDLES, needle_keys
 Arrays = Mapping[str, Any]
 """By role: q, k, v, o, or the operand's name."""
 #: Most (sequence, key/value head) pairs that are checked, and rows of each; for an :class:`Accuracy`, rows of each.
-_PAIRS, ROWS, MANY_ROWS = 8, 8, 32
+_PAIRS, ROWS, MANY_ROWS = 8, 8, 128
 _SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 

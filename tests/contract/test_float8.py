@@ -242,14 +242,14 @@ def test_transposed_values_go_with_their_layout_and_lengths():
         cufa.flash_attention(**GOOD, layout="bshd")
 
 
-@pytest.mark.parametrize("accumulate", ["tile", "row", 1])
+@pytest.mark.parametrize("accumulate", ["tile", "row", 1, 4])
 def test_float32_sums_are_those_of_every_accumulate(accumulate):
     np.testing.assert_array_equal(
         cufa.flash_attention(**ROWS, accumulate=accumulate), cufa.flash_attention(**ROWS)
     )
 
 
-@pytest.mark.parametrize("accumulate", [2, "block", True, 0])
+@pytest.mark.parametrize("accumulate", [-2, "block", True, 0, 2.0])
 def test_other_sums_are_refused(accumulate):
     with pytest.raises(ValueError, match=f"accumulate={accumulate!r}"):
         cufa.flash_attention(**ROWS, accumulate=accumulate)

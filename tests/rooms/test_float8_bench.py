@@ -52,13 +52,12 @@ def _recipe(rotated: bool) -> Quantized:
 
 @pytest.mark.in_turn
 def test_the_sum_of_magnitudes_has_no_bias():
-    """Saturated or lost weights would shrink every result. The error of a value is shared by all queries: 8,192 columns
-    of 64 heads leave noise of 0.03%."""
+    """Saturated or lost weights would shrink every result by more than rounded scores do, 0.06% to 0.22%."""
     problem = suites.make(1, 64, 16, 128, "bfloat16", seqlen_k=1536)
     made = inputs.Inputs(problem, on_gpu=False, seed=0, distribution="normal").arrays(problem)
     out = Quantized(rotated=True).run(Quantized().problem(problem), made, on_gpu=False)()
     exact = cufa.attention_reference(*(made[role] for role in "qkv"))
-    assert abs(np.abs(out.astype(np.float64)).sum() / np.abs(exact).sum() - 1) < 1e-3
+    assert abs(np.abs(out.astype(np.float64)).sum() / np.abs(exact).sum() - 1) < 3e-3
 
 
 @pytest.mark.parametrize("recipe", [None, Quantized("block"), Quantized("token", True, True)], ids=str)
@@ -143,7 +142,7 @@ def test_cases_of_a_gpu_have_long_needles_and_joules():
     device = Device.typical("sm_90")
     needle = next(x for x in suites.SUITES["fp8"].cases(device) if x.distribution == "needle")
     asked = {
-        c.label: c.plan(needle.problem, device).constants["TWO_LEVELS"]
+        c.label: c.plan(needle.problem, device).constants["ADDED_TILES"]
         for c in needle.contenders
         if "sums" in c.label
     }
