@@ -20,6 +20,7 @@ _COMMANDS = {
     "compile": "Build every kernel without a GPU: registers, spills, occupancy.",
     "emulate": "Execute a kernel's CUDA source on the CPU, and check it.",
     "inside": "See each warp of a kernel wait, multiply and store.",
+    "parallel": "Attention over several GPUs: predicted, and measured on those of this machine.",
     "profile": "Stalls and traffic of a measured row, by Nsight Compute.",
     "repro": "Write a measurement as one Python file that repeats it.",
     "cache": "Show the folders that cufa writes to, or clear them.",

@@ -23,6 +23,7 @@ PAGES = (
     ("machine_code", "Machine code", "code"),
     ("roofline", "Roofline", "roofing"),
     ("decode", "Decode", "call_split"),
+    ("parallel", "Several GPUs", "hub"),
     ("history", "History", "history"),
     ("doctor", "Doctor", "stethoscope"),
 )

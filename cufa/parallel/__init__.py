@@ -4,6 +4,21 @@
 >>> group = cp.Group([0, 1])  # or Group(MPI.COMM_WORLD), one process per GPU  # doctest: +SKIP
 >>> q, k, v = (cp.distribute(x, group, "zigzag") for x in (q, k, v))  # doctest: +SKIP
 >>> out = cp.flash_attention(q, k, v, group=group, placement="zigzag", causal=True)  # doctest: +SKIP
+
+Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b bytes of an element):
+
+| scheme | take it for | placement | bytes | result |
+|---|---|---|---|---|
+| heads | models that are split by heads | heads | 0 | the bits of one GPU |
+| zigzag | causal or full masks, long sequences | zigzag | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
+| ulysses | any mask, if P divides the key/value heads | any | (P − 1)/P² · S (2 Hq + 2 Hkv) D b | the bits of one GPU |
+| allgather | windows, documents: only visible keys travel | any | at most zigzag's | of a call for a run of queries |
+| 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |
+
+Bits of one GPU: if the planner takes the same tiles for a rank's heads. All repeat their bits for the same P; none but
+heads and ulysses has bits that do not depend on P. On two H100s (NOTES.md) zigzag reached 93% of one GPU's rate with
+32/4 heads, 84% with 16/16, where the host limits it; ulysses 92% and 58%. A host without peer access copies through its
+memory: only long sequences hide that. On GPUs, groups of processes and the decoding of this package have not been run.
 """
 
 from .attention import (

@@ -21,6 +21,10 @@ LINKS = {"nvlink4": (397e9, 6e-6), "pcie5": (50e9, 10e-6), "infiniband400": (48e
 """Bytes per second one way, and seconds of a transfer of nothing. nvlink4 was measured between two H100s of one host
 (memcpyPeerAsync); the others are nominal."""
 
+_SLOWER = {False: 1.08, True: 1.12}
+"""By backward: kernels that compute a call in pieces, join partial results and add gradients, over one call's. Between
+the least and the greatest of six calls on two H100s, without their copies (NOTES.md): 0.97 to 1.10, 1.01 to 1.32."""
+
 _LAUNCH_S = 8e-6
 """Of each call of a kernel: its launch, first loads and last blocks."""
 
@@ -179,7 +183,8 @@ def _timeline(
         begin = max(now, linked)
         exposed = begin - now
         scores = step.scores * (work.heads[1] - work.heads[0])
-        compute = scores * seconds_per_score + _LAUNCH_S * len(step.calls)
+        slower = _SLOWER[backward] if schedule.ranks > 1 else 1.0
+        compute = scores * seconds_per_score * slower + _LAUNCH_S * len(step.calls)
         returned = sum(
             {"q": 1, "kv": 2}[what] * x.length * (heads[1] - heads[0]) * size
             for _, what, _, x, heads in here

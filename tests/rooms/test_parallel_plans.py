@@ -6,9 +6,11 @@ import doctest
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import cufa.parallel as par
 from cufa import masks
+from cufa.cli import main
 from cufa.parallel import placement
 from cufa.parallel.schedule import make_schedule
 from cufa.parallel.slices import Whole
@@ -103,3 +105,15 @@ def test_a_prediction_adds_up():
         assert "no measurement" in str(found)
     alone = par.plan((1, 16, 4096, 128), ranks=1, causal=True)
     assert alone.efficiency == pytest.approx(1, abs=0.01) and alone.received == 0
+
+
+def test_the_command_predicts_without_a_gpu():
+    run = CliRunner().invoke(main, ["parallel", "plan", "-n", "8", "--seqlen", "131072"])
+    assert run.exit_code == 0 and "zigzag on 8 ranks" in run.stdout and "no measurement" in run.stdout
+    wrong = CliRunner().invoke(main, ["parallel", "plan", "--scheme", "heads"])
+    assert wrong.exit_code == 2 and "placement" in wrong.output
+
+
+def test_the_command_says_how_many_gpus_it_needs():
+    run = CliRunner().invoke(main, ["parallel", "bench", "-n", "128"])
+    assert run.exit_code == 3 and "128 GPUs" in run.output

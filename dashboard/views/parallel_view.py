@@ -1,0 +1,100 @@
+"""The page Several GPUs: the schedule of a parallel call, and its predicted time."""
+
+from __future__ import annotations
+
+import functools
+
+import streamlit as st
+
+from cufa.commands.common import bytes_text, seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import ranks as charts
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_kv_heads
+from cufa.parallel import Prediction, plan
+from cufa.parallel.placement import KINDS
+from cufa.parallel.prediction import BACKWARD_FLOPS, FORWARD_FLOPS, LINKS
+from cufa.parallel.schedule import SCHEMES
+from cufa.problem.mask import Mask
+
+_MOST_RANKS, _PRINTED = 16, 8
+_LINKS = {
+    "nvlink4": "NVLink 4, measured",
+    "pcie5": "PCIe 5, nominal",
+    "infiniband400": "InfiniBand 400, nominal",
+}
+_DIRECTIONS = {"forward": "Forward", "backward": "Backward"}
+
+
+def show(controls: Controls, palette: Palette) -> None:
+    """The whole page; without a valid scheme the reason."""
+    with page.control_box():
+        columns = page.fields(1, 1, 1, 1.2, 1, 1.6)
+        ranks = controls.integer("ranks", "Ranks", 2, 1, _MOST_RANKS, at=columns[0])
+        heads = controls.integer("heads", "Heads", 16, 1, 128, at=columns[1])
+        with columns[2]:
+            kv_heads = choose_kv_heads(controls, heads)
+        tokens = controls.integer("tokens", "Tokens", 32768, 1, 1 << 20, step=1024, at=columns[3])
+        head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[4]))
+        link = controls.choice("link", "Link", {name: _LINKS[name] for name in LINKS}, at=columns[5])
+        mask, _ = mask_control.choose(controls)
+        columns = page.fields(1.4, 1.8, 1, 1.4)
+        placement = controls.choice("placement", "Placement", KINDS, "zigzag", at=columns[0])
+        scheme = controls.choice("scheme", "Scheme", SCHEMES, at=columns[1])
+        direction = controls.choice("direction", "Direction", _DIRECTIONS, segmented=True, at=columns[2])
+        backward = direction == "backward"
+        normal = round((BACKWARD_FLOPS if backward else FORWARD_FLOPS) / 1e12)
+        help = "TFLOP/s of one GPU for this shape, from `cufa bench`."
+        rate = controls.integer(
+            "rate", "Rate of one GPU", normal, 1, 10_000, step=10, help=help, at=columns[3]
+        )
+    try:
+        found = _plan(
+            heads, kv_heads, tokens, head_dim, ranks, placement, scheme, mask, backward, link, rate * 1e12
+        )
+    except ValueError as error:
+        page.verdict("This scheme does not go with this placement.", "warn")
+        st.info(str(error))
+        return
+    _show(found, palette)
+
+
+@functools.lru_cache(64)
+def _plan(
+    heads: int, kv_heads: int, tokens: int, head_dim: int, ranks: int, placement: str, scheme: str, mask: Mask,
+    backward: bool, link: str, rate: float,
+) -> Prediction:  # fmt: skip
+    shapes = (1, heads, tokens, head_dim), (1, kv_heads, tokens, head_dim)
+    return plan(
+        *shapes,
+        ranks=ranks,
+        placement=placement,
+        scheme=scheme,
+        mask=mask,
+        backward=backward,
+        link=link,
+        rate=rate,
+    )
+
+
+def _show(found: Prediction, palette: Palette) -> None:
+    schedule = found.schedule
+    page.verdict(
+        f"{schedule.scheme} on {schedule.ranks} ranks: {seconds_text(found.seconds)}, {found.efficiency:.1%} of one "
+        f"GPU's rate on the same work per GPU. A rank receives up to {bytes_text(found.received)}.",
+        "good" if found.efficiency > 0.9 else "warn",
+        "predicted",
+    )
+    st.caption(
+        "Arithmetic over the schedule, no measurement: `cufa parallel bench` measures on the GPUs of a machine."
+    )
+    page.figure(charts.timeline(found, palette), "parallel.timeline", charts.describe_timeline(found))
+    page.header("Where the time of each rank goes", small=True)
+    page.figure(charts.split(found, palette), "parallel.split", charts.describe_split(found))
+    page.header("Who computes which scores", small=True)
+    page.figure(charts.owners(found, palette), "parallel.owners", charts.describe_owners(found))
+    if schedule.ranks <= _PRINTED:
+        page.header("What travels, step by step", small=True)
+        page.listing(str(schedule))
