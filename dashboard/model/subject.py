@@ -50,8 +50,11 @@ def problem_key(problem: Problem) -> str:
     p = problem
     if p.lengths.kind != DENSE.kind:
         raise ValueError(f"Links cannot carry {p.lengths.kind} sequences.")
+    if p.score is not None:
+        raise ValueError("Links cannot carry a score function.")
     elements = ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
-    parts: list[object] = [p.operation, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
+    head_dims = ".".join(map(str, (p.head_dim, *((p.v_head_dim,) if p.v_head_dim else ()))))
+    parts: list[object] = [p.operation, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, head_dims]
     parts += [elements, _mask_key(p), _NONE if p.softcap is None else f"{p.softcap:g}"]
     if isinstance(p.lengths, Cached):
         parts.append(p.lengths.page_size)
@@ -60,9 +63,10 @@ def problem_key(problem: Problem) -> str:
 
 def problem_of(text: str) -> Problem:
     """The problem of a :func:`problem_key`. Raises ValueError or KeyError for other text."""
-    operation, *sizes = text.split(_BETWEEN)[:7]
+    operation, *sizes, head_dims = text.split(_BETWEEN)[:7]
     elements, mask, softcap, *cache = text.split(_BETWEEN)[7:]
-    batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim = map(int, sizes)
+    batch, heads, kv_heads, seqlen_q, seqlen_k = map(int, sizes)
+    head_dim, *v_head_dim = map(int, head_dims.split("."))
     dtype, precision, *k_dtype = elements.split(".")
     is_known = all(x in ELEMENTS for x in (dtype, *k_dtype))
     is_cached = OPERATIONS[operation].split_selects_kernel
@@ -70,7 +74,7 @@ def problem_of(text: str) -> Problem:
         is_known
         and all(1 <= n <= MAX_SIZE for n in (batch, heads, kv_heads, seqlen_q, seqlen_k))
         and heads % kv_heads == 0
-        and head_dim in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
+        and all(n in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP) for n in (head_dim, *v_head_dim))
         and precision in ("native", "float32", "tf32")
         and len(cache) == is_cached
     ):
@@ -86,7 +90,7 @@ def problem_of(text: str) -> Problem:
     of_cache, shown = (k_dtype[0] if k_dtype else None), _mask_of(mask, seqlen_k)
     return Problem(
         batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, shown, default_scale(head_dim), cap, precision,
-        lengths, of_cache, of_cache, operation=operation,
+        lengths, of_cache, of_cache, operation=operation, v_head_dim=v_head_dim[0] if v_head_dim else None,
     )  # fmt: skip
 
 

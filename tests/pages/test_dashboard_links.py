@@ -152,6 +152,10 @@ def test_every_problem_has_one_word() -> None:
     every = [case.problem for suite in SUITES.values() for case in suite.cases(DEVICE)]
     every += [found.problem for found in SUBJECTS.values()]
     every += [sample(spec.operation) for spec in KERNELS.values()]
+    scored = next(p for p in every if p.score is not None)
+    with pytest.raises(ValueError, match="cannot carry a score function"):
+        problem_key(scored)
+    every = [p for p in every if p.score is None]
     too_long = [p for p in every if str(p.mask).startswith(("eviction", "full, columns"))]
     assert len(too_long) > 1
     for problem in too_long:  # as many numbers as keys
