@@ -118,6 +118,7 @@ _BY_CLUSTER, _BY_LAUNCH = {"fold_combine": False, "cluster_merge": True}, {"fold
 _MANY_ROWS = {"heads": 40, "kv_heads": 1}
 _DECODE = {
     "split": partial(decode, "decode_split_tma", 3, **_PAGES),
+    "split, scales of tokens": partial(decode, "decode_split_tma_fp8_scaled", 3, fp8="token"),
     "split, merged in clusters": partial(decode, "decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
     "split, merged by a launch": partial(decode, "decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),
     "split, many rows by cp.async": partial(decode, "decode_split", 2, which=-1, **_MANY_ROWS),
