@@ -42,7 +42,7 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 72_624,
     "lines of cufa": 27_460,
-    "lines of tests": 43_491,
+    "lines of tests": 43_497,
     "lines of forward/fa3/kernel.cu with its includes": 3_972,
     "lines of forward/fa2/kernel.cu with its includes": 2_729,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_544,
