@@ -26,7 +26,7 @@ def timeline(found: Prediction, palette: Palette) -> go.Figure:
     """Kernels and copies of each rank over time."""
     ranks = found.schedule.ranks
     figure = theme.new_figure(palette, 120 + 34 * ranks, barmode="overlay", bargap=0.25)
-    for name, colour in (("kernels", palette.predicted), ("copies for a step", palette.accent)):
+    for name, colour in (("kernels", palette.predicted), ("copies for a step", palette.series[1])):
         rows = [x for x in found.steps if name == "kernels" or x.transfer]
         copies = name != "kernels"
         width = [x.transfer if copies else x.compute for x in rows]

@@ -40,7 +40,7 @@ def show(controls: Controls, palette: Palette) -> None:
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[4]))
         link = controls.choice("link", "Link", {name: _LINKS[name] for name in LINKS}, at=columns[5])
         mask, _ = mask_control.choose(controls)
-        columns = page.fields(1.4, 1.8, 1, 1.4)
+        columns = page.fields(1.3, 1.6, 1.6, 1.3)
         placement = controls.choice("placement", "Placement", KINDS, "zigzag", at=columns[0])
         scheme = controls.choice("scheme", "Scheme", SCHEMES, at=columns[1])
         direction = controls.choice("direction", "Direction", _DIRECTIONS, segmented=True, at=columns[2])
