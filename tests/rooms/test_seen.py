@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def short_cut(monkeypatch):
     """How many calls of flash_attention were checked in full; nothing is launched."""
     checked = []
 
-    def run_on_gpu(call, key):
+    def run_on_gpu(call, key, options):
         checked.append(call.check(on_gpu=True))
         seen.remember(key, lambda given, addresses: "short cut")
         return {"out": "long way"}
@@ -230,7 +231,8 @@ def toy(monkeypatch, no_device):
         operation = changed(FORWARD, name="toy", operands=tuple(operands))
         monkeypatch.setitem(OPERATIONS, "toy", operation)
         call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, Options(), **more), []
-        made = call.allocate(None, lambda shape, dtype: array(1 << 49, shape, dtype))
+        problem = SimpleNamespace(v_dim=next(iter(inputs.values())).shape[-1])
+        made = call.allocate(problem, lambda shape, dtype: array(1 << 49, shape, dtype))
         found, new = seen.SeenCall(launched.append, call, made), itertools.count(1)
         found._allocate = lambda shape, dtype: array(next(new) << 50, shape, dtype)
 
