@@ -208,7 +208,7 @@ def pieces(
 
 
 def _inner(ranks: int, kv_heads: int) -> int:
-    """The largest number of ranks that divides both: those that share heads out among them."""
+    """The largest number of ranks that divides both: the ranks that share the heads."""
     return max(n for n in range(1, ranks + 1) if ranks % n == kv_heads % n == 0)
 
 

@@ -14,7 +14,7 @@ from .checks import as_array
 from .expression import FLOAT, INT, ArrayForm, Expression, trace
 from .score_change import ScoreChange
 
-#: Arrays of a score function: parameter structures of kernels have room for so many (shared/score_params.cuh).
+#: Arrays of a score function: the most that a parameter structure holds (shared/score_params.cuh).
 MAX_ARRAYS, MAX_AXES = 4, 4
 
 RESERVED = ("s", "b", "h", "i", "j", "delta", "bias")

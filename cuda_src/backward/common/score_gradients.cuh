@@ -39,7 +39,7 @@ struct ChangedScore {
   }
 };
 
-// Where a score is hidden, dS is 0 and a derivative may be no number.
+// Where a score is hidden, dS is 0 and a derivative may be NaN.
 DEVICE float times_weight(float dS, float derivative) { return dS == 0.0f ? 0.0f : dS * derivative; }
 
 // The prepare pass: zeros in the gradients of arrays, by all its threads.
