@@ -6,14 +6,12 @@ struct QuantizeParams {
   const char* x;       // (batch, heads, seqlen, HEAD_DIM)
   char* out;           // e4m3, the same axes; TRANSPOSE: (batch, heads, HEAD_DIM, positions)
   float* scale;
-  u32* largest;        // for each scale, zeros at first: bits of the largest magnitude
-  u32* arrived;        // for each scale, zeros at first: blocks that have found their maxima
-  u32* late;           // a count, zero at first, and the blocks that quantize_late casts
+  u32* maxima;         // for each block and scale of it, zeros at first: bits of the largest magnitude, and a bit when found
   double* sums;        // SMOOTH: (sequences, heads, chunks, HEAD_DIM), sums of rows
   float* mean;         // SMOOTH: (sequences, heads, HEAD_DIM)
   const i32* lengths;  // PADDED: (sequences), tokens of each; PACKED: (sequences + 1), where each begins, and the end
   u64 signs[4];        // ROTATE: a bit for each column, from the highest of the lowest byte on: set where rows are negated
   i64 x_batch, x_head, x_row, out_batch, out_head, out_row;  // bytes from one to the next
   i64 sequences, heads, seqlen;  // seqlen: tokens of a batch entry
-  i64 blocks, num_scales, patience;  // blocks of a head, over all sequences; how often a block looks whether maxima are complete
+  i64 blocks, lead;  // blocks of a head, over all sequences; by how many blocks maxima are ahead of the cast
 };

@@ -30,9 +30,14 @@ struct ValueTile {
   }
   // The whole tile to V^T, whose rows are `stride` bytes apart.
   DEVICE void store(char* global, i64 stride) const {
+    constexpr int COLUMNS_AT_ONCE = THREADS / WORDS;
+    static_assert(THREADS % WORDS == 0, "each thread stores one word of several columns");
+    const int word = threadIdx.x % WORDS;
+    global += threadIdx.x / WORDS * stride + word * 4;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < HEAD_DIM * WORDS; i += THREADS) {
-      st_global(global + i / WORDS * stride + i % WORDS * 4, ld_shared_u32(place(i / WORDS, i % WORDS)));
+    for (int column = threadIdx.x / WORDS; column < HEAD_DIM; column += COLUMNS_AT_ONCE) {
+      st_global(global, ld_shared_u32(place(column, word)));
+      global += COLUMNS_AT_ONCE * stride;
     }
   }
 };

@@ -67,6 +67,9 @@ def quantize(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Queries, keys or values in e4m3 for :func:`flash_attention`: ``x ≈ scale · e4m3``, with 448 the largest number.
 
+    Where to begin: one seed for q and k (``rotate=1``) and scales per head; ``smooth=True`` if keys have a mean. Finer
+    scales help unrotated arrays with outliers only: e4m3 is as precise for small numbers as for large ones.
+
     Parameters
     ----------
     x : array, (batch, heads, seqlen, head_dim), or with ``cu_seqlens`` (tokens, heads, head_dim)
@@ -80,7 +83,8 @@ def quantize(
     rotate : int, optional
         Seed of random signs: rows are multiplied by diag(signs) H / √n, H a Hadamard matrix (FlashAttention-3,
         section 3.3). Outliers are spread over the head's columns, and scores are unchanged if q and k have one seed. n
-        is the largest power of two that divides head_dim. Not for values.
+        is the largest power of two that divides head_dim. 448 is then a bound that no number reaches: the scale follows
+        from Σ|x| / √n of a row, at most √n times the largest rotated number. Not for values.
     smooth : bool
         Subtract the mean key of each head (SageAttention). The result of attention is unchanged, but not with a sink or
         a soft cap, and lse is that of the smoothed keys. For keys only.

@@ -13,14 +13,12 @@ from .config import Launch, ceil_div
 SOURCE = "quantize/kernel.cu"
 PARAMETER = "QuantizeParams"
 TOKENS = 64
-"""Of a thread block; with eight columns and four tokens a thread."""
-NUM_MEMBERS = 9 + 4 + 6 + 6
+"""Of a thread block."""
+NUM_MEMBERS = 7 + 4 + 6 + 5
 """Of ``QuantizeParams``: pointers, words of signs, strides, sizes."""
-PATIENCE = 200
-"""How often a block looks whether the maxima of other blocks are there, at 0.5 to 1 µs."""
 MIN_CAPABILITY = 89
 """From sm_89 on there is an instruction that converts to e4m3."""
-_LATE_BLOCKS = 528
+_THREADS_OF_SM = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +59,14 @@ class Quantizer:
 
     @property
     def num_threads(self) -> int:
-        return (1 << (ceil_div(self.head_dim, 8) - 1).bit_length()) * TOKENS // 4
+        if self.transpose:
+            return self._lanes * TOKENS // 4
+        return TOKENS * (4 if self.head_dim <= 128 else 8)
+
+    @property
+    def _lanes(self) -> int:
+        """Threads of a row, eight columns each."""
+        return 1 << (ceil_div(self.head_dim, 8) - 1).bit_length()
 
     def blocks(self, sequences: int, seqlen: int) -> int:
         """Thread blocks of a head, over all sequences. A sequence has whole units of 128 tokens."""
@@ -69,36 +74,37 @@ class Quantizer:
         units = packed if self.lengths == "packed" else sequences * ceil_div(seqlen, KEY_PADDING)
         return units * KEY_PADDING // TOKENS
 
-    def launches(self, sequences: int, heads: int, seqlen: int) -> tuple[Launch, ...]:
+    def launches(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> tuple[Launch, ...]:
         """In order."""
-        blocks, threads = self.blocks(sequences, seqlen) * heads, self.num_threads
-        tile = self.head_dim * TOKENS * self.transpose
+        blocks = self.blocks(sequences, seqlen) * heads
+        lead = self.lead(sequences, heads, seqlen, num_sms)
         sums = TOKENS // 4 * self.head_dim * 8
         of_mean = (
-            Launch("quantize_sums", (blocks, 1, 1), threads, sums),
+            Launch("quantize_sums", (blocks, 1, 1), self._lanes * TOKENS // 4, sums),
             Launch("quantize_mean", (sequences, heads, 1), 256, 0),
         )
-        late = Launch("quantize_late", (min(blocks, _LATE_BLOCKS), 1, 1), threads, tile)
-        return (
-            *(of_mean if self.smooth else ()),
-            Launch("quantize", (blocks, 1, 1), threads, tile + 16),
-            *(() if self.mode == "token" else (late,)),
-        )
+        tile = self.head_dim * TOKENS * self.transpose
+        exchange = 2 * 2 * self.num_threads // 32 * 4
+        cast = Launch("quantize", (blocks + lead, 1, 1), self.num_threads, tile + exchange)
+        return (*(of_mean if self.smooth else ()), cast)
 
-    def patience(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
-        """1 if the blocks that share a scale may be more than half of what a GPU runs at once."""
-        blocks = self.blocks(sequences, seqlen)
-        if self.mode == "tensor":
-            blocks *= heads
-        elif self.lengths != "packed":
-            blocks //= sequences
-        return PATIENCE if self.mode == "block" or 2 * blocks <= num_sms * (1024 // self.num_threads) else 1
-
-    def words(self, sequences: int, heads: int, seqlen: int, num_scales: int) -> tuple[int, int]:
-        """32-bit words behind the scales: maxima, arrivals and a count, zeros at first; then the list of blocks."""
+    def lead(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
+        """By how many thread blocks maxima are ahead of the cast: those that share a scale, which must have started,
+        and as many as a GPU runs at once, so that their maxima are there."""
         if self.mode == "token":
-            return 0, 0
-        return 2 * num_scales + 1, self.blocks(sequences, seqlen) * heads
+            return 0
+        blocks = self.blocks(sequences, seqlen)
+        sharing = {
+            "tensor": blocks * heads,
+            "head": blocks if self.lengths == "packed" else blocks // sequences,
+            "block": ceil_div(self.block, TOKENS) + 1,
+        }[self.mode]
+        return min(sharing + num_sms * (_THREADS_OF_SM // self.num_threads), blocks * heads)
+
+    def zeros(self, sequences: int, heads: int, seqlen: int) -> int:
+        """32-bit words behind the scales, zeros at first: maxima of each block."""
+        words = {"token": 0, "block": 2}.get(self.mode, 1)
+        return words * self.blocks(sequences, seqlen) * heads
 
     def workspace(self, sequences: int, heads: int, seqlen: int) -> tuple[int, int]:
         """Bytes of the sums and of the means; 0 without smoothing."""
@@ -107,17 +113,23 @@ class Quantizer:
         return of_sums, of_means
 
     def numbers(
-        self, pointers: Sequence[int], sign_bits: bytes, x: Any, out: Any, sequences: int, num_scales: int,
-        patience: int,
-    ) -> list[int]:  # fmt: skip
+        self,
+        pointers: Sequence[int],
+        sign_bits: bytes,
+        x: Any,
+        out: Any,
+        sequences: int,
+        num_scales: int,
+        num_sms: int,
+    ) -> list[int]:
         """The members of ``QuantizeParams``. ``pointers``: of x, out, scale and the words behind the scales, sums, mean
         and lengths. ``x`` and ``out`` have the axes (batch, heads, seqlen, head_dim), or (batch, heads, head_dim,
         positions)."""
-        given, scale, *rest = pointers[:2], pointers[2], *pointers[3:]
-        largest = scale + 4 * num_scales
-        behind = scale, largest, largest + 4 * num_scales, largest + 8 * num_scales
+        maxima = pointers[2] + 4 * num_scales
         bits = sign_bits.ljust(32, b"\0")
         signs = [int.from_bytes(bits[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
         _, heads, seqlen, _ = x.shape
-        sizes = [sequences, heads, seqlen, self.blocks(sequences, seqlen), num_scales, patience]
-        return [*given, *behind, *rest, *signs, *x.strides[:3], *out.strides[:3], *sizes]
+        lead = self.lead(sequences, heads, seqlen, num_sms)
+        sizes = [sequences, heads, seqlen, self.blocks(sequences, seqlen), lead]
+        strides = *x.strides[:3], *out.strides[:3]
+        return [*pointers[:3], maxima, *pointers[3:], *signs, *strides, *sizes]

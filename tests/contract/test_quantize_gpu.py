@@ -85,19 +85,12 @@ def test_a_mean_key(cp):
 @pytest.mark.parametrize("role", ["k", "v"])
 @pytest.mark.parametrize("per", ["head", "tensor"])
 def test_more_blocks_than_a_gpu_runs_at_once(cp, per, role):
-    """They do not wait for the maxima of one another: a second launch casts them."""
     assert_same_bits(cp, normal(1, 1, 70_000, 64), role=role, per=per)
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("per", ["head", "tensor", "block"])
-def test_blocks_that_give_up_are_cast_later(cp, per, role, monkeypatch):
-    monkeypatch.setattr("cufa.kernels.quantize.PATIENCE", 1)
     assert_same_bits(cp, normal(3, 16, 2000, 128), role=role, per=per)
 
 
 def test_streams_side_by_side(cp):
-    """Blocks of several calls share the GPU, and wait for blocks that may not run yet."""
+    """Blocks of several calls share the GPU."""
     there = device_array(cp, normal(2, 32, 8192, 128))
     right, right_scale = cufa.quantize(there, role="k", rotate=1)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(6)]

@@ -13,7 +13,7 @@ import pytest
 from cufa.build.static_compile import check_report, static_compile
 from cufa.calls.quantize import _signs
 from cufa.gpu.architectures import find_architecture
-from cufa.kernels.quantize import NUM_MEMBERS, PARAMETER, PATIENCE, SOURCE, Quantizer
+from cufa.kernels.quantize import NUM_MEMBERS, PARAMETER, SOURCE, Quantizer
 from cufa.problem import float8
 from cufa.problem.lengths import DENSE, Lengths, Packed, Padded
 from cufa.run.cpu import quantize as twin
@@ -27,7 +27,7 @@ PADDED = Padded((7, 150), (7, 150))
 
 def both(
     role: str, mode: str, head_dim: int = 64, lengths: Lengths = DENSE, dtype: str = "bfloat16",
-    rotate: bool = False, smooth: bool = False, alignment: int = 16,
+    rotate: bool = False, smooth: bool = False, alignment: int = 16, num_sms: int = 1,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:  # fmt: skip
     """(e4m3, scale) of the kernels and of the twin. Padding in x is NaN."""
     rng = np.random.default_rng(head_dim)
@@ -59,8 +59,8 @@ def both(
     given = {PACKED: [0, *np.cumsum(PACKED.keys or ())], PADDED: PADDED.keys}.get(lengths, [0])
     of_sums, of_means = quantizer.workspace(sequences, heads, seqlen)
     count = scales[0].size
-    zeroed, listed = quantizer.words(sequences, heads, seqlen, count)
-    words = np.concatenate([np.full(count, np.nan, np.float32), np.zeros(zeroed + listed, np.float32)])
+    words = np.zeros(count + quantizer.zeros(sequences, heads, seqlen), np.float32)
+    words[:count] = np.nan if lengths is DENSE else 1
     memory = [
         GlobalArray(name, y, writable)
         for name, y, writable in (
@@ -70,10 +70,9 @@ def both(
             ("lengths", np.array(given, np.int32), False),
         )
     ]  # fmt: skip
-    # A block that is not the last of its scale gives up: the executor runs blocks one after another.
-    numbers = quantizer.numbers([y.address for y in memory], bits, x, found[0], sequences, count, patience=1)
+    numbers = quantizer.numbers([y.address for y in memory], bits, x, found[0], sequences, count, num_sms)
     assert len(numbers) == NUM_MEMBERS
-    launches = quantizer.launches(sequences, heads, seqlen)
+    launches = quantizer.launches(sequences, heads, seqlen, num_sms)
     entries = build.kernel(SOURCE, quantizer.constants, [y.entry for y in launches], True, (PARAMETER,))
     argument = (ctypes.c_int64 * NUM_MEMBERS)(*numbers)
     for launch in launches:
@@ -126,16 +125,18 @@ def test_builds_spill_nothing_and_fit(build_of: Quantizer, nvrtc: None) -> None:
     report = static_compile(SOURCE, build_of.constants, find_architecture(90))
     assert not report.warnings and not check_report(report)
     registers = {x.name: x.registers for x in report.entries}
-    for launch in build_of.launches(2, 3, 1000):
+    for launch in build_of.launches(2, 3, 1000, 132):
         assert launch.shared_memory <= 48 << 10 and registers[launch.entry] * launch.num_threads <= 65536
-    assert 1024 * registers["quantize"] <= 65536  # Quantizer.patience: 1,024 threads of an SM
+    assert 1024 * registers["quantize"] <= 65536  # Quantizer.lead: 1,024 threads of an SM
 
 
-def test_who_waits() -> None:
-    """A head's blocks wait for one another if a GPU runs twice as many."""
+def test_maxima_are_ahead_of_the_cast() -> None:
+    """Of all blocks that share a scale, and of as many as a GPU runs at once; at most of all."""
     of_head = Quantizer(128, "bfloat16", 16, "dense", "head", 64, False, False, False)
-    assert of_head.patience(4, 16, 4096, 132) == of_head.patience(4, 16, 16384, 132) == PATIENCE
-    assert of_head.patience(4, 16, 20_000, 132) == 1
-    of_tensor = dataclasses.replace(of_head, mode="tensor")
-    assert of_tensor.patience(4, 16, 4096, 132) == 1 and of_tensor.patience(1, 2, 4096, 132) == PATIENCE
-    assert dataclasses.replace(of_head, mode="block").patience(1, 16, 1 << 20, 132) == PATIENCE
+    assert of_head.lead(4, 16, 4096, 132) == 64 + 4 * 132 and of_head.lead(1, 1, 4096, 132) == 64
+    for mode, lengths, sharing in (
+        ("tensor", "dense", 4 * 16 * 64), ("head", "packed", 2 * (32 + 4 + 1)), ("block", "dense", 5),
+    ):  # fmt: skip
+        other = dataclasses.replace(of_head, mode=mode, lengths=lengths, block=224)
+        assert sharing <= other.lead(4, 16, 4096, 1) <= sharing + 4
+    assert dataclasses.replace(of_head, mode="token").lead(4, 16, 4096, 132) == 0

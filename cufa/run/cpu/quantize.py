@@ -44,15 +44,19 @@ def quantize(
     places = places_of(lengths)
     if mode == "tensor":
         largest = max(
-            (_amax(_prepared(x, place, signs, smooth)).max(initial=0) for place in places), default=0
+            (_amax(_smoothed(x, place, smooth), signs).max(initial=0) for place in places), default=0
         )
         scale[...] = scale_of(np.array(largest, np.float32))
     for place in places:
-        y = _prepared(x, place, signs, smooth)
+        y = _smoothed(x, place, smooth)
         if not y.shape[2]:
             continue
-        own = scale if mode == "tensor" else _scale_of(place, _amax(y), scale, lengths, mode, block)
-        y *= (np.float32(1) / per_token(own, mode, block, y.shape[2]))[..., None]
+        own = scale if mode == "tensor" else _scale_of(place, _amax(y, signs), scale, lengths, mode, block)
+        inverse = np.float32(1) / per_token(own, mode, block, y.shape[2])[..., None]
+        if signs is not None:
+            rotated(y, signs)
+            inverse *= _root(y.shape[-1])
+        y *= inverse
         np.clip(y, -LARGEST, LARGEST, out=y)
         out[place[1], :, place[3]] = y.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
@@ -77,9 +81,15 @@ def scale_of(amax: Array) -> Array:
     return found
 
 
-def _amax(y: Array) -> Array:
-    """The largest magnitude of each token."""
-    found: Array = np.abs(y).max(axis=-1)
+def _amax(y: Array, signs: Array | None) -> Array:
+    """The largest magnitude of each token. If it is going to be rotated: a bound, ``sum |y| / √n`` of its columns that
+    are rotated together, added pair by pair."""
+    found: Array = np.abs(y)
+    if signs is not None:
+        for _ in range(_together(y.shape[-1]).bit_length() - 1):
+            found = found[..., ::2] + found[..., 1::2]
+        found *= _root(y.shape[-1])
+    found = found.max(axis=-1)
     if not np.isfinite(found).all():
         b, head, token = np.argwhere(~np.isfinite(found))[0].tolist()
         raise ValueError(
@@ -88,13 +98,13 @@ def _amax(y: Array) -> Array:
     return found
 
 
-def _prepared(x: Array, place: Place, signs: Array | None, smooth: bool) -> Array:
-    """The tokens of some sequences in float32, smoothed and rotated."""
+def _smoothed(x: Array, place: Place, smooth: bool) -> Array:
+    """The tokens of some sequences in float32."""
     _, batch, _, rows = place
     y: Array = x[batch, :, rows].astype(np.float32)
     if smooth and y.shape[2]:
         y -= y.mean(axis=2, keepdims=True, dtype=np.float64).astype(np.float32)
-    return y if signs is None else rotated(y, signs)
+    return y
 
 
 def widened(x: Array, scale: Array, mode: str, block: int, dtype: Any) -> Array:
@@ -107,10 +117,9 @@ def widened(x: Array, scale: Array, mode: str, block: int, dtype: Any) -> Array:
 
 
 def rotated(y: Array, signs: Array) -> Array:
-    """y times diag(signs) H / √n in place, for each n columns; H is the Hadamard matrix of n columns, n the largest
-    power of two that divides head_dim."""
+    """y times diag(signs) H in place, for each n columns; H is the Hadamard matrix of n columns."""
     head_dim = y.shape[-1]
-    size = head_dim & -head_dim
+    size = _together(head_dim)
     y *= signs
     distance = 1
     while distance < size:
@@ -118,8 +127,16 @@ def rotated(y: Array, signs: Array) -> Array:
         low, high = pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]
         pairs[..., 0, :], pairs[..., 1, :] = low, high
         distance *= 2
-    y *= np.float32(size**-0.5)
     return y
+
+
+def _together(head_dim: int) -> int:
+    """Columns that are rotated together: the largest power of two that divides head_dim."""
+    return head_dim & -head_dim
+
+
+def _root(head_dim: int) -> Any:
+    return np.float32(_together(head_dim) ** -0.5)
 
 
 def transposed(x: Array, out: Array, lengths: Lengths) -> None:

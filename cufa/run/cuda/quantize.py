@@ -42,12 +42,14 @@ def quantize(
     if not (heads and seqlen and sequences):
         out.fill(0)
         return cupy.ones(scale_shape, cupy.float32)
-    zeroed, listed = build.words(*sizes, num_scales)
-    words = cupy.empty(num_scales + zeroed + listed, cupy.float32)
+    num_sms, zeros = device(device_id).num_sms, build.zeros(*sizes)
+    words = cupy.empty(num_scales + zeros, cupy.float32)
     scale = words[:num_scales].reshape(scale_shape)
     stream = cupy.cuda.get_current_stream(device_id)
-    if zeroed:
-        words[num_scales:].data.memset_async(0, 4 * zeroed, stream)
+    if zeros:
+        words[num_scales:].data.memset_async(0, 4 * zeros, stream)
+    if build.lengths != "dense":
+        scale.fill(1)  # those of no token
     pointers = [x.data.ptr, out.data.ptr, words.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
     with contextlib.ExitStack() as stack:
         if build.smooth:
@@ -57,9 +59,8 @@ def quantize(
             if memory.partial_bytes < of_sums + of_means:
                 memory.grow(stream, device_id, 0, of_sums + of_means)
             pointers[3:5] = memory.partial, memory.partial + of_sums
-        patience = build.patience(*sizes, device(device_id).num_sms)
-        numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales, patience)
-        for launch in build.launches(*sizes):
+        numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales, num_sms)
+        for launch in build.launches(*sizes, num_sms):
             kernel = _kernel(build, launch.entry, launch.num_threads, launch.shared_memory, device_id)
             kernel(launch.grid[0], numbers, launch.grid[1])
     return scale
