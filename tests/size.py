@@ -40,9 +40,9 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 72_624,
+    "lines of the product": 73_600,
     "lines of cufa": 27_460,
-    "lines of tests": 43_497,
+    "lines of tests": 43_800,
     "lines of forward/fa3/kernel.cu with its includes": 3_972,
     "lines of forward/fa2/kernel.cu with its includes": 2_729,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_544,
