@@ -123,6 +123,7 @@ def template(palette_name: str) -> go.layout.Template:
         xaxis=axis,
         yaxis=axis,
         bargap=0.15,
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": p.muted, "activecolor": p.text},
         annotationdefaults={"font": {"color": p.muted, "size": 12}, "showarrow": False},
     )
     return go.layout.Template(layout=layout)

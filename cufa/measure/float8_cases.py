@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from ..problem.problem import Problem
 from .cases import Case, Contender, contenders
 from .distributions import DISTRIBUTIONS, NEEDLES
-from .quantized import QUANTIZE, Quantized
+from .quantized import BASELINE, QUANTIZE, Quantized
 
 NEEDLE_KEYS = {True: 1 << 17, False: 1 << 13}
 """Keys among which a needle is looked for, on a GPU and on the CPU."""
 _NEEDLE_QUERIES = 4 * NEEDLES
-_BASELINE = Contender(name="bfloat16")
+_BASELINE = Contender(name=BASELINE)
 _RECIPES = (
     *(
         Quantized(per, rotated)

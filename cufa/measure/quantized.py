@@ -12,6 +12,8 @@ from ..problem import float8
 from ..problem.problem import Problem
 from .timing import Run
 
+BASELINE = "bfloat16"
+"""The label of the planner's kernel on 16-bit inputs, which e4m3 is compared with."""
 QUANTIZE = "quantize q, k and v"
 """A contender that only quantises."""
 
