@@ -26,6 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# JAX takes three quarters of a GPU's memory when a process first uses it. Processes share the GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+_KEPT_BYTES = 1 << 30
+"""Memory of a GPU that a process may keep from one test to the next."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     every_case = config.getoption("--every-case")
     sampling.settle_date(every_case)
@@ -103,6 +110,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures have dropped their arrays
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Give back memory that other processes need, after tests that used much of it."""
+    if not item.get_closest_marker("gpu"):
+        return
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    if cupy and cupy.get_default_memory_pool().total_bytes() > _KEPT_BYTES:
+        cupy.get_default_memory_pool().free_all_blocks()
+    if torch and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 def _turn(item: pytest.Item) -> int:

@@ -149,7 +149,7 @@ def test_norms_of_keys(backend, fp8, page_size):
         k = np.ascontiguousarray(case.k_cache.swapaxes(1, 2))
         norms = backend.host(cufa.key_norms(backend.array(case.k_cache), **options))
         swapped = backend.host(cufa.key_norms(backend.array(k), layout="bshd", **options))
-        np.testing.assert_array_equal(norms, swapped)
+        np.testing.assert_allclose(norms, swapped, rtol=1e-6)  # sums of another layout add in another order
         assert norms.dtype == np.float32 and norms.shape == (3, 2)
         for b in range(3):
             true = np.linalg.norm(case.sequence(b, "k")[0], axis=2).max(axis=1, initial=0)

@@ -329,15 +329,14 @@ class TestOnAGpu:
         problem = suites.make(1, 4, 300, 64, "bfloat16", True)
         names = [s.algorithm for s in kernels_of("forward").values() if "bfloat16" in s.dtypes]
         rows, skipped = run_case(Case(problem, contenders(*names)), device, GPU_LIMITS, seconds=0.05)
-        assert not skipped
-        assert [row.label for row in rows] == names
+        assert [row.label for row in rows] == names and not skipped
         assert all(row.error < 3e-2 and 0 < row.seconds < 0.1 for row in rows)
 
     def test_torch_peers_compute_the_same(self, device):
         pytest.importorskip("torch")
         problem = suites.make(1, 4, 512, 64, "bfloat16", True)
-        rows, _ = run_case(Case(problem, contenders(*peers.PEERS)), device, GPU_LIMITS, seconds=0.05)
-        assert {"torch flash", "torch math"} <= {row.label for row in rows}
+        rows, skipped = run_case(Case(problem, contenders(*peers.PEERS)), device, GPU_LIMITS, seconds=0.05)
+        assert {"torch flash", "torch math"} <= {row.label for row in rows}, skipped
         assert all(row.error < 5e-2 for row in rows)
 
     def test_torch_peers_align_causal_bottom_right(self, device):
@@ -346,7 +345,7 @@ class TestOnAGpu:
         problem = suites.make(1, 4, 100, 64, "bfloat16", True, seqlen_k=300)
         case = Case(problem, contenders("torch flash", "torch cudnn", "fa2"))
         rows, skipped = run_case(case, device, GPU_LIMITS, seconds=0.05)
-        assert {row.label for row in rows} == {"torch flash", "fa2"}
+        assert {row.label for row in rows} == {"torch flash", "fa2"}, skipped
         assert all(row.error < 5e-2 for row in rows)
         assert [(s.label, "top-left" in s.reason) for s in skipped] == [("torch cudnn", True)]
 
@@ -356,7 +355,10 @@ class TestOnAGpu:
         seconds = []
         for batch in (1, 8):
             problem = suites.make(batch, 16, 4096, 64, "float16", False)
-            rows, _ = run_case(Case(problem, contenders("torch flash")), device, GPU_LIMITS, seconds=0.1)
+            rows, skipped = run_case(
+                Case(problem, contenders("torch flash")), device, GPU_LIMITS, seconds=0.1
+            )
+            assert rows, skipped  # with the peer's error
             seconds.append(rows[0].seconds)
         assert seconds[1] > 2 * seconds[0] > 50e-6
 
