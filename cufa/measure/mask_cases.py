@@ -15,7 +15,7 @@ from ..problem.mask import CAUSAL, FULL, Mask
 from ..problem.problem import Problem
 from .cases import Case, Contender, best, contenders, of_forward
 
-_PEERS = ("flex", "fa4", "torch flash", "torch cudnn")
+_PEERS = ("flex", "flex flash", "fa4", "torch flash", "torch cudnn")
 
 WINDOW = masks.window(1023, 0)
 
@@ -39,7 +39,9 @@ def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
             problem = operation(dataclasses.replace(shape, mask=mask))
             if problem.operation == "backward" or mask not in (FULL, WINDOW):  # those are among the bands
                 yield Case(
-                    problem, contenders(*best(problem, device), "flex"), f"{name}, {problem.operation}"
+                    problem,
+                    contenders(*best(problem, device), "flex", "flex flash"),
+                    f"{name}, {problem.operation}",
                 )
 
 
@@ -67,5 +69,5 @@ def _documents(shape: Problem, device: Device | None) -> Case:
         lengths=Packed(tokens, tokens, lengths, lengths),
     )  # fmt: skip
     ours = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed, device))
-    found = (*contenders(*best(problem, device)), *ours, *contenders("flex"))
+    found = (*contenders(*best(problem, device)), *ours, *contenders("flex", "flex flash"))
     return Case(problem, found, f"causal documents, {problem.operation}")

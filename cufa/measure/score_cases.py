@@ -53,7 +53,7 @@ def of_shape(shape: Problem, device: Device | None) -> Iterator[Case]:
         for name, (function, arrays, built_in) in forms.items():
             made = score(function, **arrays)
             problem = operation(dataclasses.replace(causal, score=made.change()))
-            found = [*contenders(*best(problem, device), "flex")]
+            found = [*contenders(*best(problem, device), "flex", "flex flash")]
             if built_in:
                 other = operation(dataclasses.replace(causal, **built_in))
                 found += [Contender(x, name=f"{x} built in", problem=other) for x in best(other, device)]

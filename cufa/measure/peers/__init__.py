@@ -39,18 +39,14 @@ class Family:
         return next((f"{package} is not installed" for package in lacking), "")
 
 
+_CUTE = {"torch": "torch", "flash_attn.cute": "flash-attn-4"}
 FAMILIES = {
     family.name: family
     for family in (
         Family("torch", "torch's scaled_dot_product_attention", tuple(sdpa.BACKENDS), sdpa),
         Family("flex", "torch's compiled FlexAttention", ("flex",), flex),
-        Family(
-            "fa4",
-            "FlashAttention-4 (CuTe)",
-            ("fa4",),
-            fa4,
-            {"torch": "torch", "flash_attn.cute": "flash-attn-4"},
-        ),
+        Family("flex-flash", "torch's FlexAttention on FlashAttention-4", ("flex flash",), flex, _CUTE),
+        Family("fa4", "FlashAttention-4 (CuTe)", ("fa4",), fa4, _CUTE),
     )
 }
 PEERS = tuple(name for family in FAMILIES.values() for name in family.peers)

@@ -1,4 +1,5 @@
-"""torch's FlexAttention, compiled, with its block mask made beforehand."""
+"""torch's FlexAttention, compiled, with its block mask made beforehand: "flex" in Triton, "flex flash" on
+FlashAttention-4."""
 
 from __future__ import annotations
 
@@ -26,20 +27,27 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)
     if problem.alibi or (problem.score is not None and problem.softcap is not None):
         raise NotImplementedError("changes of scores are put to FlexAttention one at a time here")
-    attention = _compiled(problem)
+    attention = _compiled(problem, name)
     if problem.score is not None:
         of_score = [tensors.to_torch(arrays[f"score{n}"]) for n in range(len(problem.score.shapes))]
         attention = functools.partial(attention, score_mod=score_mod(problem.score.expression, of_score))
     return tensors.runs(attention, arrays)
 
 
-@functools.lru_cache(1)  # the sets of inputs of one problem share it
-def _compiled(problem: Problem) -> Callable[..., Any]:
+@functools.lru_cache(1)
+def _new_problem(problem: Problem) -> None:
+    """Past a handful of shapes torch stops compiling and falls back to a slow path, without a word."""
+    import torch
+
+    torch._dynamo.reset()
+
+
+@functools.lru_cache(2)  # the sets of inputs of one problem share it
+def _compiled(problem: Problem, name: str) -> Callable[..., Any]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # Past a handful of shapes torch stops compiling and falls back to a slow path, without a word.
-    torch._dynamo.reset()
+    _new_problem(problem)
     # The backward runs more than once on the tensors that the forward kept.
     torch._functorch.config.donated_buffer = False
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
@@ -51,6 +59,8 @@ def _compiled(problem: Problem) -> Callable[..., Any]:
         seen = mask_mod(problem, lambda x: torch.from_numpy(x.copy()).cuda())
         block_mask = create_block_mask(seen, *outer, *lengths, device="cuda")
     options: dict[str, Any] = {"block_mask": block_mask, "scale": problem.scale}
+    if name == "flex flash":
+        options["kernel_options"] = {"BACKEND": "FLASH"}
     if problem.softcap is not None:
         options["score_mod"] = _capped(problem.softcap)
     if problem.group_size > 1:
