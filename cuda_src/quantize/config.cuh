@@ -1,4 +1,4 @@
-// The compile-time choices of the quantiser. cufa/run/cuda/quantize.py fills them in; read alone, this file is the example build
+// The compile-time choices of the quantiser. cufa/kernels/quantize.py fills them in; read alone, this file is the example build
 // below: bfloat16 keys of head dim 128, one scale for each head, rotated.
 #ifndef CUFA_CONFIG
 #define CUFA_CONFIG

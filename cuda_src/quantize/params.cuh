@@ -1,4 +1,4 @@
-// The argument of the quantiser's kernels: members of 8 bytes, which cufa/run/cuda/quantize.py lists in this order.
+// The argument of the quantiser's kernels: members of 8 bytes, which cufa/kernels/quantize.py lists in this order.
 #pragma once
 #include "primitives/primitives.cuh"
 

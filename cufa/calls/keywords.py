@@ -12,8 +12,14 @@ from typing import Any
 
 _ANSWERS = (
     ("attn_mask", "mask", "mask=cufa.masks.from_dense(attn_mask), or one of cufa.masks"),
-    ("block_mask mask_mod score_mod", "mask", "mask=, made by cufa.masks"),
-    ("bias attn_bias", "", "bias matrices are not served; ALiBi is alibi_slopes="),
+    ("block_mask mask_mod", "mask", "mask=, made by cufa.masks"),
+    ("score_mod", "score", "score=cufa.score(function, **arrays)"),
+    ("attn_bias", "bias", "bias="),
+    (
+        "bias attn_bias score score_mod",
+        "alibi_slopes",
+        "it changes scores by alibi_slopes= and softcap= only",
+    ),
     ("dropout_p dropout dropout_rate", "", "dropout is not served, leave it out"),
     ("enable_gqa", "", "query heads share key/value heads wherever q has more heads, leave it out"),
     ("is_causal", "causal", 'causal=True (bottom-right), or mask=cufa.masks.causal("top-left")'),

@@ -28,6 +28,8 @@ _IRREGULAR_MASKS = {
     "bits": "masks with a bit for each score",
 }
 
+_SAME_FIRST_KEYS = "masks with a prefix or kept keys (one number for all sequences)"
+
 _LENGTHS = {"padded": "padded sequences (seqlens_q, seqlens_k)", "packed": "packed sequences (cu_seqlens)"}
 
 _OPTIONS = {
@@ -297,6 +299,8 @@ def _masks(kernel: Kernel) -> str:
     if {*kernel.masks} >= {*MASK_KINDS}:
         return "all masks"
     irregular = [_IRREGULAR_MASKS[kind] for kind in kernel.masks if kind in _IRREGULAR_MASKS]
+    if not kernel.first_keys_by_sequence:
+        irregular = [x.replace(_IRREGULAR_MASKS["sets"], _SAME_FIRST_KEYS) for x in irregular]
     return ", ".join(("band masks", *irregular))
 
 

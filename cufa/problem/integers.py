@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: JSON holds an array up to this many compressed bytes, else only its digest.
-_MOST_BYTES = 1 << 15
+#: JSON holds an array if its compressed values have at most this many base64 characters, else only its digest.
+_MOST_CHARACTERS = 1 << 15
 
 INT32 = np.iinfo(np.int32)
 
@@ -113,7 +113,7 @@ class Integers:
             return in_short
         steps = np.diff(self.values, prepend=np.int32(0))  # wraps around, and so does the sum of them
         packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()
-        if len(packed) > _MOST_BYTES:
+        if len(packed) > _MOST_CHARACTERS:
             return in_short
         return {"shape": list(self.shape), "packed": packed}
 
@@ -122,8 +122,10 @@ class Integers:
         if "packed" not in record:
             return Integers(None, tuple(record["shape"]), record["digest"])
         packed, size = record["packed"], 4 * math.prod(record["shape"])
-        if len(packed) > _MOST_BYTES:
-            raise ValueError(f"packed has {len(packed):,} characters, at most {_MOST_BYTES:,} are written")
+        if len(packed) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"packed has {len(packed):,} characters, at most {_MOST_CHARACTERS:,} are written"
+            )
         stream = zlib.decompressobj()
         content = stream.decompress(base64.b64decode(packed), size + 1)  # never more than the shape needs
         if len(content) != size:

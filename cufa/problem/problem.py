@@ -27,8 +27,9 @@ MAX_SIZE = 2**31 - 1
 #: the open end of a run of rows, 2**31 - 1.
 MAX_DIAGONAL = 2**30
 
-#: The kinds of mask that kernels are compiled for: no bound, a right bound, both bounds, a band with exempt tokens
-#: ("sets"), keys hidden from one run of rows, from two runs. MaskKind of cuda_src/shared/mask.cuh.
+#: The kinds of mask that kernels are compiled for: no bound, a right bound, a left bound ("band", with a right bound or
+#: without), a band with exempt tokens ("sets"), keys hidden from one run of rows or from two, a bit for each score.
+#: MaskKind of cuda_src/shared/mask.cuh.
 MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2", "bits")
 
 #: The kinds that are band masks.
@@ -101,7 +102,8 @@ class Problem:
     invariant: bool = False
     """Decode: the bits of a sequence's result depend on that sequence alone."""
     accumulate: str = "auto"
-    """Inputs of e4m3: where products with V are added in float32, after each "tile" or each "row" of tiles."""
+    """Inputs of e4m3: when P V is added to O in float32: after each "tile", after a number of tiles (as text), or after
+    the last tile of a "row". "auto": by length."""
     v_head_dim: int | None = None
     """Head dim of v and out; None: that of q and k, :attr:`head_dim`. See :attr:`v_dim`."""
     running: tuple[int, int, int, int] | None = None

@@ -17,7 +17,7 @@ from cufa.build.compiler import SOURCE_DIR, choices, config_file, included_files
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of, support
 from cufa.kernels.support import refusal
-from cufa.problem.lengths import DENSE, LENGTH_KINDS, Packed, Padded
+from cufa.problem.lengths import DENSE, LENGTH_KINDS, Cached, Packed, Padded
 from cufa.problem.problem import MASK_KINDS, Problem
 
 CALLS = {
@@ -41,6 +41,19 @@ def test_the_readmes_table_has_all_kernels_but_the_ablations():
     assert names == [name for name in KERNELS if "noskip" not in name]
     assert len({line.count("|") for line in lines}) == 1
     assert table in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("spec", [x for x in KERNELS.values() if not x.ablation], ids=lambda s: s.name)
+def test_the_table_names_global_tokens_where_they_are_served(spec):
+    dtypes = {"out_dtype": next(iter(spec.out_dtypes), None)}
+    dtypes |= dict.fromkeys(("k_dtype", "v_dtype"), next(iter(spec.k_dtypes), None))
+    problem = Problem(
+        1, 1, 1, 8, 64, spec.configs[0].min_head_dim, spec.dtypes[0], mask=masks.global_window(2, 4, 0),
+        precision=spec.precisions[0], operation=spec.operation, **dtypes,
+        lengths=Cached() if spec.operation == "decode" else DENSE,
+    )  # fmt: skip
+    said = support.table([spec])
+    assert ("all masks" in said or "global tokens" in said) == (refusal(spec, problem) is None)
 
 
 @pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda s: s.name)
