@@ -5,14 +5,14 @@
 #include "shared/element.cuh"
 
 constexpr int HEAD_DIM = 128;       // columns: a multiple of 16, at most 256
-constexpr int ELEMENT_BYTES = 2;    // of a number of x: 2 or 4
-constexpr bool BFLOAT16 = true;     // two bytes: bfloat16, else float16
-constexpr int ALIGNMENT = 16;       // bytes of which each row's address is a multiple; 16: whole vectors are loaded
+constexpr int ELEMENT_BYTES = 2;    // bytes of an element of x: 2 or 4
+constexpr bool BFLOAT16 = true;     // elements of two bytes are bfloat16, else float16
+constexpr int ALIGNMENT = 16;       // bytes of which each row's address is a multiple: 16, or 2 (narrow loads)
 constexpr int LENGTHS = 0;          // a LengthsKind (shared/lengths.cuh)
 
-constexpr int SCALE_OF = 1;         // a ScaleOf (kernel.cu): what has a scale of its own
-constexpr int SCALE_BLOCK = 64;     // tokens of a block, if blocks have scales
+constexpr int SCALE_OF = 1;         // a ScaleOf (kernel.cu): what shares a scale
+constexpr int SCALE_BLOCK = 64;     // OF_BLOCK: tokens that share a scale
 constexpr bool ROTATE = true;       // rows are multiplied by diag(signs) H / sqrt(n)
 constexpr bool SMOOTH = false;      // the mean row of each head is subtracted
-constexpr bool TRANSPOSE = false;   // values: written as columns (shared/value_tile.cuh)
+constexpr bool TRANSPOSE = false;   // values: written as V^T (shared/value_tile.cuh)
 #endif

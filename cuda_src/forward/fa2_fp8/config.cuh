@@ -7,16 +7,16 @@
 constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 16, at most 256
 constexpr bool BFLOAT16 = true;      // results are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;  // of results; q, k and v are e4m3
-constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: fixed
-constexpr bool VALUES_IN_ROWS = false;  // p.v has rows of values, which a launch before has transposed to the workspace
+constexpr int ALIGNMENT = 16;        // fixed: bytes of which each row's address is a multiple
+constexpr bool VALUES_IN_ROWS = false;  // p.v is not transposed: an earlier launch wrote V^T to the workspace
 
 constexpr int BLOCK_Q = 128;         // Br: query rows of a block, 16 for each warp
-constexpr int BLOCK_KV = 224;        // Bc: keys of a tile; part of the result's definition
+constexpr int BLOCK_KV = 224;        // Bc: keys of a tile. The result depends on Bc: P is rounded relative to m after its tile
 constexpr int NUM_WARPS = 8;         // warps of a thread block
-constexpr int BLOCKS_PER_SM = 1;     // resident thread blocks that registers must suffice for (__launch_bounds__)
+constexpr int BLOCKS_PER_SM = 1;     // resident thread blocks per SM (__launch_bounds__ limits registers)
 constexpr int SMEM_BYTES = 81408;    // dynamic shared memory of the launch
 
-constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what a scale of q belongs to
+constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what shares a scale of q
 constexpr int K_SCALE = 1;           // the same for k
 constexpr int V_SCALE = 1;           // the same for v
 
@@ -25,7 +25,7 @@ constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are n
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 
-constexpr bool ALIBI = false;        // never here: support.py refuses ALiBi
-constexpr bool SINK = false;         // never here: support.py refuses sinks
+constexpr bool ALIBI = false;        // fixed: support.py refuses ALiBi
+constexpr bool SINK = false;         // fixed: support.py refuses sinks
 constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
 #endif

@@ -14,19 +14,19 @@
 // the scale of v at the end.
 //
 // Departures, and why:
-//   - Tiles run from last to first: a causal mask touches only the last tiles, and first keys (sinks) come when m is known best.
-//   - The 8-bit B operand has k along its rows: V comes transposed, its keys permuted inside each 32, so that P's accumulators
-//     are P's operand as they stand (cufa/problem/float8.py).
-//   - A warp has 16 rows and holds their scores of a whole tile, as P is rounded against the maximum of the tile: with 224 keys
-//     these are 112 registers. Q is read from shared memory again for each tile.
+//   - Tiles run from last to first: a causal mask touches only the last tiles; first keys (sinks) come when m is almost final.
+//   - The 8-bit B operand has k along its rows, so V comes transposed. Each 32 keys of V are permuted so that the accumulators
+//     of S, packed to e4m3, are the operand P without shuffles (cufa/problem/float8.py).
+//   - P is rounded relative to m after its tile: a warp must hold the scores of 16 rows and a whole tile before it packs P. With
+//     224 keys these are 112 registers. To save registers, Q is read from shared memory again for each tile.
 //   - One buffer for K and one for V: the 99 KiB of sm_89 and sm_120 do not hold two tiles at head dim 128.
-//   - P V of a tile is summed from 0, some columns of O after others, and O = alpha O + P V is one FFMA: tensor cores add 8-bit
-//     products in fewer bits than float32 has (NOTES.md), which long rows would show.
+//   - P V of a tile is summed from 0 for a few columns at a time; then O = alpha O + P V is one FFMA. Tensor cores add 8-bit
+//     products in fewer bits than float32 (NOTES.md): over long rows that error would grow.
 // sm_89 and sm_120 multiply 8-bit operands (QMMA); for sm_90 and sm_100 ptxas unpacks them to float16 (HMMA).
 // Measurements: NOTES.md.
 #include "forward/fa2_fp8/config.cuh"
-constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,
-constexpr int PACKED_HEADS = 1;     // and rows of one head
+constexpr bool SPLIT_KEYS = false;  // a thread block visits all keys of its rows (forward/splits.cuh)
+constexpr int PACKED_HEADS = 1;     // a query tile has rows of one head
 #include "forward/float8_scores.cuh"
 #include "forward/float8_values.cuh"
 #include "forward/query_block.cuh"
@@ -50,8 +50,8 @@ static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256 && ALIGNMENT == 16, "rows ar
 static_assert(!is_irregular(MASK_KIND), "fa2_forward_fp8 takes band masks");
 static_assert(!ALIBI && !SINK, "fa2_forward_fp8 takes no ALiBi and no sinks");
 
-// Dynamic shared memory: the offset of each buffer, in order. The padding of Q and K is filled together. The work item, which
-// only the end needs, is parked in the last 16 bytes of Q's first row, which no product reads.
+// Dynamic shared memory: the offset of each buffer. One loop fills the padding of Q and K, so these are neighbours. The work
+// item, needed again in store() only, is parked in the last 16 bytes of Q's first row: padding that no product reads.
 struct SharedMemory {
   static constexpr int Q = 0;                       // Br rows
   static constexpr int K = Q + Br * PITCH;          // Bc rows
@@ -59,9 +59,9 @@ struct SharedMemory {
   static constexpr int PARKED = Q + PITCH - 16;
   static constexpr int BYTES = V + HEAD_DIM * V_PITCH;
 };
-static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_fp8.py must ask for the bytes that the buffers take");
+static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_fp8.py: shared_memory() must list these buffers");
 
-// The launch before, if values are rows: V^T to the workspace.
+// The launch before, if V is not transposed yet: V^T to the workspace.
 KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32) transpose_values(const __grid_constant__ Float8Params p) {
   DYN_SMEM(smem);
   transpose_block_of_values(p, smem_address(smem));
@@ -81,9 +81,9 @@ struct Rows {
   u32 P[V_STEPS][4];
   float O[HEAD_DIM / 2];  // accumulators of 16 x 8 tiles, one after another
   OnlineSoftmax<2, 0> softmax;
-  float alpha[2];         // of the tile: what earlier tiles are multiplied by
-  float qk_scale;         // of scores, without the scale of k if K_SCALE is OF_BLOCK
-  const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
+  float alpha[2];         // exp(m before this tile - m after it): the factor of O and l
+  float qk_scale;         // the scale of q, times the scale of k unless K_SCALE is OF_BLOCK
+  const float* k_scales;  // K_SCALE == OF_BLOCK: the scales of the sequence's key tiles
 
   template <typename Sequence>
   DEVICE void read_scales(const WorkItem& item, int kv_head, const Sequence& sequence) {
@@ -93,8 +93,8 @@ struct Rows {
     if constexpr (K_SCALE != OF_BLOCK) qk_scale *= ld_global<float>(k_scales);
   }
 
-  // Alg. 1, l. 8. Keys of the next products are loaded before those of this one are used: ldmatrix takes longer than a product.
-  // The loop over k is not unrolled: ptxas would load further ahead than registers suffice.
+  // Alg. 1, l. 8. ldmatrix takes longer than a product, so the keys of the next product are loaded before this product.
+  // The loop over k is not unrolled: ptxas would load further ahead, and spill.
   DEVICE void compute_scores() {
     const u32 Q_lane = smem + SharedMemory::Q + warp * 16 * PITCH + lane_offset_rows_first<PITCH>(lane);
     const u32 K_lane = smem + SharedMemory::K + lane_offset_columns_first<PITCH>(lane);
@@ -131,25 +131,25 @@ struct Rows {
     for (int i = 0; i < S_TILES; ++i) P[i / 4][i % 4] = opaque(pack_e4m3(scores, i));
   }
 
-  // Alg. 1, l. 10: O = alpha O + P V, in groups of columns. Each group stands in a branch that is always taken: without it ptxas
-  // begins a group before the previous one has ended, and needs more registers than there are.
+  // Alg. 1, l. 10: O = alpha O + P V, a slice of O's columns at a time. Each slice sits in a branch that is always taken: without
+  // that branch ptxas overlaps two slices, and spills.
   DEVICE void add_values() {
-    constexpr int GROUP = O_TILES % 4 == 0 ? 4 : 2;
+    constexpr int SLICE = O_TILES % 4 == 0 ? 4 : 2;
     const u32 V_lane = smem + SharedMemory::V + lane_offset_columns_first<V_PITCH>(lane);
     u32 B[2][4];
     ldmatrix_x4(B[0], V_lane);
 #pragma unroll
-    for (int first = 0; first < O_TILES; first += GROUP) {
+    for (int first = 0; first < O_TILES; first += SLICE) {
       if (lane_id() >= 32) continue;
-      float PV[GROUP][4] = {};
+      float PV[SLICE][4] = {};
 #pragma unroll
       for (int s = 0; s < V_STEPS; ++s) {
 #pragma unroll
-        for (int x = 0; x < GROUP; x += 2) {
-          const int now = first / 2 * V_STEPS + s * GROUP / 2 + x / 2;
-          const bool same_step = x + 2 < GROUP, same_group = same_step || s + 1 < V_STEPS;
-          const int next_s = same_step ? s : same_group ? s + 1 : 0;
-          const int next_n = same_step ? first + x + 2 : same_group ? first : first + GROUP;
+        for (int x = 0; x < SLICE; x += 2) {
+          const int now = first / 2 * V_STEPS + s * SLICE / 2 + x / 2;
+          const bool same_step = x + 2 < SLICE, same_slice = same_step || s + 1 < V_STEPS;
+          const int next_s = same_step ? s : same_slice ? s + 1 : 0;
+          const int next_n = same_step ? first + x + 2 : same_slice ? first : first + SLICE;
           if (next_n < O_TILES) ldmatrix_x4(B[(now + 1) % 2], V_lane + next_n * 8 * V_PITCH + next_s * 32);
           mma_m16n8k32_e4m3(PV[x], P[s], B[now % 2][0], B[now % 2][1]);
           mma_m16n8k32_e4m3(PV[x + 1], P[s], B[now % 2][2], B[now % 2][3]);
@@ -157,7 +157,7 @@ struct Rows {
       }
       mma_fence();
 #pragma unroll
-      for (int i = 0; i < 4 * GROUP; ++i) {
+      for (int i = 0; i < 4 * SLICE; ++i) {
         float& o = O[4 * first + i];
         o = fmaf(o, alpha[i / 2 % 2], PV[i / 4][i % 4]);
       }
@@ -178,7 +178,7 @@ struct Rows {
       const int i = row + 8 * r;
       const bool exists = i < sequence.rows(), stored = i < sequence.stored_rows();
       if (lse != nullptr && lane % 4 == 0 && stored) st_global(lse + i, exists ? softmax.lse(r) - LN_448 : NEG_INF);
-      if (LENGTHS_KIND != DENSE && !exists) {  // padding of V may be NaN
+      if (LENGTHS_KIND != DENSE && !exists) {  // padding may hold NaN, and 0 * NaN is NaN
 #pragma unroll
         for (int n = 0; n < O_TILES; ++n) O[4 * n + 2 * r] = O[4 * n + 2 * r + 1] = 0.0f;
       }
@@ -223,8 +223,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_fp8(const __gri
     const Strides V_strides = VALUES_IN_ROWS ? in_workspace : p.v_stride;
     const char* const V = static_cast<const char*>(VALUES_IN_ROWS ? p.workspace : p.v) + batch * V_strides.batch +
                           kv_head * V_strides.head + first_value;
-    const int left = int(min(positions - first_value, i64(0x7fffffff)));  // positions from the sequence's first key on
-    // opaque: each thread computes its addresses again for each tile, as registers are scarce.
+    const int left = int(min(positions - first_value, i64(0x7fffffff)));  // positions of V^T from the sequence's first key on
+    // opaque: addresses are computed again for each tile, which saves registers.
     auto copy_keys = [&](int j) {
       copy_tile_async<Bc, HEAD_DIM, PITCH, NUM_THREADS, 16, true>(  //
           smem + SharedMemory::K, K + j * (Bc * p.k_stride.seq), p.k_stride.seq, mask.keys - j * Bc, int(opaque(u32(thread))));

@@ -7,16 +7,16 @@
 constexpr int HEAD_DIM = 128;        // columns of q, k, v and o: a multiple of 16, at most 256
 constexpr bool BFLOAT16 = true;      // results are bfloat16, else float16
 using Element = SixteenBit<BFLOAT16>;  // of results; q, k and v are e4m3
-constexpr int ALIGNMENT = 16;        // bytes of which each row's address is a multiple: TMA needs 16
+constexpr int ALIGNMENT = 16;        // fixed: bytes of which each row's address is a multiple
 
 constexpr int BLOCK_Q = 128;         // Br: query rows of a work item, 64 for each consumer warpgroup
-constexpr int BLOCK_KV = 128;        // Bc: keys of a tile; also the width of V's tiles, and part of the result's definition
+constexpr int BLOCK_KV = 128;        // Bc: keys of a tile. The result depends on Bc: P is rounded relative to m after its tile
 constexpr int NUM_WARPS = 12;        // warps of a thread block: the producer's four, and four for each consumer
 constexpr int NUM_STAGES = 4;        // buffers of the K ring, and of the V ring
-constexpr int ADDED_TILES = 0;       // tiles of P V that tensor cores add up before they join O in float32; 0: all tiles
+constexpr int ADDED_TILES = 0;       // tiles of P V that tensor cores sum before float32 additions take over; 0: all tiles
 constexpr int SMEM_BYTES = 147872;   // dynamic shared memory of the launch
 
-constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what a scale of q belongs to
+constexpr int Q_SCALE = 1;           // a ScaleOf (forward/float8_scores.cuh): what shares a scale of q
 constexpr int K_SCALE = 1;           // the same for k
 constexpr int V_SCALE = 1;           // the same for v
 
@@ -25,7 +25,7 @@ constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are n
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 
-constexpr bool ALIBI = false;        // never here: support.py refuses ALiBi
-constexpr bool SINK = false;         // never here: support.py refuses sinks
+constexpr bool ALIBI = false;        // fixed: support.py refuses ALiBi
+constexpr bool SINK = false;         // fixed: support.py refuses sinks
 constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
 #endif

@@ -7,15 +7,15 @@
 // Tiles, shared memory and descriptors: memory.cuh. Compile-time choices: config.cuh. Measurements: NOTES.md.
 //
 // What differs from the 16-bit kernel, and why:
-// - Both operands of an 8-bit wgmma have k along their rows. V comes transposed, its keys permuted inside each 32, so that
-//   P's accumulators are P's operand as they stand (cufa/problem/float8.py): no shuffle, no byte permutation.
+// - Both operands of an 8-bit wgmma have k along their rows, so V comes transposed. Each 32 keys of V are permuted so that
+//   the accumulators of S, packed to e4m3, are the operand P without shuffles or byte permutations (cufa/problem/float8.py).
 // - The scales of q and k are one factor of the scores of a tile; the scale of v is a factor of O at the end.
 // - P is 448 exp(s - m): it uses all of e4m3's range. m is always the true maximum: a lazy rescale would overflow. l sums P
 //   before it is rounded.
-// - Keys go from last to first: the first keys, often attention sinks, come when m is known best.
-// - ADDED_TILES: the tensor core adds with about 14 bits. For long rows (needle in a haystack) P V of a tile is summed from 0
-//   and added to O in float32 (1), or O of some tiles is added to a sum in the workspace (2 and more).
-// - Descriptors carry the mask and the sequence of an item: one path for dense, padded and packed arrays.
+// - Tiles run from last to first: the first keys, often attention sinks, come when m is final or nearly so.
+// - ADDED_TILES: the tensor core adds with about 14 bits, too few for long rows. 1: P V of each tile is summed from 0 and
+//   added to O in float32. n > 1: every n tiles, O is added to a float32 sum in the workspace.
+// - Item descriptors carry mask and sequence: one path for dense, padded and packed arrays.
 #include "forward/fa3_fp8/config.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/register_budget.cuh"
@@ -26,7 +26,7 @@
 #include "shared/softcap.cuh"
 #include "wgmma/accumulator.cuh"
 
-// Before, if values are rows.
+// The launch before, if V is not transposed yet: V^T to the workspace.
 KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
     transpose_values(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                      const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
@@ -41,50 +41,50 @@ static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTER
 constexpr int K_STEPS = (HEAD_DIM + 31) / 32;  // k32 steps of S = Q K^T; TMA fills the last one up with zeros
 constexpr int V_STEPS = Bc / 32;               // k32 steps of P V
 constexpr int O_TILES = HEAD_DIM / 8;
-// One product at a time. A soft cap needs registers that products in flight would hold.
-constexpr bool IN_TURN = ADDED_TILES == 1 || SOFTCAP;
-constexpr bool SUMS_APART = ADDED_TILES > 1;
-static_assert(!SUMS_APART || (HEAD_DIM <= 128 && !SOFTCAP), "ADDED_TILES: registers do not suffice, add each tile apart (1)");
-constexpr int SLICE = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;  // IN_TURN: columns of V whose tile sum is in registers at once
+// Scores, softmax and P V of a tile one after another. A soft cap needs the registers that products in flight would hold.
+constexpr bool SEQUENTIAL = ADDED_TILES == 1 || SOFTCAP;
+constexpr bool SUMS_IN_WORKSPACE = ADDED_TILES > 1;
+static_assert(!SUMS_IN_WORKSPACE || (HEAD_DIM <= 128 && !SOFTCAP),
+              "ADDED_TILES > 1 needs more registers than there are above head dim 128 or with a soft cap: use 1");
+constexpr int SLICE = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;  // SEQUENTIAL: columns of P V in registers at once
 
 using Scores = float[Bc / 2];
 using Output = float[HEAD_DIM / 2];
 using Probabilities = u32[Bc / 8];
 
-// Offset of the 32 bytes of k-step `k` in a tile of ROWS rows.
+// Descriptor offset of k32 step `k` (32 bytes of each row) in a tile of ROWS rows.
 template <int ROWS>
 constexpr u64 byte_step(int k) {
   return descriptor_step(k / 4 * ROWS * ATOM_BYTES + k % 4 * 32);
 }
 
-// SUMS_APART: the sum of O over groups of ADDED_TILES tiles, in float32, at the end of the workspace: each thread has its own.
-struct FarSum {
+// SUMS_IN_WORKSPACE: a float32 sum that O is added to every ADDED_TILES tiles. Each thread keeps its part at the workspace's end.
+struct WorkspaceSum {
   static constexpr int VECTORS = HEAD_DIM / 8;
   const Float8Params& p;
   const int consumer;
-  float factor[2] = {};  // of the sum, since it was written; NaN: there is none
+  float factor[2] = {};  // product of the alphas since the sum was stored, for each row; NaN: nothing is stored yet
 
-  // Of the thread's first vector; others are STRIDE bytes apart.
-  static constexpr int STRIDE = 128 * 16;
-  DEVICE char* sum() const {
+  static constexpr int STRIDE = 128 * 16;  // bytes from one vector of the thread to its next
+  DEVICE char* first_vector() const {
     u32 thread[1] = {threadIdx.x % 128};
-    wgmma_registers(thread);  // else ptxas keeps the address in registers during the loop, and spills
+    wgmma_registers(thread);  // without this, ptxas keeps the address in registers during the loop, and spills
     return static_cast<char*>(p.workspace) + p.mask.workspace -
            (i64(blockIdx.x) * CONSUMERS + consumer + 1) * VECTORS * STRIDE + thread[0] * 16;
   }
   DEVICE void reset() { factor[0] = u32_as_float(0x7fffffff); }
   DEVICE void rescale(const float (&alpha)[2]) {
-    if constexpr (SUMS_APART) {
+    if constexpr (SUMS_IN_WORKSPACE) {
       factor[0] *= alpha[0];
       factor[1] *= alpha[1];
     }
   }
-  // After tile j: O goes to the sum, and becomes 0, if j is a multiple of ADDED_TILES.
+  // After tile j, if j is a multiple of ADDED_TILES: add O to the stored sum, and set O to 0.
   DEVICE void take(Output& O, int j) {
-    if constexpr (SUMS_APART) {
+    if constexpr (SUMS_IN_WORKSPACE) {
       if (j % ADDED_TILES != 0) return;
-      join(O);
-      char* const at = sum();
+      add_to(O);
+      char* const at = first_vector();
 #pragma unroll
       for (int i = 0; i < VECTORS; ++i) {
         vec4 bits;
@@ -96,11 +96,11 @@ struct FarSum {
       factor[0] = factor[1] = 1.0f;
     }
   }
-  // The sum joins O.
-  DEVICE void join(Output& O) const {
-    if constexpr (SUMS_APART) {
+  // O += factor * the stored sum.
+  DEVICE void add_to(Output& O) const {
+    if constexpr (SUMS_IN_WORKSPACE) {
       if (factor[0] != factor[0]) return;
-      const char* const at = sum();
+      const char* const at = first_vector();
 #pragma unroll
       for (int i = 0; i < VECTORS; ++i) {
         const vec4 bits = ld_global<vec4>(at + i * STRIDE);
@@ -126,14 +126,14 @@ struct Consumer {
   Output O;
   Probabilities P;
   OnlineSoftmax<2, 0> softmax;
-  FarSum far{p, consumer};
+  WorkspaceSum workspace_sum{p, consumer};
 
   Item item;
   HeadMask mask;
   TileRange tiles;        // the tiles that this consumer's rows see
   int row;                // this lane's first query row; its second is row + 8
-  float qk_scale;         // ScalesOfItem
-  const float* k_scales;  // K_SCALE == OF_BLOCK: of the sequence's first tile
+  float qk_scale;         // ScalesOfItem::qk of this consumer
+  const float* k_scales;  // K_SCALE == OF_BLOCK: the scales of the sequence's key tiles
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
 
   DEVICE void run() {
@@ -154,30 +154,30 @@ struct Consumer {
     inside.close();
   }
 
-  // O, m and l of the item. Every consumer takes part in every tile that the block visits, as the rings and the ping-pong are
-  // shared.
+  // O, m and l of the item. Rings and ping-pong are shared: a consumer waits for and releases every tile that the thread block
+  // visits, also tiles that its own rows do not see.
   DEVICE void compute(u32 descriptor) {
     const int group = item.q_block * CONSUMERS + consumer;
     row = group * GROUP_ROWS + warp * 16 + lane / 4;
     tiles = tiles_of<GROUP_ROWS>(mask, group);
     const TileRange block = tiles_of<Br>(mask, item.q_block);
     softmax.reset();
-    far.reset();
+    workspace_sum.reset();
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] = 0.0f;
     if (tiles.empty()) {
       release_Q();
-      return pass_over(block.end - block.first);
+      return skip_tiles(block.end - block.first);
     }
     qk_scale = ld_shared_f32(descriptor + SCALES_AT + 4 * consumer);
     if constexpr (K_SCALE == OF_BLOCK) {
       const int first_key = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT).first_key;
       k_scales = p.k_scale + key_scale_index(p, item.batch, item.head / (p.heads / p.kv_heads), first_key);
     }
-    pass_over(block.end - tiles.end);
+    skip_tiles(block.end - tiles.end);
     int j = tiles.end - 1;
-    if constexpr (IN_TURN) {
-      walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step_in_turn(j, segment); });
+    if constexpr (SEQUENTIAL) {
+      walk_tiles<MASK_KIND>(j, tiles, [this](int j, auto segment) { step_sequential(j, segment); });
       release_Q();
     } else {
       if (j >= tiles.clear_end) {
@@ -192,18 +192,19 @@ struct Consumer {
       fence_values();
       issue_values(tiles.first);
       end_values(tiles.first);
-      far.join(O);
+      workspace_sum.add_to(O);
     }
-    pass_over(tiles.first - block.first);
+    skip_tiles(tiles.first - block.first);
   }
 
-  // The next item's Q may come. This item's descriptor stays until three more items have given back their Q.
+  // The producer may load the next item's Q. This item's descriptor is overwritten ITEM_DESCRIPTORS items later, when all
+  // consumers have released the Q of the items between.
   DEVICE void release_Q() const {
     warp_sync();  // all lanes have read the descriptor
     if (lane == 0) mbarrier_arrive(smem.Q_empty + 8 * consumer);
   }
 
-  // The scores of tile j, alone.
+  // The scores of tile j, with no other product in flight.
   DEVICE void scores_of(int j) {
     K_ring.wait_full(inside, j);
     begin_slot();
@@ -219,7 +220,7 @@ struct Consumer {
     pack();
   }
 
-  // Alg. 2, l. 8-14: the scores of tile j and the values of tile j + 1 in flight together; the softmax runs under the values.
+  // Alg. 2, l. 8-14: S of tile j and P V of tile j + 1 are in flight together; the softmax of tile j runs during P V.
   template <typename Tag>
   DEVICE void step(int j, Tag segment) {
     K_ring.wait_full(inside, j);
@@ -234,7 +235,7 @@ struct Consumer {
     end_values(j + 1);
     pack();
     if (grown) rescale(alpha);
-    far.take(O, j + 1);
+    workspace_sum.take(O, j + 1);
   }
 
   DEVICE void fence_values() {
@@ -283,13 +284,13 @@ struct Consumer {
   DEVICE void rescale(const float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O[i] *= alpha[i / 2 % 2];
-    far.rescale(alpha);
+    workspace_sum.rescale(alpha);
   }
 
-  // IN_TURN: the scores, the softmax and the values of a tile one after another; other consumers' products run meanwhile. The
-  // tile's P V takes the registers of S, a slice of V's columns after another.
+  // SEQUENTIAL: S, softmax and P V of a tile one after another; products of other consumers run meanwhile. P V reuses the
+  // registers of S, one slice of V's columns at a time.
   template <typename Tag>
-  DEVICE void step_in_turn(int j, Tag segment) {
+  DEVICE void step_sequential(int j, Tag segment) {
     float alpha[2];
     scores_of(j);
     if (softmax_of_tile(j, segment, alpha)) rescale(alpha);
@@ -322,7 +323,7 @@ struct Consumer {
     V_ring.advance();
   }
 
-  // S becomes 448 exp(s - m), and the slot ends. True if O must be multiplied by alpha.
+  // S becomes 448 exp(s - m); the ping-pong slot ends once m is known. True if O must be multiplied by alpha.
   template <typename Tag>
   DEVICE bool softmax_of_tile(int j, Tag, float (&alpha)[2]) {
     const auto scores = fragment_view(S);
@@ -338,8 +339,8 @@ struct Consumer {
     scores_to_weights(scores, softmax, scale_log2);
     return grown;
   }
-  // Maximum of each row over this lane's columns; where it cannot raise the row's maximum, any lower number. Integer comparisons
-  // take three operands (integer_maxima.cuh).
+  // Maximum of each row over this lane's columns, or any lower number if that maximum is at most the row's m. Integer
+  // comparisons take three operands, but order only positive floats (integer_maxima.cuh).
   template <typename View>
   DEVICE void row_maxima(View scores, float scale_log2, float (&top)[2]) const {
     int bits[2];
@@ -350,15 +351,15 @@ struct Consumer {
     top[1] = bits[1] > 0 ? u32_as_float(u32(bits[1])) : NEG_INF;
   }
   DEVICE void pack() {
-    wgmma_registers(S);  // else NVRTC 13.0 converts pairs apart, and merges them by a PRMT for each four weights
+    wgmma_registers(S);  // without this, NVRTC 13.0 spends one more instruction (PRMT) for each four weights
 #pragma unroll
     for (int i = 0; i < Bc / 8; ++i) P[i] = pack_e4m3(fragment_view(S), i);
     wgmma_registers(P);
     wgmma_registers(softmax.l);
   }
 
-  // Gives back `count` tiles of K and V that this consumer's rows do not see.
-  DEVICE void pass_over(int count) {
+  // Wait for and release `count` tiles of K and V that this consumer's rows do not see.
+  DEVICE void skip_tiles(int count) {
     for (int i = 0; i < count; ++i) {
       K_ring.wait_full(inside, NO_TILE);
       K_ring.release(lane);
@@ -371,8 +372,8 @@ struct Consumer {
     }
   }
 
-  // Ping-pong: a consumer's slot lasts from its products until the maximum of its scores is known, so that the exponentials of
-  // one overlap with the products of others. A slot that ended with the issue would let consumers run side by side (NOTES.md).
+  // Ping-pong: a consumer's slot lasts from the issue of its products until m is known. Then its exponentials overlap with the
+  // products of other consumers. If the slot ended with the issue, consumers would run in step (NOTES.md).
   DEVICE void begin_slot() const {
     inside.enter(WAIT_TURN, NO_TILE);
     if constexpr (CONSUMERS > 1) bar_sync(PING_PONG_BARRIER + consumer, 256);
@@ -396,7 +397,7 @@ struct Consumer {
       const int i = row + 8 * r;
       const bool exists = i < mask.rows, stored = i < s.stored_rows;
       if (lse != nullptr && lane % 4 == 0 && stored) st_global(lse + i, exists ? softmax.lse(r) - LN_448 : NEG_INF);
-      if (LENGTHS_KIND != DENSE && !exists) {  // rows past the end may hold NaN
+      if (LENGTHS_KIND != DENSE && !exists) {  // padding may hold NaN, and 0 * NaN is NaN
 #pragma unroll
         for (int n = 0; n < O_TILES; ++n) O[4 * n + 2 * r] = O[4 * n + 2 * r + 1] = 0.0f;
       }

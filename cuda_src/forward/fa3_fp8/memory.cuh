@@ -2,9 +2,9 @@
 // consumers.
 #pragma once
 #include "forward/fa3_fp8/config.cuh"
-constexpr bool SPLIT_KEYS = false;  // forward/splits.cuh: each block has all keys of its rows,
-constexpr int PACKED_HEADS = 1;     // and rows of one head,
-constexpr int V_DIM = HEAD_DIM;     // values have as many columns as queries
+constexpr bool SPLIT_KEYS = false;  // a thread block visits all keys of its rows (forward/splits.cuh)
+constexpr int PACKED_HEADS = 1;     // a query tile has rows of one head
+constexpr int V_DIM = HEAD_DIM;     // v has as many columns as q
 #include "forward/fa3/persistent_items.cuh"
 #include "wgmma/pipeline.cuh"
 #include "forward/float8_scores.cuh"
@@ -26,16 +26,16 @@ static_assert(HEAD_DIM % 16 == 0 && ALIGNMENT == 16, "TMA needs rows that begin 
 static_assert(!is_irregular(MASK_KIND), "fa3_forward_fp8 takes band masks");
 static_assert(!ALIBI && !SINK, "fa3_forward_fp8 takes no ALiBi and no sinks");
 
-// ---- Item descriptors: one query block of one head, the mask of its sequence, and where the sequence lies in the arrays. After
-// the last item comes one with q_block NO_MORE_ITEMS.
+// ---- Item descriptors: one query block of one head, the mask of its sequence, the sequence's place in the arrays, and scales.
+// A descriptor with q_block NO_MORE_ITEMS follows the last item.
 struct alignas(16) Item : WorkItem {
-  u32 index;  // its number, for the trace
+  u32 index;  // index of the work item, for the trace
 };
 struct alignas(16) SequenceOfItem {
-  int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
+  int sequence_index, stored_rows, first_row, first_key;  // members of RaggedSequence (shared/lengths.cuh)
 };
 struct alignas(16) ScalesOfItem {
-  float qk[3];  // of each consumer's scores: the scale of q, times that of k unless K_SCALE is OF_BLOCK
+  float qk[3];  // for each consumer: the scale of q, times the scale of k unless K_SCALE is OF_BLOCK
   float v;
 };
 constexpr int MASK_AT = 16, SEQUENCE_AT = 32, SCALES_AT = 48, ITEM_BYTES = 64;
@@ -68,7 +68,7 @@ struct SharedMemory {
   static constexpr int BYTES = ITEMS_AT + ITEM_BYTES * ITEM_DESCRIPTORS;
   static_assert(K_AT % 1024 == 0 && V_AT % 1024 == 0, "tiles with a 128-byte swizzle begin at multiples of 1024 bytes");
   static_assert(V_TILE_BYTES % 1024 == 0 || NUM_STAGES == 1, "every stage of V begins at a multiple of 1024 bytes");
-  static_assert(BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3_fp8.py must ask for the bytes that the buffers take");
+  static_assert(BYTES == SMEM_BYTES, "cufa/kernels/forward/fa3_fp8.py: shared_memory() must list these buffers");
 
   u32 start, Q = start, K = start + K_AT, V = start + V_AT, Q_full = start + Q_FULL_AT, Q_empty = start + Q_EMPTY_AT;
 
@@ -76,8 +76,7 @@ struct SharedMemory {
   DEVICE RingCursor<NUM_STAGES> V_ring() const { return {start + V_FULL_AT, start + V_EMPTY_AT}; }
   DEVICE u32 item(u32 round) const { return start + ITEMS_AT + ITEM_BYTES * (round % ITEM_DESCRIPTORS); }
 
-  // A buffer is full when the thread that asked TMA for it has arrived and all its bytes have landed. A buffer is empty when
-  // every warp that reads it has arrived.
+  // full: one arrival (the thread that issues the copy) and the bytes of the copy. empty: one arrival of each warp that reads.
   DEVICE void init_barriers() const {
     for (int i = 0; i < CONSUMERS; ++i) {
       mbarrier_init(Q_full + 8 * i, 1);

@@ -3,7 +3,7 @@
 #include "forward/fa3_fp8/memory.cuh"
 #include "forward/float8_values.cuh"
 
-// A tile of ROWS rows of e4m3 as wgmma takes it, in copies of BOX_ROWS rows and 128 columns.
+// Copy a tile of ROWS rows of e4m3 in the layout of wgmma operands, in boxes of BOX_ROWS rows and 128 columns.
 template <int ROWS, int BOX_ROWS, int COLUMNS>
 DEVICE void load_bytes(u32 tile, u32 full_barrier, const TensorMap* map, int column, int row, int head, int batch) {
   mbarrier_arrive_expect_tx(full_barrier, tile_bytes(ROWS, COLUMNS));
@@ -36,7 +36,7 @@ struct Producer {
     inside.close();
   }
 
-  // The producer reads scales, as consumers would wait for memory between two items.
+  // Scales go into the descriptor: if consumers read scales themselves, each item would begin with a wait for device memory.
   template <typename Sequence>
   DEVICE ScalesOfItem scales_of(const Item& item, const Sequence& sequence, int kv_head) const {
     const int first_row = int(sequence.first_row()), first_key = int(sequence.first_key());
@@ -47,13 +47,13 @@ struct Producer {
     const float k_scale = K_SCALE == OF_BLOCK ? 1.0f : ld_global<float>(k);
     for (int w = 0; w < CONSUMERS; ++w) {
       const int group = item.q_block * CONSUMERS + w;
-      if (group * GROUP_ROWS >= sequence.stored_rows()) break;  // no scale belongs to rows that do not exist
+      if (group * GROUP_ROWS >= sequence.stored_rows()) break;  // rows past the end have no scale
       scales.qk[w] = ld_global<float>(q + (Q_SCALE == OF_BLOCK ? group : 0)) * k_scale;
     }
     return scales;
   }
 
-  // Consumers read the descriptor after they have waited for the item's Q. K comes one tile ahead of V.
+  // Q_full publishes the descriptor too: consumers read the descriptor after that wait. K is loaded one tile ahead of V.
   template <typename Sequence>
   DEVICE void load_item(const Item& item, const HeadMask& mask, const Sequence& sequence) {
     const TileRange tiles = tiles_of<Br>(mask, item.q_block);
@@ -66,7 +66,7 @@ struct Producer {
       K_ring.advance();
     };
     if (!tiles.empty()) load_keys(tiles.end - 1);
-    // Packed rows after the last sequence have no scales.
+    // Rows after the last packed sequence have no scales.
     const bool has_scales = LENGTHS_KIND != PACKED || !tiles.empty();
     const ScalesOfItem scales = has_scales ? scales_of(item, sequence, kv_head) : ScalesOfItem{};
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
