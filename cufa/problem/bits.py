@@ -1,7 +1,7 @@
 """Masks of any shape: one bit for each score.
 
-Kernels read the bits of a tile, and of each tile in advance whether some and whether every score of it is visible: the
-device side is ``cuda_src/shared/bit_mask.cuh``.
+Kernels read the bits of a tile. A pass before the kernel finds, for each tile, whether some score and whether every
+score is visible: ``cuda_src/shared/bit_mask.cuh``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .mask_family import Edges, Mask
 from .tile_classes import Bools, Ints
 
 WORD = 32
-"""Scores of a word."""
+"""Scores in a word of bits."""
 
-_ROWS_AT_ONCE = 256  # unpacked together
+_ROWS_AT_ONCE = 256  # rows that are unpacked at a time
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,7 +65,7 @@ class Bits(Mask):
         return Bits(Integers(self.by_row.values[b : b + 1, h : h + 1]), self.keys)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
-        """Of the whole matrix: rows and keys keep their meaning in shorter sequences."""
+        """δ of the whole matrix: in shorter sequences too, row i and key j mean bit (i, j)."""
         rows, keys = self.matrix
         return keys - rows
 
@@ -121,7 +121,7 @@ class Bits(Mask):
         return {"runs": bits, "sequences": sequences, "heads": heads, "keys": words}
 
     def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        """Of every group of rows and block of keys."""
+        """A class for each group of rows (:func:`rows_of_a_class`) and key block."""
         sequences, heads = self.spread
         return sequences * heads * -(-seqlen_q // rows_of_a_class(block_q)) * -(-seqlen_k // block_kv)
 

@@ -26,8 +26,8 @@ def is_device_array(x: object) -> bool:
 
 
 def as_array(name: str, x: Any) -> Any:
-    """``x`` as a NumPy or CuPy array over the same memory; of a subclass of NumPy's array, whose functions may do
-    something else, as a plain one.
+    """``x`` as a NumPy or CuPy array over the same memory. A subclass of NumPy's array becomes a plain array, because
+    its functions may behave differently.
 
     Raises TypeError for an object that is not an array, for one that records gradients, and for a masked array.
     """
@@ -57,7 +57,7 @@ def as_array(name: str, x: Any) -> Any:
 
 
 def _host_bfloat16(x: Any) -> Any:
-    """NumPy reads no bfloat16 through DLPack: PyTorch's bits are viewed, JAX's arrays convert by themselves."""
+    """A bfloat16 array of PyTorch (viewed by its bits) or JAX (converts itself): NumPy's DLPack has no bfloat16."""
     import ml_dtypes
 
     torch = sys.modules.get("torch")

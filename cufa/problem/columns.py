@@ -88,7 +88,7 @@ class Columns(Mask):
             yield tuple(f.reduceat(x, places) for x in (lo, hi) for f in (np.minimum, np.maximum))
 
     def _extremes_of_tiles(self, block_kv: int, seqlen_k: int) -> list[tuple[Ints, ...]]:
-        """Kept, as planners compare tilings."""
+        """Cached, since planners compare tilings."""
         kept: dict[tuple[int, int], list[tuple[Ints, ...]]] = self.__dict__.setdefault("_kept_extremes", {})
         if (block_kv, seqlen_k) not in kept:
             kept[block_kv, seqlen_k] = list(self._extremes(np.arange(0, seqlen_k, block_kv), seqlen_k))

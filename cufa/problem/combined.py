@@ -21,8 +21,8 @@ SIGNS = {"and": " & ", "or": " | ", "not": "~"}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Combined(Mask):
-    """Query i sees key j where it does under every part ("and"), some part ("or"), or not under the one part ("not").
-    Kernels read bits, made once for each pair of lengths."""
+    """The mask of an operator. Query i sees key j if it does so under every part ("and"), under some part ("or"), or if
+    it does not under the only part ("not"). Kernels read bits, made once for each pair of lengths."""
 
     operation: str
     parts: tuple[Mask, ...]

@@ -10,8 +10,8 @@ from .expression import FLOAT, Expression, Trace, operands
 
 
 def derivative(expression: Expression, with_respect_to: int, t: Trace) -> int | None:
-    """The place in ``t``, which begins with the expression's code, of the derivative of the first result with respect
-    to the instruction at ``with_respect_to``; None: zero everywhere."""
+    """The derivative of the first result with respect to the instruction at ``with_respect_to``: its place in ``t``,
+    which begins with the expression's code. None: it is zero everywhere."""
     slopes: dict[int, int | None] = {with_respect_to: t.const(1.0)}
     for place in expression.needed(expression.results[0]):
         if place not in slopes:
@@ -74,4 +74,4 @@ _FUNCTIONS: dict[str, Callable[[Trace, int, int], int]] = {
     "sin": lambda t, _, x: t.unary("cos", x),
     "cos": lambda t, _, x: t.unary("neg", t.unary("sin", x)),
 }
-"""The derivative of ``y = f(x)``. Of those left out (floor, ceil) it is 0."""
+"""Derivatives of ``y = f(x)``; functions without an entry (floor, ceil) have 0."""

@@ -19,7 +19,7 @@ class Element:
     itemsize: int
     """Bytes."""
     tensor_map_type: int | None
-    """CU_TENSOR_MAP_DATA_TYPE_* for the copy engine; None: no kernel copies this element so."""
+    """CU_TENSOR_MAP_DATA_TYPE_* for the copy engine; None: no kernel copies this element by TMA."""
     storage: str
     """NumPy dtype of arrays that hold it: e4m3 has none in CuPy and travels as bytes."""
 

@@ -20,12 +20,12 @@ _NUMPY: dict[str, Any] = {
 
 
 def clamped(indexes: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
-    """Indexes within an array, as kernels read it: those before an axis become 0, those after it the last."""
+    """Indexes clamped to their axes, as in kernels: below 0 becomes 0, past the end becomes the last index."""
     return tuple(np.clip(x, 0, size - 1) for x, size in zip(indexes, shape, strict=True))
 
 
 class Clamping:
-    """An array whose elements are read at :func:`clamped` indexes, as a traced function is given arrays."""
+    """An array for a score function that NumPy calls untraced: indexes are :func:`clamped`, as in kernels."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.shape, self.ndim, self.dtype = array, array.shape, array.ndim, array.dtype
@@ -76,7 +76,7 @@ _ANY: Bounds = (-math.inf, math.inf)
 
 
 def bounds(expression: Expression, inputs: Mapping[str, Bounds]) -> dict[int, Bounds]:
-    """The least and greatest value that each integer may have, by place, from those of the inputs."""
+    """Least and greatest value of each integer, by place in the code, from those of the inputs."""
     found: dict[int, Bounds] = {}
     for place, instruction in enumerate(expression.code):
         op, kind, *args = instruction

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 Instruction = tuple[Any, ...]
-"""(operator, kind of the result, operands). Operands are places of earlier instructions. Of "const": the value; of
-"input": a name; of "load": the array's place, then the place of each index."""
+"""(operator, kind of the result, operands). An operand is the place of an earlier instruction. "const" has its value
+instead, "input" a name; "load" has the array's number, then the place of each index."""
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _LOGIC = ("and", "or", "xor")
-#: Functions of a float, and floats of a float.
+#: Functions from a float to a float.
 FUNCTIONS = (
     "tanh", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "floor", "ceil",
 )  # fmt: skip
@@ -49,7 +49,7 @@ _KNOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class ArrayForm:
-    """What an expression knows of an array: neither its sizes nor its values."""
+    """An array in an expression, without its sizes and values."""
 
     name: str
     dtype: str
@@ -70,7 +70,7 @@ class Expression:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Equal for functions that compute the same in the same way, whatever the values in their arrays."""
+        """A hash of code and array forms: expressions with one digest share their builds."""
         return hashlib.sha256(repr((self.code, self.arrays, self.results)).encode()).hexdigest()[:16]
 
     def __hash__(self) -> int:
@@ -141,8 +141,8 @@ def trace(
     function: Callable[..., Any], what: str, inputs: Mapping[str, str], arrays: tuple[ArrayForm, ...],
     result: str, named: tuple[str, ...] = (),
 ) -> Expression:  # fmt: skip
-    """The expression that ``function`` computes of ``inputs`` (name to kind), by position, of those in ``named`` by
-    name, and of ``arrays``, by name. ``what`` names the function in errors.
+    """The expression that ``function`` computes. Its arguments: ``inputs`` (name to kind) by position, but those in
+    ``named`` by name, and ``arrays`` by name. ``what`` names the function in errors.
 
     Raises TypeError or ValueError for what cannot be traced: a branch on a symbol, other functions of NumPy, a result
     of another kind than ``result``.
@@ -183,7 +183,7 @@ class Trace:
         self._known = {_key(x): place for place, x in enumerate(code)}
 
     def put(self, op: str, kind: str, *args: Any) -> int:
-        """The place of an instruction, an earlier one if there is an equal one."""
+        """The place of an instruction. An equal earlier instruction is used again."""
         instruction = (op, kind, *args)
         key = _key(instruction)
         if key not in self._known:
@@ -203,12 +203,12 @@ class Trace:
         return self.put("const", FLOAT, float(value))
 
     def value(self, place: int) -> Any:
-        """Of a constant; None: it is none."""
+        """The value of a constant; None for other instructions."""
         op, _, *args = self.code[place]
         return args[0] if op == "const" else None
 
     def place(self, x: Any) -> int:
-        """Of a symbol or a number. Raises TypeError for others."""
+        """The place of a symbol or a number. Raises TypeError for other objects."""
         if isinstance(x, Symbol):
             return x.place
         if isinstance(x, np.ndarray) and x.shape == ():
@@ -244,7 +244,7 @@ class Trace:
         return self.put("int", INT, place)
 
     def binary(self, op: str, a: int, b: int) -> int:
-        """Of two values; kinds follow NumPy, with 32-bit integers."""
+        """The place of ``op`` of two values. Kinds follow NumPy's rules, with 32-bit integers."""
         kinds = {self.code[a][1], self.code[b][1]}
         if op in ("all", "any"):
             a, b = (self.truth(x) for x in (a, b))
@@ -338,12 +338,12 @@ class Trace:
 
 
 def _key(instruction: Instruction) -> Any:
-    """1, 1.0 and True, 0.0 and -0.0 are different constants, and NaN is one."""
+    """Equal for equal instructions. 1, 1.0 and True differ, as do 0.0 and -0.0; NaN equals NaN."""
     return (*instruction[:2], repr(instruction[2])) if instruction[0] == "const" else instruction
 
 
 class Symbol:
-    """A number that is not known yet."""
+    """A number in a trace: its value is not known yet."""
 
     __slots__ = ("place", "trace")
     __array_priority__ = 1000
@@ -432,9 +432,9 @@ for _name, _op in {"neg": "neg", "pos": "positive", "abs": "abs", "invert": "not
 
 
 class TracedArray:
-    """An array of the caller's, whose elements are read at symbols."""
+    """An array in a trace, indexed by symbols."""
 
-    __array_ufunc__ = None  # its operators are not NumPy's: see __getattr__
+    __array_ufunc__ = None  # NumPy leaves operators to this class, which refuses them
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, trace: Trace, place: int) -> None:

@@ -21,8 +21,8 @@ HEAD_DIM_STEP = 16
 """A row is whole units of 16 bytes."""
 
 KEY_TILES = {64: 160, 128: 224, 256: 128}
-"""Keys of a tile by the largest head dim. The width is part of the result: weights are rounded relative to the maximum
-after their tile."""
+"""Keys of a tile, by the largest head dim that the tile serves. The result depends on the width: weights are rounded
+relative to their row's maximum after their tile."""
 QUERY_BLOCK = 64
 """Queries that share a scale of mode "block": the rows of one warpgroup."""
 
@@ -78,7 +78,7 @@ def scale_shape(
 
 
 def padded_keys(keys: int, sequences: int | None = None) -> int:
-    """Positions in a row of transposed values of ``keys`` rows; of packed values with ``sequences``."""
+    """Length of a row of transposed values. ``keys``: of a sequence; with ``sequences``, of all packed sequences."""
     if sequences is None:
         return -(-keys // KEY_PADDING) * KEY_PADDING
     return KEY_PADDING * (keys // KEY_PADDING + sequences)

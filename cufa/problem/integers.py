@@ -67,8 +67,8 @@ class Integers:
 
     @functools.cached_property
     def starts(self) -> npt.NDArray[np.intp]:
-        """Places along the last axis where some number differs from the one before, and place 0: few if runs of
-        neighbours are alike, as in documents."""
+        """Places along the last axis where some value differs from its left neighbour, and place 0. Masks of documents
+        have few."""
         return np.flatnonzero(self._differs)
 
     @property

@@ -1,4 +1,4 @@
-"""Masks under names: operators of PyTorch and XLA take text for an argument, and no objects."""
+"""Masks by name: operators of PyTorch and XLA take text as an argument, but no Python object."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _LATEST = 1024
 
 _kept: OrderedDict[str, Mask] = OrderedDict()
 _name_of: dict[int, str] = {}
-"""By id: a mask that is kept keeps its id."""
+"""By ``id(mask)``, which stays valid while the mask is in ``_kept``."""
 _pinned: set[str] = set()
 _numbers = itertools.count()
 _lock = threading.Lock()
 
 
 def keep(mask: Mask, pinned: bool) -> str:
-    """A name of this mask in this process. Pinned (for compiled functions): for good; else among the latest 1,024."""
+    """The mask's name in this process. Pinned masks (of compiled functions) are kept forever, others while they are
+    among the latest 1,024."""
     with _lock:
         name = _name_of.setdefault(id(mask), "")
         if not name:

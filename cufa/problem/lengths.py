@@ -37,7 +37,7 @@ class Lengths:
 
     @property
     def in_cache(self) -> Cached | None:
-        """Where keys are that do not lie beside the queries."""
+        """The cache that holds the keys of a forward call. None: keys in arrays, or decoding (:class:`Cached`)."""
         return None
 
     @property
@@ -101,7 +101,7 @@ class Cached(Lengths):
     new_tokens: int = 0
     """Tokens of ``k_new``, appended to the cache by the call."""
     quantize_new: bool = False
-    """They have the element of q, and the call quantises them to the cache's e4m3."""
+    """New tokens have q's element, and the call quantises them to the cache's e4m3."""
 
     @property
     def ragged(self) -> bool:

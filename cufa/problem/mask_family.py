@@ -168,18 +168,19 @@ class Mask:
 
     def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
         """Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
-        ``by_key``: as kernels that keep a block of keys read them. Asked of :meth:`for_kernels`."""
+        ``by_key``: for kernels whose blocks keep keys. Call it on the mask of :meth:`for_kernels`."""
         return {}
 
     def classes_in_advance(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        """How many pieces of the mask a warp each examines before the kernel. Asked of :meth:`for_kernels`."""
+        """Items that a pass before the kernel computes, a warp each: extremes of key blocks, or classes of tiles. Call
+        it on the mask of :meth:`for_kernels`."""
         return 0
 
     workspace_holds: ClassVar[str] = ""
-    """What these bytes are, in words."""
+    """What the bytes of :meth:`workspace_bytes` are, in words."""
 
     def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        """Bytes that kernels keep of the mask at the end of their workspace. Asked of :meth:`for_kernels`."""
+        """Bytes about the mask at the end of the kernel's workspace. Call it on the mask of :meth:`for_kernels`."""
         return 0
 
     # --- How much is visible ------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ class Mask:
         return html(self)
 
     def __repr__(self) -> str:
-        """What one typed, such as ``masks.window(3, 0)``; the short text in angle brackets where no builder made it."""
+        """The call that made the mask, such as ``masks.window(3, 0)``; "<mask TEXT>" if no builder made it."""
         if "_typed" not in self.__dict__:
             return f"<mask {self}>"
         name, values, keywords = self.__dict__["_typed"]
@@ -258,7 +259,7 @@ class Mask:
         return {"family": type(self).__name__.lower(), **written}
 
     def name_for_operators(self, pinned: bool) -> str:
-        """A name by which :func:`cufa.problem.kept_masks.kept` finds this mask, whatever it holds."""
+        """A name by which :func:`cufa.problem.kept_masks.kept` finds this mask."""
         from .kept_masks import keep
 
         return keep(self, pinned)
@@ -284,8 +285,8 @@ def _brief(x: Any) -> str:
 
 
 def as_typed(builder: Callable[P, MaskT]) -> Callable[P, MaskT]:
-    """The builder, whose masks print as the call that made them. Of arrays, only text is kept. Masks with numbers on a
-    GPU do not have it: a training step makes one per batch."""
+    """The builder, whose masks print as the call that made them. Of array arguments only a short text is kept. Masks
+    with arrays on a GPU print without the call: a training step makes one per batch, and text takes time."""
 
     @functools.wraps(builder)
     def build(*values: P.args, **keywords: P.kwargs) -> MaskT:

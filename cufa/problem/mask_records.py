@@ -14,7 +14,8 @@ from .mask import Band, Mask
 
 
 def read_mask(record: Any) -> Mask:
-    """What :meth:`cufa.masks.Mask.as_json` has written. Raises ValueError naming the field, what came and what fits."""
+    """The mask of a record from :meth:`cufa.masks.Mask.as_json`. Raises ValueError naming the field, its value and the
+    cure."""
     try:
         family = _family(record)
         fields = {name: _read(name, x) for name, x in record.items() if name != "family"}
@@ -131,7 +132,7 @@ def _matrix(name: str, value: Any) -> tuple[int, ...] | None:
     return check_sizes(name, value)
 
 
-#: By field, of all families.
+#: Readers of a field's value, for all families.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
     "size": lambda name, value: check_count(name, value, least=1),

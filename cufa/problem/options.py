@@ -17,11 +17,11 @@ from .problem import default_scale
 from .score_function import Score
 from .scores import MAX_NUMBER
 
-#: The smallest cap that float32, which scores are computed in, can tell from 0.
+#: The smallest soft cap: kernels read smaller float32 numbers as 0.
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
-#: Kernels compute tanh with an error of 2e-7, and so scores with one of 2e-7 times the cap: up to here that is less
-#: than what 16-bit inputs round away.
+#: The largest soft cap. Kernels compute tanh to 2e-7, so scores to 2e-7 · cap: up to this cap the error is below the
+#: rounding of 16-bit inputs.
 MAX_SOFTCAP = 10_000
 
 #: The largest scale that float32 holds after multiplication by log2(e).

@@ -23,8 +23,8 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest value in a mask.
 MAX_SIZE = 2**31 - 1
 
-#: The largest distance of a mask's diagonal from the first key. With up to 2**30 rows, positions, row + δ, stay below
-#: the open end of a run of rows, 2**31 - 1.
+#: The largest |δ| of a mask's diagonal. With up to 2**30 rows, positions (row + δ) stay below 2**31 - 1, the end of a
+#: run of rows without end.
 MAX_DIAGONAL = 2**30
 
 #: The kinds of mask that kernels are compiled for: no bound, a right bound, a left bound ("band", with a right bound or
@@ -243,7 +243,7 @@ class Problem:
 
     @property
     def tiles_are_listed(self) -> bool:
-        """On Hopper a warp lists on the device the tiles that a query block visits."""
+        """On Hopper, a warp of the kernel lists the tiles that a query block visits."""
         return bool(self.mask.irregular_kind) or self.lengths.kind != "dense"
 
     @property

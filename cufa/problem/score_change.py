@@ -49,12 +49,12 @@ class ScoreChange:
 
     @property
     def loads(self) -> list[int]:
-        """Places of the loads of arrays whose gradients are asked for."""
+        """Places of the loads that read an array whose gradient is asked for."""
         wanted = [self.place_of(name) for name in self.gradients]
         return [place for place, x in enumerate(self.expression.code) if x[0] == "load" and x[2] in wanted]
 
     def place_of(self, name: str) -> int:
-        """Of an array, by name."""
+        """Number of an array, by its name."""
         return next(n for n, form in enumerate(self.expression.arrays) if form.name == name)
 
     def bounds(
@@ -114,7 +114,7 @@ def _tuples(x: Any) -> Any:
 def changed(
     change: ScoreChange, inputs: Mapping[str, Any], arrays: Sequence[Any], dtype: Any, derivatives: bool = False
 ) -> list[Any]:  # fmt: skip
-    """The new scores; ``derivatives``: also those with respect to the old scores and to each of the change's loads."""
+    """The new scores; with ``derivatives`` also their derivatives by the old scores and by each load."""
     expression = change.differentiated if derivatives else change.expression
     return evaluate(expression, inputs, arrays, dtype)
 
@@ -123,8 +123,8 @@ def add_gradients(
     change: ScoreChange, inputs: Mapping[str, Any], arrays: Sequence[Any], dS: Any, slopes: Sequence[Any],
     totals: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Adds gradients of the change's arrays to ``totals``, by name: the gradient ``dS`` of new scores times ``slopes``,
-    their derivatives with respect to each load, where its element lies."""
+    """Adds gradients of the change's arrays to ``totals``, by array name. ``dS``: gradient of the new scores;
+    ``slopes``: their derivative by each load. dS · slope is added to the element that the load reads."""
     e = change.expression
     for place, slope in zip(change.loads, slopes, strict=True):
         array, *indexes = e.code[place][2:]
@@ -135,5 +135,5 @@ def add_gradients(
 
 
 def product(dS: Any, slope: Any) -> Any:
-    """dS times a derivative; 0 where dS is 0, as a score that is hidden may have no derivative."""
+    """dS times a derivative; 0 where dS is 0, since the derivative at a hidden score may be NaN."""
     return np.where(dS == 0, dS.dtype.type(0), dS * slope)

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-#: Finite slopes and sinks beyond ±this behave as ±this: in units of log2, and times a distance, float32 holds them.
+#: Finite slopes and sinks are clamped to ±MAX_NUMBER: times log2(e), and times a distance, they still fit float32.
 MAX_NUMBER = 1e30
 
-#: Sums of weights 2^(s - m), as powers of two, with a fixed maximum m (cuda_src/decode/maximum.cuh): within these no
-#: weight has overflowed, and what underflowed is below rounding. Weights of products in float16, and in elements with
-#: float32's exponent.
+#: With a fixed maximum m, a row's sum of weights 2^(s - m) must lie between these powers of two
+#: (cuda_src/decode/maximum.cuh): then no weight has overflowed, and underflow is below rounding. Half: weights are
+#: float16; wide: bfloat16 or float32.
 _HALF_SUMS, _WIDE_SUMS = (-4, 15), (-90, 64)
 
-#: A bound U of scores gives m = U - this, if U is at most the second number, in powers of two.
+#: (c, largest U), in units of log2: if scores are bounded by U, up to the largest U, the fixed maximum is m = U - c.
 _HALF_BOUND, _WIDE_BOUND = (7.0, 5.5), (32.0, 61.0)
 
 
@@ -53,7 +53,7 @@ def softcapped(s: Any, cap: float) -> Any:
 
 
 def softcapped_in_place(s: Any, cap: float) -> Any:
-    """The same, in s's own memory."""
+    """As :func:`softcapped`, in s's own memory."""
     s /= s.dtype.type(cap)
     np.tanh(s, out=s)
     s *= s.dtype.type(cap)

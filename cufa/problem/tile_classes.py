@@ -50,7 +50,7 @@ class TileRanges:
 
     @property
     def clear(self) -> Ints:
-        """Of these, the tiles that need no mask."""
+        """Visited tiles of each block that need no mask."""
         return self.clear_end - self.clear_first
 
     def classes(self, num_tiles: int) -> Classes:
@@ -87,7 +87,7 @@ class TileLists:
 
     @property
     def clear(self) -> Ints:
-        """Of these, the tiles that need no mask."""
+        """Visited tiles of each block that need no mask."""
         before = np.concatenate([[0], np.cumsum(self.is_clear, dtype=np.int64)])
         return np.diff(before[self.offsets])
 
@@ -102,7 +102,7 @@ class TileLists:
 
     @staticmethod
     def of(parts: list[Classes]) -> TileLists:
-        """From the classes of all blocks, some blocks at a time."""
+        """The lists of all blocks, from the classes of some blocks in each of ``parts``."""
         counts = [np.count_nonzero(part, axis=1) for part in parts]
         tile = np.concatenate([np.nonzero(part)[1] for part in parts])
         is_clear = np.concatenate([part[part > 0] == TileClass.CLEAR for part in parts])

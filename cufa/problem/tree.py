@@ -12,8 +12,8 @@ TREE_KINDS = ("", "parents", "matrix")
 
 
 def ancestors(tree: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """(batch, tokens, tokens): whether token i sees token j: itself, and its ancestors or what its row of booleans
-    names."""
+    """Whether token i sees token j, (batch, tokens, tokens). Token i sees itself and its ancestors (parents), or the
+    tokens of its row (booleans)."""
     tokens = tree.shape[1]
     if tree.ndim == 3:
         found: npt.NDArray[np.bool_] = np.tril(tree != 0) | np.eye(tokens, dtype=bool)

@@ -17,15 +17,15 @@ MAX_TREE = 64
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Tree(Mask):
-    """A token sees all keys before the new tokens, and of these what ``seen`` says."""
+    """A new token sees all keys before the new tokens, and the new tokens that ``seen`` names."""
 
     seen: Integers
-    """:func:`~cufa.problem.tree.ancestors`; on a GPU what the caller passed."""
+    """int32: :func:`~cufa.problem.tree.ancestors`; on a GPU the caller's array, parents or booleans."""
 
     irregular_kind = ""
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
-        """A band without edges: kernels hide scores of new tokens besides."""
+        """No edges: kernels hide scores among new tokens by the tree."""
         return None, None
 
     @property
