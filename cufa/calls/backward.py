@@ -68,7 +68,8 @@ def flash_attention_backward(
     Parameters
     ----------
     dout : array, (batch, heads, seqlen_q, head_dim)
-        Gradient of the loss with respect to out. out's shape, q's dtype and place; its strides are its own.
+        Gradient of the loss with respect to out. out's shape, q's dtype and place, any strides with a contiguous last
+        axis.
     q, k, v : array
         The inputs of the forward call, or arrays of the same values: as for :func:`flash_attention`.
     out, lse : array

@@ -49,7 +49,7 @@ def cached_problem(inputs: Mapping[str, Any], dtype: str, options: Options) -> t
     found = {**dict.fromkeys(_NAMES), **inputs}
     queries = _queries(found, options.layout)
     kv_heads, capacity, cache = _cache(found, queries)
-    # Checked as one sequence with the mask left out.
+    # Shapes are checked as those of one sequence, without the mask: masks count within each sequence.
     shape = (1, kv_heads, capacity, inputs["k"].shape[3])
     problem = make_problem(
         [(1, queries.heads, queries.rows, inputs["q"].shape[-1]), shape, shape],
@@ -172,7 +172,9 @@ def _checked_tree(found: dict[str, Any], queries: _Queries, mask: Any) -> tuple[
     """``tree`` as kernels read it, the mask that it is, and its kind."""
     x, batch = found["tree"], queries.batch
     if found.get("alibi_slopes") is not None:
-        raise ValueError("tree and alibi_slopes: distances in a tree are not those of its tokens' numbers")
+        raise ValueError(
+            "tree with alibi_slopes: ALiBi would measure distances of token indexes, not along the tree; leave one out"
+        )
     if mask not in (FULL, CAUSAL):
         raise ValueError(f"tree and mask {mask} both say what new tokens see: leave one out")
     tokens = x.shape[1] if x.ndim > 1 else 0
@@ -183,7 +185,8 @@ def _checked_tree(found: dict[str, Any], queries: _Queries, mask: Any) -> tuple[
     most = 0 if queries.packed and queries.of_each is None else queries.most  # 0: counted on the GPU
     if not most <= tokens <= MAX_TREE:
         raise ValueError(
-            f"tree has {tokens} tokens for up to {most} queries of a sequence: it takes as many, at most {MAX_TREE}"
+            f"tree has {tokens} tokens for up to {most} queries of a sequence: it has a token for each query, at most "
+            f"{MAX_TREE}"
         )
     kind, dtype, kinds = ("parents", "int32", "iu") if x.ndim == 2 else ("matrix", "bool", "b")
     optional_operands.check_small("tree", x, dtype, kinds, (x.shape,), "parents or booleans")

@@ -48,7 +48,9 @@ class Call:
         for x in operation.all_operands:
             if x.result and x.name not in wanted and named.get(x.name) is not None:
                 also = {"lse": "return_lse=True", "dsink": "sink="}[x.name]
-                raise ValueError(f"{x.name}= is where a result goes that is not asked for: pass {also} too")
+                raise ValueError(
+                    f"{x.name}= receives a result that the call does not return: pass {also} too"
+                )
         found = {
             x.name: None
             if named[x.name] is None and (x.result or x.name in cls.may_be_none)
@@ -113,7 +115,7 @@ class Call:
                 arrays.check_apart(operand.name, there)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Of an input, as the caller sees it."""
+        """Shape of an input in the caller's layout."""
         shape: tuple[int, ...] = self.inputs[name].shape
         return shape
 
@@ -205,7 +207,7 @@ class PackedCall(Call):
                     f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
                 )
         check_but_last("v", shapes["v"], "k", shapes["k"])
-        # Checked as one sequence with the mask left out.
+        # Shapes are checked as those of one sequence, without the mask: masks count within each sequence.
         options = dataclasses.replace(self.options, mask=FULL, layout="bshd")
         problem = make_problem([(1, *shape) for shape in shapes.values()], dtype, options)
         cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]

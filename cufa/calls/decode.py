@@ -78,16 +78,16 @@ def flash_decode(
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
         New tokens in the cache's dtype (with scales per token or block also in q's), written into the caches from
         ``cache_seqlens`` on, then attended to: the length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` is not
-        changed. No two tokens may be appended to one slot
-        of a page: refused if lengths and block table are on the host; not checked on a GPU, where one token is lost.
+        changed. No two tokens may be appended to one slot of a page. Lengths and block table on the host are checked
+        for this; on a GPU one of the tokens is lost.
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
-        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
-        k_scale not negative. Or, in any layout, a scale per token, (batch, kv_heads, capacity), in pages (num_pages,
+        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 numbers. Finite; k_scale at least 0.
+        Or, whatever the layout, a scale per token, (batch, kv_heads, capacity), in pages (num_pages,
         kv_heads, page_size), or per block, (batch, kv_heads, blocks) as :func:`quantize` makes blocks of keys, in pages
         (num_pages, kv_heads); contiguous, where the cache is, above 0 and finite where tokens are valid, not checked.
-        Then ``k_new`` in q's dtype is quantised by the call, which writes the scales: of a token with its largest
-        magnitude at 448; of a block that the call begins with 8 times that, as later tokens must fit. Tokens appended
-        to a block that was begun before take its scale, and what exceeds it becomes 448.
+        Then the call quantises ``k_new`` in q's dtype and writes its scales. The scale of a token puts its largest
+        magnitude at 448. A block that the call begins gets 8 times that scale, so that later tokens fit. Tokens
+        appended to an older block take the block's scale; magnitudes beyond 448 times the scale become 448.
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it. Keys that no token sees are not read.
     mask : cufa.masks, optional
@@ -131,8 +131,8 @@ def flash_decode(
         j, with True on the diagonal and False above. A tree on a GPU is not checked. Not with windows, masks or ALiBi.
     shared_prefix : (pages, numbers), optional
         With ``block_table``: pages of each prefix, a list of int32 arrays (pages,), full pages only, and for each
-        sequence its prefix or -1, on the host. The prefix comes before the sequence's own tokens, which cache_seqlens
-        and block_table are about. Its pages are read once for all sequences that share it, in a launch of their own;
+        sequence its prefix or -1, on the host. ``cache_seqlens`` and ``block_table`` describe the tokens that follow
+        the prefix. The prefix's pages are read once for all sequences that share it, in a launch of their own;
         results are merged in q's dtype. Not with windows, masks, ALiBi, ``softmax_max`` or ``invariant``.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
@@ -140,8 +140,7 @@ def flash_decode(
     out : array, optional
         Where to write the result: q's shape with v_cache's head_dim, q's dtype and kind; must not overlap an input.
     device : None, "cpu" or "cuda"
-        Where NumPy inputs are computed: the GPU when there is one that takes their dtype (None), or as
-        forced.
+        Where NumPy inputs are computed. None: on the GPU, if there is one that serves the call.
 
     Returns
     -------
@@ -238,7 +237,7 @@ def plan_decode(
     Arrays may be given as shapes, with ``k_scale`` if tokens or blocks have scales; other arguments are those of
     :func:`flash_decode`. Plans do not depend on lengths, only on whether ``cache_seqlens`` is given:
     ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or dtypes of
-    NumPy's (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is None (what a call here
+    NumPy's (default: the arrays'; for shapes bfloat16, also for the cache). ``device`` is None (what a call here
     would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90").spec.name
@@ -255,7 +254,7 @@ def plan_decode(
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
     of_q = asked_dtype(getattr(given["q"], "dtype", "bfloat16") if dtype is None else dtype)
-    few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
+    optional = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
     of_cache = asked_dtype(getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype)
 
     # Device arrays: the call cannot run on the CPU.
@@ -266,7 +265,9 @@ def plan_decode(
         names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
         fine = names[0] != names[1] and len(shapes["k_scale"] or ()) > 1
         quantize_new = fine and str(getattr(given["k_new"], "dtype", of_q)) == of_q
-        problem = optional_operands.planned(few, make_decode_problem(shapes, *names, asked, quantize_new))
+        problem = optional_operands.planned(
+            optional, make_decode_problem(shapes, *names, asked, quantize_new)
+        )
         if fine:
             mode = scale_mode(shapes["k_scale"], shapes["k_cache"], problem, layout)
             problem = dataclasses.replace(problem, scales=("", mode, mode))

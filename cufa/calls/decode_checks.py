@@ -152,7 +152,7 @@ class DecodeCall(Call):
 
 
 def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
-    """The problem with the kind of its tree; ``inputs`` has the tree as kernels read it. Of one token there is none."""
+    """The problem with the kind of its tree; ``inputs`` has the tree as kernels read it. One token needs no tree."""
     tree = inputs.get("tree")
     if tree is None:
         return problem

@@ -90,9 +90,9 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
 def run_on_gpu(
     call: Call, key: tuple[Any, ...] | None, options: tuple[Any, ...] | None = None
 ) -> dict[str, Any]:
-    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`. A call that has none
-    because of small host arrays is remembered by ``options`` and its problem: the next ones are checked, but not
-    planned."""
+    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.calls.warm.find`. A call without a
+    key, because it has small host arrays, is remembered by ``options`` and its problem: later calls are checked, but
+    not planned."""
     call, problem = call.check(on_gpu=True)
     for name, x in call.inputs.items():
         if isinstance(x, np.ndarray):

@@ -27,16 +27,16 @@ _OUT_DTYPES = ("bfloat16", "float16", "float32")
 class Float8Call(ForwardCall):
     out_dtype: str = _OUT_DTYPES[0]
     values: QuantizedValues | None = None
-    """Values on a GPU that are transposed: the input "v" is their data."""
+    """Transposed values on a GPU; the input "v" is then their ``data``."""
 
     @classmethod
     def result(
         cls, given: Sequence[Any], scales: Sequence[Any], out_dtype: Any, accumulate: Any, asked: tuple[Any, ...],
         device: Any, options: tuple[Any, ...],
     ) -> Any:  # fmt: skip
-        """What the public call returns. ``asked`` is for :func:`~cufa.problem.options.read_forward`, ``options`` is the
-        key of the warm lookup but for what this class adds."""
-        found, options = cls.again(given, scales, out_dtype, accumulate, options)
+        """The public call's result. ``asked``: arguments of :func:`~cufa.problem.options.read_forward`. ``options``:
+        those of the warm lookup, to which :meth:`warm_result` adds its own."""
+        found, options = cls.warm_result(given, scales, out_dtype, accumulate, options)
         if found is not None:
             return found
         return run(
@@ -80,7 +80,7 @@ class Float8Call(ForwardCall):
         return dataclasses.replace(call, out_dtype=out_dtype, values=values)
 
     @classmethod
-    def again(
+    def warm_result(
         cls,
         given: Sequence[Any],
         scales: Sequence[Any],
@@ -88,8 +88,8 @@ class Float8Call(ForwardCall):
         accumulate: Any,
         options: tuple[Any, ...],
     ) -> tuple[Any, tuple[Any, ...]]:
-        """(The result of a call with arrays as of an earlier call on a GPU, else None, the ``options`` of
-        :func:`~cufa.calls.dispatch.run`). ``given`` and ``scales`` are as for :meth:`of`."""
+        """(result, options): the result if an earlier call on a GPU had arrays of the same layout, else None; the
+        ``options`` of :func:`~cufa.calls.dispatch.run`. ``given`` and ``scales`` are as for :meth:`of`."""
         q, k, v, *others = given
         form = None
         if type(v) is QuantizedValues:
@@ -141,7 +141,8 @@ class Float8Call(ForwardCall):
 
     @staticmethod
     def check_values(v: QuantizedValues, options: Options, lengths: Any) -> None:
-        """Transposed values go with the call's layout and ``lengths`` of keys, if the host knows both."""
+        """Raises ValueError if values were transposed in another layout or with other ``lengths`` than the call's.
+        Lengths on a GPU are not compared."""
         if len(v.shape) == 4 and v.layout != options.layout:
             raise ValueError(
                 f"v was quantised with layout={v.layout!r} but layout is {options.layout!r}: they must be equal"
@@ -162,7 +163,7 @@ class Float8Call(ForwardCall):
 
 
 class PackedFloat8(Float8Call, PackedForward):
-    """The same for packed sequences."""
+    """A call with inputs of e4m3 over packed sequences."""
 
     @staticmethod
     def check_values(v: QuantizedValues, options: Options, lengths: Any) -> None:
@@ -184,7 +185,7 @@ def _bytes(name: str, x: Any) -> Any:
 
 
 def _checked_scale(name: str, x: Any, problem: Problem) -> tuple[Any, str]:
-    """The scale as :func:`checked_numbers`, and what shares one."""
+    """The scale from :func:`checked_numbers`, and its mode: what shares a scale."""
     argument = f"{name}_scale"
     of_queries, lengths = name == "q", problem.lengths
     heads = problem.heads if of_queries else problem.kv_heads

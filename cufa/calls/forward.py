@@ -63,8 +63,8 @@ def flash_attention(
     accumulate: Accumulate | None = None,
     return_lse: bool = False, out: Any = None, lse: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
-    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
-    :func:`flash_attention_backward`'s.
+    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. For gradients see
+    :func:`flash_attention_backward`.
 
     FlashAttention-3 (Shah et al., 2024, Algorithms 1 and 2) on Hopper, FlashAttention-2 (Dao, 2023, Algorithm
     1) on other GPUs from sm_80 on, and the same schedule in NumPy elsewhere.
@@ -87,11 +87,11 @@ def flash_attention(
         is unbounded. With ``causal=True`` right must be 0 or None, which then means 0: ``(3, 4)`` is refused. Tiles
         outside the window are neither read nor computed.
     mask : cufa.masks, or array of bool, optional
-        The mask as one value, in place of ``causal`` and ``window``: any of :mod:`cufa.masks`, or True where a query
-        sees a key, (seqlen_q, seqlen_k) or (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), which every call reads anew
-        (:func:`cufa.masks.from_dense` reads it once). It may differ between key/value heads, not between the query
-        heads of one. Each builder says whether arrays on a GPU are read by every
-        call and replay of a graph, so that their owner may change them, or copied when the mask is made.
+        In place of ``causal`` and ``window``: any of :mod:`cufa.masks`, or booleans, True where a query sees a key,
+        (seqlen_q, seqlen_k) or (batch or 1, kv_heads or 1, seqlen_q, seqlen_k). Every call reads booleans anew;
+        :func:`cufa.masks.from_dense` reads them once. Masks may differ between key/value heads; the query heads of one
+        key/value head share its mask. Each builder says whether arrays on a GPU are copied when the mask is made, or
+        read by every call and replay of a graph: then their owner may change them.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -116,9 +116,10 @@ def flash_attention(
     bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
         Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
     cache_seqlens : int32 array, (batch,), optional
-        k and v are a cache with room for more keys, of which sequence b has ``cache_seqlens[b]`` before this call; None
-        with ``block_table``: all. Not together with ``seqlens_k``. Masks are aligned to each sequence: its last query's
-        own key is its last. Slots behind a sequence may hold NaN. GPU: float16 and bfloat16, band masks.
+        k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
+        ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its
+        last query's own key is its last. Slots past a sequence's keys may hold NaN. GPU: float16 and bfloat16, band
+        masks.
     block_table : int32 array, (batch, max_pages), optional
         k and v are pages, (num_pages, kv_heads, page_size, head_dim): entry (b, i) is the page with the ``page_size``
         keys of sequence b from ``i * page_size`` on. Entries that no query sees are not used. FA3 takes pages of
@@ -144,19 +145,20 @@ def flash_attention(
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     q_scale, k_scale, v_scale : float32 array, optional
-        With q, k and v of float8_e4m3 (``ml_dtypes.float8_e4m3fn``, or its bytes as uint8): q is ``q_scale`` times its
-        numbers. Positive and finite (on a GPU not checked); the shapes are those of :func:`quantize`, and v takes no
-        scale per token. head_dim is a multiple of 16. v is an array, which a GPU transposes in each call, or
+        With q, k and v of float8_e4m3 (``ml_dtypes.float8_e4m3fn``, or its bytes as uint8): a query is ``q_scale`` ·
+        q. Positive and finite (on a GPU not checked); the shapes are those of :func:`quantize`, but v takes no scale
+        per token. head_dim is a multiple of 16. v is an array, which a GPU transposes in each call, or
         :class:`QuantizedValues`, whose own scale is the default. See the notes for accuracy and GPUs.
-        Queries of 16 bits take keys and values of e4m3, too, in rows, with ``k_scale`` and ``v_scale`` in the shapes of
-        ``quantize(role="k")``: a launch before attention makes 16-bit elements of them (not while a graph is captured).
+        With q of 16 bits, k and v may be float8_e4m3 in rows, not transposed, with ``k_scale`` and ``v_scale`` in the
+        shapes of ``quantize(role="k")``: a launch before attention converts them to q's dtype. A graph cannot capture
+        such a call.
     out_dtype : None, "bfloat16", "float16" or "float32"
         dtype of the result with q of float8_e4m3. None: bfloat16.
     accumulate : None, "tile", "row" or int, optional
-        With q of float8_e4m3 on a GPU: where products with values are added in float32, after each tile of keys, after
-        a number of tiles or after all tiles of a row. Hopper's 8-bit tensor cores add with about 14 bits. None: "tile"
-        from 65,536 keys on. A number is "tile" for head dims over 128 and with a soft cap. Without wgmma
-        (``algorithm="fa2"``) it is always "tile".
+        With q of float8_e4m3 on a GPU: how often P V is added to the result in float32: after each "tile" of keys,
+        after a number of tiles, or after the last tile of a "row". In between, Hopper's tensor cores add, with about 14
+        bits. None: "tile" from 65,536 keys on, else "row". A number means "tile" for head dims over 128 and with a soft
+        cap. The kernel fa2_forward_fp8 always adds after each tile.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
         float32; float64 where q is.
@@ -184,9 +186,9 @@ def flash_attention(
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
     With inputs of float8_e4m3, weights are rounded to e4m3 too, relative to the maximum of their row after their tile
-    of keys. Tiles go from the last key to the first; sums are float32 (on a GPU see ``accumulate``). Standard normal
-    inputs give an error of 2 to 3% of the result's norm beside that of quantising them. A GPU takes scales of q and k
-    per tensor, head or block, of v per tensor or head, and writes bfloat16 or float16.
+    of keys. Tiles go from the last key to the first; sums are float32 (on a GPU see ``accumulate``). For standard
+    normal inputs this adds an error of 2 to 3% of the result's norm to that of quantising them. A GPU takes scales of q
+    and k per tensor, head or block, of v per tensor or head, and writes bfloat16 or float16.
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
@@ -210,8 +212,8 @@ def flash_attention(
     rows are NaN. (Beyond ±2e7 the spacing of float32 exceeds 1, so that softmax has no accuracy left.)
     ``algorithm="naive"`` and the CPU take the range of float32.
 
-    Values are multiplied by weights up to 1 and divided by their sum last: |v| * seqlen_k must stay below 3.4e38. A GPU
-    rounds weights to 16 bits, their sum not: float16 values up to ±65,472 give finite results.
+    Values are multiplied by weights up to 1 and divided by the weights' sum at the end: |v| * seqlen_k must stay below
+    3.4e38. A GPU rounds weights to 16 bits, but not their sum: float16 values up to ±65,472 give finite results.
 
     On a GPU, denormal float32 and bfloat16 values (below 1.2e-38 in magnitude) are read and written as 0. Denormal
     float16 values are kept.
@@ -293,10 +295,9 @@ def plan(
     ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
     planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and
-    values of e4m3 under 16-bit queries.
-    ``device`` is None
-    (the device that a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical
-    card. Raises TypeError or ValueError as :func:`flash_attention` does.
+    values of e4m3 under 16-bit queries. ``device`` is None (the device that a call here would use), "cpu", "cuda", or
+    an architecture such as "sm_90", planned for its typical card. Raises TypeError or ValueError as
+    :func:`flash_attention` does.
 
     >>> cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_forward'

@@ -1,5 +1,5 @@
 """The fixed maximum of a softmax (``softmax_max=``): checks of a decoding call, the norms of keys that bound scores,
-and numbers for models (Hong et al., FlashDecoding++, arXiv 2311.01282, section 3)."""
+and calibration on a model (Hong et al., FlashDecoding++, arXiv 2311.01282, section 3)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def calibrate_softmax_max(lse: Any, *, dtype: str = "bfloat16") -> tuple[Any, An
     -------
     softmax_max, lowest, highest : float32, (heads,)
         The maxima, and the least and greatest log-sum-exp seen. Rows whose sums leave the safe range are computed
-        exactly. The range seen lies at three quarters of the safe range, because a split sees a part of a row's keys.
+        exactly. The range seen is placed at three quarters of the safe range, because a split sees only a part of a
+        row's keys: its sums are smaller.
     """
     x = as_array("lse", lse)
     if x.ndim != 3 or x.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""Merging partial attention by its log-sum-exp: exact, in any order, for any number of partial results.
+"""Merging partial results of attention by their log-sum-exp: exact, in any order, for any number of them.
 
 Over disjoint sets of keys A and B, with m = max(lse_A, lse_B) and w_X = exp(lse_X - m),
 

@@ -41,8 +41,8 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
     of_forward = CACHE if problem.operation == "forward" else ()
-    few = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *of_forward)}
-    found = {name: x for name, x in inputs.items() if x is not None or name not in few}
+    optional = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *of_forward)}
+    found = {name: x for name, x in inputs.items() if x is not None or name not in optional}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
         if name in found:
@@ -104,7 +104,7 @@ def checked_lengths(name: str, x: Any, batch: int, most: int) -> Any:
 
 
 def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
-    """``x`` as a contiguous int32 array of that shape. On a GPU its numbers are not looked at."""
+    """``x`` as a contiguous int32 array of that shape. Values on a GPU are not read."""
     check_small(name, x, "int32", "iu", (shape,), words)
     if is_device_array(x):
         return x

@@ -83,11 +83,11 @@ def quantize(
     rotate : int, optional
         Seed of random signs: rows are multiplied by diag(signs) H / √n, H a Hadamard matrix (FlashAttention-3,
         section 3.3). Outliers are spread over the head's columns, and scores are unchanged if q and k have one seed. n
-        is the largest power of two that divides head_dim. 448 is then a bound that no number reaches: the scale follows
-        from Σ|x| / √n of a row, at most √n times the largest rotated number. Not for values.
+        is the largest power of two that divides head_dim. The scale then follows from a bound of the rotated row,
+        Σ|x| / √n, so its largest number may lie well below 448. Not for values.
     smooth : bool
-        Subtract the mean key of each head (SageAttention). The result of attention is unchanged, but not with a sink or
-        a soft cap, and lse is that of the smoothed keys. For keys only.
+        Subtract the mean key of each head (SageAttention). For keys only. Without a sink or a soft cap the result of
+        attention is unchanged; lse is that of the smoothed keys.
     layout : "bhsd" or "bshd"
         As for :func:`flash_attention`.
     seqlens, cu_seqlens : int32 array, optional
@@ -196,14 +196,14 @@ def dequantize(
 
 
 def _host() -> Any:
-    """The arithmetic, imported on first use."""
+    """The quantiser on the CPU, imported on first use."""
     from ..run.cpu import quantize as host
 
     return host
 
 
 def _device() -> Any:
-    """The kernels, imported on first use: they need CuPy."""
+    """The quantiser on the GPU, imported on first use: it needs CuPy."""
     cuda_module()  # refuses forks of a process that has used a GPU
     from ..run.cuda import quantize as device
 

@@ -19,13 +19,13 @@ from .arrays import Array
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
 
-#: Elements of q: float64 on a CPU only, for decoding also float32.
+#: Elements of q. float64 is for the CPU only; in decoding so is float32.
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Most query tokens of one call.
 MAX_TOKENS = 16
 
-#: Most tokens of one sequence, cached or new: their sum is a number of 32 bits in the kernels.
+#: Most tokens of one sequence, cached or new: kernels add both numbers with 32 bits.
 MAX_CAPACITY = 2**30 - 1
 
 PAGE_AXES = {
@@ -169,7 +169,7 @@ def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], lay
         return
     hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
     if len(expected) == 3 and shape == (expected[0], expected[2], expected[1]):
-        hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
+        hint = f"; layout={layout!r} does not change this order: use {name}.swapaxes(1, 2) and make that contiguous"
     raise ValueError(f"{name} has shape {shape}; it takes one number per query, {words} = {expected}{hint}")
 
 

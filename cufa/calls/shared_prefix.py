@@ -16,7 +16,7 @@ from ..problem.checks import as_array, is_device_array
 from .merge import merge_attention_states
 from .shapes import LAYOUTS, check_layout
 
-#: Options of the part over a prefix: what changes scores, and how the cache is read.
+#: Options of the call over a prefix: those that change scores, and those by which the cache is read.
 _OF_PREFIX = ("k_scale", "v_scale", "softcap", "scale", "device")
 _REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms")
 
@@ -69,7 +69,8 @@ def _checked(shared: Any, batch: int, options: Mapping[str, Any]) -> tuple[Seque
     for name in (*_REFUSED, "invariant"):
         if options[name] is not None and options[name] is not False:
             raise ValueError(
-                f"shared_prefix with {name}: parts are merged without it; leave one of the two out"
+                f"shared_prefix does not go with {name}: a prefix and a sequence's own keys are computed in separate "
+                "launches; leave one of the two out"
             )
     if not (isinstance(shared, tuple) and len(shared) == 2):
         raise TypeError(

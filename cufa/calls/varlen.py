@@ -91,13 +91,13 @@ def flash_attention_varlen(
     k_new, v_new : array, (total_q, kv_heads, head_dim), optional
         A key and value of each query, which the call first writes into the cache.
     tree
-        As for :func:`flash_attention`, where no sequence has more than 64 queries.
+        As for :func:`flash_attention`: no sequence may have more than 64 queries.
     causal, window, mask
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
     score, bias
-        As for :func:`flash_attention`: b is the number of the sequence, i and j count in it.
+        As for :func:`flash_attention`: b is the index of the sequence; i and j count within it.
     out, lse : array, optional
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
     q_scale, k_scale, v_scale : float32 array, optional

@@ -173,7 +173,7 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
 
 
 def typed(window: Any) -> Any:
-    """A window with the types of its sides: as keys of a dict (1.0, 0) and (1, 0) are equal."""
+    """A window with the types of its sides: the lookup must tell (1.0, 0) from (1, 0), which are equal."""
     if type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int:
         return window  # the usual case, without a copy
     return (*window, *map(type, window)) if type(window) in (tuple, list) else window

@@ -23,7 +23,7 @@ REASON = "keys and values of e4m3: a launch before attention (widen_e4m3) writes
 def keys_and_values(
     q: Any, k: Any, v: Any, scales: tuple[Any, Any], layout: str, refused: dict[str, Any]
 ) -> list[Any]:
-    """k and v in q's dtype. ``refused``: arguments of calls whose queries are e4m3, too. Raises TypeError or
+    """k and v in q's dtype. ``refused``: arguments that only calls with q of e4m3 take. Raises TypeError or
     ValueError, naming the argument."""
     for name, x in refused.items():
         if x is not None:
@@ -45,8 +45,8 @@ def widened(name: str, x: Any, scale: Any, dtype: str, layout: str, role: str = 
     if isinstance(x, QuantizedValues):
         if is_device_array(x.data):
             raise TypeError(
-                f"{name} is transposed, as queries of e4m3 take it; over 16-bit queries {name} is in rows: quantise "
-                "with role='k'"
+                f"{name} is transposed (quantize with role='v'), which only q of e4m3 takes: for q of 16 bits quantise "
+                f"{name} with role='k'"
             )
         scale, x = x.scale if scale is None else scale, x.rows()
     x = as_array(name, x)
@@ -77,7 +77,7 @@ def widened(name: str, x: Any, scale: Any, dtype: str, layout: str, role: str = 
 
 
 def _on_device(rows: Any, scale: Any, mode: str, block: int, dtype: str, name: str) -> Any:
-    """From CuPy's pool, whose memory serves a captured graph no longer than the capture."""
+    """In memory of CuPy's pool, which a captured graph does not keep: captures are refused."""
     cuda_module()  # refuses forks of a process that has used a GPU
     import cupy
 

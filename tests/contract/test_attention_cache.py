@@ -137,7 +137,7 @@ BAD = [
     ({"tree": [[-1, 0, 3], [-1] * 3]}, ValueError, r"tree\[0, 2\] is 3: a parent is a token before"),
     ({"tree": [[-1] * 3, [-1, 2, 1]]}, ValueError, r"tree\[1, 1\] is 2: a parent is a token before"),
     ({"tree": [[-1] * 3] * 2, "window": (5, 0)}, ValueError, r"tree and mask window .* both say"),
-    ({"tree": [[-1] * 3] * 2, "alibi_slopes": [1.0] * 4}, ValueError, r"tree and alibi_slopes"),
+    ({"tree": [[-1] * 3] * 2, "alibi_slopes": [1.0] * 4}, ValueError, r"tree with alibi_slopes"),
     ({"tree": [[0.5] * 3] * 2}, TypeError, r"tree is float64: it takes int32"),
     ({"k": np.zeros((5, 3, 4, 16), np.float32)}, ValueError, r"v has shape .* but k has"),
 ]  # fmt: skip
