@@ -59,14 +59,15 @@ def evaluate(
 
 def _apply(op: str, x: list[Any], dtype: Any) -> Any:
     if op == "float":
-        return np.asarray(x[0]).astype(dtype)
+        return _cast(x[0], dtype)
     if op == "int":
-        return (
-            np.trunc(x[0]).astype(np.int64)
-            if np.asarray(x[0]).dtype.kind == "f"
-            else np.asarray(x[0]).astype(np.int64)
-        )
+        return _cast(np.trunc(x[0]), np.int64)
     return (_NUMPY[op] if op in _NUMPY else getattr(np, op))(*x)
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """Of a number, or an array where it lies."""
+    return x.astype(dtype) if hasattr(x, "astype") else np.asarray(x, dtype)
 
 
 # --- Bounds -----------------------------------------------------------------------------------------------

@@ -94,6 +94,41 @@ def test_derivatives_are_those_of_finite_differences(tree):
     )
 
 
+class OnDevice(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that, as CuPy's, stays on its device: it does not become a NumPy array, nor meet one."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.ndim, self.dtype = x, np.shape(x), np.ndim(x), np.asarray(x).dtype
+
+    def __array__(self, *_, **__):
+        raise TypeError("implicit conversion to a NumPy array")
+
+    def __array_ufunc__(self, ufunc, method, *x, **options):
+        assert not any(isinstance(y, np.ndarray) for y in x), "an array on a device beside one of NumPy"
+        return OnDevice(
+            getattr(ufunc, method)(*(y.x if isinstance(y, OnDevice) else y for y in x), **options)
+        )
+
+    def __array_function__(self, function, types, x, options):
+        return OnDevice(function(*(y.x if isinstance(y, OnDevice) else y for y in x), **options))
+
+    def __getitem__(self, index):
+        return OnDevice(self.x[tuple(y.x if isinstance(y, OnDevice) else y for y in index)])
+
+    def astype(self, dtype):
+        return OnDevice(self.x.astype(dtype))
+
+
+@settings(max_examples=100, deadline=None)
+@given(_trees({*_UNARY, *_BINARY}))
+def test_arrays_on_a_device_are_evaluated_there(tree):
+    expression = _traced(tree)
+    inputs = {name: OnDevice(x) if np.ndim(x) else int(x) for name, x in VALUES.items()}
+    (found,) = evaluate(expression, inputs, [OnDevice(TABLE), OnDevice(IDS)], np.float64)
+    (expected,) = evaluate(expression, VALUES, [TABLE, IDS], np.float64)
+    np.testing.assert_array_equal(found.x if isinstance(found, OnDevice) else found, expected)
+
+
 @np.errstate(invalid="ignore")
 def test_a_derivative_ignores_the_branch_that_is_not_taken():
     e = trace(lambda s: np.where(s > 0, np.sqrt(s), 0.0 * s), "f", {"s": FLOAT}, (), FLOAT)
