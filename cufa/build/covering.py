@@ -22,22 +22,21 @@ def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[in
     Greedy: each step takes the row with the most missing values and pairs, of equals the first.
     """
     held, demanded = _numbered(rows, pairs)
-    missing = np.zeros(demanded, bool)
-    missing[held] = True
+    missing = np.ones(demanded, bool)
     missing[0] = False
-    left = np.arange(len(rows))
+    adds = np.count_nonzero(held, axis=0)
     chosen = []
-    while missing.any():
-        adds = np.count_nonzero(missing[held], axis=1)
+    while adds.any():
         best = int(adds.argmax())
-        chosen.append(int(left[best]))
-        missing[held[best]] = False
-        left, held = left[adds > 0], held[adds > 0]  # a row without additions never gets any
+        chosen.append(best)
+        for column in held[missing[held[:, best]]]:
+            adds -= column == column[best]
+        missing[held[:, best]] = False
     return sorted(chosen)
 
 
 def _numbered(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> tuple[np.ndarray[Any, Any], int]:
-    """What each row covers, in numbers (rows, demands), and one more than the largest. 0 stands for what it lacks:
+    """What each row covers, in numbers (demands, rows), and one more than the largest. 0 stands for what it lacks:
     a row has no value of a factor, or no two values that meet."""
     values = {name: _codes(rows, name) for name in {name: None for row in rows for name in row}}
     columns, largest = [], 0
@@ -51,11 +50,11 @@ def _numbered(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> tuple[
             )
         columns.append(np.where(code > 0, code + largest, 0))
         largest = max(largest, int(columns[-1].max()))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64), largest + 1
+    return np.array(columns, np.int32).reshape(len(columns), len(rows)), largest + 1
 
 
 def _codes(rows: Sequence[Row], name: str) -> np.ndarray[Any, Any]:
     """The value of one factor in each row, in numbers from 1; 0 where a row has none."""
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault(row[name], len(numbers) + 1) if name in row else 0 for row in rows]
-    return np.array(codes, np.int64)
+    return np.array(codes, np.int32)

@@ -6,6 +6,7 @@ tokens of a head, or for each token of a head (:data:`MODES`).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def is_float8(x: Any) -> bool:
     return str(getattr(x, "dtype", "")) in DTYPES
 
 
+@functools.cache
 def key_tile(head_dim: int) -> int:
     return next(keys for largest, keys in KEY_TILES.items() if head_dim <= largest)
 
