@@ -1,4 +1,4 @@
-"""flash_attention with inputs of e4m3, on the CPU."""
+"""flash_attention with inputs of e4m3, on the CPU; test_float8_kernels.py: on the executor and on a GPU."""
 
 from __future__ import annotations
 
@@ -8,37 +8,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from float8_support import ROLES, error, inputs, packed, quantized
 
 import cufa
 from cufa.calls.quantize import QuantizedValues
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
-ROLES = ("q", "k", "v")
-
-
-def inputs(head_dim: int = 64, seqlen_q: int = 200, seqlen_k: int = 500, batch: int = 2) -> list[Any]:
-    rng = np.random.default_rng(head_dim + seqlen_q)
-    heads = (4, seqlen_q), (2, seqlen_k), (2, seqlen_k)
-    return [rng.standard_normal((batch, h, n, head_dim)).astype(np.float32) for h, n in heads]
-
-
-def quantized(x: list[Any], per: tuple[str, str, str] = ("head",) * 3, **of_keys: Any) -> dict[str, Any]:
-    """The arguments of a call. ``of_keys``: ``rotate`` goes to q and k, ``smooth`` to k."""
-    found: dict[str, Any] = {}
-    for role, array, mode in zip(ROLES, x, per, strict=True):
-        takes = {"q": ("rotate",), "k": ("rotate", "smooth"), "v": ()}[role]
-        chosen = {name: y for name, y in of_keys.items() if name in takes}
-        found[role], found[f"{role}_scale"] = cufa.quantize(array, role=role, per=mode, **chosen)
-    return found
 
 
 def wide(given: dict[str, Any]) -> list[Any]:
     """The dequantised numbers in float64."""
     return [cufa.dequantize(given[role], given[f"{role}_scale"], role=role) for role in ROLES]
-
-
-def error(found: Any, right: Any) -> float:
-    return float(np.linalg.norm(found.astype(np.float64) - right) / np.linalg.norm(right))
 
 
 @pytest.mark.parametrize(
@@ -149,10 +129,9 @@ CU_Q, CU_K = [0, 40, 40, 170], [0, 7, 200, 500]
 @pytest.mark.parametrize("per", [("tensor",) * 3, ("head",) * 3, ("block",) * 3, ("token", "token", "head")])
 def test_packed_sequences_are_those_of_calls_of_their_own(per):
     """Tile borders count from the first key of a sequence. Row 170 and those after it are padding."""
-    q, k, v = (x[0].swapaxes(0, 1) for x in inputs(64, 180, 510, 1))
-    given: dict[str, Any] = {}
-    for role, x, cu, mode in zip(ROLES, (q, k, v), (CU_Q, CU_K, CU_K), per, strict=True):
-        given[role], given[f"{role}_scale"] = cufa.quantize(x, role=role, per=mode, cu_seqlens=cu)
+    x = inputs(64, 180, 510, 1)
+    q, k, v = (y[0].swapaxes(0, 1) for y in x)
+    given = packed(x, per, CU_Q, CU_K)
     out, lse = cufa.flash_attention_varlen(
         **given, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K, causal=True, out_dtype="float32", return_lse=True
     )
