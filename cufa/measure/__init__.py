@@ -5,6 +5,6 @@
 its contenders into rows, :mod:`suites` names sets of shapes, :mod:`measured` writes rows and reads them back,
 :mod:`cards` reads the rows that ship with the package.
 
-FLOP convention: forward 4 · head_dim per visible score (``Problem.flops``): 4·B·H·Sq·Sk·D without a mask, and
-under a mask the exact count of scores that it lets through, never the work that an algorithm happens to do.
+FLOP convention (``Problem.flops``): 4 · head_dim per visible score, backward 10 · head_dim. Without a mask that is
+4·B·H·Sq·Sk·D. Under a mask the visible scores are counted exactly, whatever tiles a kernel computes.
 """

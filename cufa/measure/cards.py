@@ -46,9 +46,9 @@ class Card:
     """What was measured on one GPU model."""
 
     name: str
-    """Of its file, e.g. ``nvidia-h200``."""
+    """Name of its file, e.g. ``nvidia-h200``."""
     rows: tuple[Measured, ...]
-    """The newest of each group, in the order of the file."""
+    """The rows of each group's newest session, in the order of the file."""
     past: tuple[Measured, ...]
     """Older rows of the same groups, the oldest first."""
     sessions: dict[str, Json]
@@ -59,7 +59,7 @@ class Card:
 
     @functools.cached_property
     def environment(self) -> Json:
-        """Of the session that measured the newest row."""
+        """Environment of the session that measured the newest row."""
         return self.sessions[max(row.recorded for row in self.rows)]
 
     @property

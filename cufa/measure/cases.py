@@ -34,7 +34,7 @@ class Contender:
     """Another view of the case's keys and values: in pages, only the first of them, under other query heads.
     None: the case's own."""
     quantized: Quantized | None = None
-    """q, k and v are quantised to e4m3 first; not timed, except by :data:`~cufa.measure.quantized.QUANTIZE`."""
+    """q, k and v are quantised to e4m3 first. Only :data:`~cufa.measure.quantized.QUANTIZE` times that."""
 
     @property
     def is_peer(self) -> bool:
@@ -52,7 +52,7 @@ class Contender:
         return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
 
     def plan(self, problem: Problem, device: Device | None) -> Plan:
-        """Of a contender of ours on a case's problem. Raises ValueError when no kernel serves it."""
+        """The plan of a contender of ours on a case's problem. Raises ValueError when no kernel serves it."""
         plan = make_plan(
             self.problem_of(problem), device, self.algorithm, self.config, num_splits=self.num_splits
         )

@@ -19,7 +19,7 @@ from .distributions import NEEDLES, needle_keys
 
 Arrays = Mapping[str, Any]
 """By role: q, k, v, o, or the operand's name."""
-#: Most (sequence, key/value head) pairs that are checked, and rows of each; for an :class:`Accuracy`, rows of each.
+#: Most (sequence, key/value head) pairs that are checked; rows checked in each pair, and for an :class:`Accuracy`.
 _PAIRS, ROWS, MANY_ROWS = 8, 8, 128
 _SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
@@ -39,18 +39,18 @@ class Accuracy:
     """The differences of a result from float64 over the rows checked."""
 
     distribution: str
-    """Of the inputs."""
+    """Name of the inputs' distribution."""
     rmse: float
     largest: float
     bias: float
     """Σ|o| over Σ|o| in float64, minus 1."""
     quantiles: dict[str, float]
-    """Of absolute differences, by the share of differences below them, as text."""
+    """Quantiles of absolute differences. Keys: the share of differences below, as text."""
     found: float | None = None
     """Share of rows whose result points to the value of their own needle more than to any other needle's; None: there
     are no needles (:mod:`cufa.measure.distributions`)."""
     exact_found: float | None = None
-    """The same of float64."""
+    """As ``found``, for the float64 result."""
 
 
 def sampled_reference(
@@ -76,7 +76,7 @@ def sampled_reference(
 
 
 def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[str, Expected]) -> float:
-    """Largest absolute difference over the expected rows of all results; NaN when one of them has one there."""
+    """Largest absolute difference over the expected rows of all results; NaN if a result has NaN there."""
     worst = 0.0
     for role, rows in expected.items():
         for row, value in zip(rows.rows, rows.values, strict=True):
@@ -86,7 +86,7 @@ def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[st
 
 
 def accuracy(problem: Problem, distribution: str, out: Any, v: Any, expected: Expected) -> Accuracy:
-    """Of a forward's result; ``v``: the values that were given."""
+    """The accuracy of a forward's result; ``v``: its values."""
     found, exact = (
         np.array([_on_host(x) for x in rows])
         for rows in ([_float64(out[row], problem.out_element) for row in expected.rows], expected.values)
@@ -177,16 +177,18 @@ def _tokens(problem: Problem, arrays: Arrays, name: str, batch: int, kv_head: in
 def _attend(
     problem: Problem, mask: Mask, arrays: Arrays, head: tuple[int, int], q: Any, k: Any, v: Any, query: int
 ) -> Any:  # fmt: skip
-    """One row, by sums alone: CuPy has no matrix products without cuBLAS. NumPy's functions call CuPy's for
-    its arrays."""
+    """One row of the result, by sums alone: CuPy has no matrix product without cuBLAS. On CuPy arrays NumPy's functions
+    call CuPy's."""
     seen = np.flatnonzero(mask.visible([query], np.arange(len(k)), problem.seqlen_q, len(k))[0])
     if not len(seen):
         return np.zeros_like(q)
     if seen[-1] - seen[0] + 1 == len(seen):
         k, v = (x[seen[0] : seen[-1] + 1] for x in (k, v))
     else:
-        k, v = (x[_beside(x, seen)] for x in (k, v))
-    s, _ = _changed(problem, mask, arrays, head, (k * q).sum(axis=1) * problem.scale, query, _beside(k, seen))
+        k, v = (x[_where_is(x, seen)] for x in (k, v))
+    s, _ = _changed(
+        problem, mask, arrays, head, (k * q).sum(axis=1) * problem.scale, query, _where_is(k, seen)
+    )
     if problem.softcap is not None:
         s = softcapped(s, problem.softcap)
     p = np.exp(s - s.max())
@@ -197,8 +199,8 @@ def _gradients(
     problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator,
     count: int,
 ) -> _Rows:  # fmt: skip
-    """From the given, rounded output and log-sum-exp: recomputing them for every row would be all of attention. By sums
-    alone."""
+    """Rows of dq, dk and dv, from the rounded out and lse of the inputs: exact ones would take all of attention in
+    float64. By sums alone."""
     group = problem.group_size
     heads = slice(kv_head * group, (kv_head + 1) * group)
     q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))
@@ -211,17 +213,17 @@ def _gradients(
         row = head, query
         s = (k * q[row]).sum(axis=1) * problem.scale
         of_head = batch, heads.start + head
-        s, change = _changed(problem, mask, arrays, of_head, s, query, _beside(k, keys))
-        p, slope = _weights(problem, s, lse[row], _beside(k, seen))
+        s, change = _changed(problem, mask, arrays, of_head, s, query, _where_is(k, keys))
+        p, slope = _weights(problem, s, lse[row], _where_is(k, seen))
         slope = slope * change
         ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
         yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
     for key in _picked(length, rng, count):
         seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
         s = (q * k[key]).sum(axis=2) * problem.scale
-        of_heads = batch, _beside(k, np.arange(heads.start, heads.stop))[:, None]
-        s, change = _changed(problem, mask, arrays, of_heads, s, _beside(k, queries), key)
-        p, slope = _weights(problem, s, lse, _beside(k, seen))
+        of_heads = batch, _where_is(k, np.arange(heads.start, heads.stop))[:, None]
+        s, change = _changed(problem, mask, arrays, of_heads, s, _where_is(k, queries), key)
+        p, slope = _weights(problem, s, lse, _where_is(k, seen))
         slope = slope * change
         ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale
         yield "dk", (batch, kv_head, key), (q * ds[..., None]).sum(axis=(0, 1))
@@ -245,7 +247,7 @@ def _changed(
 
 
 def _weights(problem: Problem, s: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
-    """exp(S - LSE) from scores, 0 where not seen, and the slope of the capped scores."""
+    """exp(s - lse), 0 where not seen, and the derivative of the soft cap."""
     slope = 1.0
     if problem.softcap is not None:
         s = softcapped(s, problem.softcap)
@@ -254,16 +256,17 @@ def _weights(problem: Problem, s: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
 
 
 def _float64(x: Any, element: Element) -> Any:
-    """By the bits, as CuPy knows neither bfloat16 nor e4m3."""
+    """``x`` in float64, made from its bits: CuPy has neither bfloat16 nor e4m3."""
     if element.itemsize == 1:
         numbers = np.arange(256, dtype=np.uint8).view(element.dtype).astype(np.float64)
-        return _beside(x, numbers)[x.view(np.uint8).astype(np.int32)]
+        return _where_is(x, numbers)[x.view(np.uint8).astype(np.int32)]
     if element.name == "bfloat16":
         x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float64)
 
 
-def _beside(x: Any, numbers: Any) -> Any:
+def _where_is(x: Any, numbers: Any) -> Any:
+    """The NumPy array ``numbers``, on x's device."""
     if not is_device_array(x):
         return numbers
     import cupy

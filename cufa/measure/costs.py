@@ -30,12 +30,12 @@ ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
 """Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
 bytes that threads read and write themselves; bytes of float32 additions in the L2 cache."""
 COUNTERS = (*ON_CHIP, "read", "written", "passes")
-"""And bytes from and to the L2 cache, of all launches; of these, by launches other than the one that visits tiles."""
+"""Also bytes from and to the L2 cache, by all launches; of these, bytes by launches that visit no tiles."""
 
 #: An H200 with one SM: a single persistent block takes all work items, whatever the order of threads on this CPU.
 ONE_SM = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 
-#: Query rows of a consumer warpgroup of FlashAttention-3's forward, which leaves out tiles that its rows do not see.
+#: Query rows of a consumer warpgroup in FlashAttention-3's forward. It skips tiles that none of its rows sees.
 GROUP_ROWS = 64
 
 _NO_COST = frozenset({"min_head_dim", "max_head_dim", "max_v_dim"})
@@ -48,7 +48,7 @@ Table = Mapping[str, Mapping[str, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """In all of a call. The fields are :data:`COUNTERS`."""
+    """Counters of a whole call: the fields are :data:`COUNTERS`."""
 
     products: int
     exponentials: int
@@ -165,7 +165,7 @@ def why_not(plan: Plan) -> str:
 
 
 def cost_of(plan: Plan) -> Cost:
-    """For a plan that :func:`why_not` has nothing against."""
+    """The cost of a plan for which :func:`why_not` returns ""."""
     table = table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None)
     assert table is not None
     of = units(plan)
@@ -178,7 +178,7 @@ def cost_of(plan: Plan) -> Cost:
 
 
 def cost_on(problem: Problem, kernel: Kernel, config: TileConfig) -> Cost | None:
-    """On the kernel's typical card; None where the cost is not known, or the config does not fit."""
+    """The cost on the kernel's typical card. None: it is not known, or the config does not fit."""
     device = Device.typical(max(90, kernel.min_capability))
     try:
         plan = make_plan(

@@ -59,7 +59,7 @@ def published(device: Device | None) -> Iterator[Case]:
 
 
 def decode(device: Device | None) -> Iterator[Case]:
-    """Published shapes; then one thing at a time: ragged lengths, pages, groups, an 8-bit cache."""
+    """Published shapes; then one change at a time: ragged lengths, pages, query groups, an 8-bit cache."""
     yield from published(device)
     yield _ragged()
     yield _pages()
@@ -82,7 +82,7 @@ def _ragged() -> Case:
     some = (
         Contender("balanced"),
         Contender("fixed"),
-        # As a host would cut that knows the lengths, which ours never reads: the plan is for the longest.
+        # The cut of a host that knows the lengths. The planner does not read lengths: it plans for the longest.
         Contender("fixed", name="fixed, 8 splits", num_splits=8),
         Contender(READ),
     )

@@ -18,7 +18,7 @@ from ..problem.score_function import Score
 from .distributions import drawn, rounded
 
 _OF_DOUT = 3 << 20
-"""Far from the numbers of q, k and v of any seed."""
+"""Operand number of dout, which no q, k or v has under any seed."""
 
 
 class Inputs:
@@ -40,13 +40,13 @@ class Inputs:
         self._v = self._normal(problem.shapes[2], problem.v_element, 2)
 
     def arrays(self, problem: Problem) -> dict[str, Any]:
-        """By their role (q, k, v, o, or the operand's name), in canonical axis order, with results of its own.
-        ``problem`` is the case's or another view of its keys and values."""
+        """Arrays by role (q, k, v, o, or the operand's name), in canonical axis order, with new results. ``problem`` is
+        the case's, or another view of the case's keys and values."""
         operation, xp = OPERATIONS[problem.operation], self._module()
         arrays = {"q": self._query(problem), "k": self._k, "v": self._v}
         packed = isinstance(problem.lengths, Packed)
         if packed:
-            arrays = {name: one_behind_the_other(x) for name, x in arrays.items()}
+            arrays = {name: as_packed(x) for name, x in arrays.items()}
         for operand in operation.results:
             if isinstance(operand.like, str):
                 arrays[role_of(operand)] = xp.empty_like(arrays[role_of(operation.operand(operand.like))])
@@ -80,7 +80,7 @@ class Inputs:
             out, lse = flash_attention(*(arrays[name] for name in "qkv"), **options)
             return {"o": out, "lse": lse, "dout": dout}
         out, lse = flash_attention_varlen(*(arrays[name][0].swapaxes(0, 1) for name in "qkv"), **options)
-        return {"o": out.swapaxes(0, 1)[None], "lse": lse[None], "dout": one_behind_the_other(dout)}
+        return {"o": out.swapaxes(0, 1)[None], "lse": lse[None], "dout": as_packed(dout)}
 
     def _cache(self, problem: Problem, cache: Cached) -> dict[str, Any]:
         xp, found = self._module(), dict[str, Any]()
@@ -134,7 +134,7 @@ class Inputs:
         return cupy
 
 
-def one_behind_the_other(x: Any) -> Any:
+def as_packed(x: Any) -> Any:
     """(batch, heads, seqlen, head_dim) as (1, heads, batch · seqlen, head_dim), in memory as packed sequences lie:
     tokens before heads."""
     batch, heads, seqlen, head_dim = x.shape
@@ -169,7 +169,7 @@ def _score(problem: Problem, arrays: Mapping[str, Any]) -> Score | None:
 
 
 def _lengths(lengths: Lengths) -> dict[str, Any]:
-    """Arguments of a call that state known lengths."""
+    """The arguments that pass lengths to a call, if they are known."""
     if isinstance(lengths, Packed):
         both = ("q", lengths.queries), ("k", lengths.keys)
         return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in both if x is not None}
@@ -180,12 +180,12 @@ def _lengths(lengths: Lengths) -> dict[str, Any]:
 
 
 def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """A set's arrays by operand name, in launch order; None for absent operands. Without any optional operand, none of
-    them has an entry."""
-    further = (
+    """Arrays of :meth:`Inputs.arrays` by operand name, in launch order; None for absent operands. If all optional
+    operands are absent, they have no entries."""
+    optional = (
         operation.optional_operands if any(x.name in arrays for x in operation.optional_operands) else ()
     )
-    return {x.name: arrays.get(role_of(x)) for x in (*operation.operands, *further)}
+    return {x.name: arrays.get(role_of(x)) for x in (*operation.operands, *optional)}
 
 
 def role_of(operand: Operand) -> str:

@@ -37,7 +37,7 @@ class InsideTrace(KernelRun):
     """One run of one kernel, seen from inside."""
 
     clock: str
-    """ "cycles" of a GPU's SM, or "executed": how much a CPU had executed, which is order and not time."""
+    """ "cycles" of a GPU's SM, or "executed": primitives that a CPU has executed, which give order, not time."""
     phases: tuple[str, ...]
     """Names of the phase numbers in the stamps."""
     slowdown: float | None
@@ -50,7 +50,7 @@ class InsideTrace(KernelRun):
 
     @property
     def unit(self) -> str:
-        """Of :meth:`intervals`."""
+        """Unit of :meth:`intervals`."""
         return "µs" if self.is_time else "primitives executed"
 
     def intervals(self) -> npt.NDArray[Any]:
@@ -59,12 +59,12 @@ class InsideTrace(KernelRun):
 
     @property
     def name(self) -> str:
-        """Of its file, without suffix."""
+        """Name of its file, without suffix."""
         return self.file_name(str(self.config))
 
 
 def record(plan: Plan, sm: int = 0) -> InsideTrace:
-    """Trace a plan on the current GPU: of a few runs the shortest on that SM, so that caches and clocks are warm.
+    """Trace a plan on the current GPU. Of a few runs, the shortest on SM ``sm`` is kept: it has warm caches.
 
     Raises ValueError for a kernel that keeps no logs, or whose logs are not sound.
     """
@@ -97,7 +97,7 @@ def execute(plan: Plan) -> InsideTrace:
 
     _check_kept(plan)
     given = given_to(plan.operation, Inputs(plan.problem, on_gpu=False, seed=0).arrays(plan.problem))
-    # One thread: all blocks are of one "SM" then, and their phases have one order.
+    # One thread: all blocks then run on one "SM", and their phases have one order.
     run = run_plan(plan, given, Execution("plain", threads=1), inside=True)
     assert run.inside is not None
     return _of(plan, "executed", {}, run.inside)

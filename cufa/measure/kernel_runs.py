@@ -36,13 +36,13 @@ class KernelRun:
     kernel: str
     """Name in the registry."""
     digest: str
-    """Of the kernel's sources when it ran."""
+    """Digest of the kernel's sources when it ran."""
     problem: Problem
     config: TileConfig
     environment: dict[str, Any]
-    """As :func:`cufa.measure.machine.environment`; of a CPU empty."""
+    """From :func:`cufa.measure.machine.environment`; empty on a CPU."""
     code: str | None = dataclasses.field(default=None, kw_only=True)
-    """Digest of the machine code that ran, "" where it is not known; None: recorded on this machine."""
+    """Digest of the machine code that ran; "": not known; None: recorded on this machine."""
 
     @property
     def is_current(self) -> bool:
@@ -50,7 +50,7 @@ class KernelRun:
         return measured.is_current(self.kernel, self.digest, {} if self.code is None else {"code": self.code})
 
     def file_name(self, tiles: str) -> str:
-        """Without suffix."""
+        """Name of the file, without suffix."""
         p = self.problem
         parts = [self.environment.get("device", "cpu"), self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
         parts += [
@@ -76,8 +76,8 @@ def _numbers(problem: Problem) -> list[str]:
 
 
 def save(file: Path, description: Mapping[str, Any], arrays: Arrays) -> Path:
-    """Write all of it or nothing. The bytes of an integer lie apart, the lowest of all integers first: that compresses
-    by a third better."""
+    """Write all of it or nothing. Integers are stored by byte planes, the lowest bytes of all integers first: the
+    file is a third smaller."""
     stored = {name: _planes(x) for name, x in arrays.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", suffix=SUFFIX, delete=False) as scratch:

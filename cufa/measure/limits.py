@@ -20,10 +20,10 @@ from .timing import Run, Timing
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
 _SOURCE = "limits/tensor_cores.cu"
-#: Of this source: products per warp in one iteration, exponentials per thread.
+#: What an iteration of that source does: products per warp, exponentials per thread.
 _PRODUCTS, _CHAINS = 16, 16
 _FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
-#: Of cuda_src/limits/wgmma.cu: operations a warpgroup in one iteration, bytes of operand B.
+#: cuda_src/limits/wgmma.cu: floating-point operations of a warpgroup in one iteration, bytes of operand B.
 _WGMMA_FLOPS = 4 * 2 * 64 * 256 * 16
 _WGMMA_SHARED = 256 * 128
 
@@ -45,7 +45,7 @@ class Limits:
     read_bytes: float = 0.0
     """Bytes of a kernel that only reads; 0: not measured."""
     mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As ``flops``, by ``mma.sync`` alone, whose operands come from registers. All kernels but Hopper's use it. Empty:
+    """As ``flops``, by ``mma.sync`` alone, which all kernels but Hopper's use. Its operands come from registers. Empty:
     not measured."""
     launch_seconds: float = 0.0
     """Time of a launch that computes next to nothing; 0: not measured."""
@@ -140,7 +140,7 @@ def launch_of(
 
 
 def _constants(kind: str) -> dict[str, bool]:
-    """Of cuda_src/limits/tensor_cores.cu and cuda_src/limits/wgmma.cu, by kind of product."""
+    """Constants of cuda_src/limits/tensor_cores.cu and wgmma.cu, by kind of product."""
     return {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
 
 

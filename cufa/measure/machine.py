@@ -60,7 +60,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Of the checkout that this runs from, and whether it was changed since; "" outside of one."""
+    """Commit of the checkout that this runs from, "-dirty" if files differ; "" outside a checkout."""
     if not (SOURCES / ".git").exists():
         return ""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

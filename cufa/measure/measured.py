@@ -28,7 +28,7 @@ from .regimes import Regime
 from .timing import Load, Ratio, Timing, as_nanoseconds
 
 SCHEMA = 2
-"""Of runs."""
+"""Version of a run's JSON."""
 FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact count that the mask lets through"
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ class Measured:
 
     json: Json = dataclasses.field(repr=False)
     of: Problem | None = None
-    """Its problem, where that is at hand."""
+    """Its problem; None: it is read from ``json``."""
     plan: Plan | None = dataclasses.field(default=None, compare=False)
     """The plan that ran here; None: the row was read back, or the contender is no kernel of cufa."""
 
@@ -119,7 +119,7 @@ class Measured:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """Of a case with a named distribution."""
+        """None: the case has no named distribution."""
         found = self.json.get("accuracy")
         return None if found is None else Accuracy(**found)
 
@@ -235,7 +235,7 @@ def plan_json(plan: Plan) -> Json:
 
 
 def _load_json(load: Load, work: Work) -> Json:
-    """Of a contender that ran alone. A figure that NVML did not give is null, and ``missing`` says why."""
+    """The load of a contender that ran alone. A figure that NVML did not give is null; ``missing`` says why."""
     power = load.power
     return {
         "calls": load.calls,
@@ -291,7 +291,7 @@ def by_case(rows: Iterable[Measured]) -> Iterator[dict[str, Measured]]:
 
 
 def speedup(slow: Measured, fast: Measured) -> Ratio:
-    """How many times faster, with its 95% interval: of two contenders that took turns from the same rounds of both."""
+    """How many times faster, with its 95% interval. If contenders took turns, it comes from their common rounds."""
     if slow.group == fast.group and slow.recorded == fast.recorded:
         value = slow.p50_ns / fast.p50_ns
         if kept := fast.json.get("over", {}).get(slow.label):
@@ -302,6 +302,6 @@ def speedup(slow: Measured, fast: Measured) -> Ratio:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """0 of none."""
+    """The geometric mean; 0 if there are no ratios."""
     logs = [math.log(x) for x in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else 0.0

@@ -25,7 +25,7 @@ from .timing import Load, Run, Timing, Watch
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 #: Least bytes that overwrite the L2 cache. The write also keeps the GPU busy while the host enqueues the next call.
 _FLUSH_BYTES = 256 << 20
-#: Most flushes before a call that the host takes long to enqueue: 1.4 ms on an H200.
+#: Most flushes before one call, while the host still enqueues it: 1.4 ms on an H200.
 _MAX_FLUSHES = 16
 
 WARM_SECONDS = 0.5

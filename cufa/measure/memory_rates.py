@@ -19,9 +19,9 @@ from . import cards, limits, machine
 from .measuring import time_of
 
 FOLDER = "memory"
-"""Below the records."""
+"""Folder of these files in the records."""
 _ROUNDS, _ITERATIONS, _UNROLL = 256, 1 << 12, 4
-"""Of cuda_src/limits/memory.cu. An H200 reads 8.7 MB again and again, a sixth of its L2 cache."""
+"""Constants of cuda_src/limits/memory.cu. An H200 reads the same 8.7 MB in each round: a sixth of its L2 cache."""
 _BLOCKS_PER_SM, _THREADS = 2, 512
 _LANE_BYTES = 16
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-#: Between samples. The energy counter moves in steps of about 0.1 s.
+#: Seconds between samples. The energy counter moves in steps of about 0.1 s.
 SAMPLE_SECONDS = 0.025
 
-#: Steps of the counter must span this much: the moment of a step is known to one sample only.
+#: Least time between the first and last step of the counter: a step's time is known to one sample only.
 ENERGY_SECONDS = 2.0
 
 #: NVML's bits of the reasons why a card lowers its clock. An idle card and a clock set by hand are not among them.
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """Of one contender, while it ran alone."""
+    """Power of the card while one contender ran alone."""
 
     watts: float | None = None
     """Median of the samples."""
@@ -109,7 +109,7 @@ class NvmlMeter:
         return tuple(name for name, bit in REASONS.items() if bits & bit)
 
     def _milliwatts(self) -> float:
-        """Of this moment: nvmlDeviceGetPowerUsage averages over a second on recent GPUs."""
+        """Power at this moment. On recent GPUs nvmlDeviceGetPowerUsage averages over a second."""
         nvml = self._nvml
         (field,) = nvml.nvmlDeviceGetFieldValues(self._gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
         if field.nvmlReturn == nvml.NVML_SUCCESS:
@@ -164,7 +164,7 @@ class Sampler:
             self._stop.wait(SAMPLE_SECONDS)
 
     def power(self, seconds_per_call: float) -> Power:
-        """For a GPU that was busy with calls of this length all the time."""
+        """The power of a GPU that ran calls of this length all the time."""
         return summarise(self._samples, seconds_per_call) if self._samples else Power(missing=self._missing)
 
 

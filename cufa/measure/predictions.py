@@ -20,7 +20,7 @@ ALL = "all kernels"
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-    """Of |predicted ÷ measured − 1|."""
+    """Errors |predicted ÷ measured − 1| of some rows."""
 
     median: float
     worst: float
@@ -57,7 +57,7 @@ def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
 
 
 def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str, Error]:
-    """By kernel, and of :data:`ALL` together: over every row that was measured in turns and is predicted."""
+    """Errors by kernel, and of :data:`ALL` together, over the rows that were measured in turns and are predicted."""
     off: dict[str, list[float]] = {}
     for row in rows:
         seconds = predicted(row, device, limits) if row.is_ours and row.regime is Regime.IN_TURNS else None

@@ -11,17 +11,17 @@ import enum
 
 
 class Regime(enum.StrEnum):
-    """The value stands in records and tables."""
+    """How contenders share the GPU. Records and tables have the value."""
 
     IN_TURNS = "in turns"
-    """Contenders take turns within each round, with a cold L2 cache and a pause while it is emptied."""
+    """Contenders take turns within each round. The L2 cache is overwritten before each call, which is also a pause."""
     SUSTAINED = "sustained"
     """Each contender alone, back to back, once the card has warmed up and its clocks have settled."""
 
     @property
     def seconds(self) -> float:
-        """Measuring time by default: for all contenders of a case together where they take turns, for each
-        one otherwise, and then long enough for its energy."""
+        """Default measuring time: in turns, of all contenders of a case together; alone, of each contender, long enough
+        to measure its energy."""
         return 0.5 if self is Regime.IN_TURNS else 3.0
 
     @property

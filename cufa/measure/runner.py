@@ -39,9 +39,9 @@ class Entry:
     results: Callable[[], dict[str, Any]] | None
     """Fills the results of the first set with NaN, computes once more and returns them by their role."""
     arrays: tuple[dict[str, Any], ...]
-    """Of each set. Kept alive here: a launch only has addresses."""
+    """Arrays of each set of inputs, kept alive here: a launch only has addresses."""
     work: Work | None = None
-    """None: that of the problem."""
+    """None: the problem's work."""
 
 
 #: Distance of the seeds of one case's sets of inputs; cases count from 0.
@@ -100,7 +100,7 @@ def run_case(
 
 
 def prepare(contender: Contender, case: Case, device: Device | None, inputs: Sequence[Inputs]) -> Entry:
-    """Raises ValueError or NotImplementedError, with a reason, when it does not serve the problem here."""
+    """The contender on a case's inputs. Raises ValueError or NotImplementedError if it cannot run here."""
     problem, plan = case.problem_of(contender), None
     if device is None and not (contender.is_ours or contender.quantized):
         raise NotImplementedError("timed on a GPU only")

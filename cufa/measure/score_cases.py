@@ -1,5 +1,5 @@
-"""Cases of score functions: what users write most, forward and backward, beside the same that is built in and beside
-torch's FlexAttention, which is given the traced expression."""
+"""Cases of score functions that users write most, forward and backward, beside built-in options of the same meaning and
+beside torch's FlexAttention, which is given the traced expression."""
 
 from __future__ import annotations
 

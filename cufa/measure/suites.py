@@ -28,7 +28,7 @@ class Suite:
     gpu_only: bool
     """Too much work for a CPU, or about something that only a GPU has."""
     operation: str
-    """Of its first case: the first suite of an operation is the default of `cufa bench`."""
+    """Operation of its first case. The first suite of an operation is the default of `cufa bench`."""
 
 
 SUITES: dict[str, Suite] = {}
@@ -71,7 +71,7 @@ def _hidden(seqlen: int, head_dim: int, mask: Mask, dtype: str = "bfloat16") -> 
 
 
 def _published_shapes(dtype: str = "bfloat16") -> Iterator[Problem]:
-    """Those of the FlashAttention-2 paper, to 16k long."""
+    """Shapes of the FlashAttention-2 paper, up to 16k long."""
     for head_dim, seqlen, mask in itertools.product((64, 128, 256), (1024, 4096, 16384), _MASKS):
         yield _hidden(seqlen, head_dim, mask, dtype)
 

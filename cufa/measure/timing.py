@@ -18,7 +18,7 @@ Watch = Callable[[Mapping[str, Sequence[float]]], None]
 """Takes the samples so far, in seconds, by contender."""
 
 RESAMPLES = 1000
-"""Of a bootstrap."""
+"""Resamples of a bootstrap."""
 #: If the GPU waited for the host in more than this share of the batches, the time is the host's.
 _STARVED = 0.05
 
@@ -67,7 +67,7 @@ class Timing:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], regime: Regime) -> Timing:
-        """Of a measurement row as JSON."""
+        """The timing of a measurement row."""
         if "samples_ns" in row:
             return cls(tuple(np.array(row["samples_ns"]) * 1e-9), regime)
         times = (1e-9 * row[name] for name in ("p10_ns", "p50_ns", "p90_ns", "low_ns", "high_ns"))
@@ -144,7 +144,7 @@ def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 
 
 
 def _from_intervals(slow: Timing, fast: Timing) -> Ratio:
-    """Of two independent medians: relative half widths add as squares."""
+    """The ratio of two independent medians: relative half widths add as squares."""
     (slow_low, slow_high), (fast_low, fast_high) = slow.median_interval, fast.median_interval
     value = slow.p50 / fast.p50
     down = math.hypot(math.log(slow.p50 / slow_low), math.log(fast_high / fast.p50))

@@ -43,13 +43,13 @@ class Trace(KernelRun):
 
     @property
     def name(self) -> str:
-        """Of its file, without suffix."""
+        """Name of its file, without suffix."""
         c = self.config
         return self.file_name(f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}")
 
 
 def record(plan: Plan) -> Trace:
-    """Trace a plan on the current GPU. The shortest of a few runs is kept: caches and clocks are warm then.
+    """Trace a plan on the current GPU. The shortest of a few runs is kept: it has warm caches.
 
     Raises ValueError for a kernel that keeps no trace.
     """
