@@ -119,10 +119,12 @@ class SplitConfig(TileConfig):
         )
 
     def in_splits(self) -> tuple[Self, ...]:
-        """The same tiles with keys split: with one head per tile, and with 2 heads of 64 rows (128-row tiles) or 4
-        heads of 16 (64-row tiles). A head has the rows of whole warps."""
-        packed = (1, 2) if self.block_q == 128 else (1, 4)
-        return tuple(dataclasses.replace(self, split_keys=True, packed_heads=n) for n in packed)
+        """The same tiles with keys split: with one head per tile, and with 2 heads of 64 rows (128-row tiles), 4 heads
+        of 16 (64-row tiles) or 2 heads of 16 (32-row tiles). A head has the rows of whole warps."""
+        heads = 2 if self.block_q == 128 else min(4, self.block_q // 16)
+        return tuple(
+            dataclasses.replace(self, split_keys=True, packed_heads=n) for n in dict.fromkeys((1, heads))
+        )
 
 
 @dataclasses.dataclass(frozen=True)

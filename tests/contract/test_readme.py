@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cufa
+from cufa.kernels.forward.fa2 import Fa2Config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,3 +75,9 @@ def test_decoding():
     expected = [weight / (weight + n) for n in (0, 17, 900, 2500)]
     out = names["out"].astype(np.float32)
     np.testing.assert_allclose(out, np.broadcast_to(np.reshape(expected, (4, 1, 1, 1)), out.shape), rtol=8e-3)
+
+
+def test_the_tile_that_is_added_fits_every_build():
+    """Heads that share a tile have whole warps of rows, with keys split too: 32 rows are two heads of 16."""
+    tile = eval(re.search(r"`(Fa2Config\(.+?\))`", README)[1], {"Fa2Config": Fa2Config})
+    assert [(x.packed_heads, x.head_rows) for x in tile.in_splits()] == [(1, 32), (2, 16)]
