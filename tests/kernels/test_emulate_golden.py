@@ -1,4 +1,5 @@
-"""The host twins against golden vectors recorded on a GPU. Where they disagree, the GPU is right."""
+"""The executor against golden vectors recorded on a GPU: whole kernels, and primitives in any order. (Twins and vectors
+each against NumPy: test_primitives.py.)"""
 
 from __future__ import annotations
 
@@ -18,10 +19,6 @@ FOLDER = Path(__file__).parents[1] / "golden"
 PROBES = probes.all_probes()
 CASES = list(probes.cases())
 
-#: Largest difference from the GPU in units in the last place (float32); everything else is the same bits.
-#: ex2, lg2 and rcp are approximations, good to 2 such units (lg2: absolute near 1) by NVIDIA's account.
-ULPS = {"ex2": 2, "rcp": 1}
-
 
 @pytest.fixture(scope="module")
 def golden():
@@ -36,60 +33,6 @@ def test_every_primitive_is_as_it_was_recorded(golden):
     digests = {n: d for n, d in probes.primitive_digests().items() if n not in probes.NOT_YET_RECORDED}
     assert {name: recorded.get(name) for name in digests} == digests
     assert {f"probe/{p.name}" for p in PROBES if p.name not in probes.AWAITED_PROBES} <= set(golden)
-
-
-@pytest.mark.sampled(each="probe")
-@pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
-def test_primitive(golden, probe):
-    if probe.name in probes.AWAITED_PROBES:
-        pytest.skip("newer than the last run of golden/record.py; test_primitives.py has what NumPy expects")
-    got, expected = on_cpu(probe), golden[f"probe/{probe.name}"]
-    if probe.name in ("wgmma_f16", "wgmma_bf16"):
-        # A from shared memory and from registers, K-major B; then MN-major B.
-        for products in (got.reshape(128, 64), expected.reshape(128, 64)):
-            np.testing.assert_array_equal(products[:, :16], products[:, 16:32])
-    if probe.name.startswith("wgmma"):
-        assert_warpgroup_products(got.view(np.float32), expected.view(np.float32))
-    elif probe.name.startswith("mma"):
-        assert_products(probe, got.view(np.float32), expected.view(np.float32))
-    elif probe.name == "lg2":
-        a, b = got.view(np.float32), expected.view(np.float32)
-        np.testing.assert_allclose(a, b, rtol=2.0**-21, atol=2.0**-21)
-    elif probe.name in ULPS:
-        assert_ulps(got.view(np.float32), expected.view(np.float32), ULPS[probe.name])
-    else:
-        same = (got == expected) | both_nan(probe.name, got, expected)
-        where = np.flatnonzero(~same)[:4]
-        assert same.all(), f"{where}: {got[where]} here, {expected[where]} on the GPU"
-
-
-def both_nan(name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """float32 NaNs differ in bits that nothing depends on; packed 16-bit values are compared bit by bit."""
-    if name not in ("fmaxf", "fminf", "fmaf", "cvt_f32_f16"):
-        return np.zeros(a.shape, bool)
-    return np.isnan(a.view(np.float32)) & np.isnan(b.view(np.float32))
-
-
-def assert_ulps(got, expected, ulps):
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
-    finite = np.isfinite(expected)
-    np.testing.assert_array_equal(got[~finite & ~np.isnan(expected)], expected[~finite & ~np.isnan(expected)])
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(got - expected)[finite] / np.spacing(np.abs(expected[finite]))
-    assert difference.max() <= ulps
-
-
-def assert_products(probe, got, expected):
-    """Within float32 rounding of the sum of magnitudes; exactly equal where every partial sum is exact."""
-    got, expected = got.reshape(probe.blocks, -1), expected.reshape(probe.blocks, -1)
-    np.testing.assert_array_equal(got[1], expected[1])  # small integers
-    for block in range(probe.blocks):
-        largest = np.abs(expected[block]).max()
-        np.testing.assert_allclose(got[block], expected[block], rtol=0, atol=2.0**-20 * largest)
-
-
-def assert_warpgroup_products(got, expected):
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2.0**-18 * np.abs(expected).max())
 
 
 @pytest.mark.sampled(each="probe")
