@@ -121,8 +121,8 @@ def variants(
     """
     built: set[Hashable] = set()
     for name in KERNELS if kernels is None else kernels:
-        found = [v for v in _of_kernel(KERNELS[name], archs, head_dims) if _is_new(v, built)]
-        yield from found if everything else _covering(found)
+        found = (v for v in _of_kernel(KERNELS[name], archs, head_dims) if _is_new(v, built))
+        yield from found if everything else _covering(list(found))
 
 
 def pairs_of(variant: Variant) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from support import TF32_EPSILON, in_order, make_inputs
+from support import TF32_EPSILON, in_order, make_inputs, once, reference
 
-from cufa import attention_reference, attention_reference_backward
+from cufa import attention_reference_backward
 from cufa.kernels import Kernel
 from cufa.problem.options import resolve_mask
 from cufa.problem.scores import softcap_derivative, softcapped
@@ -62,16 +62,18 @@ def make_case(
     )
     rng = np.random.default_rng(seed + 1000)
     dout = rng.standard_normal(q.shape).astype(q.dtype)
-    out, lse = attention_reference(q, k, v, return_lse=True, **scores)
+    out, lse = reference(q, k, v, return_lse=True, **scores)
     of_lse = np.float64 if dtype == "float64" else np.float32
     of_loss = rng.standard_normal(lse.shape).astype(of_lse) if dlse else None
     return Case(dout, q, k, v, out.astype(q.dtype), lse.astype(of_lse), of_loss, scores)
 
 
+@once
 def expected(case: Case) -> tuple[np.ndarray, ...]:
     return attention_reference_backward(case.dout, case.q, case.k, case.v, **case.options)
 
 
+@once
 def unfused_same_dtype(case: Case) -> tuple[np.ndarray, ...]:
     """What a framework's own operations give: every array rounded to the dtype, products accumulated in float32
     (float64 for float64). Those of float32 are in order; for others that is not what rounds."""
@@ -135,6 +137,7 @@ def _rounding(exact: np.ndarray, dtype: np.dtype) -> float:
     return 2 * _largest(moved.astype(np.float64) - exact)
 
 
+@once
 def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
     """What rounding LSE, scores and sums in float32 (float64 for float64; tf32 where that is asked for) may change: the
     unfused computation may be lucky, and needs no LSE. One part in 2^24 of all that is added up, its sign aside, and of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,41 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 TF32_EPSILON = 2.0**-10
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Computed once for arguments of the same contents: tests hold many kernels and tiles to one result."""
+    kept: dict[Any, Any] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        key = _contents(arguments), _contents(options)
+        if key not in kept:
+            if len(kept) == 32:
+                kept.pop(next(iter(kept)))
+            kept[key] = found = function(*arguments, **options)
+            for x in found if isinstance(found, tuple) else (found,):
+                if isinstance(x, np.ndarray):
+                    x.flags.writeable = False
+        return kept[key]
+
+    return call
+
+
+def _contents(x: Any) -> Any:
+    """What tells arguments apart: of an array its shape, dtype and a digest of its bytes."""
+    if isinstance(x, np.ndarray):
+        return x.shape, str(x.dtype), hashlib.blake2b(x.tobytes()).digest()
+    if isinstance(x, tuple | list):
+        return tuple(map(_contents, x))
+    if isinstance(x, dict):
+        return tuple((name, _contents(y)) for name, y in x.items())
+    if dataclasses.is_dataclass(x) and not isinstance(x, Mask):
+        return type(x), tuple(_contents(getattr(x, field.name)) for field in dataclasses.fields(x))
+    return x
+
+
+reference = once(attention_reference)
+
+
 def make_inputs(
     batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, head_dim: int,
     dtype: str = "float16", *, layout: str = "bhsd", seed: int = 0, spread: float = 1.0,
@@ -50,6 +86,7 @@ def make_inputs(
     return draw(heads, seqlen_q, spread), draw(kv_heads, seqlen_k, 1.0), draw(kv_heads, seqlen_k, 1.0)
 
 
+@once
 def naive_same_dtype(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, window: Any = None,
     mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
@@ -93,7 +130,7 @@ def assert_attention(
     if layout == "bshd":
         q, k, v, out = (x.transpose(0, 2, 1, 3) for x in (q, k, v, out))
     dtype = str(q.dtype)
-    expected, expected_lse = attention_reference(q, k, v, scale=scale, return_lse=True, **scores)
+    expected, expected_lse = reference(q, k, v, scale=scale, return_lse=True, **scores)
     naive = naive_same_dtype(q, k, v, scale=scale, **scores).astype(np.float64)
     finite = np.isfinite(expected)
     got = out.astype(np.float64)
@@ -145,7 +182,7 @@ def uneven_rows(dtype: str = "float32", head_dim: int = 64, seed: int = 0) -> tu
 def assert_every_row(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> None:
     """Each row as good as its own size asks, be others as large as they like: at most twice the naive
     computation's error, relative to the row, plus a few roundings."""
-    expected = attention_reference(q, k, v, causal=causal)
+    expected = reference(q, k, v, causal=causal)
     sizes = np.abs(expected).max(-1)
 
     def worst(x: np.ndarray) -> float:
