@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..calls.merge import merge_attention_states
 from ..calls.running import attend
 from ..problem.checks import is_device_array
 from ..problem.options import Options
+from .group import module_of
 from .placement import Range
 from .schedule import Call
 
@@ -111,16 +113,18 @@ def attend_or_merge(
     out[:, :, done:done_end] = running[:, :, done:done_end]
 
 
-def backward_call(call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores) -> tuple[Any, ...]:
-    """dq of the call's rows, dk and dv of its keys, and the share in dsink. ``of_queries`` are dout, q, out, lse and
-    dlse of the work."""
+def backward_call(
+    call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any] = (None, None, None)
+) -> tuple[Any, ...]:  # fmt: skip
+    """dq of the call's rows, dk and dv of its keys. ``of_queries`` are dout, q, out, lse and dlse of the work; ``into``
+    says where to write the results, None: to new arrays."""
     dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in of_queries)
-    xp = np if not is_device_array(q) else __import__("cupy")
-    lse, dlse = (None if x is None else xp.ascontiguousarray(x) for x in (lse, dlse))
+    lse, dlse = (None if x is None else module_of(x).ascontiguousarray(x) for x in (lse, dlse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
     more = scores.keywords("deterministic")
+    dq, dk, dv = into
     found: tuple[Any, ...] = flash_attention_backward(
-        dout, q, k, v, out, lse, dlse=dlse, mask=call.mask, **more
+        dout, q, k, v, out, lse, dlse=dlse, mask=call.mask, dq=dq, dk=dk, dv=dv, **more
     )
     return found
 

@@ -3,6 +3,7 @@ GPU, ordered by events. Without peer access the driver copies through host memor
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,10 @@ from ..problem.checks import is_device_array
 from .group import Move
 
 _PEER_ALREADY = 704  # cudaErrorPeerAccessAlreadyEnabled
+_ANY_KIND = 4  # cudaMemcpyDefault: the addresses say which memory
+_EVENTS = 8
+"""Copies of a rank that may be awaited at a time: a step awaits those of two. A wait keeps what its event had recorded,
+so that events are recorded again."""
 
 
 class Devices:
@@ -28,15 +33,22 @@ class Devices:
                 f"devices={devices} names a GPU twice: use Group(virtual=P) for ranks on one GPU"
             )
         self.devices, self.size, self.local = devices, len(devices), tuple(range(len(devices)))
-        self._cupy, self._streams = cupy, []
+        self._cupy = cupy
         self.peers = True
         """Every GPU reads every other one's memory."""
+        self._streams: list[tuple[Any, Any]] = []
+        """Of each rank: for what comes from other GPUs, and for copies within its own."""
+        self._ready: list[Any] = []
+        self._done: list[collections.deque[tuple[Any, Any]]] = []
         for one in devices:
             with cupy.cuda.Device(one):
-                self._streams.append(cupy.cuda.Stream(non_blocking=True))
+                self._streams.append(
+                    (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True))
+                )
+                self._ready.append(_event(cupy))
+                self._done.append(collections.deque((_event(cupy), _event(cupy)) for _ in range(_EVENTS)))
         for one, other in itertools.permutations(devices, 2):
             self.peers &= self._enable(one, other)
-        self._sent: dict[int, list[Any]] = {}
 
     def _enable(self, one: int, other: int) -> bool:
         runtime = self._cupy.cuda.runtime
@@ -54,46 +66,53 @@ class Devices:
         device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.devices[rank])
         return device
 
-    def begin(self) -> None:
-        self._sent = {}
-
-    def _recorded(self, rank: int, stream: Any = None) -> Any:
-        """An event at the end of a rank's stream, by default the one that it computes on."""
-        with self.on(rank):
-            event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(stream or self._cupy.cuda.get_current_stream())
-        return event
+    def begin(self) -> None: ...
 
     def start(self, moves: Sequence[Move]) -> Any:
-        """Each receiver pulls, after its own and the sender's earlier work."""
-        runtime, done = self._cupy.cuda.runtime, {}
-        ranks = {rank for move in moves for rank in (move.sender, move.receiver)}
-        ready = {rank: self._recorded(rank) for rank in ranks}
+        """Each receiver pulls, after its own and the sender's earlier work. Returns the events of the copies, by the
+        ranks that wait for them, and the moves: their arrays live until then."""
+        waiting: dict[int, list[Any]] = {}
+        for rank in {rank for move in moves for rank in (move.sender, move.receiver)}:
+            with self.on(rank):
+                self._ready[rank].record()
         for receiver in sorted({move.receiver for move in moves}):
-            stream, mine = self._streams[receiver], [x for x in moves if x.receiver == receiver]
+            mine, events = [x for x in moves if x.receiver == receiver], self._done[receiver]
+            events.rotate()
             with self.on(receiver):
-                for rank in sorted({receiver, *(x.sender for x in mine)}):
-                    stream.wait_event(ready[rank])
-                for move in mine:
-                    ends = self.devices[move.receiver], self.devices[move.sender]
-                    for target, source, size in blocks(move.target, move.source):
-                        runtime.memcpyPeerAsync(target, ends[0], source, ends[1], size, stream.ptr)
-            done[receiver] = self._recorded(receiver, stream)
-            for move in mine:
-                self._sent.setdefault(move.sender, []).append(done[receiver])
-        return done, moves  # moves: their arrays live until the copies are waited for
+                for own, stream, event in zip((False, True), self._streams[receiver], events[0], strict=True):
+                    here = [x for x in mine if (x.sender == receiver) == own]
+                    if not here:
+                        continue
+                    for rank in sorted({receiver, *(x.sender for x in here)}):
+                        stream.wait_event(self._ready[rank])
+                    for move in here:
+                        self._copy(move, stream.ptr)
+                    event.record(stream)
+                    for rank in {receiver, *(x.sender for x in here)}:
+                        waiting.setdefault(rank, []).append(event)
+        return waiting, moves
+
+    def _copy(self, move: Move, stream: int) -> None:
+        runtime = self._cupy.cuda.runtime
+        to, of = self.devices[move.receiver], self.devices[move.sender]
+        for target, source, pitches, width, height in boxes(move.target, move.source):
+            if height > 1 and (self.peers or to == of):
+                runtime.memcpy2DAsync(
+                    target, pitches[0], source, pitches[1], width, height, _ANY_KIND, stream
+                )
+            else:
+                for i in range(height):
+                    at = target + i * pitches[0], source + i * pitches[1]
+                    runtime.memcpyPeerAsync(at[0], to, at[1], of, width, stream)
 
     def finish(self, started: Any) -> None:
-        for receiver, event in started[0].items():
-            with self.on(receiver):
-                self._cupy.cuda.get_current_stream().wait_event(event)
+        """Senders wait, too: what they sent may be freed, and its memory be written by their later work."""
+        for rank, events in started[0].items():
+            with self.on(rank):
+                for event in events:
+                    self._cupy.cuda.get_current_stream().wait_event(event)
 
-    def end(self) -> None:
-        for sender, events in self._sent.items():
-            with self.on(sender):
-                stream = self._cupy.cuda.get_current_stream()
-                for event in dict.fromkeys(events):
-                    stream.wait_event(event)
+    def end(self) -> None: ...
 
     def synchronize(self) -> None:
         for rank in self.local:
@@ -101,24 +120,31 @@ class Devices:
                 self._cupy.cuda.get_current_stream().synchronize()
 
 
-def blocks(target: Any, source: Any) -> Iterator[tuple[int, int, int]]:
-    """(address of the target, of the source, bytes) of each run that is contiguous in both."""
-    axes = source.ndim
-    size = source.itemsize
+def _event(cupy: Any) -> Any:
+    return cupy.cuda.Event(disable_timing=True)
+
+
+def boxes(target: Any, source: Any) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
+    """What one copy of two dimensions each takes: (address of the target, of the source, pitches of both, bytes of a
+    row, rows). Pitches are at least a row."""
     if 0 in source.shape:
         return
-    while axes and (
-        source.shape[axes - 1] == 1 or (source.strides[axes - 1] == target.strides[axes - 1] == size)
-    ):
-        size *= source.shape[axes - 1]
-        axes -= 1
+    axes = [
+        (n, *steps) for n, *steps in zip(source.shape, target.strides, source.strides, strict=True) if n > 1
+    ]
+    width = source.itemsize
+    while axes and axes[-1][1:] == (width, width):
+        width *= axes.pop()[0]
+    height, pitches = 1, (width, width)
+    if axes and min(axes[-1][1:]) >= width:
+        height, *steps = axes.pop()
+        pitches = steps[0], steps[1]
+        while axes and axes[-1][1:] == (height * pitches[0], height * pitches[1]):
+            height *= axes.pop()[0]
     begins = _address(target), _address(source)
-    strides = list(zip(target.strides, source.strides, strict=True))[:axes]
-    for place in itertools.product(*map(range, source.shape[:axes])):
-        at = of = 0
-        for i, (to_target, to_source) in zip(place, strides, strict=True):
-            at, of = at + i * to_target, of + i * to_source
-        yield begins[0] + at, begins[1] + of, size
+    for place in itertools.product(*(range(n) for n, *_ in axes)):
+        at, of = (sum(i * x[side] for i, x in zip(place, axes, strict=True)) for side in (1, 2))
+        yield begins[0] + at, begins[1] + of, pitches, width, height
 
 
 def _address(x: Any) -> int:

@@ -12,7 +12,7 @@ from ..problem.checks import as_array, is_device_array
 from ..problem.mask import Mask
 from ..problem.options import Options, resolve_mask
 from .compute import Scores
-from .devices import blocks
+from .devices import boxes
 from .group import Move, Virtual
 from .placement import Placement, Segment
 from .run import Forward
@@ -101,8 +101,10 @@ class _FromHost:
         """After the work that the new arrays' memory was used by before."""
         self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
         for move in moves:
-            for target, source, size in blocks(move.target, move.source):
-                self._cupy.cuda.runtime.memcpyAsync(target, source, size, _TO_DEVICE, self._stream.ptr)
+            for target, source, pitches, width, height in boxes(move.target, move.source):
+                self._cupy.cuda.runtime.memcpy2DAsync(
+                    target, pitches[0], source, pitches[1], width, height, _TO_DEVICE, self._stream.ptr
+                )
         return self._stream.record(), moves
 
     def finish(self, started: Any) -> None:

@@ -14,12 +14,13 @@ from .compute import Scores, backward_call, forward_call, rows_of
 from .group import Group, Move, empty, module_of
 from .placement import Range, Segment
 from .schedule import Schedule, Step, Work
-from .sums import Sum
+from .sums import Sum, add_up
 
 Parts = dict[int, Any]
 """An array of each local rank."""
 
 _OF_KEYS = ("k", "v")
+_GRADIENTS = (("dq", "q"), ("dk", "k"), ("dv", "v"))
 
 
 @dataclasses.dataclass
@@ -72,10 +73,10 @@ class Run:
             return
         started, sent = back
         self.group.finish(started)
-        for move, into in sent:
-            if move.receiver in self.group.local:
+        for move, come in sent:
+            if come is not None:
                 with self.group.on(move.receiver):
-                    into(move.target)
+                    come()
 
     def _prefetch(self, t: int) -> Any:
         moves: list[Move] = []
@@ -104,7 +105,7 @@ class Run:
             here = self.given["q"][rank]  # keys may come from the host
             target = stage.arrays[name] = empty(group, rank, shape, here, like.dtype)
         at = 0
-        for x in segments:
+        for x in neighbours(segments):
             source = parts[x.rank][:, slice(*heads), x.row : x.row + x.length] if x.rank in parts else None
             into = None if target is None else target[:, :, at : at + x.length]
             at += x.length
@@ -121,10 +122,11 @@ class Run:
     def moves_back(
         self, rank: int, segments: Sequence[Segment], x: Any, shape: tuple[int, ...], dtype: Any, into: Any
     ) -> list[tuple[Move, Any]]:
-        """The segments of ``x`` to their owners. ``into`` takes (owner, segment, array); ``shape`` is that of ``x``
-        for one token. The rank's own segments are taken at once."""
+        """The segments of ``x`` to their owners. ``into`` takes (owner, segment, array), and returns where the array
+        that is still to come goes, and a function to call when it has come; array None: it comes from elsewhere.
+        ``shape`` is that of ``x`` for one token. The rank's own segments are taken at once."""
         found, at, group = [], 0, self.group
-        for segment in segments:
+        for segment in neighbours(segments):
             part = None if x is None else x[:, :, at : at + segment.length]
             at += segment.length
             owner = segment.rank
@@ -134,13 +136,12 @@ class Run:
                         into(owner, segment, part)
                 continue
             size = (*shape[:2], segment.length, *shape[3:])
-            target = None
+            target = come = None
             if owner in group.local:
-                like = next(iter(self.given["q"].values()))
-                target = empty(group, owner, size, like, dtype)
+                with group.on(owner):
+                    target, come = into(owner, segment, None)
             if rank in group.local or owner in group.local:
-                move = Move(rank, owner, part, target, size, dtype)
-                found.append((move, lambda array, o=owner, s=segment: into(o, s, array)))
+                found.append((Move(rank, owner, part, target, size, dtype), come))
         return found
 
 
@@ -208,8 +209,11 @@ class Forward(Run):
             ("out", self.out, shape, like.dtype), ("lse", self.lse, shape[:3], lse_dtype(like)),
         ):  # fmt: skip
 
-            def into(owner: int, x: Segment, array: Any, parts: Parts = parts) -> None:
-                parts[owner][:, slice(*work.heads), x.row : x.row + x.length] = array
+            def into(owner: int, x: Segment, array: Any, parts: Parts = parts) -> tuple[Any, None]:
+                target = parts[owner][:, slice(*work.heads), x.row : x.row + x.length]
+                if array is not None:
+                    add_up([array], target)
+                return target, None
 
             found += self.moves_back(rank, work.queries, held.get(name), size, dtype, into)
         return found
@@ -220,50 +224,76 @@ class Backward(Run):
 
     def __init__(self, group: Group, schedule: Schedule, given: Mapping[str, Parts], scores: Scores) -> None:
         super().__init__(group, schedule, given, scores)
-        most = max((sum(len(x.calls) for w in works for x in w.steps) for works in schedule.works), default=0)
         self.sums = {
-            (rank, name): Sum(group, rank, given[like][rank], most * schedule.ranks > 4)
-            for name, like in (("dq", "q"), ("dk", "k"), ("dv", "v"))
+            (rank, name): Sum(group, rank, given[like][rank])
+            for name, like in _GRADIENTS
             for rank in group.local
         }
 
     def compute(self, stage: _Stage) -> None:
-        rank, scores = stage.rank, self.scores.of_heads(stage.work.heads)
-        scores = dataclasses.replace(scores, sink=None)
+        work, rank = stage.work, stage.rank
+        scores = dataclasses.replace(self.scores.of_heads(work.heads), sink=None)
         if stage.first:
             self.held[rank] = {name: stage.arrays.get(name) for name in self.of_queries}
-        of_queries = tuple(self.held[rank].values())
-        q, k = self.held[rank]["q"], stage.arrays.get("k")
-        several = len(stage.step.calls) > 1
-        stage.arrays["sums"] = sums = {
-            name: Sum(self.group, rank, like, several)
-            for name, like in (("dq", q), ("dk", k), ("dv", stage.arrays["v"]))
-        }
+        of_queries, q = tuple(self.held[rank].values()), self.held[rank]["q"]
+        k, v = stage.arrays.get("k"), stage.arrays.get("v")
+        # Gradients of the rank's own tokens are added where they belong, those of other ranks' in arrays that travel.
+        sums = []
+        for (name, _), like in zip(_GRADIENTS, (q, k, v), strict=True):
+            heads, segments = _of_gradient(name, stage)
+            own = run_of(rank, segments)
+            if own is None:
+                sums.append((Sum(self.group, rank, like), (0, heads[1] - heads[0]), 0))
+                stage.arrays[name] = sums[-1][0]
+            else:
+                sums.append((self.sums[rank, name], heads, own))
         for call in stage.step.calls:
-            dq, dk, dv = backward_call(call, of_queries, k, stage.arrays["v"], scores)
-            for name, x, rows in (("dq", dq, call.rows), ("dk", dk, call.keys), ("dv", dv, call.keys)):
-                sums[name].add((0, x.shape[1]), rows, x)
+            boxes = [
+                (heads, (rows[0] + at, rows[1] + at))
+                for (_, heads, at), rows in zip(sums, (call.rows, call.keys, call.keys), strict=True)
+            ]
+            into = [total.place(*box) for (total, _, _), box in zip(sums, boxes, strict=True)]
+            found = backward_call(call, of_queries, k, v, scores, into)
+            for (total, _, _), box, place, x in zip(sums, boxes, into, found, strict=True):
+                if place is None:
+                    total.add(*box, x)
 
     def results(self, stage: _Stage) -> list[tuple[Move, Any]]:
-        work, rank, found = stage.work, stage.rank, []
+        rank, found = stage.rank, []
         if not stage.step.calls:
             return []
-        for name, given, segments, heads in (
-            ("dq", "q", work.queries, work.heads), ("dk", "k", stage.step.keys, work.kv_heads),
-            ("dv", "v", stage.step.keys, work.kv_heads),
-        ):  # fmt: skip
-            like = next(iter(self.given[given].values()))
-            total = None
+        for name, given in _GRADIENTS:
+            heads, segments = _of_gradient(name, stage)
+            if run_of(rank, segments) is not None:
+                continue
+            like, total = next(iter(self.given[given].values())), None
+            width = like.shape[3]
             if rank in self.group.local:
                 with self.group.on(rank):
-                    total = stage.arrays["sums"][name].total()
+                    total = stage.arrays[name].total()
 
-            def into(owner: int, x: Segment, array: Any, name: str = name, heads: Range = heads) -> None:
-                self.sums[owner, name].add(heads, (x.row, x.row + x.length), array)
+            def into(
+                owner: int, x: Segment, array: Any, name: str = name, heads: Range = heads, width: int = width
+            ) -> Any:
+                total, box = self.sums[owner, name], (heads, (x.row, x.row + x.length))
+                if array is not None:
+                    return total.add(*box, array)
+                place = total.place(*box, coming=True)
+                if place is not None:
+                    return place, total.arrived
+                like = self.given["q"][owner]
+                place = empty(self.group, owner, (like.shape[0], heads[1] - heads[0], x.length, width), like)
+                return place, lambda: total.add(*box, place)
 
-            shape = (like.shape[0], heads[1] - heads[0], 0, like.shape[3])
+            shape = (like.shape[0], heads[1] - heads[0], 0, width)
             found += self.moves_back(rank, segments, total, shape, like.dtype, into)
         return found
+
+
+def _of_gradient(name: str, stage: _Stage) -> tuple[Range, Sequence[Segment]]:
+    """Heads and tokens of a stage's gradient."""
+    work = stage.work
+    return (work.heads, work.queries) if name == "dq" else (work.kv_heads, stage.step.keys)
 
 
 def _stages(rank: int, works: Sequence[Work]) -> Iterator[_Stage]:
@@ -282,6 +312,16 @@ def run_of(rank: int, segments: Sequence[Segment]) -> int | None:
     if any(x.row + x.length != y.row for x, y in itertools.pairwise(segments)):
         return None
     return segments[0].row if segments else 0
+
+
+def neighbours(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, of which those that follow one another in a part are one: they travel together."""
+    found: list[Segment] = []
+    for x in segments:
+        if found and found[-1].rank == x.rank and found[-1].row + found[-1].length == x.row:
+            x = dataclasses.replace(found[-1], length=found.pop().length + x.length)
+        found.append(x)
+    return found
 
 
 def lse_dtype(q: Any) -> str:

@@ -12,71 +12,138 @@ from ..problem.checks import is_device_array
 from .group import Group, empty
 from .placement import Range
 
+_WAITING = 4
+"""Contributions that wait to be added. More are added up in float32: memory does not grow with the ranks."""
+
 
 class Sum:
-    """An array (batch, heads, tokens, head_dim) to which boxes of heads and tokens are added, in the caller's order.
-    The first box at a place is copied there. ``like`` gives shape, place and dtype; ``wide``: sums are float32."""
+    """An array (batch, heads, tokens, head_dim) that is the sum of boxes of heads and tokens, in the caller's order.
 
-    def __init__(self, group: Group, rank: int, like: Any, wide: bool) -> None:
+    The first box at a place may be written there at once (:meth:`place`). The others wait, and one pass adds them in
+    float32. ``like`` gives shape, place and dtype."""
+
+    def __init__(self, group: Group, rank: int, like: Any) -> None:
         self._group, self._rank, self._like = group, rank, like
-        self._dtype = np.dtype("float32") if wide and like.dtype.itemsize < 4 else like.dtype
         self._array: Any = None
-        self._boxes: list[tuple[Range, Range]] = []
+        self._there: list[tuple[Range, Range]] = []
+        """Boxes that the array holds."""
+        self._waiting: list[tuple[Range, Range, Any]] = []
+        self._coming = 0
+
+    def place(self, heads: Range, rows: Range, coming: bool = False) -> Any:
+        """Where to write a box of which nothing was added before; None if something was. ``coming``: the box travels
+        there, until :meth:`arrived`."""
+        if any(_meet(heads, h) and _meet(rows, r) for h, r, *_ in (*self._there, *self._waiting)):
+            return None
+        if self._array is None:
+            self._array = empty(self._group, self._rank, self._like.shape, self._like)
+        if self._array.dtype != self._like.dtype:
+            return None
+        self._there.append((heads, rows))
+        self._coming += coming
+        return self._array[:, slice(*heads), slice(*rows)]
+
+    def arrived(self) -> None:
+        self._coming -= 1
 
     def add(self, heads: Range, rows: Range, x: Any) -> None:
-        everything = (heads, rows) == ((0, self._like.shape[1]), (0, self._like.shape[2]))
-        if everything and not self._boxes and x.dtype == self._dtype and x.flags.c_contiguous:
-            self._array = x
-            self._boxes.append((heads, rows))
-            return
-        if self._array is None:
-            self._array = empty(self._group, self._rank, self._like.shape, self._like, self._dtype)
-        for h, r in self._cells(heads, rows):
-            target = self._array[:, slice(*h), slice(*r)]
-            part = x[:, h[0] - heads[0] : h[1] - heads[0], r[0] - rows[0] : r[1] - rows[0]]
-            if self._has(h, r):
-                _add(target, part)
-            else:
-                target[...] = part
-        self._boxes.append((heads, rows))
+        """A box, whose array must not change from now on."""
+        self._waiting.append((heads, rows, x))
+        if len(self._waiting) > _WAITING and not self._coming:
+            narrow = self._like.dtype.itemsize < 4
+            self._add_up(np.dtype("float32") if narrow else self._like.dtype)
 
     def total(self) -> Any:
         """The sum in the dtype of ``like``; 0 where nothing was added."""
-        shape = self._like.shape
-        if self._array is None:
-            self._array = empty(self._group, self._rank, shape, self._like)
+        if self._array is None and len(self._waiting) == 1:
+            ((_, _, x),) = self._waiting
+            if x.shape == self._like.shape and x.dtype == self._like.dtype and x.flags.c_contiguous:
+                return x
+        self._add_up(self._like.dtype, 0)
+        return self._array
+
+    def _add_up(self, dtype: Any, nothing: float | None = None) -> None:
+        """Everything that waits into an array of ``dtype``. ``nothing``: what to write where nothing was added."""
+        shape, before = self._like.shape, self._array
+        if before is None or before.dtype != dtype:
+            self._array = empty(self._group, self._rank, shape, self._like, dtype)
         for h, r in self._cells((0, shape[1]), (0, shape[2])):
-            if not self._has(h, r):
-                self._array[:, slice(*h), slice(*r)] = 0
-        return self._array.astype(self._like.dtype, copy=False)
+            target = self._array[:, slice(*h), slice(*r)]
+            held = any(_within(h, a) and _within(r, b) for a, b in self._there)
+            parts = [before[:, slice(*h), slice(*r)]] if held else []
+            for a, b, x in self._waiting:
+                if _within(h, a) and _within(r, b):
+                    parts.append(x[:, h[0] - a[0] : h[1] - a[0], r[0] - b[0] : r[1] - b[0]])
+            if len(parts) > 1 or (parts and not (held and before is self._array)):
+                add_up(parts, target)
+            elif not parts and nothing is not None:
+                target[...] = nothing
+        self._there += [(h, r) for h, r, _ in self._waiting]
+        self._waiting = []
 
     def _cells(self, heads: Range, rows: Range) -> list[tuple[Range, Range]]:
-        """The box in pieces, each of which every earlier box holds or misses."""
-        boxes = self._boxes
-        of_heads = {*heads, *(x for h, _ in boxes for x in h if heads[0] < x < heads[1])}
-        of_rows = {*rows, *(x for _, r in boxes for x in r if rows[0] < x < rows[1])}
+        """The whole in pieces, each of which every box holds or misses."""
+        boxes = [*self._there, *((h, r) for h, r, _ in self._waiting)]
+        of_heads, of_rows = (
+            {*heads, *(x for h, _ in boxes for x in h)},
+            {*rows, *(x for _, r in boxes for x in r)},
+        )
         return [
             (h, r) for h in itertools.pairwise(sorted(of_heads)) for r in itertools.pairwise(sorted(of_rows))
         ]
 
-    def _has(self, heads: Range, rows: Range) -> bool:
-        return any(
-            h[0] <= heads[0] and heads[1] <= h[1] and r[0] <= rows[0] and rows[1] <= r[1]
-            for h, r in self._boxes
-        )
+
+def _meet(a: Range, b: Range) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
-def _add(target: Any, x: Any) -> None:
+def _within(a: Range, b: Range) -> bool:
+    return b[0] <= a[0] and a[1] <= b[1]
+
+
+def add_up(parts: list[Any], target: Any) -> None:
+    """The sum of arrays into ``target``, which may be the first of them; from left to right, in float32 at least."""
+    if 0 in target.shape:
+        return
     if is_device_array(target):
-        _adder()(x, target)
-    elif target.dtype.itemsize < 4:
-        target[...] = target.astype(np.float32) + x.astype(np.float32)
-    else:
-        target += x.astype(target.dtype)
+        wide = [_wide(x) for x in (*parts, target)]
+        if any(x is None for x in wide):
+            _adder(len(parts), "")(*parts, target)
+        else:
+            _adder(len(parts), str(target.dtype))(*wide)
+        return
+    dtype = np.result_type(target.dtype, np.float32)
+    target[...] = functools.reduce(np.add, (x.astype(dtype) for x in parts))
+
+
+def _wide(x: Any) -> Any:
+    """The array of 16-bit elements as one of 16 bytes each; None if its memory is no such array."""
+    fits = (
+        x.dtype.itemsize == 2
+        and x.strides[-1] == 2
+        and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
+    )
+    return x.view(np.complex128) if fits and x.shape[-1] % 8 == 0 else None
+
+
+_EIGHT = """
+alignas(16) E found[8];
+for (int i = 0; i < 8; i++) found[i] = E({terms});
+sum = *reinterpret_cast<const T*>(found);
+"""
 
 
 @functools.cache
-def _adder() -> Any:
+def _adder(count: int, of_eight: str) -> Any:
+    """A kernel that adds ``count`` arrays. ``of_eight``: the dtype of eight elements in each of the arrays' own."""
     import cupy
 
-    return cupy.ElementwiseKernel("T x", "S sum", "sum = S(float(sum) + float(x))", "cufa_add")
+    if not of_eight:
+        inputs = ", ".join(f"T{i} x{i}" for i in range(count))
+        terms = " + ".join(f"float(x{i})" for i in range(count))
+        return cupy.ElementwiseKernel(inputs, "S sum", f"sum = S({terms})", f"cufa_add_{count}")
+    inputs = ", ".join(f"T x{i}" for i in range(count))
+    terms = " + ".join(f"float(reinterpret_cast<const E*>(&x{i})[i])" for i in range(count))
+    preamble = f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {of_eight} E;\n"
+    code, name = _EIGHT.format(terms=terms), f"cufa_add_{count}_{of_eight}"
+    return cupy.ElementwiseKernel(inputs, "T sum", code, name, preamble=preamble)
