@@ -128,7 +128,7 @@ def _wide(x: Any) -> Any:
 
 _EIGHT = """
 alignas(16) E found[8];
-for (int i = 0; i < 8; i++) found[i] = E({terms});
+for (int j = 0; j < 8; j++) found[j] = E({terms});
 sum = *reinterpret_cast<const T*>(found);
 """
 
@@ -143,7 +143,7 @@ def _adder(count: int, of_eight: str) -> Any:
         terms = " + ".join(f"float(x{i})" for i in range(count))
         return cupy.ElementwiseKernel(inputs, "S sum", f"sum = S({terms})", f"cufa_add_{count}")
     inputs = ", ".join(f"T x{i}" for i in range(count))
-    terms = " + ".join(f"float(reinterpret_cast<const E*>(&x{i})[i])" for i in range(count))
+    terms = " + ".join(f"float(reinterpret_cast<const E*>(&x{i})[j])" for i in range(count))
     preamble = f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {of_eight} E;\n"
     code, name = _EIGHT.format(terms=terms), f"cufa_add_{count}_{of_eight}"
     return cupy.ElementwiseKernel(inputs, "T sum", code, name, preamble=preamble)
