@@ -13,7 +13,7 @@ from ..masks import full
 from ..parallel import Group, Prediction, distribute, flash_attention, flash_attention_backward, plan
 from ..parallel.placement import KINDS
 from ..parallel.prediction import LINKS
-from ..parallel.schedule import SCHEMES
+from ..parallel.schemes import SCHEMES
 from .common import SIZE, Exit, fail, json_option, print_json, stdout
 
 _WARM_S, _TIMED_S = 0.5, 1.5

@@ -13,10 +13,11 @@ from ..problem.mask import Mask
 from ..problem.options import Options, resolve_mask
 from .compute import Scores
 from .devices import boxes
+from .forward import Forward
 from .group import Move, Virtual
 from .placement import Placement, Segment
-from .run import Forward
-from .schedule import Schedule, pieces
+from .schedule import Schedule
+from .schemes import pieces
 from .slices import Whole
 
 _PIECE_BYTES = 128 << 20

@@ -11,7 +11,8 @@ from ..problem.element import ELEMENTS
 from ..problem.mask import Mask
 from ..problem.options import resolve_mask
 from .placement import Placement
-from .schedule import Schedule, Step, Work, make_schedule
+from .schedule import Schedule, Step, Work
+from .schemes import make_schedule
 from .slices import Whole
 
 FORWARD_FLOPS, BACKWARD_FLOPS = 620e12, 520e12

@@ -16,7 +16,7 @@ from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_kv_heads
 from cufa.parallel import Prediction, plan
 from cufa.parallel.placement import KINDS
 from cufa.parallel.prediction import BACKWARD_FLOPS, FORWARD_FLOPS, LINKS
-from cufa.parallel.schedule import SCHEMES
+from cufa.parallel.schemes import SCHEMES
 from cufa.problem.mask import Mask
 
 _MOST_RANKS, _PRINTED = 16, 8

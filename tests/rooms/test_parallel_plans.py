@@ -12,7 +12,7 @@ import cufa.parallel as par
 from cufa import masks
 from cufa.cli import main
 from cufa.parallel import placement
-from cufa.parallel.schedule import make_schedule
+from cufa.parallel.schemes import make_schedule
 from cufa.parallel.slices import Whole
 
 SIZES = 64, 64

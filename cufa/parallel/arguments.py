@@ -1,0 +1,148 @@
+"""The arguments of a parallel call, read and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..calls.shapes import LAYOUTS
+from ..problem.checks import as_array, check_choice, is_device_array
+from ..problem.columns import TO_THE_END, Columns
+from ..problem.integers import Integers
+from ..problem.mask import Band, Mask
+from ..problem.options import Options
+from .compute import Scores
+from .group import Group
+from .placement import Placement, resolve
+from .schedule import Schedule
+from .schemes import make_schedule
+from .slices import Whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a parallel call, read and checked."""
+
+    group: Group
+    given: dict[str, dict[int, Any]]
+    """Local parts by name and rank, axes (batch, heads, tokens, head_dim); empty for what was left out."""
+    queries: Placement
+    keys: Placement
+    scheme: str
+    layout: str
+    alibi_slopes: Any
+    sink: Any
+
+    @classmethod
+    def read(
+        cls, group: Group, given: dict[str, Any], placement: Any, scheme: str, layout: str, slopes: Any,
+        sink: Any,
+    ) -> Arguments:  # fmt: skip
+        check_choice("layout", layout, {name: repr(name) for name in LAYOUTS})
+        if not isinstance(group, Group):
+            raise TypeError(f"group is {type(group).__name__}: it takes a cufa.parallel.Group")
+        parts: dict[str, dict[int, Any]] = {}
+        for name, x in given.items():
+            parts[name] = {}
+            if x is None and name == "dlse":
+                continue
+            for rank, part in group.parts(name, x).items():
+                array = as_array(name, part)
+                axes = 3 if name in ("lse", "dlse") else 4
+                if array.ndim != axes:
+                    raise ValueError(f"{name} of rank {rank} has shape {array.shape}: it takes {axes} axes")
+                parts[name][rank] = array if axes == 3 else array.transpose(LAYOUTS[layout])
+        heads = placement == "heads" or getattr(placement, "kind", "") == "heads"
+        lengths = cls._check(group, parts, heads)
+        queries = resolve(placement, [x[0] for x in lengths], "q")
+        keys = queries
+        if not isinstance(placement, Placement) or [x[1] for x in lengths] != queries.lengths:
+            keys = resolve(
+                queries.kind if isinstance(placement, Placement) else placement, [x[1] for x in lengths], "k"
+            )
+        return cls(group, parts, queries, keys, scheme, layout, slopes, sink)
+
+    @staticmethod
+    def _check(group: Group, parts: dict[str, dict[int, Any]], by_heads: bool) -> list[tuple[int, int]]:
+        """(queries, keys) of every rank. Raises ValueError if the parts do not belong together; in every process, as
+        all know the shapes of all."""
+        first = parts["q"]
+        for name, of_ranks in parts.items():
+            like = "k" if name in ("k", "v") else "q"
+            for rank, x in of_ranks.items():
+                if x.shape[:3] != parts[like][rank].shape[:3]:
+                    raise ValueError(
+                        f"{name} of rank {rank} has shape {x.shape} but {like} has {parts[like][rank].shape}, in the "
+                        "order (batch, heads, tokens, head_dim): they must be equal"
+                    )
+        sizes = {
+            rank: [
+                q.shape[2], parts["k"][rank].shape[2], q.shape[0], q.shape[1], parts["k"][rank].shape[1], q.shape[3],
+                sum(map(ord, str(q.dtype))), int(is_device_array(q)),
+            ]
+            for rank, q in first.items()
+        }  # fmt: skip
+        every = group.gather(sizes)
+        for rank, x in enumerate(every):
+            if [*x][2 : 3 if by_heads else None] != [*every[0]][2 : 3 if by_heads else None]:
+                raise ValueError(
+                    f"q and k of rank {rank} have (batch, heads, kv_heads, head_dim) {tuple(x[2:6])}, those of rank 0 "
+                    f"{tuple(every[0][2:6])}: all but tokens must be equal, dtype and place too"
+                )
+        return [(int(x[0]), int(x[1])) for x in every]
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        (q, *_), (k, *_) = self.given["q"].values(), self.given["k"].values()
+        return q.shape[1], k.shape[1]
+
+    def mask(self, mask: Mask, seqlens: Any) -> Whole:
+        """The mask of the whole score matrix."""
+        if not mask.known:
+            raise ValueError(f"mask={mask} has its numbers on a GPU: several ranks take mask.on_host()")
+        seqlen_q, seqlen_k = self.queries.seqlen, self.keys.seqlen
+        batch = next(iter(self.given["q"].values())).shape[0]
+        misfit = mask.misfit(batch, self._heads[1], seqlen_q, seqlen_k)
+        if misfit:
+            raise ValueError(f"mask={mask} {misfit}")
+        if seqlens is not None:
+            mask = _shortened(mask, np.asarray(seqlens), batch, seqlen_q, seqlen_k)
+        return Whole.of(mask, seqlen_q, seqlen_k, self.alibi_slopes is not None)
+
+    def schedule(self, whole: Whole, backward: bool) -> Schedule:
+        heads, kv_heads = self._heads
+        if kv_heads and heads % kv_heads:
+            raise ValueError(f"q has {heads} heads and k {kv_heads}: heads must be a multiple of kv_heads")
+        return make_schedule(
+            self.scheme, whole, self.queries, self.keys, heads, kv_heads, backward, self.sink is not None
+        )
+
+    def scores(
+        self,
+        scale: float | None,
+        softcap: float | None,
+        algorithm: str,
+        precision: str | None,
+        device: str | None,
+    ) -> Scores:
+        Options(softcap=softcap, scale=scale)
+        return Scores(scale, softcap, self.alibi_slopes, self.sink, algorithm, precision, device=device)
+
+    def in_layout(self, parts: dict[int, Any]) -> dict[int, Any]:
+        return {rank: x.transpose(LAYOUTS[self.layout]) for rank, x in parts.items()}
+
+
+def _shortened(mask: Mask, seqlens: Any, batch: int, seqlen_q: int, seqlen_k: int) -> Mask:
+    """The mask without the padding of sequences."""
+    if seqlens.shape != (batch,) or seqlens.dtype.kind not in "iu" or seqlen_q != seqlen_k:
+        raise ValueError(
+            f"seqlens has shape {seqlens.shape}: it takes (batch,), here ({batch},), with as many queries as keys"
+        )
+    if not isinstance(mask, Band) or mask.irregular_kind or mask.shift(seqlen_q, seqlen_k):
+        raise ValueError(f"seqlens= goes with full, causal and window masks, not with {mask}")
+    key = np.arange(seqlen_k)
+    lo = np.where(key < seqlens[:, None], seqlens[:, None], 0)
+    runs = np.stack([lo, np.full_like(lo, TO_THE_END)])[:, :, None]
+    return Columns(mask, Integers(runs), "top-left", f"{mask}, padded")

@@ -1,0 +1,115 @@
+"""Rectangles of visible scores: what one step's calls are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..problem.columns import Columns
+from ..problem.mask import Band
+from .placement import Segment
+from .schedule import Call, Step, rest
+from .slices import Whole
+
+
+def seen(mask: Whole, queries: Sequence[Segment], keys: Segment) -> Segment:
+    """The keys of a segment that some query may see."""
+    found = [mask.trimmed((x.token, x.end), (keys.token, keys.end))[1] for x in queries]
+    found = [x for x in found if x[0] < x[1]]
+    if not found:
+        return keys.cut(keys.token, keys.token)
+    return keys.cut(min(x[0] for x in found), max(x[1] for x in found))
+
+
+def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -> list[Call]:
+    """Rectangles that cover all visible scores of these segments, put one after another, each once."""
+    queries, keys = _merged(queries), _merged(keys)
+    if not queries or not keys:
+        return []
+    row, key = _starts(queries), _starts(keys)
+    scores = [[mask.visible((q.token, q.end), (k.token, k.end)) for k in keys] for q in queries]
+    band = mask.mask.band if isinstance(mask.mask, Columns) else mask.mask
+    assert isinstance(band, Band)
+    same = [(x.token, x.length) for x in queries] == [(x.token, x.length) for x in keys]
+    only_causal = (band.left, band.right, mask.shift) == (None, 0, 0) and not band.irregular_kind
+    if same and len(queries) > 1 and only_causal and not mask.alibi:
+        joined = mask.joined(queries, keys, causal=True)
+        return [Call((0, row[-1]), (0, key[-1]), joined, sum(map(sum, scores)))]
+    in_band = dataclasses.replace(mask, mask=band)
+    runs = [_runs(mask, in_band, q, keys) for q in queries]
+    found, i = [], 0
+    while i < len(queries):
+        last = i + 1
+        while last < len(queries) and runs[last] == runs[i] and all(x[2] for x in runs[i]):
+            last += 1
+        for first, end, clear in runs[i]:
+            count = sum(sum(scores[n][first:end]) for n in range(i, last))
+            if last - i == end - first == 1:
+                q, k = queries[i], keys[first]
+                rows, columns = mask.trimmed((q.token, q.end), (k.token, k.end))
+                if not count:
+                    continue
+                at, to = row[i] - q.token, key[first] - k.token
+                of_array = (rows[0] + at, rows[1] + at), (columns[0] + to, columns[1] + to)
+                found.append(Call(*of_array, mask.part(rows, columns), count))
+            elif count:
+                assert clear
+                joined = mask.joined(queries[i:last], keys[first:end])
+                found.append(Call((row[i], row[last]), (key[first], key[end]), joined, count))
+        i = last
+    return found
+
+
+def _runs(mask: Whole, in_band: Whole, q: Segment, keys: Sequence[Segment]) -> list[tuple[int, int, bool]]:
+    """Neighbouring segments of keys that one call may take with these queries: (first, end, the whole band sees
+    them)."""
+    found: list[tuple[int, int, bool]] = []
+    for j, k in enumerate(keys):
+        rows, columns = (q.token, q.end), (k.token, k.end)
+        if not mask.rectangle(rows, columns)[0]:
+            continue
+        clear = in_band.rectangle(rows, columns)[1] and not mask.alibi
+        if found and clear and found[-1][1] == j and found[-1][2]:
+            found[-1] = (found[-1][0], j + 1, True)
+        else:
+            found.append((j, j + 1, clear))
+    return found
+
+
+def with_order(steps: Sequence[Step], rows: int, sink: bool) -> tuple[Step, ...]:
+    """The steps, whose calls know which of their rows begin and end with them."""
+    calls = [call for step in steps for call in step.calls]
+    numbered = []
+    for i, call in enumerate(calls):
+        fresh = rest(call.rows, [x.rows for x in calls[:i]])
+        done = rest(call.rows, [x.rows for x in calls[i + 1 :]])
+        numbered.append((call, fresh, done))
+    alone = all(fresh == done == [call.rows] for call, fresh, done in numbered)
+    began = alone or (not sink and all(len(fresh) <= 1 for _, fresh, _ in numbered))
+    found = iter(
+        dataclasses.replace(
+            call,
+            fresh=fresh[0] if began and fresh else (0, 0),
+            done=done[0] if len(done) == 1 else (0, 0),
+        )
+        for call, fresh, done in numbered
+    )
+    return tuple(dataclasses.replace(x, calls=tuple(next(found) for _ in x.calls)) for x in steps)
+
+
+def _merged(segments: Sequence[Segment]) -> list[Segment]:
+    """Segments put one after another, where neighbouring tokens are one segment, whichever rank they came from."""
+    found: list[Segment] = []
+    for x in segments:
+        if found and found[-1].end == x.token:
+            last = found.pop()
+            x = Segment(last.rank, last.row, last.token, last.length + x.length)
+        found.append(x)
+    return found
+
+
+def _starts(segments: Sequence[Segment]) -> list[int]:
+    found = [0]
+    for x in segments:
+        found.append(found[-1] + x.length)
+    return found

@@ -1,0 +1,154 @@
+"""Schemes: how the ranks share attention out among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+from ..problem.mask import Band
+from .placement import Placement, Range, Segment
+from .rectangles import calls_of, seen, with_order
+from .schedule import Schedule, Step, Work
+from .slices import Whole
+
+SCHEMES = ("auto", "heads", "ulysses", "zigzag", "allgather", "2d")
+
+_HEAD_GROUPS = 2
+"""Head groups of a rank whose inputs travel one after another: the next group's under the products of this one. More
+groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
+
+
+@functools.lru_cache(64)
+def make_schedule(
+    scheme: str, mask: Whole, queries: Placement, keys: Placement, heads: int, kv_heads: int,
+    backward: bool = False, sink: bool = False,
+) -> Schedule:  # fmt: skip
+    """The schedule of a scheme for these placements. Raises ValueError for a scheme that needs another placement.
+
+    ``backward``: of the gradients, whose calls are independent of each other. ``sink``: partial results begin with it,
+    so that no row of them is fresh."""
+    ranks, kind = queries.ranks, queries.kind
+    chosen = choose(mask, queries, heads, kv_heads) if scheme == "auto" else scheme
+    _check(chosen, kind)
+    make = _Maker(mask, queries, keys, heads, kv_heads, backward, sink)
+    if chosen == "heads":
+        works = [[make.work((0, heads), queries.segments(r), [keys.segments(r)])] for r in range(ranks)]
+    elif chosen == "zigzag":
+        works = [make.ring(r) for r in range(ranks)]
+    elif chosen == "allgather":
+        works = [make.gathered(r, 1) for r in range(ranks)]
+    else:
+        degree = ranks if chosen == "ulysses" else _inner(ranks, kv_heads)
+        works = [make.gathered(r, degree) for r in range(ranks)]
+    return Schedule(chosen, queries, keys, heads, kv_heads, tuple(map(tuple, works)))
+
+
+def choose(mask: Whole, queries: Placement, heads: int, kv_heads: int) -> str:
+    """The scheme of "auto": the valid one with the least exposed traffic and equal work on all ranks."""
+    ranks, plain = queries.ranks, isinstance(mask.mask, Band) and not mask.mask.irregular_kind
+    if queries.kind == "heads":
+        return "heads"
+    if queries.kind == "zigzag" and plain and mask.mask.edges(mask.seqlen_q, mask.seqlen_k)[0] is None:
+        return "zigzag"
+    if kv_heads % ranks == 0:
+        return "ulysses"
+    return "2d" if 1 < _inner(ranks, kv_heads) < ranks else "allgather"
+
+
+def _check(scheme: str, kind: str) -> None:
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme={scheme!r} is not known; use {', '.join(map(repr, SCHEMES))}")
+    needed = {"heads": ("heads",), "zigzag": ("zigzag",)}.get(scheme, ("contiguous", "zigzag", "custom"))
+    if kind not in needed:
+        raise ValueError(
+            f"scheme={scheme!r} takes placement {' or '.join(map(repr, needed))}, not {kind!r}: make parts with "
+            f"cufa.parallel.distribute(x, group, placement={needed[0]!r})"
+        )
+
+
+def pieces(
+    mask: Whole, heads: Range, queries: Sequence[Segment], keys: Sequence[Segment], sink: bool
+) -> Work:
+    """Attention of ``queries`` to pieces of keys that come one after another. ``heads``: of queries and of keys."""
+    placement = Placement.of_lengths([0])
+    make = _Maker(mask, placement, placement, *heads, False, sink)
+    return make.work((0, heads[0]), queries, [[x] for x in keys])
+
+
+def _inner(ranks: int, kv_heads: int) -> int:
+    """The largest number of ranks that divides both: the ranks that share the heads."""
+    return max(n for n in range(1, ranks + 1) if ranks % n == kv_heads % n == 0)
+
+
+def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
+    """Query heads of each part: whole query groups, or if there are more parts than key/value heads equal pieces of
+    them where that is possible."""
+    group = heads // kv_heads if kv_heads else 0
+    pieces = parts // kv_heads if kv_heads and parts % kv_heads == 0 else 1
+    if parts > kv_heads and pieces > 1 and group % pieces == 0:
+        each = group // pieces
+        return [(i * each, (i + 1) * each) for i in range(parts)]
+    ends = [i * kv_heads // parts * group for i in range(parts + 1)]
+    return list(itertools.pairwise(ends))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    mask: Whole
+    queries: Placement
+    keys: Placement
+    heads: int
+    kv_heads: int
+    backward: bool
+    sink: bool
+
+    def ring(self, rank: int) -> list[Work]:
+        """Zig-zag: the rank's own keys first, then those of the other ranks, one rank after another. Each segment comes
+        straight from its owner. Backward: the own keys are computed in two halves of the heads, before and after the
+        others, so that the last gradients travel under the second half."""
+        ranks, own = self.queries.ranks, self.queries.segments(rank)
+        others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
+        everything, home = (0, self.heads), self.keys.segments(rank)
+        if not self.backward:
+            return [self.work(everything, own, [home, *others])]
+        half = self.kv_heads // 2 * (self.heads // max(self.kv_heads, 1))
+        if half == 0 or ranks == 1:
+            return [self.work(everything, own, [home, *others])]
+        halves = (0, half), (half, self.heads)
+        return [
+            self.work(halves[0], own, [home]),
+            self.work(everything, own, others),
+            self.work(halves[1], own, [home]),
+        ]
+
+    def gathered(self, rank: int, degree: int) -> list[Work]:
+        """Ranks in groups of ``degree`` share heads out: each gathers its heads of the group's queries, and of all
+        keys that they see, and computes its head groups one after another."""
+        first = rank // degree * degree
+        queries = [x for r in range(first, first + degree) for x in self.queries.segments(r)]
+        keys = [x for r in range(self.keys.ranks) for x in self.keys.segments(r)]
+        queries, keys = sorted(queries, key=lambda x: x.token), sorted(keys, key=lambda x: x.token)
+        begin, end = shares(self.heads, self.kv_heads, degree)[rank - first]
+        group = self.heads // max(self.kv_heads, 1)
+        if begin % max(group, 1) or end % max(group, 1) or self.queries.ranks == 1:
+            return [self.work((begin, end), queries, [keys])]
+        count = (end - begin) // group if group else 0
+        stages = max(min(_HEAD_GROUPS, count), 1)
+        ends = [begin + i * count // stages * group for i in range(stages + 1)]
+        return [self.work(x, queries, [keys]) for x in itertools.pairwise(ends)]
+
+    def work(self, heads: Range, queries: Sequence[Segment], steps: Sequence[Sequence[Segment]]) -> Work:
+        group = self.heads // max(self.kv_heads, 1)
+        kv_heads = (heads[0] // group, -(-heads[1] // group)) if heads[1] > heads[0] else (0, 0)
+        if kv_heads == (0, 0) or not queries:
+            return Work(heads, kv_heads, tuple(queries) if kv_heads != (0, 0) else (), ())
+        mask = self.mask.of_heads(kv_heads, self.kv_heads)
+        found = []
+        for keys in steps:
+            there = [x for x in (seen(mask, queries, segment) for segment in keys) if x.length]
+            if calls := calls_of(mask, queries, there):
+                found.append(Step(tuple(there), tuple(calls)))
+        rows = sum(x.length for x in queries)
+        return Work(heads, kv_heads, tuple(queries), with_order(found, rows, self.sink))
