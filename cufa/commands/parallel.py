@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ import click
 from ..masks import causal as causal_mask
 from ..masks import full
 from ..parallel import Group, Prediction, distribute, flash_attention, flash_attention_backward, plan
+from ..parallel.launch import launch
 from ..parallel.placement import KINDS
 from ..parallel.prediction import LINKS
 from ..parallel.schemes import SCHEMES
@@ -75,15 +76,17 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
 @parallel_command.command("bench")
 @_options
+@click.option("--one-process", is_flag=True, help="All GPUs in one process: peer copies instead of NCCL.")
 @json_option
-def bench_command(as_json: bool, **options: Any) -> None:
-    """Measure a call on GPUs 0 to RANKS - 1 of this machine, in one process, beside its prediction.
+def bench_command(one_process: bool, as_json: bool, **options: Any) -> None:
+    """Measure a call on GPUs 0 to RANKS - 1 of this machine, in a process each, beside its prediction.
 
     The share is that of one GPU's own rate on a sequence with the same work, which all GPUs compute at once.
 
-    Exit codes: 0 done; 2 wrong usage; 3 fewer GPUs than ranks.
+    Exit codes: 0 done; 1 a process failed; 2 wrong usage; 3 fewer GPUs than ranks.
     """
     ranks = options["ranks"]
+    _plan(options)  # wrong usage is refused before processes start
     try:
         import cupy
 
@@ -95,18 +98,37 @@ def bench_command(as_json: bool, **options: Any) -> None:
             Exit.MISSING,
             f"needs {ranks} GPUs, of which {count} are here; `cufa parallel plan` predicts without any",
         )
-    alone, rate = _alone(options)
-    found = _plan(options, rate)
-    seconds = _timed(_call(options, Group([*range(ranks)])), ranks)
-    measured = {"seconds": seconds, "share": _work(options) / ranks / rate / seconds, "alone_seconds": alone}
+    found = [_measured(None, options)] if one_process else launch(ranks, _measured, options)
+    for x in found:
+        if isinstance(x, RuntimeError):
+            fail(Exit.FAILED, str(x))
+    alone, seconds = (max(x[i] for x in found) for i in range(2))  # the slowest rank's
+    rate = _work(options, _seqlen_alone(options)) / alone
+    plan_, measured = _plan(options, rate), {"seconds": seconds, "alone_seconds": alone}
+    measured["share"] = _work(options) / ranks / rate / seconds
     if as_json:
-        print_json(_row(found) | measured)
+        print_json(_row(plan_) | measured)
         return
-    stdout().print(str(found), markup=False, soft_wrap=True)
+    stdout().print(str(plan_), markup=False, soft_wrap=True)
     stdout().print(
         f"measured   {seconds * 1e3:.3f} ms, {measured['share']:.1%} of one GPU's rate, {rate / 1e12:.0f} TFLOP/s",
         markup=False,
     )
+
+
+def _measured(comm: Any, options: dict[str, Any]) -> tuple[float, float]:
+    """Seconds of one GPU for the work of a rank, all GPUs at once, and of the call of all ranks. ``comm``: of this
+    process, whose GPU is that of its rank; None: all GPUs are this process's."""
+    import cupy
+
+    mine = range(options["ranks"])
+    if comm is not None:
+        mine = range(comm.Get_rank(), comm.Get_rank() + 1)
+        cupy.cuda.Device(mine[0]).use()
+    group, seqlen = Group([*mine] if comm is None else comm), _seqlen_alone(options)
+    each = [_call(options, Group([rank]), seqlen) for rank in mine]
+    alone = _timed(lambda: [call() for call in each], mine, group)
+    return alone, _timed(_call(options, group), mine, group)
 
 
 def _row(found: Prediction) -> dict[str, Any]:
@@ -153,33 +175,34 @@ def _call(o: dict[str, Any], group: Group, seqlen: int | None = None) -> Callabl
     return lambda: flash_attention_backward(dout, *qkv, *results, **options)
 
 
-def _alone(o: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of one GPU for the work of a rank, and its FLOP/s. All GPUs compute at once."""
-    ranks = o["ranks"]
-    seqlen = max(int(o["seqlen"] / ranks**0.5) // 128 * 128, 1)  # scores grow with the square of the length
-    calls = [_call(o, Group([rank]), seqlen) for rank in range(ranks)]
-    seconds = _timed(lambda: [call() for call in calls], ranks)
-    return seconds, _work(o, seqlen) / seconds
+def _seqlen_alone(o: dict[str, Any]) -> int:
+    """Tokens of a sequence with the work of a rank: scores grow with the square of the length."""
+    return max(int(o["seqlen"] / o["ranks"] ** 0.5) // 128 * 128, 1)
 
 
-def _timed(call: Callable[[], Any], ranks: int) -> float:
-    """Seconds of a call, warm, many in a row."""
+def _timed(call: Callable[[], Any], mine: Sequence[int], group: Group) -> float:
+    """Seconds of a call, warm, many in a row. All processes make the same number of calls, and begin together."""
     import cupy
 
     def wait() -> None:
-        for rank in range(ranks):
+        group.synchronize()
+        for rank in mine:
             cupy.cuda.Device(rank).synchronize()
 
-    def run(seconds: float, count: int = 0) -> tuple[float, int]:
-        start, done = time.perf_counter(), 0
-        while done < count or (not count and time.perf_counter() - start < seconds):
-            call()
-            done += 1
-            if not count:
-                wait()
+    def run(count: int) -> float:
         wait()
-        return time.perf_counter() - start, done
+        together(0)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        wait()
+        return time.perf_counter() - start
 
-    spent, done = run(_WARM_S)
-    spent, done = run(0.0, max(int(_TIMED_S * done / spent), 3))
-    return spent / done
+    def together(number: int) -> int:
+        return max(int(x[0]) for x in group.gather({rank: [number] for rank in group.local}))
+
+    run(1)
+    once = run(3) / 3
+    run(together(int(_WARM_S / once)))
+    count = max(together(int(_TIMED_S / once)), 3)
+    return run(count) / count

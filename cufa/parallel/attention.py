@@ -187,7 +187,6 @@ def _dsink(call: Arguments, sink: Any) -> Any:
     like = next(iter(shares.values()))
     if call.queries.kind == "heads":
         return group.returned(shares)
-    group.begin()
     moves = [
         Move(
             one,
@@ -202,7 +201,6 @@ def _dsink(call: Arguments, sink: Any) -> Any:
         if one in shares or other in shares
     ]
     group.finish(group.start(moves))
-    group.end()
     found = {}
     for rank, x in all_of.items():
         with group.on(rank):

@@ -63,7 +63,6 @@ def flash_decode(
         raise ValueError(f"interleave={interleave} must be 1 or more: it takes the tokens of one turn")
     lengths = _lengths(group, cache_seqlens, capacities, next(iter(parts["q"].values())).shape[0])
     outs, lses = {}, {}
-    group.begin()
     moves = []
     for rank in group.local:
         with group.on(rank):
@@ -94,7 +93,6 @@ def flash_decode(
     for rank in group.local:
         with group.on(rank):
             found[rank], of_rows[rank] = _merged(outs[rank], lses[rank], sink)
-    group.end()
     out = group.returned(found)
     return (out, group.returned(of_rows)) if return_lse else out
 

@@ -66,8 +66,6 @@ class Devices:
         device: contextlib.AbstractContextManager[Any] = self._cupy.cuda.Device(self.devices[rank])
         return device
 
-    def begin(self) -> None: ...
-
     def start(self, moves: Sequence[Move]) -> Any:
         """Each receiver pulls, after its own and the sender's earlier work. Returns the events of the copies, by the
         ranks that wait for them, and the moves: their arrays live until then."""
@@ -111,8 +109,6 @@ class Devices:
             with self.on(rank):
                 for event in events:
                     self._cupy.cuda.get_current_stream().wait_event(event)
-
-    def end(self) -> None: ...
 
     def synchronize(self) -> None:
         for rank in self.local:

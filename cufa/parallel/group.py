@@ -40,18 +40,29 @@ class Group:
         GPUs of this process, a rank each; or of one process per GPU an mpi4py communicator, a ``Communicator`` of
         nccl4py, or a backend of ``cupyx.distributed``. A process computes on its current device: call
         ``cupy.cuda.Device(local_rank()).use()`` before.
+    device : "cpu", optional
+        With an mpi4py communicator: ranks compute on CPUs, and NumPy arrays travel by the communicator.
     virtual : int, optional
         This many ranks in this process, on its CPU or on one GPU: to try schedules out, and for tests.
     timeout : float
-        Seconds after which :meth:`synchronize`, and with it the next call, gives a rank up that does not answer. Of
-        processes only.
+        Seconds after which a call or :meth:`synchronize` gives a rank up that does not answer: RuntimeError. Of
+        processes only. A rank that did not come to the call is named.
 
     Raises TypeError or ValueError for other arguments, and RuntimeError if two processes have the same GPU.
     """
 
-    def __init__(self, ranks: Any = None, *, virtual: int | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        ranks: Any = None,
+        *,
+        virtual: int | None = None,
+        timeout: float = 60.0,
+        device: str | None = None,
+    ) -> None:
         if (ranks is None) == (virtual is None):
             raise TypeError("Group takes either devices or a communicator, or virtual=P")
+        if device not in (None, "cpu"):
+            raise ValueError(f"device={device!r}: it takes 'cpu', or None for GPUs")
         self.timeout = timeout
         if virtual is not None:
             if isinstance(virtual, bool) or not isinstance(virtual, int) or virtual < 1:
@@ -61,6 +72,10 @@ class Group:
             from .devices import Devices
 
             self._transport = Devices(list(ranks))
+        elif device == "cpu" and hasattr(ranks, "Get_rank"):
+            from .host_processes import HostProcesses
+
+            self._transport = HostProcesses(ranks, timeout)
         else:
             from .processes import Processes
 
@@ -107,10 +122,6 @@ class Group:
         found: contextlib.AbstractContextManager[Any] = self._transport.on(rank)
         return found
 
-    def begin(self) -> None:
-        """Before a call's moves: what the arrays' own streams have written may be read from now on."""
-        self._transport.begin()
-
     def start(self, moves: Sequence[Move]) -> Any:
         """Let arrays travel beside what the ranks compute. Returns what :meth:`finish` takes."""
         return self._transport.start(moves)
@@ -118,10 +129,6 @@ class Group:
     def finish(self, started: Any) -> None:
         """Work that a rank launches from now on sees the arrays that reached it."""
         self._transport.finish(started)
-
-    def end(self) -> None:
-        """After a call: later work of a rank may overwrite what it sent."""
-        self._transport.end()
 
     def synchronize(self) -> None:
         """Wait for all work of the local ranks. Of processes: raises RuntimeError that names the ranks that did not
@@ -140,15 +147,11 @@ class Virtual:
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def begin(self) -> None: ...
-
     def start(self, moves: Sequence[Move]) -> Any:
         for move in moves:
             move.target[...] = move.source
 
     def finish(self, started: Any) -> None: ...
-
-    def end(self) -> None: ...
 
     def synchronize(self) -> None: ...
 

@@ -96,8 +96,6 @@ class _FromHost:
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def begin(self) -> None: ...
-
     def start(self, moves: Sequence[Move]) -> Any:
         """After the work that the new arrays' memory was used by before."""
         self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
@@ -110,5 +108,3 @@ class _FromHost:
 
     def finish(self, started: Any) -> None:
         self._cupy.cuda.get_current_stream().wait_event(started[0])
-
-    def end(self) -> None: ...

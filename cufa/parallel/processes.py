@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .group import Move
+from .roll import Roll, late
 
 _POLL_S = 0.02
-_TAG = 4747
 
 
 class Processes:
@@ -26,11 +26,11 @@ class Processes:
     def __init__(self, comm: Any, timeout: float) -> None:
         import cupy
 
-        self._cupy, self.timeout = cupy, timeout
+        self._cupy, self.timeout, self.calls = cupy, timeout, 0
         self._device = cupy.cuda.Device()
-        self._host = comm if hasattr(comm, "Get_rank") else None
-        if self._host is not None:
-            rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._roll = Roll(comm, timeout) if hasattr(comm, "Get_rank") else None
+        if self._roll is not None:
+            rank, self.size = self._roll.rank, self._roll.size
             _check_apart(cupy, comm, self._device)
             self._link: Any = _connect(comm, rank, self.size)
         elif hasattr(comm, "nranks"):  # nccl4py
@@ -44,7 +44,6 @@ class Processes:
             )
         self.rank, self.local = rank, (rank,)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._calls, self._posted = 0, collections.deque[Any](maxlen=1024)
         self._watch = _Watch(self._device, timeout, self._give_up)
 
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
@@ -53,9 +52,9 @@ class Processes:
 
     def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         self._watch.check()
-        if self._host is not None:
-            found: list[Sequence[int]] = self._host.allgather([*numbers])
-            return found
+        self.calls += 1
+        if self._roll is not None:
+            return self._roll.gather(numbers)
         cupy = self._cupy
         mine = cupy.asarray(np.asarray(numbers, np.int64))
         every = cupy.empty((self.size, len(mine)), np.int64)
@@ -69,21 +68,12 @@ class Processes:
         ]
         every[self.rank] = mine
         self.finish(self.start(moves))
-        self.end()
         self.synchronize()
         return [x.tolist() for x in every.get()]
 
-    def begin(self) -> None:
-        """Tells the other ranks that this one has come to its next call: a timeout names those that have not."""
-        self._watch.check()
-        self._calls += 1
-        if self._host is not None:
-            self._posted += [
-                self._host.isend(self._calls, dest=r, tag=_TAG) for r in range(self.size) if r != self.rank
-            ]
-
     def start(self, moves: Sequence[Move]) -> Any:
-        cupy, stream, held, late = self._cupy, self._stream, [], []
+        self._watch.check()
+        cupy, stream, held, apart = self._cupy, self._stream, [], []
         ready = cupy.cuda.get_current_stream().record()
         with self._device, stream:
             stream.wait_event(ready)
@@ -97,10 +87,10 @@ class Processes:
                     whole = move.target.flags.c_contiguous
                     into = move.target if whole else cupy.empty(move.shape, move.dtype)
                     receives.append((move.sender, into))
-                    late += [] if whole else [(move.target, into)]
+                    apart += [] if whole else [(move.target, into)]
             if sends or receives:
                 self._link.exchange(sends, receives, stream.ptr)
-            for target, found in late:
+            for target, found in apart:
                 target[...] = found
             held = [sends, receives]
             done = stream.record()
@@ -110,9 +100,6 @@ class Processes:
     def finish(self, started: Any) -> None:
         self._cupy.cuda.get_current_stream().wait_event(started[0])
 
-    def end(self) -> None:
-        self._cupy.cuda.get_current_stream().wait_event(self._stream.record())
-
     def synchronize(self) -> None:
         event = self._cupy.cuda.get_current_stream().record()
         while not event.done:
@@ -121,24 +108,10 @@ class Processes:
         self._watch.check()
 
     def _give_up(self) -> str:
-        """Ends the communication that does not end; returns what to say."""
-        late = self._late_ranks()
+        """Ends the communication that does not end; returns what to say. All ranks have begun the call: which of them
+        does not go on is not known."""
         self._link.abort()
-        who = f"rank {', '.join(map(str, late))} did not" if late else "some rank did not"
-        return (
-            f"{who} answer rank {self.rank} within {self.timeout:g} s (call {self._calls}): it is slow, has ended, or "
-            "makes other calls. The group cannot be used any more: results of its last call are wrong"
-        )
-
-    def _late_ranks(self) -> list[int]:
-        """The ranks that have not begun this rank's last call."""
-        if self._host is None:
-            return []
-        last = {}
-        for rank in range(self.size):
-            while rank != self.rank and self._host.iprobe(source=rank, tag=_TAG):
-                last[rank] = self._host.recv(source=rank, tag=_TAG)
-        return [r for r in range(self.size) if r != self.rank and last.get(r, 0) < self._calls]
+        return late([], self)
 
 
 class _Watch:

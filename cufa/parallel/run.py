@@ -49,7 +49,6 @@ class Run:
 
     def run(self) -> None:
         group, count = self.group, max(map(len, self.stages), default=0)
-        group.begin()
         coming, back = self._prefetch(0), None
         for t in range(count):
             started, coming = coming, self._prefetch(t + 1)
@@ -64,7 +63,6 @@ class Run:
             self._take(back)  # what came back from the step before arrived under this one
             back = group.start([move for move, _ in sent]), sent
         self._take(back)
-        group.end()
 
     def _take(self, back: Any) -> None:
         if back is None:
