@@ -359,4 +359,42 @@ DECODING = [
     ),
 ]  # fmt: skip
 
-MUTANTS = [*CORE, *PLANNING, *CALLS, *CPU, *TOOLS, *FORWARD, *DECODING]
+PARALLEL = [
+    *_of("cufa/parallel/rectangles.py", "parallel_plans parallel",
+        ("runs[last] == runs[i] and all(x[2] for x in runs[i])", "runs[last] == runs[i]",
+         "rows that see some of a run of keys share a call with rows that see all"),
+        ("found and clear and found[-1][1] == j and found[-1][2]", "found and found[-1][1] == j",
+         "keys that rows see in part are joined to keys that they see all of"),
+        ("fresh=fresh[0] if began and fresh else (0, 0)", "fresh=call.rows", "a later call forgets the earlier results"),
+        ("done=done[0] if len(done) == 1 else (0, 0)", "done=call.rows", "a row is finished by its first call"),
+        ("max(x[1] for x in found)", "min(x[1] for x in found)", "keys that some query sees do not travel"),
+    ),
+    *_of("cufa/parallel/schemes.py", "parallel_plans parallel",
+        ("self.keys.segments((rank + s) % ranks) for s in range(1, ranks)",
+         "self.keys.segments((rank + s) % ranks) for s in range(1, max(ranks - 1, 2))", "the last rank's keys are left out"),
+        ("self.work(everything, own, others),", "self.work(halves[0], own, others),", "half of the heads lack other ranks' keys"),
+        ("first = rank // degree * degree", "first = 0", "ranks beyond the first Ulysses group compute its queries"),
+        ("key=lambda x: x.token), sorted(keys", "key=lambda x: -x.token), sorted(keys", "queries are in descending order"),
+    ),
+    *_of("cufa/parallel/slices.py", "parallel_plans parallel",
+        ("self.shift + rows[0].token - key if alone", "self.shift + rows[0].token + key if alone", "a diagonal on the wrong side"),
+        ("np.clip(token - x.token, 0, x.length)", "np.clip(token - x.token, 0, None)", "runs of rows go on into other segments"),
+    ),
+    *_of("cufa/parallel/run.py", "parallel parallel_processes",
+        ("found[-1].row + found[-1].length == x.row", "found[-1].row < x.row", "segments with a gap between them travel as one"),
+    ),
+    *_of("cufa/parallel/sums.py", "parallel parallel_processes",
+        ("_meet(heads, h) and _meet(rows, r) for", "_meet(heads, h) and _within(rows, r) for",
+         "a share is written over an earlier one that it covers"),
+        ("> _WAITING and not self._coming", "> _WAITING and self._coming", "what has not come is added up"),
+    ),
+    *_of("cufa/parallel/decode.py", "parallel",
+        ("length % turn - rank * interleave", "length % turn - interleave", "later ranks hold as much as the second"),
+        ("_at_least_0(length - tokens + i + 1)", "_at_least_0(length - tokens + i)", "a token does not see itself"),
+    ),
+    *_of("cufa/parallel/roll.py", "parallel_processes",
+        ("[r for r in others if r not in found]", "others", "ranks that have answered are named"),
+    ),
+]  # fmt: skip
+
+MUTANTS = [*CORE, *PLANNING, *CALLS, *CPU, *TOOLS, *FORWARD, *DECODING, *PARALLEL]
