@@ -12,6 +12,8 @@ import cufa.parallel as par
 from cufa import masks
 from cufa.cli import main
 from cufa.parallel import placement
+from cufa.parallel.placement import Segment
+from cufa.parallel.run import neighbours
 from cufa.parallel.schemes import make_schedule
 from cufa.parallel.slices import Whole
 
@@ -117,3 +119,10 @@ def test_the_command_predicts_without_a_gpu():
 def test_the_command_says_how_many_gpus_it_needs():
     run = CliRunner().invoke(main, ["parallel", "bench", "-n", "128"])
     assert run.exit_code == 3 and "128 GPUs" in run.output
+
+
+def test_segments_that_follow_one_another_in_a_part_travel_together():
+    first, last = Segment(0, 0, 0, 4), Segment(0, 4, 12, 4)
+    assert neighbours([first, last]) == [Segment(0, 0, 0, 8)]
+    for apart in (first.cut(0, 3), Segment(1, 0, 0, 4)):
+        assert neighbours([apart, last]) == [apart, last]
