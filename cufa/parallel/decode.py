@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
 
 from ..calls.decode import flash_decode as decode_here
-from ..calls.merge import merge_attention_states
 from ..problem.checks import as_array, is_device_array
 from ..run.cpu.combine import combine
-from .group import Group, Move, module_of
+from .group import Group, Move, empty, module_of
 from .run import lse_dtype, on_device
 
 
@@ -61,16 +62,10 @@ def flash_decode(
     capacities = _capacities(group, parts["k_cache"], tables)
     if interleave is not None and interleave < 1:
         raise ValueError(f"interleave={interleave} must be 1 or more: it takes the tokens of one turn")
-    lengths = _lengths(group, cache_seqlens, capacities, next(iter(parts["q"].values())).shape[0])
-    outs, lses = {}, {}
-    moves = []
-    for rank in group.local:
-        with group.on(rank):
-            x = parts["q"][rank]
-            xp = module_of(x)
-            outs[rank] = xp.empty((group.size, *x.shape[:3], parts["v_cache"][rank].shape[3]), x.dtype)
-            lses[rank] = xp.empty((group.size, *x.shape[:3]), lse_dtype(x))
-    mine = {}
+    first = next(iter(parts["q"].values()))
+    lengths = _lengths(group, cache_seqlens, capacities, first.shape[0])
+    v_dim = next(iter(parts["v_cache"].values())).shape[3]
+    packs = {rank: _Pack(group, rank, parts["q"][rank], v_dim) for rank in group.local}
     for rank in group.local:
         with group.on(rank):
             options_here = {**options, "softcap": softcap, "scale": scale, "device": device}
@@ -78,23 +73,95 @@ def flash_decode(
                 options_here["block_table"] = tables[rank]
             given = parts["q"][rank], parts["k_cache"][rank], parts["v_cache"][rank]
             place = rank, capacities, interleave
-            mine[rank] = _partial(*given, lengths[rank], place, options_here)
-            outs[rank][rank], lses[rank][rank] = mine[rank]
-    for one in range(group.size):
-        for other in range(group.size):
-            if one != other and (one in group.local or other in group.local):
-                for every in (outs, lses):
-                    source = every[one][one] if one in every else None
-                    target = every[other][one] if other in every else None
-                    x = every[group.local[0]][0]
-                    moves.append(Move(one, other, source, target, x.shape, x.dtype))
+            _partial(*given, lengths[rank], place, options_here, *packs[rank].of(rank))
+    like = next(iter(packs.values())).bytes[0]
+    moves = [
+        Move(
+            one,
+            other,
+            packs[one].bytes[one] if one in packs else None,
+            packs[other].bytes[one] if other in packs else None,
+            like.shape,
+            like.dtype,
+        )
+        for one in range(group.size)
+        for other in range(group.size)
+        if one != other and (one in packs or other in packs)
+    ]
     group.finish(group.start(moves))
     found, of_rows = {}, {}
-    for rank in group.local:
+    for rank, pack in packs.items():
         with group.on(rank):
-            found[rank], of_rows[rank] = _merged(outs[rank], lses[rank], sink)
+            found[rank], of_rows[rank] = pack.merged(sink)
     out = group.returned(found)
     return (out, group.returned(of_rows)) if return_lse else out
+
+
+class _Pack:
+    """The partial results of all ranks as one rank gets them: of each rank out and lse in one piece of memory."""
+
+    def __init__(self, group: Group, rank: int, q: Any, v_dim: int) -> None:
+        self._shape, self._dtype, self._lse_dtype = (*q.shape[:3], v_dim), q.dtype, np.dtype(lse_dtype(q))
+        self._split = -(-math.prod(self._shape) * q.dtype.itemsize // 16) * 16
+        rows = math.prod(q.shape[:3])
+        width = -(-(self._split + rows * self._lse_dtype.itemsize) // 16) * 16
+        self._rows, self.bytes = rows, empty(group, rank, (group.size, width), q, np.dtype(np.uint8))
+
+    def of(self, rank: int) -> tuple[Any, Any]:
+        """(out, lse) of a rank."""
+        out, lse = self._all(self.bytes[rank : rank + 1])
+        return out.reshape(self._shape), lse.reshape(self._shape[:3])
+
+    def _all(self, x: Any) -> tuple[Any, Any]:
+        """(ranks, elements) and (ranks, rows)."""
+        end = math.prod(self._shape) * self._dtype.itemsize
+        lse_end = self._split + self._rows * self._lse_dtype.itemsize
+        return x[:, :end].view(self._dtype), x[:, self._split : lse_end].view(self._lse_dtype)
+
+    def merged(self, sink: Any) -> tuple[Any, Any]:
+        """(out, lse): the partial results in the order of ranks, and the sink."""
+        outs, lses = self._all(self.bytes)
+        xp, shape = module_of(outs), self._shape
+        if sink is not None:
+            logit = xp.broadcast_to(on_device(sink, lses)[None, :, None], shape[:3])
+            lses = xp.concatenate([lses, logit.reshape(1, -1)])
+        if xp is np:
+            parts = np.zeros((len(lses), *shape), self._lse_dtype)
+            parts[: len(outs)] = outs.reshape(-1, *shape)
+            out, lse = combine(parts, lses.reshape(-1, *shape[:3]))
+            return out.astype(self._dtype), lse
+        out, lse = xp.empty(outs.shape[1:], self._dtype), xp.empty(shape[:3], self._lse_dtype)
+        _merger()(outs, lses, len(outs), len(lses), shape[3], lse, out)
+        return out.reshape(shape), lse
+
+
+@functools.cache
+def _merger() -> Any:
+    """One launch merges all: of each element, the weighted mean of all ranks. A row of ``lses`` after theirs is a sink's."""
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw T outs, raw L lses, int32 ranks, int32 weights, int32 width, raw L lse", "T out",
+        """
+        const ptrdiff_t row = i / width;
+        L m = __int_as_float(0xff800000);
+        for (int r = 0; r < weights; r++) {
+          const ptrdiff_t at[] = {r, row};
+          m = max(m, lses[at]);
+        }
+        const L shift = isinf(m) ? L(0) : m;
+        L total = 0, sum = 0;
+        for (int r = 0; r < weights; r++) {
+          const ptrdiff_t at[] = {r, row}, of[] = {r, i};
+          const L weight = exp(lses[at] - shift);
+          total += weight;
+          if (r < ranks && weight != 0) sum += weight * L(float(outs[of]));
+        }
+        out = T(float(total == 0 ? L(0) : sum / total));
+        if (i % width == 0) const_cast<L&>(lse[row]) = shift + log(total);
+        """,
+        "cufa_merge_ranks",
+    )  # fmt: skip
 
 
 def _capacities(group: Group, caches: dict[int, Any], tables: dict[int, Any]) -> list[int]:
@@ -119,53 +186,75 @@ def _lengths(group: Group, given: Any, capacities: list[int], batch: int) -> dic
 
 
 def held_by(rank: int, capacities: list[int], interleave: int | None, length: Any) -> Any:
-    """How many of the first ``length`` positions a rank holds; ``length`` is an array."""
-    xp = module_of(length)
+    """How many of the first ``length`` positions a rank holds, int32; ``length`` is an array, and negative ones are 0."""
+    turn, before = (interleave or 0) * len(capacities), sum(capacities[:rank])
+    if is_device_array(length):
+        return _holder()(
+            length, before, capacities[rank], interleave or 0, max(turn, 1), rank * (interleave or 0)
+        )
+    length = np.maximum(length, 0)
     if interleave is None:
-        return xp.clip(length - sum(capacities[:rank]), 0, capacities[rank])
-    turn = interleave * len(capacities)
-    return length // turn * interleave + xp.clip(length % turn - rank * interleave, 0, interleave)
+        found = np.clip(length - before, 0, capacities[rank])
+    else:
+        found = length // turn * interleave + np.clip(length % turn - rank * interleave, 0, interleave)
+    return found.astype(np.int32)
+
+
+@functools.cache
+def _holder() -> Any:
+    """The same in one launch."""
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "T length, int64 before, int64 capacity, int64 interleave, int64 turn, int64 first", "int32 held",
+        """
+        const long long n = max((long long)length, 0ll);
+        held = interleave ? n / turn * interleave + min(max(n % turn - first, 0ll), interleave)
+                          : min(max(n - before, 0ll), capacity);
+        """,
+        "cufa_held_by_rank",
+    )  # fmt: skip
 
 
 def _partial(
-    q: Any, k: Any, v: Any, length: Any, place: tuple[int, list[int], int | None], options: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Attention of all query tokens to the keys of one rank, (out, lse). Token i sees the first length - tokens + i + 1
-    positions."""
+    q: Any, k: Any, v: Any, length: Any, place: tuple[int, list[int], int | None], options: dict[str, Any], out: Any,
+    lse: Any,
+) -> None:  # fmt: skip
+    """Attention of all query tokens to the keys of one rank, into out and lse. Token i sees the first length - tokens +
+    i + 1 positions."""
     batch, heads, tokens, head_dim = q.shape
-    ends = [held_by(*place, _at_least_0(length - tokens + i + 1)).astype(np.int32) for i in range(tokens)]
+    ends = [
+        held_by(*place, length - (tokens - i - 1)) if tokens > i + 1 else held_by(*place, length)
+        for i in range(tokens)
+    ]
+    rank, capacities, _ = place
     on_host = isinstance(length, np.ndarray)
-    if tokens == 1 or not on_host or any((x != ends[-1]).any() for x in ends):
-        found = [
-            decode_here(q[:, :, i : i + 1], k, v, cache_seqlens=ends[i], return_lse=True, **options)
-            for i in range(tokens)
-        ]
-        if tokens == 1:
-            out: tuple[Any, Any] = found[0]
-            return out
-        xp = module_of(q)
-        return xp.concatenate([x[0] for x in found], axis=2), xp.concatenate([x[1] for x in found], axis=2)
-    # All tokens see the same keys: as many more heads.
-    packed = q.reshape(batch, heads * tokens, 1, head_dim)
-    whole, rows = decode_here(packed, k, v, cache_seqlens=ends[0], return_lse=True, **options)
-    return whole.reshape(*q.shape[:3], -1), rows.reshape(q.shape[:3])
+    same = on_host and all((x == ends[-1]).all() for x in ends)
+    full = same and (ends[0] == capacities[rank]).all() and "block_table" not in options
+    if same and tokens > 1:  # all tokens see the same keys: as many more heads
+        packed, seqlens = (
+            q.reshape(batch, heads * tokens, 1, head_dim),
+            None if full else _uploaded(ends[0], q),
+        )
+        found, rows = decode_here(packed, k, v, cache_seqlens=seqlens, return_lse=True, **options)
+        out[...], lse[...] = found.reshape(out.shape), rows.reshape(lse.shape)
+        return
+    for i in range(tokens):
+        one = slice(i, i + 1)
+        seqlens = None if full else _uploaded(ends[i], q) if on_host else ends[i]
+        _, lse[:, :, one] = decode_here(
+            q[:, :, one], k, v, cache_seqlens=seqlens, return_lse=True, out=out[:, :, one], **options
+        )
 
 
-def _at_least_0(x: Any) -> Any:
-    return module_of(x).maximum(x, 0)
+def _uploaded(lengths: Any, q: Any) -> Any:
+    """Lengths where q is."""
+    return _on_gpu(lengths.tobytes(), q.data.device_id) if is_device_array(q) else lengths
 
 
-def _merged(outs: Any, lses: Any, sink: Any) -> tuple[Any, Any]:
-    """Partial results of all ranks, in the order of ranks, and the sink."""
-    if sink is not None:
-        xp = module_of(outs)
-        nothing = xp.zeros_like(outs[:1])
-        logit = xp.broadcast_to(on_device(sink, lses)[None, None, :, None], lses[:1].shape)
-        outs, lses = xp.concatenate([outs, nothing]), xp.concatenate([lses, logit])
-    if not is_device_array(outs):
-        out, lse = combine(outs.astype(lses.dtype), lses)
-        return out.astype(outs.dtype), lse
-    found = outs[0], lses[0]
-    for out, lse in zip(outs[1:], lses[1:], strict=True):
-        found = merge_attention_states(*found, out, lse)
-    return found
+@functools.lru_cache(256)
+def _on_gpu(lengths: bytes, device: int) -> Any:
+    """A call with lengths on its GPU is not checked and planned again. ``device`` is the current one."""
+    import cupy
+
+    return cupy.asarray(np.frombuffer(lengths, np.int32))

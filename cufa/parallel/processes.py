@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,8 @@ class Processes:
             )
         self.rank, self.local = rank, (rank,)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._watch = _Watch(self._device, timeout, self._give_up)
+        # All ranks have begun the call: which of them does not go on is not known.
+        self._watch = _Watch(self._device, timeout, lambda: late([], self), self._link.abort)
 
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
         device: contextlib.AbstractContextManager[Any] = self._device
@@ -107,19 +108,15 @@ class Processes:
             time.sleep(0.0005)
         self._watch.check()
 
-    def _give_up(self) -> str:
-        """Ends the communication that does not end; returns what to say. All ranks have begun the call: which of them
-        does not go on is not known."""
-        self._link.abort()
-        return late([], self)
-
 
 class _Watch:
     """A thread that looks whether communication goes on: what waits for a rank that is gone would wait forever."""
 
-    def __init__(self, device: Any, timeout: float, give_up: Any) -> None:
+    def __init__(
+        self, device: Any, timeout: float, say: Callable[[], str], abort: Callable[[], None]
+    ) -> None:
         self._events: collections.deque[Any] = collections.deque()
-        self._device, self._timeout, self._give_up = device, timeout, give_up
+        self._device, self._timeout, self._say, self._abort = device, timeout, say, abort
         self._progress, self._error = time.monotonic(), ""
         self._thread: threading.Thread | None = None
 
@@ -138,8 +135,9 @@ class _Watch:
                     self._events.popleft()
                     self._progress = time.monotonic()
                 elif time.monotonic() - self._progress > self._timeout:
-                    self._error = self._give_up()
+                    self._error = self._say()  # before what waits for the communication goes on
                     logging.getLogger("cufa").error("%s", self._error)
+                    self._abort()
                 else:
                     time.sleep(_POLL_S)
 

@@ -139,7 +139,7 @@ def _adder(count: int, of_eight: str) -> Any:
     import cupy
 
     if not of_eight:
-        inputs = ", ".join(f"T{i} x{i}" for i in range(count))
+        inputs = ", ".join(f"{letter} x{i}" for i, letter in enumerate("ABCDEFGH"[:count]))
         terms = " + ".join(f"float(x{i})" for i in range(count))
         return cupy.ElementwiseKernel(inputs, "S sum", f"sum = S({terms})", f"cufa_add_{count}")
     inputs = ", ".join(f"T x{i}" for i in range(count))

@@ -391,7 +391,7 @@ PARALLEL = [
     ),
     *_of("cufa/parallel/decode.py", "parallel",
         ("length % turn - rank * interleave", "length % turn - interleave", "later ranks hold as much as the second"),
-        ("_at_least_0(length - tokens + i + 1)", "_at_least_0(length - tokens + i)", "a token does not see itself"),
+        ("length - (tokens - i - 1)", "length - (tokens - i)", "a token does not see itself"),
     ),
     *_of("cufa/parallel/roll.py", "parallel_processes",
         ("[r for r in others if r not in found]", "others", "ranks that have answered are named"),
