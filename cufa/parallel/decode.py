@@ -137,7 +137,7 @@ class _Pack:
 
 @functools.cache
 def _merger() -> Any:
-    """One launch merges all: of each element, the weighted mean of all ranks. A row of ``lses`` after theirs is a sink's."""
+    """One launch merges all: of each element, the mean of all ranks. A row of ``lses`` after theirs is a sink's."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -186,7 +186,7 @@ def _lengths(group: Group, given: Any, capacities: list[int], batch: int) -> dic
 
 
 def held_by(rank: int, capacities: list[int], interleave: int | None, length: Any) -> Any:
-    """How many of the first ``length`` positions a rank holds, int32; ``length`` is an array, and negative ones are 0."""
+    """How many of the first ``length`` positions a rank holds, int32. ``length``: an array; negative ones are 0."""
     turn, before = (interleave or 0) * len(capacities), sum(capacities[:rank])
     if is_device_array(length):
         return _holder()(
@@ -223,10 +223,7 @@ def _partial(
     """Attention of all query tokens to the keys of one rank, into out and lse. Token i sees the first length - tokens +
     i + 1 positions."""
     batch, heads, tokens, head_dim = q.shape
-    ends = [
-        held_by(*place, length - (tokens - i - 1)) if tokens > i + 1 else held_by(*place, length)
-        for i in range(tokens)
-    ]
+    ends = [held_by(*place, length - (tokens - i - 1) if tokens > i + 1 else length) for i in range(tokens)]
     rank, capacities, _ = place
     on_host = isinstance(length, np.ndarray)
     same = on_host and all((x == ends[-1]).all() for x in ends)

@@ -4,12 +4,15 @@ by mpiexec and its like."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import multiprocessing
 import queue
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _POLL_S = 0.05
@@ -68,8 +71,8 @@ def _send(pipe: Any, going: queue.SimpleQueue[Any]) -> None:
 
 
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: float = 600.0) -> list[Any]:
-    """``function(Pipes, *arguments)`` in a new process for each rank. Returns each one's result, or a RuntimeError with
-    the text of the error that it raised. A process that returns nothing ``within`` so many seconds is ended."""
+    """``function(Pipes, *arguments)`` in a new process for each rank: a function of a module. Returns each result, or a
+    RuntimeError with the text of its error. A process that returns nothing ``within`` so many seconds is ended."""
     context = multiprocessing.get_context("spawn")
     pipes: list[dict[int, Any]] = [{} for _ in range(ranks)]
     for one, other in itertools.combinations(range(ranks), 2):
@@ -78,7 +81,8 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
     for rank in range(ranks):
         answer, mine = context.Pipe(duplex=False)
         process = context.Process(target=_run, args=(mine, rank, pipes[rank], function, arguments))
-        process.start()
+        with _without_main():
+            process.start()
         mine.close()
         for pipe in pipes[rank].values():  # the process has its own: the others see its end
             pipe.close()
@@ -95,6 +99,16 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
         process.terminate()
         process.join()
     return found
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start do not run this one's script again."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _run(answer: Any, rank: int, pipes: dict[int, Any], function: Any, arguments: tuple[Any, ...]) -> None:
