@@ -41,7 +41,7 @@ ADDED = {
 RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 73_600,
-    "lines of cufa": 27_460,
+    "lines of cufa": 34_700,
     "lines of tests": 43_800,
     "lines of forward/fa3/kernel.cu with its includes": 3_972,
     "lines of forward/fa2/kernel.cu with its includes": 2_729,
