@@ -1,5 +1,5 @@
 // The caller's score function (cufa.score), printed before the kernel as struct ScoreFunction by cufa/build/score_text.py. It
-// takes scaled scores. Soft cap, ALiBi and mask come after it, and their parameters are those of a scale of 1.
+// is given products of queries and keys, and scales them. Soft cap, ALiBi and mask come after it, and their parameters are those of a scale of 1.
 #pragma once
 #include "shared/element.cuh"
 #include "shared/fragment_view.cuh"
@@ -18,18 +18,18 @@ static_assert(!SCORE, "SCORE needs the text of a score function before the kerne
 // No function: read by no kernel, as SCORE is false.
 template <typename Params>
 struct ScoreFunction {
-  static constexpr bool HAS_SLOPE = false, WEIGHTS_READ_SCORES = false, HAS_TANH = false, IS_LIGHT = true;
+  static constexpr bool HAS_SLOPE = false, WEIGHTS_READ_SCORES = false, HAS_TANH = false, TANH_OF_PRODUCT = false, IS_LIGHT = true;
   static constexpr int GRADIENTS = 0;
   struct Row {};
   struct Column {};
   template <typename OfKernel>
   DEVICE ScoreFunction(const OfKernel&, int, int, int) {}
-  DEVICE float scale() const { return 1.0f; }
+  DEVICE float unit() const { return 1.0f; }
   DEVICE Row row(int, float) const { return {}; }
   DEVICE Column column(int, float) const { return {}; }
-  template <bool NEAR_0>
+  template <bool SMALL>
   DEVICE float value(float s, const Row&, const Column&) const { return s; }
-  template <bool NEAR_0>
+  template <bool SMALL>
   DEVICE float slope(float, const Row&, const Column&) const { return 1.0f; }
   DEVICE float greatest(float, const Row&, const Column&) const { return 0.0f; }
   template <int G>
@@ -60,22 +60,26 @@ DEVICE void for_each_score(View S, const ScoreFunction<Params>& function, int ro
   }
 }
 
-// From the products on. A hyperbolic tangent costs less if all arguments of a warp are near 0, which a first pass finds out.
+// A hyperbolic tangent costs less if all arguments of a warp are near 0, which a first pass finds out.
 template <typename Params, typename View>
 DEVICE void apply_function(View S, const ScoreFunction<Params>& function, int row, int key) {
   if constexpr (ScoreFunction<Params>::HAS_TANH) {
     float greatest = 0.0f;
-    for_each_score(S, function, row, key, [&](float s, const auto& r, const auto& c) {
-      greatest = fmaxf(greatest, function.greatest(s * function.scale(), r, c));
-    });
-    if (!warp_any(!(greatest <= 0.5f))) {
-      for_each_score(S, function, row, key, [&](float& s, const auto& r, const auto& c) {
-        s = function.template value<true>(s * function.scale(), r, c);
+    if constexpr (ScoreFunction<Params>::TANH_OF_PRODUCT) {
+      greatest = greatest_magnitude(S);
+    } else {
+      for_each_score(S, function, row, key, [&](float x, const auto& r, const auto& c) {
+        greatest = fmaxf(greatest, function.greatest(x, r, c));
+      });
+    }
+    if (!warp_any(!is_near_0<4>(greatest, function.unit()))) {
+      for_each_score(S, function, row, key, [&](float& x, const auto& r, const auto& c) {
+        x = function.template value<true>(x, r, c);
       });
       return;
     }
   }
-  for_each_score(S, function, row, key, [&](float& s, const auto& r, const auto& c) {
-    s = function.template value<false>(s * function.scale(), r, c);
+  for_each_score(S, function, row, key, [&](float& x, const auto& r, const auto& c) {
+    x = function.template value<false>(x, r, c);
   });
 }

@@ -6,10 +6,11 @@
 
 constexpr float SCORE_LOG2_E = 1.44269504088896341f, SCORE_LN_2 = 0.693147180559945309f;
 
-// NEAR_0: of arguments within ±0.5, without exponential and reciprocal.
-template <bool NEAR_0>
-DEVICE float score_tanh(float x) {
-  return NEAR_0 ? x * tanh_over_x(x * x) : tanh_of(x * (2 * SCORE_LOG2_E));
+// factor * tanh(unit * x). SMALL: is_near_0<4>(|x|, unit), without exponential and reciprocal.
+template <bool SMALL>
+DEVICE float score_tanh(float x, float unit = 1.0f, float factor = 1.0f) {
+  if constexpr (SMALL) return CapNear0<4>(unit, factor)(x);
+  return fmaf(-2.0f * factor, rcp(1.0f + ex2(x * (2 * SCORE_LOG2_E * unit))), factor);
 }
 DEVICE float score_exp2(float x) { return ex2(x); }
 DEVICE float score_exp(float x) { return ex2(x * SCORE_LOG2_E); }

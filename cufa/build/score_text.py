@@ -2,7 +2,8 @@
 
 Terms that depend on neither query nor key are members of the function, those of the query alone of its Row, those of the
 key alone of its Column: kernels compute each once per tile. What depends on both, or on the score, is computed for each
-score. Integers that only become floats are computed as floats, which hold them exactly below 2^24.
+score. Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give the product
+``x`` of query and key; the softmax scale becomes part of a constant that the score is multiplied by.
 """
 
 from __future__ import annotations
@@ -63,14 +64,17 @@ def score_text(problem: Problem) -> str:
     if problem.score is None:
         return ""
     sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
-    return _text(problem.score, *sizes[:2], *(-(-n // _PADDING) * _PADDING for n in sizes[2:]))
+    whole = (-(-n // _PADDING) * _PADDING for n in sizes[2:])
+    return _text(problem.score, problem.operation == "backward", *sizes[:2], *whole)
 
 
 @functools.lru_cache(64)
-def _text(change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> str:
+def _text(
+    change: ScoreChange, backward: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int
+) -> str:
     e = change.differentiated
     found = change.bounds(batch, heads, seqlen_q + _PADDING, seqlen_k + _PADDING, e)
-    return _Printer(change, with_floats(e, found), (batch, heads)).text()
+    return _Printer(change, with_floats(e, found), (batch, heads), backward).text()
 
 
 def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
@@ -101,14 +105,15 @@ def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
 
 
 class _Printer:
-    def __init__(self, change: ScoreChange, e: Expression, sizes: tuple[int, int]) -> None:
-        self.change, self.e = change, e
+    def __init__(self, change: ScoreChange, e: Expression, sizes: tuple[int, int], backward: bool) -> None:
+        self.change, self.e, self.backward = change, e, backward
         unbounded = ScoreChange(e, change.shapes).bounds(*sizes, 2**31, 2**31, e)
         self.bounds = unbounded
         self.nodes: list[_Node] = []
         self.known: dict[_Node, int] = {}
         self.of_place: dict[int, str | int] = {}
-        self.tanh: list[str | int] = []  # arguments
+        self.tanh: dict[str | int, tuple[str | int, str]] = {}
+        """By node of a hyperbolic tangent: what it is a tangent of, times a factor."""
         for place in range(len(e.code)):
             self.of_place[place] = self._node_of(place)
         self.results = [self.of_place[x] for x in e.results]
@@ -137,6 +142,14 @@ class _Printer:
         if op == "load":
             return self._load(args[0], args[1:])
         type, x = _TYPES[kind], [self.of_place[n] for n in args]
+        factor = self._factor(place)
+        if factor is not None:
+            return self.put(type, f"x * ({factor})", level=SCORE)
+        if op == "tanh":
+            return self._tanh(args[0], "1.0f")
+        if op == "mul" and self.e.code[args[1]][0] == "tanh" and isinstance(x[0], str) and not self.backward:
+            # Not backward: the derivative reads the tangent.
+            return self._tanh(self.e.code[args[1]][2], x[0])
         if op == "float" and self.e.code[args[0]][0] == "input" and self.e.code[args[0]][2] in "ij":
             name = self.e.code[args[0]][2]
             return self.put(type, f"{name}_float", level=ROW if name == "i" else COLUMN)
@@ -149,15 +162,28 @@ class _Printer:
         if op in ("min", "max") and kind == FLOAT:
             op = f"f{op}f"
         names = {"abs": "fabsf" if kind == FLOAT else "score_abs", "min": "min", "max": "max", "float": "float", "int": "int"}
-        if op == "tanh":
-            self.tanh.append(x[0])
-            op = "tanh<NEAR_0>"
         name = op if op in ("fminf", "fmaxf") else names.get(op, f"score_{op}")
         return self.put(type, f"{name}({', '.join(['{}'] * len(x))})", *x)
 
     def _input(self, name: str) -> int:
-        level = {"s": SCORE, "i": ROW, "j": COLUMN}.get(name, UNIFORM)
-        return self.put("float" if name == "s" else "int", name, level=level)
+        if name == "s":
+            return self.put("float", "x * p.score_scale", level=SCORE)
+        return self.put("int", name, level={"i": ROW, "j": COLUMN}.get(name, UNIFORM))
+
+    def _factor(self, place: int) -> str | None:
+        """What x is multiplied by, of a score times a constant."""
+        op, _, *args = self.e.code[place]
+        if op == "mul" and self.e.code[args[0]][0] == "const" and self.e.code[args[1]][::2] == ("input", "s"):
+            return f"p.score_scale * {_literal(self.e.code[args[0]][2])}"
+        return "p.score_scale" if (op, args) == ("input", ["s"]) else None
+
+    def _tanh(self, place: int, factor: str) -> int:
+        """``factor`` times the tangent of a value."""
+        unit, x = self._factor(place), self.of_place[place]
+        of, scale = (x, "1.0f") if unit is None else (self.put("float", "x", level=SCORE), unit)
+        node = self.put("float", f"score_tanh<SMALL>({{}}, {scale}, {factor})", of)
+        self.tanh[node] = of, scale
+        return node
 
     def _indexes(self, array: int, places: Sequence[int]) -> list[str | int]:
         """Clamped where a value that this call may compute lies outside the axis."""
@@ -216,16 +242,19 @@ class _Printer:
     def text(self) -> str:
         self.members: dict[int, list[int]] = {UNIFORM: [], ROW: [], COLUMN: []}
         needed = self._needed([self.results[0]])
-        of_scores = [x for x in dict.fromkeys(self.tanh) if x in needed and self._level(x) & SCORE]
+        of_scores = [*dict.fromkeys(self.tanh[n] for n in needed if n in self.tanh and self._level(n) & SCORE)]
+        single = len(of_scores) == 1
+        unit = of_scores[0][1] if single else "1.0f"
         greatest: str | int = "0.0f"
-        for x in of_scores:
-            greatest = self.put("float", "fmaxf({}, fabsf({}))", greatest, x)
+        for of, scale in of_scores:
+            found = self.put("float", "fabsf({})", of if single else self.put("float", f"{{}} * ({scale})", of))
+            greatest = found if greatest == "0.0f" else self.put("float", "fmaxf({}, {})", greatest, found)
         outputs = [*self.results, *self.targets, greatest]
         self._find_members(outputs)
         uniform, row, column = (self.members[level] for level in (UNIFORM, ROW, COLUMN))
         slope, weights = self.results[1], self.results[2:]
         reads = any(self._level(x) & SCORE for x in weights)
-        arguments = "[[maybe_unused]] float s, [[maybe_unused]] const Row& r, [[maybe_unused]] const Column& c"
+        arguments = "[[maybe_unused]] float x, [[maybe_unused]] const Row& r, [[maybe_unused]] const Column& c"
         lines = [
             '#include "shared/score_language.cuh"',
             "#define CUFA_SCORE",
@@ -234,6 +263,7 @@ class _Printer:
             f"  static constexpr bool HAS_SLOPE = {_bool(slope != '1.0f')};",
             f"  static constexpr bool IS_LIGHT = {_bool(self._is_light(needed))};",
             f"  static constexpr bool HAS_TANH = {_bool(bool(of_scores))};",
+            f"  static constexpr bool TANH_OF_PRODUCT = {_bool(unit != '1.0f')};",
             f"  static constexpr int GRADIENTS = {len(self.targets)};",
             f"  static constexpr bool WEIGHTS_READ_SCORES = {_bool(reads)};",
             "  const Params& p;",
@@ -249,12 +279,12 @@ class _Printer:
             *(f"    u{x} = other.u{x};" for x in uniform),
             "    return *this;",
             "  }",
-            "  DEVICE float scale() const { return p.score_scale; }",
+            f"  DEVICE float unit() const {{ return {unit}; }}",
             *self._section("Row row([[maybe_unused]] int i, [[maybe_unused]] float i_float)", ROW, row),
             *self._section("Column column([[maybe_unused]] int j, [[maybe_unused]] float j_float)", COLUMN, column),
-            "  template <bool NEAR_0>",
+            "  template <bool SMALL>",
             *self._function("float", f"value({arguments})", self.results[0]),
-            "  template <bool NEAR_0>",
+            "  template <bool SMALL>",
             *self._function("float", f"slope({arguments})", slope),
             *self._function("float", f"greatest({arguments})", greatest),
         ]
@@ -309,7 +339,7 @@ class _Printer:
             if (own and node.level != level) or (not own and level in _PLACES):
                 continue
             text = node.text.format(*(self._ref(x, level) for x in node.operands))
-            text = text.replace("NEAR_0", "false") if level in _PLACES else text
+            text = text.replace("SMALL", "false") if level in _PLACES else text
             found.append(f"    const {node.type.removeprefix('const ')} t{n} = {text};" if "*" not in node.type else
                          f"    {node.type} t{n} = {text};")  # fmt: skip
         return found
@@ -321,7 +351,7 @@ class _Printer:
     def _function(self, type: str, head: str, result: str | int) -> list[str]:
         lines = self._lines(7, [result])
         if not head.startswith(("value", "slope")):
-            lines = [line.replace("NEAR_0", "false") for line in lines]
+            lines = [line.replace("SMALL", "false") for line in lines]
         return [f"  DEVICE {type} {head} const {{", *lines, f"    return {self._ref(result, 7)};", "  }"]
 
 

@@ -271,7 +271,7 @@ class Trace:
         if (op == "add" and x == 0) or (op == "mul" and x == 1):
             return b
         if op == "div" and y is not None and y != 0 and math.isfinite(1 / y):
-            return self.put("mul", FLOAT, a, self.const(1 / y))
+            return self.binary("mul", a, self.const(1 / y))
         if x is not None and y is not None and op in ("add", "sub", "mul"):
             return self.const({"add": x + y, "sub": x - y, "mul": x * y}[op])
         if op == "mul" and kind == FLOAT and (x is not None or y is not None):

@@ -103,7 +103,7 @@ def test_a_softcap_of_rows_whose_maximum_grows_and_grows():
 @pytest.mark.parametrize("terms", [3, 4])
 def test_polynomials_of_the_cap_are_as_near_as_said(terms):
     """Off by at most 2e-7, in float32, as the kernel multiplies."""
-    text = (SOURCE_DIR / "forward/fa3/fast_softcap.cuh").read_text(encoding="utf-8")
+    text = (SOURCE_DIR / "shared/softcap.cuh").read_text(encoding="utf-8")
     limit = re.search(r"NEAR_0\[5\] = {(.*?)};", text)[1].split(",")[terms].strip().removesuffix("f")
     coefficients = re.findall(
         r"{([^{}]*)}", re.search(r"TANH_OVER_X\[5\]\[4\] = {(.*?)};", text, re.DOTALL)[1]

@@ -13,20 +13,19 @@ constexpr bool DS_HAS_SLOPE = SOFTCAP || Function::HAS_SLOPE;  // dS is P o (dP 
 constexpr bool SCORE_GRADIENTS = Function::GRADIENTS > 0;
 
 // Whether the arguments of hyperbolic tangents are near 0.
-template <bool NEAR_0>
+template <bool SMALL>
 struct Near {};
 
-// What a score becomes before ALiBi, and its derivative. A hidden score, -inf, stays hidden.
+// What a product of query and key becomes before ALiBi, and its derivative with respect to the score. A hidden score, -inf, stays hidden.
 struct ChangedScore {
   float s, slope, cap;  // the slope of the soft cap is a factor of `slope`
 
-  template <bool NEAR_0 = false>
+  template <bool SMALL = false>
   DEVICE ChangedScore(const KernelParams& p, const Function& function, float old, const typename Function::Row& row,
-                      const typename Function::Column& column, Near<NEAR_0> = {}) {
+                      const typename Function::Column& column, Near<SMALL> = {}) {
     if constexpr (SCORE) {
-      const float scaled = old * function.scale();
-      s = function.template value<NEAR_0>(scaled, row, column);
-      slope = Function::HAS_SLOPE ? function.template slope<NEAR_0>(scaled, row, column) : 1.0f;
+      s = function.template value<SMALL>(old, row, column);
+      slope = Function::HAS_SLOPE ? function.template slope<SMALL>(old, row, column) : 1.0f;
       if constexpr (SOFTCAP) {
         s = tanh_of(s * p.softcap);
         cap = fmaf(-s, s, 1.0f);
@@ -111,7 +110,7 @@ struct ArrayGradients {
     }
   }
 
-  // All gradients of a tile. row(t, e): of a query; old(r, t, e): the scaled score, and dS(r, t, e): the gradient of the changed
+  // All gradients of a tile. row(t, e): of a query; old(r, t, e): the product, and dS(r, t, e): the gradient of the changed
   // score.
   template <int ROWS, int TILES, int G = 0, typename RowOf, typename Old, typename Gradient>
   DEVICE void add_all(const KernelParams& p, const Function& function, const typename Function::Column (&columns)[ROWS],

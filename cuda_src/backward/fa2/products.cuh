@@ -34,7 +34,7 @@ DEVICE void change_two_tiles(const KernelParams& p, const Function& function, Vi
     for (int x = 0; x < 2 * View::ROWS; ++x) {
       float& s = S.at(x / 2, 2 * k + n, x % 2);
       const ChangedScore changed(p, function, s, row(n, x % 2), columns[x / 2]);
-      old[n][x] = s * function.scale();
+      old[n][x] = s;
       s = changed.s;
       slope[n][x] = changed.slope;
       cap[n][x] = changed.cap;

@@ -71,11 +71,11 @@ DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& s
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         const float s = S.at(x / 2, t, x % 2);
-        const float here = scores.function.greatest(s * scores.function.scale(), scores.row(t, x % 2), scores.columns[x / 2]);
+        const float here = scores.function.greatest(s, scores.row(t, x % 2), scores.columns[x / 2]);
         greatest = s == NEG_INF ? greatest : fmaxf(greatest, here);
       }
     }
-    if (!warp_any(!(greatest <= 0.5f))) return change(Near<true>{});
+    if (!warp_any(!is_near_0<4>(greatest, scores.function.unit()))) return change(Near<true>{});
   }
   change(Near<false>{});
 }
