@@ -199,9 +199,82 @@ def test_kernels_compute_what_the_function_says(operation, algorithm, name, opti
         assert_scores(x, exact)
 
 
-def assert_scores(found, exact):
-    """Within a few roundings to 11 bits of the largest value."""
-    np.testing.assert_allclose(found.astype(np.float64), exact, atol=6e-3 * max(abs(exact).max(), 1e-3))
+def assert_scores(found, exact, dtype="float16"):
+    """Within a few roundings to 11 bits (bfloat16: 8) of the largest value."""
+    share = 5e-2 if dtype == "bfloat16" else 6e-3
+    np.testing.assert_allclose(found.astype(np.float64), exact, atol=share * max(abs(exact).max(), 1e-3))
+
+
+SEEN = np.random.default_rng(6).random((2, 2, 300, 450)) < 0.4
+COMPOSED = {
+    "alibi": {"window": (60, 9), "alibi_slopes": SLOPES},
+    "cap": {"causal": True, "softcap": 2.0},
+    "all": {"window": (200, 0), "alibi_slopes": SLOPES, "softcap": 2.0, "sink": SLOPES},
+    "padded": {"causal": True, "seqlens_q": np.array([150, 300]), "seqlens_k": np.array([333, 40])},
+    "packed": {"causal": True, "alibi_slopes": SLOPES},
+    "columns": {"mask": masks.documents([100, 350])},
+    "two runs": {"mask": masks.documents([100, 350], causal=False)},
+    "bits": {"mask": SEEN},
+    "prefix": {"mask": masks.prefix([30, 90]), "softcap": 3.0},
+}  # fmt: skip
+_NAMES = [*SCORES]
+ON_GPU = [
+    (operation, algorithm, _NAMES[(n + 2 * m) % 6], composed, *dims)
+    for operation, algorithm in (
+        ("forward", "fa3"), ("backward", "fa3"), ("forward", "fa2"), ("backward", "fa2"), ("forward", "naive"),
+    )
+    for n, composed in enumerate(COMPOSED)
+    for m, dims in enumerate([(64, 64, "float16"), (128, 128, "bfloat16"), (128, 64, "float16"), (256, 256, "bfloat16")])
+]  # fmt: skip
+
+
+def served(operation, algorithm, name, composed, dim, v_dim, dtype):
+    """What the kernels do not take: see test_support.py."""
+    if algorithm == "naive":
+        return composed not in ("alibi", "all", "padded", "packed")
+    of_arrays = (operation, algorithm) == ("backward", "fa3") and bool(SCORES[name][2])
+    return not of_arrays or (name != "scaled" and dim != 256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("operation", "algorithm", "name", "composed", "dim", "v_dim", "dtype"),
+    [x for x in ON_GPU if served(*x)],
+)
+def test_a_gpu_computes_what_the_function_says(cp, operation, algorithm, name, composed, dim, v_dim, dtype):
+    options, (score, gradients) = dict(COMPOSED[composed]), made(name)
+    q, k, v = make_inputs(2, 4, 2, 300, 450, dim, dtype)
+    v = v[..., :v_dim]
+    calls = [
+        cufa.flash_attention, cufa.flash_attention_backward, cufa.attention_reference,
+        cufa.attention_reference_backward,
+    ]  # fmt: skip
+    if composed == "packed":
+        begins = [np.array([0, 170, 300])] * 2
+        q, k, v = (x[0, :, :300].swapaxes(0, 1) for x in (q, k, v))
+        calls = [
+            cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward, cufa.attention_varlen_reference,
+            cufa.attention_varlen_reference_backward,
+        ]  # fmt: skip
+    else:
+        begins = []
+    forward, backward, reference, reference_backward = calls
+    options |= {"score": score}
+    exact, exact_lse = reference(q, k, v, *begins, return_lse=True, **options)
+    there = {n: cp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    there["algorithm"] = algorithm
+    if operation == "forward":
+        out, lse = forward(*map(cp.asarray, (q, k, v, *begins)), return_lse=True, **there)
+        seen = np.isfinite(exact_lse)
+        assert_scores(out.get(), exact, dtype)
+        np.testing.assert_allclose(lse.get()[seen], exact_lse[seen], atol=5e-3)
+        return
+    dout = (exact / max(abs(exact).max(), 1)).astype(q.dtype)
+    given = dout, q, k, v, exact.astype(q.dtype), exact_lse.astype(np.float32), *begins
+    found = backward(*map(cp.asarray, given), gradients=gradients, **there)
+    expected = reference_backward(dout, q, k, v, *begins, gradients=gradients, **options)
+    for x, of in zip(found, expected, strict=True):
+        assert_scores(x.get(), of, dtype)
 
 
 MASKS = {
