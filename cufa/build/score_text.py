@@ -64,8 +64,15 @@ def score_text(problem: Problem) -> str:
     if problem.score is None:
         return ""
     sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
-    whole = (-(-n // _PADDING) * _PADDING for n in sizes[2:])
-    return _text(problem.score, problem.operation == "backward", *sizes[:2], *whole)
+    return change_text(problem.score, *sizes, problem.operation == "backward")
+
+
+def change_text(
+    change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int, backward: bool = False
+) -> str:
+    """Of a score function in calls of these sizes."""
+    whole = (-(-n // _PADDING) * _PADDING for n in (seqlen_q, seqlen_k))
+    return _text(change, backward, batch, heads, *whole)
 
 
 @functools.lru_cache(64)

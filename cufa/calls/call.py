@@ -186,7 +186,7 @@ class DenseCall(Call):
 
             return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
         shapes = [self.shape_of(name) for name in ("q", "k", "v")]
-        problem = make_problem(shapes, dtype, self.options)
+        problem = make_problem(shapes, dtype, self.options, self.first[1])
         if len(self.inputs) == len(self.operation.inputs):
             return self.inputs, problem
         return optional_operands.check(self.inputs, problem)

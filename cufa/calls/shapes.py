@@ -14,6 +14,7 @@ from ..problem.lengths import Cached
 from ..problem.mask import Mask
 from ..problem.options import Options, check_scale, resolve_precision
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from ..problem.where import Where
 from .arrays import Array
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
@@ -68,8 +69,11 @@ def asked_dtype(dtype: Any) -> str:
         return str(dtype)
 
 
-def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options) -> Problem:
-    """Check the shapes of q, k and v and the options, and state the problem.
+def make_problem(
+    shapes: Sequence[tuple[int, ...]], dtype: str, options: Options, first: Any = None
+) -> Problem:
+    """Check the shapes of q, k and v and the options, and state the problem. A mask that is a function gets its bits
+    where the array ``first`` is.
 
     Raises ValueError naming the argument.
     """
@@ -83,7 +87,10 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
     if k_batch != batch:
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
     _check_heads(q_shape, "k", k_shape, f"layout {layout!r} reads the shapes as {AXES[layout]}")
-    check_mask(options.mask, batch, kv_heads, seqlen_q, seqlen_k)
+    mask = options.mask
+    if isinstance(mask, Where):
+        mask = mask.bound(batch, heads, kv_heads, seqlen_q, seqlen_k, _bits_on_gpu(first))
+    check_mask(mask, batch, kv_heads, seqlen_q, seqlen_k)
     if heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
         other = next(x for x in LAYOUTS if x != layout)
         warnings.warn(
@@ -92,12 +99,20 @@ def make_problem(shapes: Sequence[tuple[int, ...]], dtype: str, options: Options
             stacklevel=1,  # Python shows a warning of one place and text once
         )
     return Problem(
-        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask=options.mask,
+        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask=mask,
         scale=check_scale(options.scale, head_dim), softcap=options.softcap,
         precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
         v_head_dim=_of_values("v", v_shape[3], head_dim),
         score=None if options.score is None else options.score.change(options.gradients),
     )  # fmt: skip
+
+
+def _bits_on_gpu(x: Any) -> Any:
+    if not is_device_array(x):
+        return None
+    from ..run.cuda.mask_bits import words
+
+    return x.data.device_id, words
 
 
 #: Heads beyond the first number with tokens up to the second: probably an array whose tokens come before its heads.

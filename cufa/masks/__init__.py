@@ -18,10 +18,11 @@ array([[1, 0, 0],
 
 from ..problem.mask_family import Mask
 from .bands import causal, full, global_window, prefix, streaming, window
-from .by_key import columns, evict, from_dense, from_flashmask
+from .by_key import columns, evict, from_dense, from_flashmask, where
 from .streams import chunks, documents, shared_question
 
 __all__ = [
     "Mask", "causal", "chunks", "columns", "documents", "evict", "from_dense", "from_flashmask", "full",
-    "global_window", "prefix", "shared_question", "streaming", "window",
+    "global_window", "prefix", "shared_question", "streaming", "where",
+    "window",
 ]  # fmt: skip

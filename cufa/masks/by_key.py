@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..problem.booleans import mask_of_booleans
@@ -10,6 +11,8 @@ from ..problem.columns import FROM_THE_START, TO_THE_END, columns_of
 from ..problem.mask import FULL, Band, Mask
 from ..problem.mask_family import as_typed
 from ..problem.options import band_of
+from ..problem.where import Where
+from ..problem.where import where as where_of
 
 _AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
 
@@ -147,3 +150,42 @@ def _spread(x: Any, axes: int) -> Any:
     if x.ndim == axes:
         return x
     return x.reshape(*(x.shape[:1] if x.ndim == 2 else (1,)), *(1,) * (axes - 2), x.shape[-1])
+
+
+def where(function: Callable[..., Any], *, within: Mask | None = None, **arrays: Any) -> Where:
+    """The mask that a function in NumPy defines: query i sees key j where the function is True.
+
+    >>> import cufa
+    >>> import numpy as np
+    >>> near = cufa.masks.where(lambda b, h, i, j: np.abs(i // 3 - j // 3) + np.abs(i % 3 - j % 3) <= 1)
+    >>> near.dense(3, 9).astype(int)
+    array([[1, 1, 0, 1, 0, 0, 0, 0, 0],
+           [1, 1, 1, 0, 1, 0, 0, 0, 0],
+           [0, 1, 1, 0, 0, 1, 0, 0, 0]])
+
+    Parameters
+    ----------
+    function : callable
+        ``function(b, h, i, j, **arrays)``, of sequence b, query head h, query i and key j, returns a boolean. An
+        argument named ``delta`` is given seqlen_k - seqlen_q. It is called once, with symbols: what :func:`cufa.score`
+        says of functions and of arrays holds here.
+    within : Mask
+        A query sees a key only if it sees the key under this mask, too: ``where(function) & within``.
+    arrays : array
+        What the function reads, by name: at most 4, those of ``within`` included.
+
+    Returns
+    -------
+    Mask
+        A call's bits, one for each score, are made in one launch when a mask meets lengths for the first time, and
+        kept with the mask. If values of its arrays change, call ``refresh()``. ``&``, ``|`` and ``~`` combine functions
+        with each other, with bands, and with masks of runs that all heads share. Rows and keys keep their meaning in
+        sequences that ``seqlens_q`` and ``seqlens_k`` shorten.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a function that branches on an index, or returns no boolean.
+    """
+    found = where_of(function, arrays)
+    return found if within is None else found & within  # type: ignore[return-value]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +39,22 @@ class Bits(Mask):
             raise ValueError(f"by_row has {words:,} words of {WORD} keys, which are not {self.keys:,} keys")
 
     @staticmethod
-    def of(seen: Any, xp: Any = np) -> Bits:
-        """The mask of booleans, (batch or 1, kv_heads or 1, seqlen_q, seqlen_k), where they lie."""
-        return Bits(Integers(_packed(seen, xp)), seen.shape[-1])
+    def of(seen: Any) -> Bits:
+        """The mask of NumPy booleans, (batch or 1, kv_heads or 1, seqlen_q, seqlen_k)."""
+        return Bits(Integers(packed(seen)), seen.shape[-1])
+
+    transposed_on_gpu: ClassVar[Callable[..., Any]]
+    """(words by row, keys) to words by key: :func:`cufa.run.cuda.mask_bits.transposed`."""
 
     @functools.cached_property
     def by_key(self) -> Integers:
         """int32 (batch or 1, kv_heads or 1, seqlen_k, words): the same bits for kernels that keep a block of keys."""
         words = self.by_row.array
-        xp = np if isinstance(words, np.ndarray) else sys.modules["cupy"]
-        bits = xp.unpackbits(words.view(np.uint8).reshape(-1), bitorder="little")
+        if self.by_row.on_gpu:
+            return Integers(type(self).transposed_on_gpu(words, self.keys))
+        bits = np.unpackbits(words.view(np.uint8).reshape(-1), bitorder="little")
         seen = bits.reshape(*words.shape[:3], WORD * words.shape[3])[..., : self.keys]
-        return Integers(_packed(seen.swapaxes(2, 3), xp))
+        return Integers(packed(seen.swapaxes(2, 3)))
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -166,10 +170,10 @@ def rows_of_a_class(block_q: int) -> int:
     return 64 if block_q % 64 == 0 else block_q
 
 
-def _packed(seen: Any, xp: Any) -> Any:
+def packed(seen: Bools) -> Ints:
     """int32 (..., words): bit n of a word is element n of 32 along the last axis."""
     missing = -seen.shape[-1] % WORD
     if missing:
-        seen = xp.pad(seen, [(0, 0)] * (seen.ndim - 1) + [(0, missing)])
-    bits = xp.packbits(xp.ascontiguousarray(seen).reshape(-1), bitorder="little")
+        seen = np.pad(seen, [(0, 0)] * (seen.ndim - 1) + [(0, missing)])
+    bits = np.packbits(np.ascontiguousarray(seen).reshape(-1), bitorder="little")
     return bits.view(np.int32).reshape(*seen.shape[:-1], seen.shape[-1] // WORD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,15 @@ from .bits import Bits
 from .checks import is_device_array
 from .columns import columns_of
 from .mask import Band, Mask
+from .where import where_booleans
 
 
-def mask_of_booleans(seen: Any, name: str) -> Mask:
+def mask_of_booleans(seen: Any, name: str, spreads: bool = False) -> Mask:
     """A band, columns or bits under which query i sees key j where ``seen[..., i, j]`` is True.
 
-    ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k). If
-    it is on a GPU, nothing is read from there, and the mask is bits. Raises TypeError or ValueError naming the
-    argument.
+    ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, heads, seqlen_q, seqlen_k); ``spreads``:
+    axes of size 1 stand for any size. If it is on a GPU, nothing is read from there. Raises TypeError or ValueError
+    naming the argument.
     """
     if seen.dtype != bool:
         raise TypeError(f"{name} is {seen.dtype}: it takes booleans, True where a query sees a key")
@@ -27,8 +27,8 @@ def mask_of_booleans(seen: Any, name: str) -> Mask:
             f"{name} has shape {seen.shape}: it takes (seqlen_q, seqlen_k), behind batch and kv_heads or not"
         )
     x = seen[None, None] if seen.ndim == 2 else seen[:, None] if seen.ndim == 3 else seen
-    if is_device_array(x):
-        return Bits.of(x, sys.modules["cupy"])
+    if is_device_array(x) or (spreads and 1 in x.shape[2:]):
+        return where_booleans(x)
     band = _narrowest_band(x)
     seqlen_q, seqlen_k = x.shape[-2:]
     of_band = band.dense(seqlen_q, seqlen_k)

@@ -15,6 +15,7 @@ from .integers import Integers
 from .mask import Band
 from .mask_family import Edges, Mask, broadcast_count
 from .tile_classes import Bools, Ints
+from .where import Where, combined_where
 
 SIGNS = {"and": " & ", "or": " | ", "not": "~"}
 
@@ -104,9 +105,14 @@ def combined(operation: str, *parts: Mask) -> Mask:
     """The mask of an operator. Raises ValueError for masks that only a GPU knows, other than bits."""
     if all(isinstance(x, Bits) for x in parts):
         return _of_bits(operation, *parts)  # type: ignore[arg-type]
-    found = _in_one_family(*parts) if operation == "and" else None
+    found = combined_where(operation, parts) or (_in_one_family(*parts) if operation == "and" else None)
     if found is not None:
         return found
+    if any(isinstance(x, Where) for x in parts):
+        raise ValueError(
+            f"{' and '.join(map(str, parts))}: a function combines with bands without exempt tokens, with masks of "
+            "runs that all heads share, and with functions: write the rest in the function"
+        )
     for part in parts:
         if not part.known:
             raise ValueError(

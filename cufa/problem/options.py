@@ -183,7 +183,7 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
                 f"mask has shape {mask.shape}: the first of three axes may be sequences or heads; pass "
                 "mask[:, None] or mask[None]"
             )
-        mask = mask_of_booleans(mask, "mask")
+        mask = mask_of_booleans(mask, "mask", spreads=True)
     if isinstance(mask, Mask):
         for name, given in (("causal", causal or None), ("window", window)):
             if given is not None:

@@ -36,7 +36,7 @@ class Score:
 
     @property
     def takes_delta(self) -> bool:
-        return "delta" in self.expression.inputs or "delta" in _parameters(self.function)
+        return "delta" in self.expression.inputs or "delta" in parameters(self.function)
 
     def change(self, gradients: tuple[str, ...] = ()) -> ScoreChange:
         return ScoreChange(self.expression, tuple(tuple(x.shape) for x in self.arrays.values()), gradients)
@@ -84,12 +84,7 @@ def score(function: Callable[..., Any], **arrays: Any) -> Score:
     """
     if not callable(function):
         raise TypeError(f"function must be callable as function(s, b, h, i, j, **arrays), not {function!r}")
-    for name in arrays:
-        if name in RESERVED:
-            raise ValueError(
-                f"{name}= cannot be an array of a score function: {', '.join(RESERVED)} are reserved names"
-            )
-    return _made(function, arrays)
+    return _made(function, named_arrays(arrays))
 
 
 def bias_score(bias: Any) -> Score:
@@ -107,23 +102,35 @@ def _add_bias(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
     return s + bias[b, h, i, j]
 
 
-def _made(function: Callable[..., Any], arrays: Mapping[str, Any]) -> Score:
+def named_arrays(arrays: Mapping[str, Any], what: str = "a score function") -> dict[str, Any]:
+    """As NumPy or CuPy arrays. Raises TypeError or ValueError for those that no kernel reads."""
+    for name in arrays:
+        if name in RESERVED:
+            raise ValueError(
+                f"{name}= cannot be an array of {what}: {', '.join(RESERVED)} are reserved names"
+            )
     found = {name: as_array(name, x) for name, x in arrays.items()}
     if len(found) > MAX_ARRAYS:
-        raise ValueError(
-            f"{len(found)} arrays ({', '.join(found)}): a score function takes at most {MAX_ARRAYS}"
-        )
+        raise ValueError(f"{len(found)} arrays ({', '.join(found)}): {what} takes at most {MAX_ARRAYS}")
     for name, x in found.items():
         if str(x.dtype) not in _DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; a score function reads {', '.join(_DTYPES)}")
+            raise TypeError(f"{name} is {x.dtype}; {what} reads {', '.join(_DTYPES)}")
         if not 1 <= x.ndim <= MAX_AXES or 0 in x.shape:
             raise ValueError(f"{name} has shape {x.shape}: it takes 1 to {MAX_AXES} axes, none of size 0")
-    forms = tuple(ArrayForm(name, str(x.dtype), x.ndim) for name, x in found.items())
+    return found
+
+
+def forms_of(arrays: Mapping[str, Any]) -> tuple[ArrayForm, ...]:
+    return tuple(ArrayForm(name, str(x.dtype), x.ndim) for name, x in arrays.items())
+
+
+def _made(function: Callable[..., Any], found: Mapping[str, Any]) -> Score:
+    forms = forms_of(found)
     return Score(function, found, (_traced_bias if function is _add_bias else _traced)(function, forms))
 
 
 def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
-    named = tuple(x for x in ("delta",) if x in _parameters(function))
+    named = tuple(x for x in ("delta",) if x in parameters(function))
     inputs = _INPUTS | dict.fromkeys(named, INT)
     name = getattr(function, "__name__", type(function).__name__)
     what = "the score function" if name == "<lambda>" else f"the score function {name}"
@@ -134,7 +141,7 @@ _traced_bias = functools.cache(_traced)
 """Traced once, as calls with ``bias=`` make a score function each."""
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # of a builtin

@@ -18,6 +18,7 @@ from ..problem.score_change import add_gradients, changed, product
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.scores import bounded, distances, softcap_derivative, softcapped
 from ..problem.typing import AnyMask
+from ..problem.where import Where
 
 Array = npt.NDArray[np.float64]
 
@@ -137,7 +138,10 @@ class _Parts:
             raise ValueError(
                 f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
             )
-        check_mask(self.mask, batch, kv_heads, most_q, most_k)
+        mask = self.mask
+        if isinstance(mask, Where):
+            mask = mask.bound(batch, heads, kv_heads, most_q, most_k)
+        check_mask(mask, batch, kv_heads, most_q, most_k)
         if self.score is not None:
             self.score.change().check_indexes(batch, heads, most_q, most_k)
         slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
@@ -151,8 +155,8 @@ class _Parts:
             kv_head, key = h // (heads // kv_heads), np.arange(seqlen_k)
             for start in range(0, seqlen_q, _ROWS):
                 row = np.arange(start, min(start + _ROWS, seqlen_q))
-                seen = self.mask.visible(row, key, seqlen_q, seqlen_k, b, kv_head)
-                shift = self.mask.shift(seqlen_q, seqlen_k)
+                seen = mask.visible(row, key, seqlen_q, seqlen_k, b, kv_head)
+                shift = mask.shift(seqlen_q, seqlen_k)
                 penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
                 rows = b, h, slice(start, int(row[-1]) + 1)
                 there = {

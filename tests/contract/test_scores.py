@@ -224,7 +224,9 @@ ON_GPU = [
         ("forward", "fa3"), ("backward", "fa3"), ("forward", "fa2"), ("backward", "fa2"), ("forward", "naive"),
     )
     for n, composed in enumerate(COMPOSED)
-    for m, dims in enumerate([(64, 64, "float16"), (128, 128, "bfloat16"), (128, 64, "float16"), (256, 256, "bfloat16")])
+    for m, dims in enumerate(
+        [(64, 64, "float16"), (128, 128, "bfloat16"), (128, 64, "float16"), (256, 256, "bfloat16")]
+    )
 ]  # fmt: skip
 
 

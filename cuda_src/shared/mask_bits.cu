@@ -1,0 +1,78 @@
+// Bits of masks (shared/bit_mask.cuh): those of a function of sequence, head, query and key (cufa.masks.where), which
+// cufa/build/score_text.py prints before this file with the value 0 where the query sees the key; and by key those of bits by row.
+//
+// A warp makes a square of 32 rows and 32 keys. Its lane computes a key's bits for all rows, so that arrays are read along keys;
+// five exchanges of half the bits turn the square.
+#include "primitives/primitives.cuh"
+#include "shared/score_params.cuh"
+
+constexpr int BITS_WARPS = 8;  // of a thread block
+
+struct BitsParams {
+  const void* score0;
+  const void* score1;
+  const void* score2;
+  const void* score3;
+  ScoreArray array0, array1, array2, array3;
+  const u32* by_row;  // of transpose_bits
+  u32* words;         // the result: (batch, heads, rows, words of keys), by key (batch, heads, keys, words of rows)
+  i64 batch, heads, rows, keys, delta;
+};
+
+// A lane's 32 bits of a line become those of a column: bit n of lane m becomes bit m of lane n.
+DEVICE u32 turned(u32 x) {
+  u32 low = 0x0000ffffu;  // the bits that a lane of the first half keeps
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) {
+    const u32 other = shfl_xor(x, half);
+    x = (lane_id() & half) == 0 ? (x & low) | (other & low) << half : (x & ~low) | (other & ~low) >> half;
+    low ^= low << (half / 2);
+  }
+  return x;
+}
+
+// The square of a warp: `top` and `left` are its first row and key. Neighbouring warps have neighbouring keys.
+struct Square {
+  i64 head;  // of the batch
+  int top, left;
+
+  DEVICE explicit Square(const BitsParams& p) {
+    const i64 across = (p.keys + 31) / 32, down = (p.rows + 31) / 32;
+    const i64 index = i64(blockIdx.x) * BITS_WARPS + threadIdx.x / 32;
+    head = index / (across * down);
+    top = int(index / across % down) * 32;
+    left = int(index % across) * 32;
+  }
+  // The place of this lane's row of the square.
+  DEVICE i64 word_of_row(const BitsParams& p) const {
+    return (head * p.rows + top + lane_id()) * ((p.keys + 31) / 32) + left / 32;
+  }
+  DEVICE bool exists(const BitsParams& p) const { return head < p.batch * p.heads; }
+};
+
+#ifdef CUFA_SCORE
+KERNEL __launch_bounds__(BITS_WARPS * 32) mask_bits(const __grid_constant__ BitsParams p) {
+  const Square square(p);
+  if (!square.exists(p)) return;
+  const ScoreFunction<BitsParams> function(p, int(square.head / p.heads), int(square.head % p.heads), int(p.delta));
+  const int key = square.left + lane_id(), rows = int(min(p.rows - square.top, i64(32)));
+  const auto column = function.column(key, float(key));
+  u32 of_key = 0;
+#pragma unroll 8
+  for (int r = 0; r < 32; ++r) {
+    const int row = square.top + r;
+    const bool seen = r < rows && function.template value<false>(0.0f, function.row(row, float(row)), column) == 0.0f;
+    of_key |= u32(seen) << r;
+  }
+  const u32 of_row = turned(key < p.keys ? of_key : 0);
+  if (lane_id() < rows) st_global(p.words + square.word_of_row(p), of_row);
+}
+#endif
+
+KERNEL __launch_bounds__(BITS_WARPS * 32) transpose_bits(const __grid_constant__ BitsParams p) {
+  const Square square(p);
+  if (!square.exists(p)) return;
+  const i64 key = square.left + lane_id();
+  const u32 of_key = turned(square.top + lane_id() < p.rows ? ld_global<u32>(p.by_row + square.word_of_row(p)) : 0);
+  if (key < p.keys) st_global(p.words + (square.head * p.keys + key) * ((p.rows + 31) / 32) + square.top / 32, of_key);
+}

@@ -1,0 +1,237 @@
+"""Masks that a function defines: made by :func:`cufa.masks.where`, and of arrays of booleans that broadcast."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bits import Bits, packed
+from .checks import is_device_array
+from .columns import Columns
+from .expression import BOOL, INT, ArrayForm, Expression, Trace, trace
+from .integers import Integers
+from .mask import Band
+from .mask_family import Edges, Mask, shift_of
+from .score_change import ScoreChange, changed
+from .score_function import forms_of, named_arrays, parameters
+from .tile_classes import Bools, Ints
+
+_INPUTS = dict.fromkeys("bhij", INT)
+_SCORES_AT_ONCE = 1 << 20
+
+BitsOnGpu = Callable[..., Any]
+"""(mask, (batch, heads, seqlen_q, seqlen_k), words or None) to its words by row on the current GPU."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Where(Mask):
+    """Query i of query head h in sequence b sees key j where ``function`` is True. A call gets the mask's
+    :class:`~cufa.problem.bits.Bits` of its lengths, made once where its arrays are (:meth:`bound`)."""
+
+    function: Callable[..., Any]
+    arrays: Mapping[str, Any]
+    change: ScoreChange
+    """The score that the function stands for: 0 where the query sees the key, else -inf."""
+    b: int = 0
+    h: int = 0
+    made: dict[Any, tuple[Bits, Any]] = dataclasses.field(default_factory=dict)
+    """Bits and what made them, by GPU (None: the host) and sizes."""
+
+    @property
+    def takes_booleans(self) -> bool:
+        """The mask of an array of booleans."""
+        return self.function is _element
+
+    def bound(
+        self, batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int,
+        on_gpu: tuple[int, BitsOnGpu] | None = None,
+    ) -> Bits:  # fmt: skip
+        """The mask of a call of these sizes; ``on_gpu``: the number of its GPU, and what makes bits there. Raises
+        ValueError."""
+        reads = self.change.expression.inputs
+        if self.takes_booleans:
+            shape = self.arrays["mask"].shape
+            sizes = (batch,), (kv_heads, heads), (seqlen_q,), (seqlen_k,)
+            if not all(n == 1 or n in fits for n, fits in zip(shape, sizes, strict=True)):
+                raise ValueError(
+                    f"mask has shape {shape}: each axis has size 1, or that of (batch, heads, seqlen_q, seqlen_k), "
+                    f"here {(batch, heads, seqlen_q, seqlen_k)}; heads may be those of k"
+                )
+            of_heads = shape[:2]
+        else:
+            of_heads = batch if "b" in reads else 1, heads if "h" in reads else 1
+        self.change.check_indexes(batch, heads, seqlen_q, seqlen_k)
+        device, make = on_gpu or (None, type(self).words)
+        if device is None and any(map(is_device_array, self.arrays.values())):
+            raise ValueError(
+                f"mask, {self}, reads arrays on a GPU, but the call is computed on the CPU: pass x.get()"
+            )
+        key = device, *of_heads, seqlen_q, seqlen_k
+        if key not in self.made:
+            self.made[key] = Bits(Integers(make(self, key[1:])), seqlen_k), make
+        return self.made[key][0]
+
+    def refresh(self) -> None:
+        """Says that values of the mask's arrays have changed: its bits are made again, those on a GPU in their place,
+        so that recorded graphs read them."""
+        for key, (bits, make) in [*self.made.items()]:
+            if key[0] is None:
+                del self.made[key]
+                continue
+            make(self, key[1:], bits.by_row.array)
+            if "by_key" in bits.__dict__:
+                Bits.transposed_on_gpu(bits.by_row.array, bits.keys, bits.by_key.array)
+
+    def words(self, sizes: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        """The words of :class:`~cufa.problem.bits.Bits`, by NumPy."""
+        batch, heads, seqlen_q, seqlen_k = sizes
+        step = max(_SCORES_AT_ONCE // max(seqlen_k, 1), 1)
+        keys = np.arange(seqlen_k)
+        found = [
+            packed(self.at(b, h)._visible(np.arange(first, min(first + step, seqlen_q)), keys, seqlen_q, seqlen_k))
+            for b in range(batch) for h in range(heads) for first in range(0, seqlen_q, step)
+        ]  # fmt: skip
+        width = -(-seqlen_k // 32)
+        return np.concatenate([np.zeros((0, width), np.int32), *found]).reshape(batch, heads, seqlen_q, width)
+
+    # --- A mask of one head -------------------------------------------------------------------------------
+
+    def at(self, batch: int, head: int) -> Where:
+        return dataclasses.replace(self, b=batch, h=head, made={})
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return None, None
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        i, j = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
+        exists = (i >= 0) & (i < seqlen_q) & (j >= 0) & (j < seqlen_k)
+        inputs = {"b": self.b, "h": self.h, "i": i, "j": j, "delta": seqlen_k - seqlen_q}
+        found: Bools = exists & (changed(self.change, inputs, [*self.arrays.values()], np.float32)[0] == 0)
+        return found
+
+    def _bits(self, seqlen_q: int, seqlen_k: int) -> Bits:
+        return Bits(Integers(self.words((1, 1, seqlen_q, seqlen_k))), seqlen_k)
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        return self._bits(seqlen_q, seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        return self._bits(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+
+    @property
+    def irregular_kind(self) -> str:
+        return "bits"
+
+    def misfit(
+        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
+    ) -> str | None:
+        return "is a function, which packed sequences do not take: use masks.documents and its relatives"
+
+    @property
+    def known(self) -> bool:
+        return not any(map(is_device_array, self.arrays.values()))
+
+    def __str__(self) -> str:
+        if self.takes_booleans:
+            return "booleans of {} × {} × {} × {}".format(*self.arrays["mask"].shape)
+        e = self.change.expression
+        op, _, *args = e.code[e.results[0]]
+        text = e.text(args[0]) if op == "where" else "everything" if args[0] == 0 else "nothing"
+        return f"where {text if len(text) <= 100 else f'{text[:97]}…'}"
+
+
+def where(function: Callable[..., Any], arrays: Mapping[str, Any]) -> Where:
+    """See :func:`cufa.masks.where`."""
+    found = named_arrays(arrays, "a mask's function")
+    expression = (_of_booleans if function is _element else _traced)(function, forms_of(found))
+    return Where(function, found, ScoreChange(expression, tuple(tuple(x.shape) for x in found.values())))
+
+
+def where_booleans(seen: Any) -> Where:
+    """Of an array (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), heads of q or of k."""
+    return where(_element, {"mask": seen})
+
+
+def _element(b: Any, h: Any, i: Any, j: Any, mask: Any) -> Any:
+    return mask[b, h, i, j]
+
+
+def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
+    named = tuple(x for x in ("delta",) if x in parameters(function))
+    name = getattr(function, "__name__", type(function).__name__)
+    what = "the mask's function" + ("" if name == "<lambda>" else f" {name}")
+    e = trace(function, what, _INPUTS | dict.fromkeys(named, INT), forms, BOOL, named)
+    t = Trace(what, forms, e.code)
+    score = t.where(e.results[0], t.const(0.0), t.const(-np.inf))
+    return Expression(tuple(t.code), forms, (score,)).pruned()
+
+
+_of_booleans = functools.cache(_traced)
+
+
+# --- Operators --------------------------------------------------------------------------------------------
+
+
+def combined_where(operation: str, parts: Sequence[Mask]) -> Where | None:
+    """``&``, ``|`` or ``~`` of masks as a function, if one is a function. None: a part has no such form."""
+    if not any(isinstance(x, Where) for x in parts):
+        return None
+    functions, arrays = [], dict[str, Any]()
+    for n, part in enumerate(parts):
+        found = _as_function(part)
+        if found is None:
+            return None
+        function, own = found
+        functions.append((function, {name: f"{name}_{n}" for name in own}))
+        arrays |= {f"{name}_{n}": x for name, x in own.items()}
+
+    def all_of(b: Any, h: Any, i: Any, j: Any, delta: Any, **given: Any) -> Any:
+        seen = [f(b, h, i, j, delta, {x: given[y] for x, y in names.items()}) for f, names in functions]
+        if operation == "not":
+            return ~seen[0]
+        return functools.reduce(operator.and_ if operation == "and" else operator.or_, seen)
+
+    return where(all_of, arrays)
+
+
+_Function = Callable[..., Any]  # (b, h, i, j, delta, arrays by name)
+
+
+def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
+    if isinstance(mask, Where):
+        more = ("delta" in mask.change.expression.inputs) or "delta" in parameters(mask.function)
+        return (
+            lambda b, h, i, j, delta, x: mask.function(b, h, i, j, **x, **({"delta": delta} if more else {})),
+            mask.arrays,
+        )
+    if isinstance(mask, Band) and not mask.irregular_kind:
+        return (lambda b, h, i, j, delta, x: _in_band(mask, i, j, delta)), {}
+    if isinstance(mask, Columns) and not mask.band.irregular_kind and mask.intervals.shape[2] == 1:
+        return functools.partial(_in_columns, mask), {"runs": mask.intervals.array}
+    return None
+
+
+def _in_band(band: Band, i: Any, j: Any, delta: Any) -> Any:
+    own = i + shift_of(band.diagonal, 0, 1) * delta if isinstance(band.diagonal, str) else i + band.diagonal
+    seen = j >= 0
+    if band.left is not None:
+        seen = seen & (j >= own - band.left)
+    return seen if band.right is None else seen & (j <= own + band.right)
+
+
+def _in_columns(mask: Columns, b: Any, h: Any, i: Any, j: Any, delta: Any, x: Mapping[str, Any]) -> Any:
+    row = i + shift_of(mask.rows, 0, 1) * delta if isinstance(mask.rows, str) else i + mask.rows
+    seen, runs = _in_band(mask.band, i, j, delta), x["runs"]
+    for n in range(0, 2 * mask.num_intervals, 2):
+        seen = seen & ~((runs[n, b, 0, j] <= row) & (row < runs[n + 1, b, 0, j]))
+    return seen

@@ -1,0 +1,150 @@
+"""Masks that functions define, and booleans that broadcast: the same results as from the boolean matrix itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import make_inputs
+
+import cufa
+from cufa import masks
+from cufa.problem.bits import Bits
+
+IDS = np.sort(np.random.default_rng(2).integers(0, 4, (2, 300)), axis=1).astype(np.int32)
+
+
+def documents(b, h, i, j, ids):
+    return ids[b, i] == ids[b, j]
+
+
+def neighbours(b, h, i, j):
+    """Of tokens in rows of 16: at most 3 away."""
+    return (np.abs(i // 16 - j // 16) <= 3) & (np.abs(i % 16 - j % 16) <= 3)
+
+
+def made(name, ids=IDS):
+    both = masks.where(documents, ids=ids)
+    return {
+        "documents": both,
+        "neighbours": masks.where(neighbours),
+        "within": masks.where(neighbours, within=masks.causal()),
+        "either": both & masks.window(30, 30) | masks.where(neighbours),
+        "not": ~both & masks.documents([100, 200]),
+        "delta": masks.where(lambda b, h, i, j, delta: (j <= i + delta) & (j % 3 != 1)),
+    }[name]
+
+
+NAMES = ["documents", "neighbours", "within", "either", "not", "delta"]
+SEEN = np.random.default_rng(3).random((2, 2, 300, 300)) < 0.4
+SEEN[:, :, :, 0] = True
+BOOLEANS = {
+    "keys": SEEN[:, :1, :1], "rows": SEEN[..., 200:201], "heads": SEEN[:1], "all": SEEN, "strided": SEEN[..., ::-1],
+}  # fmt: skip
+
+
+def matrix(mask):
+    if isinstance(mask, np.ndarray):
+        return np.broadcast_to(mask, SEEN.shape).copy()
+    return np.array([[mask.dense(300, 300, b)] * 2 for b in range(2)])
+
+
+def case(head_dim=16, dtype="float64"):
+    q, k, v = make_inputs(2, 4, 2, 300, 300, head_dim, dtype)
+    return q, k, v, make_inputs(2, 4, 2, 300, 300, head_dim, dtype)[0]
+
+
+@pytest.mark.parametrize("name", [*NAMES, *BOOLEANS])
+def test_results_are_those_of_the_matrix(name):
+    q, k, v, dout = case()
+    mask = BOOLEANS[name] if name in BOOLEANS else made(name)
+    seen = matrix(mask)
+    out, lse = cufa.flash_attention(q, k, v, mask=mask, return_lse=True, device="cpu")
+    exact, exact_lse = cufa.attention_reference(q, k, v, mask=seen, return_lse=True)
+    np.testing.assert_allclose(out, exact, atol=1e-12)
+    np.testing.assert_allclose(lse, exact_lse, atol=1e-12)
+    np.testing.assert_allclose(cufa.attention_reference(q, k, v, mask=mask), exact, atol=1e-12)
+    found = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
+    for x, y in zip(found, cufa.attention_reference_backward(dout, q, k, v, mask=seen), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-11)
+
+
+def test_bits_are_made_once_and_again_after_a_refresh():
+    ids, (q, k, v, _) = IDS.copy(), case()
+    mask = made("documents", ids)
+    first = cufa.flash_attention(q, k, v, mask=mask, device="cpu")
+    ids[:] = 0
+    np.testing.assert_array_equal(cufa.flash_attention(q, k, v, mask=mask, device="cpu"), first)
+    mask.refresh()
+    np.testing.assert_array_equal(
+        cufa.flash_attention(q, k, v, mask=mask, device="cpu"), cufa.flash_attention(q, k, v, device="cpu")
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        (lambda: masks.where(lambda b, h, i, j: i - j), "returns an integer"),
+        (lambda: masks.where(lambda b, h, i, j: i > j and j > 3), "&"),
+        (lambda: masks.where(documents, i=IDS), "reserved"),
+        (lambda: masks.where(lambda b, h, i, j, ids: ids[b, i + 900] > 0, ids=IDS), "outside axis 1"),
+        (lambda: masks.where(documents, ids=IDS) & masks.prefix(3), "exempt"),
+        (lambda: np.ones((2, 3, 300, 1), bool), "each axis has size 1"),
+        (lambda: np.ones((2, 2, 300, 299), bool), "299"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(mask, says):
+    q, k, v, _ = case()
+    with pytest.raises((TypeError, ValueError), match=says):
+        cufa.flash_attention(q, k, v, mask=mask(), device="cpu")
+
+
+def test_packed_sequences_are_refused():
+    q, k, v, _ = (x[0].swapaxes(0, 1) for x in case())
+    begins = np.array([0, 100, 300])
+    with pytest.raises(ValueError, match="packed sequences do not take"):
+        cufa.flash_attention_varlen(q, k, v, begins, begins, mask=made("documents"), device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", [*NAMES, *BOOLEANS])
+def test_on_a_gpu(cp, name, head_dim):
+    given = case(head_dim, "float16")
+    q, k, v, dout = map(cp.asarray, given)
+    mask = cp.asarray(BOOLEANS[name]) if name in BOOLEANS else made(name, cp.asarray(IDS))
+    if name == "strided":
+        mask = cp.asarray(SEEN)[..., ::-1]
+    same = masks.from_dense(matrix(BOOLEANS[name] if name in BOOLEANS else made(name)))
+    if not isinstance(same, Bits):  # kernels then differ, and so do the last bits
+        same = Bits.of(matrix(BOOLEANS[name] if name in BOOLEANS else made(name)))
+    results = []
+    for seen in (mask, same):
+        out, lse = cufa.flash_attention(q, k, v, mask=seen, return_lse=True)
+        more = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=seen, deterministic=False)
+        results.append([x.get() for x in (out, lse, *more)])
+    for n, (x, y) in enumerate(zip(*results, strict=True)):
+        if n in (0, 1, 3, 4):
+            np.testing.assert_array_equal(x, y)
+        else:
+            np.testing.assert_allclose(x, y, atol=2e-3 * abs(y).max())
+
+
+@pytest.mark.gpu
+def test_a_refresh_reaches_calls_that_are_warm_and_graphs(cp):
+    q, k, v, dout = map(cp.asarray, case(64, "float16"))
+    ids = cp.asarray(IDS)
+    mask = made("documents", ids)
+
+    def both():
+        out, lse = cufa.flash_attention(q, k, v, mask=mask, return_lse=True)
+        return out, lse, *cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask)[1:]
+
+    for _ in range(3):
+        both()
+    ids[:] = 0
+    mask.refresh()
+    for x, y in zip(both(), both(), strict=True):
+        np.testing.assert_array_equal(x.get(), y.get())
+    full = cufa.flash_attention(q, k, v, return_lse=True)
+    for x, y in zip(both()[:2], full, strict=True):
+        np.testing.assert_allclose(x.get(), y.get(), atol=2e-3)
