@@ -31,7 +31,7 @@ struct NewRows {
 };
 
 // A warp for keys and a warp for values of each token. Grid: (new tokens, kv_heads, batch).
-KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ DecodeParams p) {
+KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ KernelParams p) {
   if constexpr (QUANTIZE_NEW) {
     const int token = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % 32;
     const bool of_values = threadIdx.x / 32 == 1;

@@ -17,7 +17,7 @@
 static_assert(!INVARIANT, "INVARIANT: shares end where the work of a whole batch puts them");
 static_assert(!CLUSTER_MERGE, "CLUSTER_MERGE: the thread blocks that share a work item are not one cluster");
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
   const u32 smem_base = smem_address(smem);
   const int thread = threadIdx.x;
@@ -43,7 +43,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
 }
 
 // A thread per vector of four columns of a work item's rows.
-KERNEL __launch_bounds__(NUM_THREADS) decode_combine_balanced(const __grid_constant__ DecodeParams p) {
+KERNEL __launch_bounds__(NUM_THREADS) decode_combine_balanced(const __grid_constant__ KernelParams p) {
   Span span;
   balanced_item(p, blockIdx.z, blockIdx.y, threadIdx.x % 32, span);
   if constexpr (TMA_COPIES) grid_await_previous();

@@ -33,6 +33,7 @@ constexpr int MASK = 0;               // a MaskKind (shared/mask.cuh); MASK_FULL
 constexpr int LENGTHS = 0;            // a LengthsKind (shared/lengths.cuh): always DENSE, since RAGGED reads lengths
 constexpr bool SOFTCAP = false;       // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;         // a score loses slope * distance
+constexpr bool SCORE = false;         // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SINK = false;          // a logit of each head joins the softmax's denominator
 constexpr int TREE = 0;               // a TreeKind (shared/tree.cuh): which new tokens a token sees; with MASK_CAUSAL only
 constexpr int SOFTMAX_MAX = 0;        // a MaximumKind (decode/maximum.cuh): where the subtracted maximum of a row comes from

@@ -1,6 +1,6 @@
 // The one argument of every decode kernel. cufa/kernels/params.py reads the structure from here: a test compares every offset.
 #pragma once
-#include "shared/params.cuh"
+#include "shared/score_params.cuh"
 #include "primitives/tma.cuh"
 
 struct DecodeParams {
@@ -41,4 +41,14 @@ struct DecodeParams {
   float fixed_max;            // SOFTMAX_MAX GIVEN without softmax_max: of all heads, natural log
   float* key_norms;           // SOFTMAX_MAX BOUND without SOFTCAP: (batch, kv_heads), bounds of |k|; an append raises them
   const float* softmax_max;   // SOFTMAX_MAX GIVEN: (heads), natural log; null: fixed_max
+};
+
+// SCORE. Its members follow the padding of DecodeParams.
+struct ScoredDecodeParams : DecodeParams {
+  const void* score0;
+  const void* score1;
+  const void* score2;
+  const void* score3;
+  ScoreArray array0, array1, array2, array3;
+  float score_scale;  // softmax scale: a score function takes scores times it. scale_log2 and softcap are of a scale of 1
 };

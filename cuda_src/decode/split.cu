@@ -28,7 +28,7 @@
 #include "decode/config.cuh"
 #include "decode/block.cuh"
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_constant__ DecodeParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
   const u32 smem_base = smem_address(smem);
   const int thread = threadIdx.x;
@@ -51,7 +51,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
 }
 
 // A thread per vector of four columns of a work item's rows.
-KERNEL __launch_bounds__(NUM_THREADS) decode_combine(const __grid_constant__ DecodeParams p) {
+KERNEL __launch_bounds__(NUM_THREADS) decode_combine(const __grid_constant__ KernelParams p) {
   Span span;
   fixed_split(p, blockIdx.z, blockIdx.y, 0, span);
   if constexpr (TMA_COPIES) grid_await_previous();

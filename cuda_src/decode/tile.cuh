@@ -19,6 +19,7 @@
 #include "mma/fragments.cuh"
 #include "shared/alibi_sink.cuh"
 #include "shared/score.cuh"
+#include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 #include "shared/tree.cuh"
 
@@ -29,8 +30,10 @@ constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = V_DIM / 8;
 using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products: an e4m3 cache is widened to float16
 constexpr bool NARROWS_QUERIES = FP8_CACHE && BFLOAT16;
+using KernelParams = typename Choose<SCORE, ScoredDecodeParams, DecodeParams>::type;
 enum MaximumKind { ONLINE, BOUND, GIVEN };  // of SOFTMAX_MAX
 static_assert(!TREE || MASK == MASK_CAUSAL, "TREE: several tokens, which see all keys before the first of them");
+static_assert(!SCORE || SOFTMAX_MAX != BOUND, "SCORE: norms of queries and keys do not bound a changed score");
 static_assert(!INVARIANT || SOFTMAX_MAX == ONLINE, "INVARIANT: out of a fixed maximum's range, rows would depend on each other");
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
@@ -74,6 +77,8 @@ struct TileAttention {
   float q_factor;              // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
   bool online;                 // maxima are computed tile by tile; else they are fixed
   float key_norm;              // READS_NORMS: bound of the norms of the keys
+  float product_scale;         // SCORE, FP8_CACHE: k_scale
+  int batch, head[2 * M_TILES], token[2 * M_TILES];  // SCORE: the sequence, query head and query token of each row
 
   DEVICE void fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane);
   DEVICE bool out_of_range(int first_row, int rows, int lane) const;
@@ -95,9 +100,19 @@ struct TileAttention {
       float k_scale = KEY_SCALES ? 1.0f : ld_global<float>(p.k_scale + span.kv_head);
       if constexpr (KEY_SCALES) v_unit = 0x1p-126f;  // its inverse is finite
       if constexpr (NARROWS_QUERIES) k_scale *= fit_queries(Q_lane);
-      softcap *= k_scale;
+      product_scale = k_scale;
+      if constexpr (!SCORE) softcap *= k_scale;
       // A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
-      if constexpr (!SOFTCAP) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
+      if constexpr (!SOFTCAP && !SCORE) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
+    }
+    if constexpr (SCORE) {
+      batch = span.batch;
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;
+        head[r] = span.kv_head * p.group_size + min(packed / p.tokens, p.group_size - 1);
+        token[r] = packed % p.tokens;
+      }
     }
     if constexpr (MASK != MASK_FULL || ALIBI) {
 #pragma unroll
@@ -199,6 +214,7 @@ struct TileAttention {
     const auto scores = fragment_view(S);
     [[maybe_unused]] float v_scale[2 * S_TILES];  // KEY_SCALES: of this lane's columns, in multiples of v_unit
     if constexpr (KEY_SCALES) scale_keys(S, v_scale, scales + lane % 4 * 8);
+    if constexpr (SCORE) change_scores(static_cast<const KernelParams&>(p), scores, key + scores.lane_column(lane), keys);
     cap_scores<SOFTCAP>(scores, softcap);
     if constexpr (ALIBI) {
 #pragma unroll
@@ -259,6 +275,20 @@ struct TileAttention {
       }
     }
     mma_fence();
+  }
+
+  // SCORE: rows differ in their heads, so each has a function of its own. `first` is the lane's first key.
+  template <typename View>
+  DEVICE void change_scores(const KernelParams& p, View S, int first, int keys) const {
+#pragma unroll
+    for (int r = 0; r < View::ROWS; ++r) {
+      const ScoreFunction<KernelParams> function(p, batch, head[r], keys - p.tokens);
+      const auto row = function.row(token[r], float(token[r]));
+      S.for_each_in_row(r, [&](int column, float& s) {
+        const auto of_key = function.column(first + column, float(first + column));
+        s = function.template value<false>(FP8_CACHE ? s * product_scale : s, row, of_key);
+      });
+    }
   }
 
   // KEY_SCALES: multiplies scores by the scales of their keys, loads those of values and, if one exceeds v_unit, raises v_unit.

@@ -6,11 +6,6 @@
 #include "shared/lengths.cuh"
 #include "shared/score_params.cuh"
 
-// The parameter structure of a forward kernel that takes score functions, or keys in a cache (shared/cache_params.cuh).
-struct CacheParams;
-using ForwardParams = typename Choose<SCORE, ScoredParams, typename Choose<CACHED, CacheParams, AttentionParams>::type>::type;
-static_assert(!SCORE || !CACHED, "score functions take keys that lie in an array");
-
 #ifdef CUFA_SCORE
 static_assert(SCORE, "a score function is printed for builds with SCORE only");
 #else

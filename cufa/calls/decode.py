@@ -12,6 +12,7 @@ from ..plan.decode import DECODE
 from ..plan.planner import Plan
 from ..problem.checks import as_array, check_choice, check_flag, is_device_array
 from ..problem.options import Options, check_num_splits, check_softmax_max, decode_mask
+from ..problem.score_function import Score, resolve_score
 from ..problem.typing import AnyMask, Array, DecodeOptions, DecodeSchedule, Layout, Lse, Off, On, Place
 from . import optional_operands
 from . import shared_prefix as prefixes
@@ -19,6 +20,7 @@ from .decode_checks import DecodeCall, check_gpu_serves, dtypes, scale_mode
 from .dispatch import plan_for, planning_device, run
 from .keywords import unknown_keyword
 from .maximum import option_and_array
+from .score_operands import NO_SCORE, with_score
 from .shapes import asked_dtype, make_decode_problem
 from .warm import find, typed
 
@@ -46,7 +48,8 @@ def flash_decode(
     window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
-    softmax_max: Any = None, key_norms: Any = None, invariant: bool = False, tree: Any = None,
+    softmax_max: Any = None, key_norms: Any = None, score: Score | None = None, bias: Any = None,
+    invariant: bool = False, tree: Any = None,
     shared_prefix: tuple[Any, Any] | None = None,
     return_lse: bool = False, out: Any = None, device: Place | None = None, **unknown: Never,
 ) -> Any:  # fmt: skip
@@ -103,6 +106,9 @@ def flash_decode(
     sink : array, (heads,), optional
         A logit of each query head that joins the denominator, as for :func:`flash_attention`. float32 where it is on a
         GPU, as slopes are.
+    score, bias : cufa.score, array, optional
+        As for :func:`flash_attention`: i counts the call's tokens, j the sequence's keys, and key i + delta is token
+        i's own. Not with softmax_max="bound".
     layout : "bhsd" or "bshd"
         Axis order of all arrays of four axes and of the result; "bshd" has the tokens before the heads:
         (batch, capacity, kv_heads, head_dim), (num_pages, page_size, kv_heads, head_dim).
@@ -197,6 +203,7 @@ def flash_decode(
             "k_scale": k_scale, "v_scale": v_scale, "window": window, "mask": mask, "softcap": softcap, "scale": scale,
             "alibi_slopes": alibi_slopes, "sink": sink, "layout": layout, "num_splits": num_splits, "tree": tree,
             "schedule": schedule, "softmax_max": softmax_max, "key_norms": key_norms, "invariant": invariant,
+            "score": score, "bias": bias,
             "device": device,
         }  # fmt: skip
         return prefixes.decode(flash_decode, q, k_cache, v_cache, shared_prefix, out, return_lse, given_too)
@@ -210,15 +217,19 @@ def flash_decode(
     if softmax_max is not None:
         fixed, of_heads = option_and_array(softmax_max)
     if not (alibi_slopes is sink is key_norms is of_heads is tree is None):
-        given += alibi_slopes, sink, key_norms, of_heads, tree
+        given += alibi_slopes, sink, key_norms, of_heads, tree, *NO_SCORE
+    change = None
+    if score is not None or bias is not None:
+        change = resolve_score(score, bias)
+        given = with_score(DECODE, given, change)
     options = (
         typed(window), mask, softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse,
-        device, fixed, invariant,
+        device, fixed, invariant, change and change.expression,
     )  # fmt: skip
     seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
         return seen(given, addresses)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant)
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     return run(DecodeCall.read(given, wanted, asked), device, options)
 
@@ -230,7 +241,8 @@ def plan_decode(
     window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     layout: Layout = "bhsd", num_splits: int | None = None, schedule: DecodeSchedule = "auto",
-    softmax_max: Any = None, invariant: bool = False, device: str | None = None, **unknown: Never,
+    softmax_max: Any = None, score: Score | None = None, bias: Any = None, invariant: bool = False,
+    device: str | None = None, **unknown: Never,
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_decode`: kernel, tiles, number of splits, and why. Needs no GPU and runs nothing.
 
@@ -246,7 +258,8 @@ def plan_decode(
     if unknown:
         raise unknown_keyword(plan_decode, unknown)
     fixed, _ = option_and_array(softmax_max)
-    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant)
+    change = resolve_score(score, bias)
+    asked = _options(window, mask, softcap, scale, layout, schedule, num_splits, fixed, invariant, change)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new, "k_scale": k_scale}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {name: x if x is None or isinstance(x, tuple) else as_array(name, x) for name, x in given.items()}
@@ -286,7 +299,7 @@ def plan_decode(
 
 def _options(
     window: Any, mask: Any, softcap: Any, scale: Any, layout: Any, schedule: Any, num_splits: Any, fixed: Any,
-    invariant: Any,
+    invariant: Any, score: Score | None,
 ) -> Options:  # fmt: skip
     check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
     found = decode_mask(window, mask)
@@ -296,6 +309,12 @@ def _options(
             "schedule='balanced' with invariant=True: shares end where the work of the whole batch puts them; leave "
             "schedule out"
         )
+    if score is not None and fixed == "bound":
+        raise ValueError(
+            "softmax_max='bound' with score= or bias=: the norms of queries and keys do not bound a changed score; "
+            "leave softmax_max out, or pass numbers"
+        )
     return Options(
-        found, softcap, scale, None, layout, str(schedule), num_splits, softmax_max=fixed, invariant=invariant
-    )
+        found, softcap, scale, None, layout, str(schedule), num_splits, softmax_max=fixed, invariant=invariant,
+        score=score,
+    )  # fmt: skip

@@ -156,8 +156,9 @@ def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
     tree = inputs.get("tree")
     if tree is None:
         return problem
-    if problem.mask != CAUSAL or problem.alibi:
+    if problem.mask != CAUSAL or problem.alibi or problem.score is not None:
         what = "alibi_slopes" if problem.alibi else f"mask {problem.mask}"
+        what = what if problem.score is None else "score= or bias="
         raise ValueError(
             f"tree with {what}: tokens of a tree see all keys before them and no other mask; leave one out"
         )

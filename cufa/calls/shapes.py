@@ -253,6 +253,7 @@ def make_decode_problem(
         v_dtype=None if cache_dtype == dtype else cache_dtype, operation="decode",
         v_head_dim=_of_values("v_cache", v_dim, head_dim),
         softmax_max=options.softmax_max, invariant=options.invariant,
+        score=None if options.score is None else options.score.change(),
     )  # fmt: skip
 
 

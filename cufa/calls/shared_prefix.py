@@ -18,7 +18,7 @@ from .shapes import LAYOUTS, check_layout
 
 #: Options of the call over a prefix: those that change scores, and those by which the cache is read.
 _OF_PREFIX = ("k_scale", "v_scale", "softcap", "scale", "device")
-_REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms")
+_REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms", "score", "bias")
 
 
 def decode(

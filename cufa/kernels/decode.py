@@ -158,8 +158,8 @@ class DecodeSplit(Kernel):
     operation = "decode"
     dtypes = ("float16", "bfloat16")
     masks = (*BAND_KINDS, "sets")
-    options: tuple[str, ...] = ("alibi", "sink", "invariant", "tree")
-    options_with_irregular_masks: tuple[str, ...] = options[:3]
+    options: tuple[str, ...] = ("alibi", "sink", "score", "invariant", "tree")
+    options_with_irregular_masks: tuple[str, ...] = options[:4]
     first_keys_by_sequence = False
 
     def __init__(self, *, tma: bool = False, fp8: bool = False, scaled: bool = False) -> None:
@@ -291,8 +291,8 @@ class DecodeBalanced(DecodeSplit):
 
     name = "decode_balanced"
     algorithm = "balanced"
-    options = ("alibi", "sink", "tree")
-    options_with_irregular_masks = options[:2]
+    options = ("alibi", "sink", "score", "tree")
+    options_with_irregular_masks = options[:3]
     title = "Flash-Decoding with shares of a whole ragged batch"
     paper = "Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K"
     source = "decode/balanced.cu"

@@ -58,11 +58,15 @@ class Params:
         """(name, type, is it a pointer) of each member, in order."""
         return read_struct(self.header, self.struct)
 
+    @property
+    def padding(self) -> int:
+        """Bytes at the end, after the last member."""
+        field = getattr(self.ctype, "padding_", None)
+        return 0 if field is None else int(field.size)
+
     @functools.cached_property
     def ctype(self) -> type[ctypes.Structure]:
-        fields = [
-            (name, ctypes.c_void_p if pointer else _TYPES[kind]) for name, kind, pointer in self.members
-        ]
+        fields = [(name, ctypes.c_void_p if pointer else _type(kind)) for name, kind, pointer in self.members]
         plain = type(self.struct, (ctypes.Structure,), {"_fields_": fields})
         # Tensor maps are aligned to 64 bytes: C++ pads the structure to a multiple, and a launch copies the padding.
         alignment = _ALIGNMENT if any(kind == "TensorMap" for _, kind, _ in self.members) else 1
@@ -99,6 +103,8 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
         raise ValueError(f"{header} declares no struct {struct}")
     base = header if f"struct {body[1]} {{" in text else "shared/params.cuh"
     members = read_struct(base, body[1]) if body[1] else []  # a base class comes first
+    if padding := Params(base, body[1]).padding if body[1] else 0:
+        members.append(("base_padding", f"{padding} bytes", False))
     for statement in filter(None, (line.strip() for line in body[2].split(";"))):
         found = _MEMBER.fullmatch(statement)
         if found is None:
@@ -106,6 +112,10 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
         _, kind, star, names = found.groups()
         members += [(name.strip(), kind, bool(star)) for name in names.split(",")]
     return members
+
+
+def _type(kind: str) -> Any:
+    return ctypes.c_ubyte * int(kind.split()[0]) if kind.endswith(" bytes") else _TYPES[kind]
 
 
 _TYPES["MaskParams"] = Params("shared/params.cuh", "MaskParams").ctype

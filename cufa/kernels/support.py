@@ -149,13 +149,15 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     found += [_IRREGULAR_MASKS.get(kind, kind)] * (kind not in ("", "sets"))
     found += ["a soft cap"] * (problem.softcap is not None and kernel.score_derivatives_without_score)
     found += ["float32"] * (problem.dtype == "float32")
+    found += ["a cache"] * (problem.operation == "decode")
     found += ["another head dim of values"] * (problem.v_head_dim is not None)
     least = min(config.min_head_dim for config in kernel.configs)
     found += [f"head dims from {least} on"] * (least > 128)
     if not found:
         return None
+    keyword = "schedule" if problem.operation == "decode" else "algorithm"
     return (
-        f"has not run on a GPU with a score function and {_and(found)}: pass algorithm={kernel.algorithm!r}"
+        f"has not run on a GPU with a score function and {_and(found)}: pass {keyword}={kernel.algorithm!r}"
     )
 
 

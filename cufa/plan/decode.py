@@ -23,7 +23,17 @@ from ..schedule.decode import WAVES, most_chunks, num_tiles
 from ..schedule.schedule import used_of
 from .candidates import tuning_key
 from .decode_splits import Cut, choose_cut, longest
-from .operation import OPERATIONS, PER_HEAD, Arrays, Choice, Operand, Operation, Request, stride_of_sequences
+from .operation import (
+    OPERATIONS,
+    PER_HEAD,
+    SCORE_ARRAYS,
+    Arrays,
+    Choice,
+    Operand,
+    Operation,
+    Request,
+    stride_of_sequences,
+)
 
 if TYPE_CHECKING:
     from .planner import Plan
@@ -73,8 +83,10 @@ class Decode(Operation):
         Operand("key_norms", written=True),
         Operand("softmax_max"),
         Operand("tree"),
+        *SCORE_ARRAYS,
     )
     params = Params("decode/params.cuh", "DecodeParams")
+    scored_params = Params("decode/params.cuh", "ScoredDecodeParams")
     # Enough keys to amortise NumPy's call overhead, and enough query rows that each tile of keys is converted once.
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
     split_selects_kernel = True
@@ -109,6 +121,9 @@ class Decode(Operation):
     def cpu_kernel(self, named: list[Kernel]) -> Kernel:
         """The kernel without TMA, if there is one. On the CPU, the kernel's name only selects the schedule."""
         return next((spec for spec in named if not spec.uses_copy_engine), named[0])
+
+    def params_of(self, problem: Problem) -> Params:
+        return self.params if problem.score is None else self.scored_params
 
     def plan_lines(self, plan: Plan) -> list[str]:
         problem, keys = plan.problem, plan.config.block_kv
@@ -155,7 +170,8 @@ class Decode(Operation):
             "prefix": prefix,
             "alibi_stride": stride_of_sequences(slopes),
             "fixed_max": p.softmax_max if isinstance(p.softmax_max, float) else 0.0,
-            **softmax_scalars(p.scale, p.softcap),
+            **softmax_scalars(p.scale if p.score is None else 1.0, p.softcap),
+            **({} if p.score is None else {"score_scale": p.scale}),
         }
 
     def compiled(self, kernel: Kernel, head_dim: int) -> Iterator[Problem]:

@@ -137,6 +137,8 @@ class DecodeOptions(_Scores, total=False):
     schedule: DecodeSchedule
     softmax_max: Any
     key_norms: Any
+    score: Score | None
+    bias: Any
     invariant: bool
     tree: Any
     shared_prefix: tuple[Any, Any] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ from ..problem.checks import check_not_masked
 from ..problem.float8 import key_tile
 from ..problem.lengths import Cached
 from ..problem.options import decode_mask
+from ..problem.score_function import Score, resolve_score
 from ..problem.tree import ancestors
 from ..problem.typing import AnyMask
 from .dense import Array, as_bhsd, attention_reference
@@ -24,7 +26,7 @@ def decode_reference(
     k_new: Any = None, v_new: Any = None, k_scale: Any = None, v_scale: Any = None,
     window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    layout: str = "bhsd", tree: Any = None, return_lse: bool = False,
+    layout: str = "bhsd", tree: Any = None, score: Score | None = None, bias: Any = None, return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
 
@@ -47,13 +49,17 @@ def decode_reference(
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)
     lengths = _lengths(cache_seqlens, len(q), k_cache, table, 0 if k_new is None else k_new.shape[2])
-    seen_by = decode_mask(window, mask)
+    seen_by, changed_by = decode_mask(window, mask), resolve_score(score, bias)
     check_mask(seen_by, len(q), k_cache.shape[1])
     o, lse = np.empty((*q.shape[:3], v_cache.shape[3])), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
         v = _sequence(b, length, v_cache, table, v_new, v_scale)
         one = slice(b, b + 1)
+        own = changed_by and dataclasses.replace(changed_by, sequence=b)
+        if bias is not None:
+            of_sequence = np.asarray(bias)[b % len(bias), ..., : k.shape[2]]
+            own = resolve_score(None, of_sequence[None])
         slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
         if tree is not None:  # token by token, each over the keys that it sees
             old = length + (0 if k_new is None else k_new.shape[2]) - q.shape[2]
@@ -67,7 +73,7 @@ def decode_reference(
             continue
         o[one], lse[one] = attention_reference(
             q[one], k, v, mask=seen_by.at(b, 0), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
-            return_lse=True,
+            score=own, return_lse=True,
         )  # fmt: skip
     if layout == "bshd":
         o = o.swapaxes(1, 2)

@@ -39,7 +39,6 @@
 #include "shared/alibi_sink.cuh"
 #include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
-#include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 
 // A separate first launch, only for masks with runs of rows: one warp per block of keys.

@@ -2,8 +2,8 @@
 // pipeline: beginning an item, waits, products, giving back buffers, storing an item.
 #pragma once
 #include "forward/fa3/tiles.cuh"
+#include "forward/params.cuh"
 #include "shared/named_barriers.cuh"
-#include "shared/score_function.cuh"
 
 // For small scores the soft cap is a polynomial inside the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its
 // own if ALiBi comes between cap and softmax, or if registers do not suffice.

@@ -15,7 +15,6 @@
 #include "shared/schedule.cuh"
 #include "forward/irregular_scores.cuh"
 #include "shared/score.cuh"
-#include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 
 using Bits = typename Choose<FLOAT32, u32, u16>::type;  // one value of Q, K, V, P or O

@@ -20,9 +20,10 @@ import numpy as np
 from ...kernels import TileConfig
 from ...kernels.decode import row_blocks
 from ...plan.decode import ragged_shares
-from ...plan.operation import Arrays
+from ...plan.operation import SCORE_ARRAYS, Arrays
 from ...plan.planner import Plan
 from ...problem.mask import Band
+from ...problem.score_change import changed
 from ...problem.scores import bound_limits, distances, safe_sums, softcapped, with_sink
 from ...problem.tree import ancestors
 from ...schedule.decode import balanced_shares, chunk_ranges, split_range, used_splits
@@ -227,6 +228,8 @@ def _pass(
         S = Q @ K.load(start, stop).mT
         if problem.scales:
             S *= k_scale.load(start, stop)[:, None]
+        if problem.score is not None:
+            S = _changed(plan, operands, work, start, stop, lengths[work.batch], S)
         if problem.softcap is not None:
             S = softcapped(S, problem.softcap)
         if problem.alibi:
@@ -302,6 +305,20 @@ def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, le
     shift = problem.mask.shift(problem.seqlen_q, length)
     distance = distances(_token(plan, work), np.arange(start, stop), shift, of_batch.dtype)
     found: Array = _of_rows(plan, of_batch, work)[..., None] * distance
+    return found
+
+
+def _changed(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int, S: Array) -> Array:
+    """Scores, (heads, rows, keys), after the score function."""
+    problem = plan.problem
+    assert problem.score is not None
+    heads = _of_rows(plan, np.arange(problem.heads), work)[..., None]
+    inputs = {
+        "s": S, "b": work.batch, "h": heads, "i": _token(plan, work)[:, None], "j": np.arange(start, stop),
+        "delta": length - problem.seqlen_q,
+    }  # fmt: skip
+    arrays = [operands[x.name] for x in SCORE_ARRAYS[: len(problem.score.shapes)]]
+    found: Array = changed(problem.score, inputs, arrays, S.dtype.type)[0]
     return found
 
 
