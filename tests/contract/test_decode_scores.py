@@ -142,14 +142,21 @@ def test_kernels(name, schedule, kernel, options):
     assert_close(executed(q, k, v, given, schedule, 3, kernel, **SCORES[name], **more), expected, "float16")
 
 
+CACHES = [
+    ("float16", 64, "ragged", False), ("bfloat16", 128, "paged", False), ("float16", 256, "paged", False),
+    ("float16", 128, "paged", True),
+]  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "place", "eight_bits"),
-    [("float16", 64, "ragged", False), ("bfloat16", 128, "paged", False), ("float16", 256, "paged", False),
-     ("float16", 128, "paged", True)],
-)  # fmt: skip
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", SCORES)
+    ("name", "options", "dtype", "head_dim", "place", "eight_bits"),
+    [
+        (name, options, *CACHES[(n + m) % 4])
+        for n, name in enumerate(SCORES)
+        for m, options in enumerate(OPTIONS)
+    ],
+)
 def test_on_a_gpu(cp, name, options, dtype, head_dim, place, eight_bits):
     tokens, more = OPTIONS[options]
     q, k, v, given = case(tokens, np.float16, head_dim, place, eight_bits)
