@@ -13,7 +13,8 @@ static_assert(!SCORE, "SCORE needs the text of a score function before the kerne
 // No function: read by no kernel, as SCORE is false.
 template <typename Params>
 struct ScoreFunction {
-  static constexpr bool HAS_SLOPE = false, WEIGHTS_READ_SCORES = false, HAS_TANH = false, TANH_OF_PRODUCT = false, IS_LIGHT = true;
+  static constexpr bool HAS_SLOPE = false, WEIGHTS_READ_SCORES = false, IS_LIGHT = true;
+  static constexpr bool HAS_TANH = false, TANH_OF_PRODUCT = false;
   static constexpr int GRADIENTS = 0;
   struct Row {};
   struct Column {};

@@ -30,5 +30,5 @@ def numbers(
 def _form(x: Any) -> list[int]:
     """``ScoreArray``: strides in elements, then sizes in pairs."""
     missing = [0] * (4 - x.ndim)
-    a, b, c, d = *x.shape, *missing
+    a, b, c, d = list(x.shape) + missing
     return [*(n // x.itemsize for n in x.strides), *missing, a | b << 32, c | d << 32]

@@ -170,7 +170,7 @@ def rows_of_a_class(block_q: int) -> int:
     return 64 if block_q % 64 == 0 else block_q
 
 
-def packed(seen: Bools) -> Ints:
+def packed(seen: Any) -> npt.NDArray[np.int32]:
     """int32 (..., words): bit n of a word is element n of 32 along the last axis."""
     missing = -seen.shape[-1] % WORD
     if missing:
