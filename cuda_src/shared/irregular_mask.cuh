@@ -102,7 +102,8 @@ struct IrregularMask {
   MaskWorkspace<Params, RUNS> workspace;  // BITS: `runs` are the words of the head, `extremes` its tile classes
   i64 first_run;  // of the head, among the runs of the workspace
 
-  DEVICE IrregularMask(const Params& p, int batch, int kv_head)
+  // `member`: which head of the query group. Bits may differ between them.
+  DEVICE IrregularMask(const Params& p, int batch, int kv_head, [[maybe_unused]] int member)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
         workspace(p), first_run(workspace.of_head(p.mask, batch, kv_head)) {
     if constexpr (SETS) {
@@ -116,7 +117,8 @@ struct IrregularMask {
     }
     if constexpr (BITS) {
       const BitMask<Params> bits(p);
-      const i64 head = MaskWorkspace<Params, 1>::of_head(p.mask, batch, kv_head);
+      const int of_mask = p.mask.heads > p.kv_heads ? kv_head * (p.heads / p.kv_heads) + member : kv_head;
+      const i64 head = MaskWorkspace<Params, 1>::of_head(p.mask, batch, of_mask);
       workspace.runs = bits.words + head * bits.bytes_of_head(p);
       workspace.extremes = bits.classes + 2 * head * bits.classes_of_head();
     }
@@ -161,9 +163,10 @@ struct IrregularMask {
 
 // Class of a key tile for a query block. Without SKIP every tile is visited.
 template <MaskKind KIND, bool SKIP, typename Params>
-DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
+DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int head, int tile) {
   const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
-  const IrregularMask<KIND, Params> mask(p, batch, kv_head);
+  const int group = p.heads / p.kv_heads;
+  const IrregularMask<KIND, Params> mask(p, batch, head / group, head % group);
   const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
   return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }

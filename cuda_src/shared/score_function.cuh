@@ -5,6 +5,7 @@
 #include "shared/fragment_view.cuh"
 #include "shared/lengths.cuh"
 #include "shared/score_params.cuh"
+#include "shared/softcap.cuh"
 
 #ifdef CUFA_SCORE
 static_assert(SCORE, "a score function is printed for builds with SCORE only");

@@ -90,7 +90,7 @@ def make_problem(
     mask = options.mask
     if isinstance(mask, Where):
         mask = mask.bound(batch, heads, kv_heads, seqlen_q, seqlen_k, _bits_on_gpu(first))
-    check_mask(mask, batch, kv_heads, seqlen_q, seqlen_k)
+    check_mask(mask, batch, kv_heads, seqlen_q, seqlen_k, heads)
     if heads == kv_heads > _MOST_HEADS and max(seqlen_q, seqlen_k) <= _FEW_TOKENS:
         other = next(x for x in LAYOUTS if x != layout)
         warnings.warn(
@@ -120,9 +120,11 @@ _MOST_HEADS, _FEW_TOKENS = 256, 128
 
 
 def check_mask(
-    mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-) -> None:
-    """Lengths are None for sequences of different lengths."""
+    mask: Mask, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None, heads: int = 0
+) -> None:  # fmt: skip
+    """Lengths are None for sequences of different lengths. ``heads``: of q, where bits may differ between them."""
+    if mask.irregular_kind == "bits" and mask.spread[1] == heads:
+        kv_heads = heads
     misfit = mask.misfit(batch, kv_heads, seqlen_q, seqlen_k)
     if misfit is not None:
         raise ValueError(f"mask, {mask}, {misfit}")

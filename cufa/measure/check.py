@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,15 @@ def sampled_reference(
     rows_of = _gradients if "dout" in arrays else _outputs
     for index in rng.permutation(problem.batch * problem.kv_heads)[:_PAIRS]:
         sequence, kv_head = divmod(int(index), problem.kv_heads)
-        mask = problem.mask.at(sequence, kv_head)
+        heads = range(kv_head * problem.group_size, (kv_head + 1) * problem.group_size)
+        of_group = [problem.mask.at(sequence, problem.mask.head_of(h, problem.heads)) for h in heads]
         one, its_arrays, batch, first = _alone(problem, arrays, sequence)
         length = one.seqlen_k if lengths is None else lengths[sequence]
         if one.empty:
             continue
-        for role, (b, head, n), value in rows_of(one, mask, its_arrays, batch, kv_head, length, rng, count):
+        for role, (b, head, n), value in rows_of(
+            one, of_group, its_arrays, batch, kv_head, length, rng, count
+        ):
             found.setdefault(role, {})[b, head, n + first[role in _OF_KEYS]] = value
     return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
 
@@ -144,15 +147,15 @@ _Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
 
 
 def _outputs(
-    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator,
-    count: int,
+    problem: Problem, masks: Sequence[Mask], arrays: Arrays, batch: int, kv_head: int, length: int,
+    rng: np.random.Generator, count: int,
 ) -> _Rows:  # fmt: skip
     k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
     for packed in _picked(problem.rows, rng, count):
         head, query = divmod(packed, problem.seqlen_q)
         row = batch, kv_head * problem.group_size + head, query
         q = _float64(arrays["q"][row], problem.q_element)
-        yield "o", row, _attend(problem, mask, arrays, row[:2], q, k, v, query)
+        yield "o", row, _attend(problem, masks[head], arrays, row[:2], q, k, v, query)
 
 
 def _picked(rows: int, rng: np.random.Generator, count: int) -> list[int]:
@@ -196,8 +199,8 @@ def _attend(
 
 
 def _gradients(
-    problem: Problem, mask: Mask, arrays: Arrays, batch: int, kv_head: int, length: int, rng: np.random.Generator,
-    count: int,
+    problem: Problem, masks: Sequence[Mask], arrays: Arrays, batch: int, kv_head: int, length: int,
+    rng: np.random.Generator, count: int,
 ) -> _Rows:  # fmt: skip
     """Rows of dq, dk and dv, from the rounded out and lse of the inputs: exact ones would take all of attention in
     float64. By sums alone."""
@@ -209,20 +212,20 @@ def _gradients(
     queries, keys = np.arange(problem.seqlen_q), np.arange(length)
     for packed in _picked(problem.rows, rng, count):
         head, query = divmod(packed, problem.seqlen_q)
-        seen = mask.visible([query], keys, problem.seqlen_q, length)[0]
+        seen = masks[head].visible([query], keys, problem.seqlen_q, length)[0]
         row = head, query
         s = (k * q[row]).sum(axis=1) * problem.scale
         of_head = batch, heads.start + head
-        s, change = _changed(problem, mask, arrays, of_head, s, query, _where_is(k, keys))
+        s, change = _changed(problem, masks[0], arrays, of_head, s, query, _where_is(k, keys))
         p, slope = _weights(problem, s, lse[row], _where_is(k, seen))
         slope = slope * change
         ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
         yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
     for key in _picked(length, rng, count):
-        seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
+        seen = np.stack([x.visible(queries, [key], problem.seqlen_q, length)[:, 0] for x in masks])
         s = (q * k[key]).sum(axis=2) * problem.scale
         of_heads = batch, _where_is(k, np.arange(heads.start, heads.stop))[:, None]
-        s, change = _changed(problem, mask, arrays, of_heads, s, _where_is(k, queries), key)
+        s, change = _changed(problem, masks[0], arrays, of_heads, s, _where_is(k, queries), key)
         p, slope = _weights(problem, s, lse, _where_is(k, seen))
         slope = slope * change
         ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -274,6 +274,9 @@ def _parts(problem: Problem) -> Iterator[Part]:
         step = 1 if of_batch > 1 else max(problem.batch, 1)
         sequences = [(b, slice(b, b + step), _ALL, _ALL) for b in range(0, problem.batch, step)]
     kv_heads = 1 if of_heads > 1 else problem.kv_heads
+    if of_heads > problem.kv_heads:
+        yield from _of_query_heads(problem, sequences)
+        return
     for sequence, batch, rows, keys in sequences:
         for head in range(0, problem.kv_heads, max(kv_heads, 1)):
             dense = dataclasses.replace(
@@ -284,3 +287,16 @@ def _parts(problem: Problem) -> Iterator[Part]:
             )  # fmt: skip
             heads = slice(head * problem.group_size, (head + kv_heads) * problem.group_size)
             yield Part(dense, sequence, batch, slice(head, head + kv_heads), heads, rows, keys)
+
+
+def _of_query_heads(problem: Problem, sequences: Iterable[Any]) -> Iterator[Part]:
+    """Of a mask that differs between the heads of a query group: one part each."""
+    for (sequence, batch, rows, keys), head in itertools.product(sequences, range(problem.heads)):
+        dense = dataclasses.replace(
+            problem, batch=batch.stop - batch.start, heads=1, kv_heads=1,
+            seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
+            seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
+            mask=problem.mask.at(sequence, head), lengths=DENSE,
+        )  # fmt: skip
+        kv_head = head // problem.group_size
+        yield Part(dense, sequence, batch, slice(kv_head, kv_head + 1), slice(head, head + 1), rows, keys)

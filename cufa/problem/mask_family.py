@@ -83,8 +83,13 @@ class Mask:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """(sequences, key/value heads) with separate masks; 1 if all share one mask."""
+        """(sequences, heads) with separate masks; 1 if all share one mask. Heads are those of keys and values, under
+        bits also query heads."""
         return 1, 1
+
+    def head_of(self, query_head: int, heads: int) -> int:
+        """The head of the mask that one of the query heads has."""
+        return query_head * self.spread[1] // heads
 
     def at(self, batch: int, head: int) -> Mask:
         """The mask of one sequence and key/value head."""

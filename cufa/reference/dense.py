@@ -141,7 +141,7 @@ class _Parts:
         mask = self.mask
         if isinstance(mask, Where):
             mask = mask.bound(batch, heads, kv_heads, most_q, most_k)
-        check_mask(mask, batch, kv_heads, most_q, most_k)
+        check_mask(mask, batch, kv_heads, most_q, most_k, heads)
         if self.score is not None:
             self.score.change().check_indexes(batch, heads, most_q, most_k)
         slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
@@ -155,7 +155,7 @@ class _Parts:
             kv_head, key = h // (heads // kv_heads), np.arange(seqlen_k)
             for start in range(0, seqlen_q, _ROWS):
                 row = np.arange(start, min(start + _ROWS, seqlen_q))
-                seen = mask.visible(row, key, seqlen_q, seqlen_k, b, kv_head)
+                seen = mask.visible(row, key, seqlen_q, seqlen_k, b, mask.head_of(h, heads))
                 shift = mask.shift(seqlen_q, seqlen_k)
                 penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
                 rows = b, h, slice(start, int(row[-1]) + 1)

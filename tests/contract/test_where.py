@@ -30,22 +30,27 @@ def made(name, ids=IDS):
         "within": masks.where(neighbours, within=masks.causal()),
         "either": both & masks.window(30, 30) | masks.where(neighbours),
         "not": ~both & masks.documents([100, 200]),
+        "heads": masks.where(lambda b, h, i, j: (j <= i) & ((j % 8 != h) | (j > i - 40 * h))),
         "delta": masks.where(lambda b, h, i, j, delta: (j <= i + delta) & (j % 3 != 1)),
     }[name]
 
 
-NAMES = ["documents", "neighbours", "within", "either", "not", "delta"]
-SEEN = np.random.default_rng(3).random((2, 2, 300, 300)) < 0.4
+NAMES = ["documents", "neighbours", "within", "either", "not", "heads", "delta"]
+SEEN = np.random.default_rng(3).random((2, 4, 300, 300)) < 0.4
 SEEN[:, :, :, 0] = True
+SEEN[:, 1, 100:, 64:] = False
 BOOLEANS = {
-    "keys": SEEN[:, :1, :1], "rows": SEEN[..., 200:201], "heads": SEEN[:1], "all": SEEN, "strided": SEEN[..., ::-1],
+    "keys": SEEN[:, :1, :1], "rows": SEEN[..., 200:201], "heads": SEEN[:1, ::2], "query heads": SEEN,
+    "strided": SEEN[..., ::-1],
 }  # fmt: skip
 
 
 def matrix(mask):
+    """Of each query head."""
     if isinstance(mask, np.ndarray):
-        return np.broadcast_to(mask, SEEN.shape).copy()
-    return np.array([[mask.dense(300, 300, b)] * 2 for b in range(2)])
+        shared = mask.repeat(2, axis=1) if mask.shape[1] == 2 else mask
+        return np.broadcast_to(shared, SEEN.shape).copy()
+    return np.array([[mask.dense(300, 300, b, h) for h in range(4)] for b in range(2)])
 
 
 def case(head_dim=16, dtype="float64"):
@@ -53,19 +58,62 @@ def case(head_dim=16, dtype="float64"):
     return q, k, v, make_inputs(2, 4, 2, 300, 300, head_dim, dtype)[0]
 
 
+def written_out(q, k, v, seen):
+    s = np.where(seen, q @ k.repeat(2, 1).mT * q.shape[-1] ** -0.5, -np.inf)
+    m = np.maximum(s.max(-1, keepdims=True), -1e300)  # rows that see nothing
+    p = np.exp(s - m)
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return p / np.maximum(total, 1e-300) @ v.repeat(2, 1), (m + np.log(total))[..., 0]
+
+
 @pytest.mark.parametrize("name", [*NAMES, *BOOLEANS])
 def test_results_are_those_of_the_matrix(name):
     q, k, v, dout = case()
     mask = BOOLEANS[name] if name in BOOLEANS else made(name)
     seen = matrix(mask)
-    out, lse = cufa.flash_attention(q, k, v, mask=mask, return_lse=True, device="cpu")
-    exact, exact_lse = cufa.attention_reference(q, k, v, mask=seen, return_lse=True)
-    np.testing.assert_allclose(out, exact, atol=1e-12)
-    np.testing.assert_allclose(lse, exact_lse, atol=1e-12)
-    np.testing.assert_allclose(cufa.attention_reference(q, k, v, mask=mask), exact, atol=1e-12)
-    found = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
-    for x, y in zip(found, cufa.attention_reference_backward(dout, q, k, v, mask=seen), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-11)
+    exact, exact_lse = written_out(q, k, v, seen)
+    for device in ({"device": "cpu"}, None):
+        call = cufa.attention_reference if device is None else cufa.flash_attention
+        out, lse = call(q, k, v, mask=mask, return_lse=True, **device or {})
+        np.testing.assert_allclose(out, exact, atol=1e-12)
+        np.testing.assert_allclose(lse, exact_lse, atol=1e-12)
+    # As query heads that each have keys of their own.
+    alone = q, k.repeat(2, 1), v.repeat(2, 1)
+    dq, dk, dv = cufa.attention_reference_backward(dout, *alone, mask=seen)
+    expected = dq, *(x.reshape(2, 2, 2, 300, 16).sum(axis=2) for x in (dk, dv))
+    for found in (
+        cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu"),
+        cufa.attention_reference_backward(dout, q, k, v, mask=mask),
+    ):
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-11)
+
+
+KERNELS = [("forward", x) for x in ("fa3", "fa2", "naive")] + [("backward", x) for x in ("fa3", "fa2")]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize(("operation", "algorithm"), KERNELS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_executed_kernels_take_a_mask_for_each_query_head(operation, algorithm, dtype):
+    if dtype == "float32" and algorithm == "fa3":
+        pytest.skip("fa3 takes 16 bits")
+    q, k, v, dout = (x[:, :, :150] for x in case(16, dtype))
+    seen = SEEN[:, :, :150, :150]
+    exact, exact_lse = written_out(*(x.astype(np.float64) for x in (q, k, v)), seen)
+    given = {"mask": seen, "algorithm": algorithm, "mode": "checked"}
+    if operation == "forward":
+        done = cufa.emulate(q, k, v, **given)
+        found, expected = [done.out], [exact]
+    else:
+        out, lse = exact.astype(q.dtype), exact_lse.astype(np.float32)
+        done = cufa.emulate_backward(dout, q, k, v, out, lse, **given)
+        found = done.results.values()
+        expected = cufa.attention_reference_backward(dout, q, k, v, mask=seen)
+    assert not done.findings
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x.astype(np.float64), y, atol=6e-3 * abs(y).max())
 
 
 def test_bits_are_made_once_and_again_after_a_refresh():

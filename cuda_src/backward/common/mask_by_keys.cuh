@@ -39,12 +39,17 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
   return range;
 }
 
-// The class of a query tile for a block of keys under an irregular mask. Keys past the end are not counted.
+// The class of a query tile for a block of keys under an irregular mask, of all heads of the query group: some score of one head,
+// every score of all. Keys past the end are not counted.
 template <MaskKind KIND, typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
-  const IrregularMask<KIND, Params> mask(p, batch, kv_head);
-  const TileClass is = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+  TileClass is{false, true};
+  for (int member = KIND == MASK_BITS && p.mask.heads > p.kv_heads ? p.heads / p.kv_heads - 1 : 0; member >= 0; --member) {
+    const IrregularMask<KIND, Params> mask(p, batch, kv_head, member);
+    const TileClass own = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+    is = {is.some || own.some, is.every && own.every};
+  }
   return {is.some, is.some && is.every && end <= p.seqlen_q};
 }
 

@@ -152,7 +152,8 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       const int key = (IRREGULAR ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
-        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
+        const int member = tile.head - own.kv_head * (p.heads / p.kv_heads);
+        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head, member), key, row);
       } else {
         hide_scores_by_keys(S, mask_of_head(), key, row);
       }

@@ -223,7 +223,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
       const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
       const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
       if constexpr (IRREGULAR) {
-        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
+        const int member = tile.head - kv_head() * (p.heads / p.kv_heads);
+        hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(p, batch(), kv_head(), member), key, row);
       } else {
         hide_scores_by_keys(S, head_mask(p), key, row);
       }

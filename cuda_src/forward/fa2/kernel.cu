@@ -32,6 +32,7 @@
 #include "mma/copy.cuh"
 #include "mma/fragments.cuh"
 #include "mma/traced_waits.cuh"
+#include "forward/params.cuh"
 #include "forward/splits.cuh"
 #include "forward/tree_scores.cuh"
 #include "shared/block_order.cuh"
@@ -72,7 +73,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   WalkedTile walked{-1}, next{-1};
   auto find_next = [&](int q_block, int head, int batch) {
     next = walk.next(0, [&](int tile) {
-      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head, tile);
     });
   };
   if constexpr (IRREGULAR) {
@@ -238,7 +239,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED: lane_id() again, as a kept `lane` would spill
       if constexpr (IRREGULAR) {
         const vec4 parked = ld_shared_vec4(parked_smem);
-        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
+        const int group = p.heads / p.kv_heads, head = int(parked.y);
+        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), head / group, head % group);
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * Q_PITCH);

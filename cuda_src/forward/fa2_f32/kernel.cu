@@ -93,7 +93,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   WalkedTile next{-1};
   auto find_next = [&](int q_block, int head, int batch) {
     next = walk.next(0, [&](int tile) {
-      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head, tile);
     });
   };
   if constexpr (IRREGULAR) {
@@ -215,7 +215,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       const vec4 saved = ld_shared_vec4(saved_smem);
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
-        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
+        const int group = p.heads / p.kv_heads, head = int(saved.y);
+        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), head / group, head % group);
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
         hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }

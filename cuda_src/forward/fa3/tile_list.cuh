@@ -40,7 +40,8 @@ DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left)
 // The mask and the sequence of an item, in its descriptor.
 using Looked = IrregularMask<MASK_KIND, AttentionParams>;
 DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
-  const Looked mask(p, work.batch, work.head / (p.heads / p.kv_heads));
+  const int group = p.heads / p.kv_heads;
+  const Looked mask(p, work.batch, work.head / group, work.head % group);
   if constexpr (Looked::SETS) {
     write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
   } else {

@@ -14,6 +14,7 @@
 #include "mma/fragments.cuh"
 #include "shared/schedule.cuh"
 #include "forward/irregular_scores.cuh"
+#include "forward/params.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
@@ -181,7 +182,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   if constexpr (IRREGULAR) {
     const auto S = fragment_view(S_rmem);
-    const IrregularMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head);
+    const IrregularMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head, head % (p.heads / p.kv_heads));
     hide_scores(S, mask, int(first_row) + warp * 16 + S.lane_row(lane), int(first_key), S.lane_column(lane));
   }
   float* const S = scores_of(p, index);

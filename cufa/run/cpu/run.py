@@ -82,8 +82,15 @@ def _backward(plan: Plan, arrays: Arrays) -> None:
     for part, of_part, place in parts.each(plan, {**arrays, "dsink": dsink, **totals}):
         if dsink is not None:
             of_part["dsink"] += backward.sink_gradient(of_part)
-        if not part.problem.empty:
-            backward.run(part, of_part, score=ScoreFunction.of(place, of_part))
+        if part.problem.empty:
+            continue
+        # Heads of a query group with masks of their own are parts of their own, which share dk and dv.
+        shared = ("dk", "dv") if (place.heads.start or 0) % plan.problem.group_size else ()
+        own = {name: np.zeros_like(of_part[name]) for name in shared}
+        backward.run(part, {**of_part, **own}, score=ScoreFunction.of(place, of_part))
+        for name, x in own.items():
+            wide = np.promote_types(x.dtype, np.float32)
+            of_part[name][...] = of_part[name].astype(wide) + x.astype(wide)
     if dsink is not None:
         arrays["dsink"][...] = dsink
     for name, x in of_scores.items():
