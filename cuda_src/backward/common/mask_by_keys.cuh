@@ -44,11 +44,16 @@ DEVICE TileRange query_tiles(const Band<KIND>& band, int k_block) {
 template <MaskKind KIND, typename Params>
 DEVICE TileClass class_of_query_tile(const Params& p, int k_block, int batch, int kv_head, int tile) {
   const int top = tile * BLOCK_Q, end = top + BLOCK_Q, left = k_block * BLOCK_KV;
-  TileClass is{false, true};
-  for (int member = KIND == MASK_BITS && p.mask.heads > p.kv_heads ? p.heads / p.kv_heads - 1 : 0; member >= 0; --member) {
+  auto of_head = [&](int member) {
     const IrregularMask<KIND, Params> mask(p, batch, kv_head, member);
-    const TileClass own = mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
-    is = {is.some || own.some, is.every && own.every};
+    return mask.classify(top, min(end, p.seqlen_q), left, min(left + BLOCK_KV, p.seqlen_k), k_block);
+  };
+  TileClass is = of_head(0);
+  if constexpr (KIND == MASK_BITS) {
+    for (int member = 1; p.mask.heads > p.kv_heads && member < p.heads / p.kv_heads; ++member) {
+      const TileClass own = of_head(member);
+      is = {is.some || own.some, is.every && own.every};
+    }
   }
   return {is.some, is.some && is.every && end <= p.seqlen_q};
 }

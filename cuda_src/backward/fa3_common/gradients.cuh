@@ -14,8 +14,9 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   const auto S = fragment_view(S_rmem);
   const int first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);
   if constexpr (IRREGULAR) {
-    const int kv_head = block.kv_head(), member = tile.head - kv_head * block.query_group_size();
-    hide_scores_by_keys(S, IrregularMask<MASK_KIND, BackwardParams>(block.p, block.batch(), kv_head, member), first_key, row);
+    const int member = MASK_KIND == MASK_BITS ? tile.head - block.kv_head() * block.query_group_size() : 0;
+    const IrregularMask<MASK_KIND, BackwardParams> mask(block.p, block.batch(), block.kv_head(), member);
+    hide_scores_by_keys(S, mask, first_key, row);
   } else {
     hide_scores_by_keys(S, block.mask(), first_key, row);
   }
