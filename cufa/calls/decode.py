@@ -179,16 +179,16 @@ def flash_decode(
 
     The CPU takes every combination. On a GPU (a band mask is ``causal()`` or ``window()``):
 
-    - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix or kept
-      keys (one number for all sequences); ALiBi and sinks; with band masks also trees.
-    - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix or kept
-      keys (one number for all sequences); ALiBi and sinks; with band masks also trees.
+    - decode_split_tma and decode_balanced_tma (sm_90): float16, bfloat16; band masks, masks with a prefix or kept keys
+      (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
+    - decode_split and decode_balanced (sm_80 or later): float16, bfloat16; band masks, masks with a prefix or kept keys
+      (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
     - decode_split_tma_fp8, decode_balanced_tma_fp8, decode_split_tma_fp8_scaled and decode_balanced_tma_fp8_scaled
-      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a
-      prefix or kept keys (one number for all sequences); ALiBi and sinks; with band masks also trees.
-    - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or
-      later): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a
-      prefix or kept keys (one number for all sequences); ALiBi and sinks; with band masks also trees.
+      (sm_90): float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix
+      or kept keys (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
+    - decode_split_fp8, decode_balanced_fp8, decode_split_fp8_scaled and decode_balanced_fp8_scaled (sm_89 or later):
+      float16, bfloat16 over float8_e4m3; head dims 8 to 256, multiples of 16; band masks, masks with a prefix or kept
+      keys (one number for all sequences); ALiBi, sinks and score functions; with band masks also trees.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float32)
     >>> q = np.ones((1, 32, 1, 128), np.float32)
