@@ -67,7 +67,7 @@ struct TileAttention {
   // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
-  int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI)
+  int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI, or SCORE)
   u32 tree[2 * M_TILES];       // new tokens that each row's token sees, as bits (TREE)
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
@@ -78,7 +78,7 @@ struct TileAttention {
   bool online;                 // maxima are computed tile by tile; else they are fixed
   float key_norm;              // READS_NORMS: bound of the norms of the keys
   float product_scale;         // SCORE, FP8_CACHE: k_scale
-  int batch, head[2 * M_TILES], token[2 * M_TILES];  // SCORE: the sequence, query head and query token of each row
+  int batch, head[2 * M_TILES];  // SCORE: the sequence, and the query head of each row
 
   DEVICE void fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane);
   DEVICE bool out_of_range(int first_row, int rows, int lane) const;
@@ -105,21 +105,16 @@ struct TileAttention {
       // A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
       if constexpr (!SOFTCAP && !SCORE) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
     }
-    if constexpr (SCORE) {
-      batch = span.batch;
-#pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;
-        head[r] = span.kv_head * p.group_size + min(packed / p.tokens, p.group_size - 1);
-        token[r] = packed % p.tokens;
-      }
-    }
-    if constexpr (MASK != MASK_FULL || ALIBI) {
+    if constexpr (SCORE) batch = span.batch;
+    if constexpr (MASK != MASK_FULL || ALIBI || SCORE) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
         const int packed = span.row_block * Br + first_row + r * 8 + lane / 4;
         const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
         place[r] = span.length.keys - p.tokens + token;
+        if constexpr (SCORE) {
+          head[r] = span.kv_head * p.group_size + min(packed / p.tokens, p.group_size - 1);
+        }
         if constexpr (TREE) tree[r] = u32(tree_bits<TREE>(p.tree, span.batch, p.tokens, token));
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
@@ -282,8 +277,9 @@ struct TileAttention {
   DEVICE void change_scores(const KernelParams& p, View S, int first, int keys) const {
 #pragma unroll
     for (int r = 0; r < View::ROWS; ++r) {
-      const ScoreFunction<KernelParams> function(p, batch, head[r], keys - p.tokens);
-      const auto row = function.row(token[r], float(token[r]));
+      const int delta = keys - p.tokens, token = place[r] - delta;
+      const ScoreFunction<KernelParams> function(p, batch, head[r], delta);
+      const auto row = function.row(token, float(token));
       S.for_each_in_row(r, [&](int column, float& s) {
         const auto of_key = function.column(first + column, float(first + column));
         s = function.template value<false>(FP8_CACHE ? s * product_scale : s, row, of_key);

@@ -42,7 +42,6 @@ def refused(call, **keywords) -> str:
         (cufa.flash_decode, "page_table", "block_table="),
         (cufa.flash_attention, "attn_bias", "bias="),
         (cufa.flash_attention_backward, "score_mod", "score=cufa.score"),
-        (cufa.flash_decode, "bias", "alibi_slopes= and softcap= only"),
         (cufa.plan, "dropout_p", "not served"),
         (cufa.plan_decode, "sm_scale", "scale="),
     ],
@@ -58,11 +57,15 @@ def test_a_slip_of_the_pen_and_an_unknown_word(call):
     assert "it takes q, " in refused(call, xyzzy=1).replace("dout, q", "q")
 
 
+def operator(q, k, v, *, alibi_slopes=None, softcap=None):
+    """With the keywords of :mod:`cufa.torch`, which may not be installed."""
+
+
 def test_every_answer_is_given_by_some_call():
     for names, _, answer in _ANSWERS:
         said = [
             str(unknown_keyword(call, {name: None}))
-            for call in CALLS
+            for call in (*CALLS, operator)
             for name in names.split()
             if name not in inspect.signature(call).parameters
         ]
