@@ -3,7 +3,8 @@
 Terms that depend on neither query nor key are members of the function, those of the query alone of its Row, those of the
 key alone of its Column: kernels compute each once per tile. What depends on both, or on the score, is computed for each
 score. Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give the product
-``x`` of query and key; the softmax scale becomes part of a constant that the score is multiplied by.
+``x`` of query and key. If a kernel has registers for it (:attr:`cufa.kernels.base.Kernel.folds_score_scale`), the softmax
+scale becomes part of a constant that the score is multiplied by, and factors of a hyperbolic tangent part of the tangent.
 """
 
 from __future__ import annotations
@@ -59,29 +60,30 @@ class _Node:
     level: int = UNIFORM
 
 
-def score_text(problem: Problem) -> str:
-    """What a translation unit has before the kernel; empty without a score function."""
+def score_text(problem: Problem, folds: bool) -> str:
+    """What a translation unit has before the kernel; empty without a score function. ``folds``: the kernel's
+    ``folds_score_scale``."""
     if problem.score is None:
         return ""
     sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
-    return change_text(problem.score, *sizes, problem.operation == "backward")
+    return change_text(problem.score, *sizes, folds)
 
 
 def change_text(
-    change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int, backward: bool = False
+    change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int, folds: bool = False
 ) -> str:
     """Of a score function in calls of these sizes."""
     whole = (-(-n // _PADDING) * _PADDING for n in (seqlen_q, seqlen_k))
-    return _text(change, backward, batch, heads, *whole)
+    return _text(change, folds, batch, heads, *whole)
 
 
 @functools.lru_cache(64)
 def _text(
-    change: ScoreChange, backward: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int
+    change: ScoreChange, folds: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int
 ) -> str:
     e = change.differentiated
     found = change.bounds(batch, heads, seqlen_q + _PADDING, seqlen_k + _PADDING, e)
-    return _Printer(change, with_floats(e, found), (batch, heads), backward).text()
+    return _Printer(change, with_floats(e, found), (batch, heads), folds).text()
 
 
 def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
@@ -112,8 +114,8 @@ def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
 
 
 class _Printer:
-    def __init__(self, change: ScoreChange, e: Expression, sizes: tuple[int, int], backward: bool) -> None:
-        self.change, self.e, self.backward = change, e, backward
+    def __init__(self, change: ScoreChange, e: Expression, sizes: tuple[int, int], folds: bool) -> None:
+        self.change, self.e, self.folds = change, e, folds
         unbounded = ScoreChange(e, change.shapes).bounds(*sizes, 2**31, 2**31, e)
         self.bounds = unbounded
         self.nodes: list[_Node] = []
@@ -154,8 +156,7 @@ class _Printer:
             return self.put(type, f"x * ({factor})", level=SCORE)
         if op == "tanh":
             return self._tanh(args[0], "1.0f")
-        if op == "mul" and self.e.code[args[1]][0] == "tanh" and isinstance(x[0], str) and not self.backward:
-            # Not backward: the derivative reads the tangent.
+        if op == "mul" and self.e.code[args[1]][0] == "tanh" and isinstance(x[0], str) and self.folds:
             return self._tanh(self.e.code[args[1]][2], x[0])
         if op == "float" and self.e.code[args[0]][0] == "input" and self.e.code[args[0]][2] in "ij":
             name = self.e.code[args[0]][2]
@@ -180,6 +181,8 @@ class _Printer:
     def _factor(self, place: int) -> str | None:
         """What x is multiplied by, of a score times a constant."""
         op, _, *args = self.e.code[place]
+        if not self.folds:
+            return None
         if op == "mul" and self.e.code[args[0]][0] == "const" and self.e.code[args[1]][::2] == ("input", "s"):
             return f"p.score_scale * {_literal(self.e.code[args[0]][2])}"
         return "p.score_scale" if (op, args) == ("input", ["s"]) else None
@@ -250,12 +253,11 @@ class _Printer:
         self.members: dict[int, list[int]] = {UNIFORM: [], ROW: [], COLUMN: []}
         needed = self._needed([self.results[0]])
         of_scores = [*dict.fromkeys(self.tanh[n] for n in needed if n in self.tanh and self._level(n) & SCORE)]
-        single = len(of_scores) == 1
-        unit = of_scores[0][1] if single else "1.0f"
+        unit = of_scores[0][1] if len(of_scores) == 1 else "1.0f"
         greatest: str | int = "0.0f"
         for of, scale in of_scores:
-            found = self.put("float", "fabsf({})", of if single else self.put("float", f"{{}} * ({scale})", of))
-            greatest = found if greatest == "0.0f" else self.put("float", "fmaxf({}, {})", greatest, found)
+            x = of if scale in (unit, "1.0f") else self.put("float", f"{{}} * ({scale})", of)
+            greatest = self.put("float", "fmaxf({}, fabsf({}))", greatest, x)
         outputs = [*self.results, *self.targets, greatest]
         self._find_members(outputs)
         uniform, row, column = (self.members[level] for level in (UNIFORM, ROW, COLUMN))

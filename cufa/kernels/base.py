@@ -56,6 +56,8 @@ class Kernel:
     "gradients" (of its arrays). Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
+    folds_score_scale: bool = False
+    """Constants that a score is multiplied by are kept in registers, with the softmax scale as a factor."""
     score_derivatives_without_score: bool = False
     """Backward: when gradients of a score function's arrays are added, the score is no longer known."""
     first_keys_by_sequence: bool = True

@@ -35,6 +35,11 @@ def capped(s, b, h, i, j):
     return 3 * np.tanh(s / 3)
 
 
+def nearly_linear(s, b, h, i, j):
+    """All arguments of the tangent are near 0."""
+    return 30 * np.tanh(s / 30)
+
+
 def documents(s, b, h, i, j, ids):
     return np.where(ids[b, i % 45] == ids[b, j % 45], s, -np.inf)
 
@@ -49,6 +54,7 @@ SCORES = {
     "buckets": (buckets, {"table": TABLE.astype(np.float16)}, ("table",)),
     "alibi": (alibi, {"slopes": SLOPES}, ("slopes",)),
     "capped": (capped, {}, ()),
+    "nearly linear": (nearly_linear, {}, ()),
     "documents": (documents, {"ids": IDS}, ()),
     "scaled": (scaled, {"slopes": SLOPES}, ("slopes",)),
 }
@@ -210,7 +216,7 @@ COMPOSED = {
     "alibi": {"window": (60, 9), "alibi_slopes": SLOPES},
     "cap": {"causal": True, "softcap": 2.0},
     "all": {"window": (200, 0), "alibi_slopes": SLOPES, "softcap": 2.0, "sink": SLOPES},
-    "padded": {"causal": True, "seqlens_q": np.array([150, 300]), "seqlens_k": np.array([333, 40])},
+    "padded": {"causal": True, "seqlens_q": np.int32([150, 300]), "seqlens_k": np.int32([333, 40])},
     "packed": {"causal": True, "alibi_slopes": SLOPES},
     "columns": {"mask": masks.documents([100, 350])},
     "two runs": {"mask": masks.documents([100, 350], causal=False)},
@@ -219,7 +225,7 @@ COMPOSED = {
 }  # fmt: skip
 _NAMES = [*SCORES]
 ON_GPU = [
-    (operation, algorithm, _NAMES[(n + 2 * m) % 6], composed, *dims)
+    (operation, algorithm, _NAMES[(n + 2 * m) % len(_NAMES)], composed, *dims)
     for operation, algorithm in (
         ("forward", "fa3"), ("backward", "fa3"), ("forward", "fa2"), ("backward", "fa2"), ("forward", "naive"),
     )
@@ -252,7 +258,7 @@ def test_a_gpu_computes_what_the_function_says(cp, operation, algorithm, name, c
         cufa.attention_reference_backward,
     ]  # fmt: skip
     if composed == "packed":
-        begins = [np.array([0, 170, 300])] * 2
+        begins = [np.int32([0, 170, 300])] * 2
         q, k, v = (x[0, :, :300].swapaxes(0, 1) for x in (q, k, v))
         calls = [
             cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward, cufa.attention_varlen_reference,

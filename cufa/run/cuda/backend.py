@@ -117,7 +117,9 @@ class Prepared:
         self.plan = plan
         self.device_id = device_id
         constants = {**plan.constants, **trace_constants(trace, inside)}
-        source = translation_unit(plan.spec.source_of(plan.config), constants, score_text(plan.problem))
+        source = translation_unit(
+            plan.spec.source_of(plan.config), constants, score_text(plan.problem, plan.spec.folds_score_scale)
+        )
         module = _compile(plan.spec.name, source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}

@@ -87,7 +87,12 @@ def run_plan(
     types = [plan.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, **trace_constants(trace, bool(inside))}
     entries = build.kernel(
-        plan.spec.source_of(plan.config), constants, names, checked, types, score_text(plan.problem)
+        plan.spec.source_of(plan.config),
+        constants,
+        names,
+        checked,
+        types,
+        score_text(plan.problem, plan.spec.folds_score_scale),
     )
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
