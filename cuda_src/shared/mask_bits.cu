@@ -1,5 +1,5 @@
 // Bits of masks (shared/bit_mask.cuh): those of a function of sequence, head, query and key (cufa.masks.where), which
-// cufa/build/score_text.py prints before this file with the value 0 where the query sees the key; and by key those of bits by row.
+// cufa/build/score_text.py prints before this file, with the value 0 where the query sees the key; bits by key of bits by row.
 //
 // A warp makes a square of 32 rows and 32 keys. Its lane computes a key's bits for all rows, so that arrays are read along keys;
 // five exchanges of half the bits turn the square.

@@ -16,7 +16,8 @@ constexpr bool SCORE_GRADIENTS = Function::GRADIENTS > 0;
 template <bool SMALL>
 struct Near {};
 
-// What a product of query and key becomes before ALiBi, and its derivative with respect to the score. A hidden score, -inf, stays hidden.
+// What a product of query and key becomes before ALiBi, and its derivative with respect to the score. A hidden score, -inf, stays
+// hidden.
 struct ChangedScore {
   float s, slope, cap;  // the slope of the soft cap is a factor of `slope`
 
