@@ -40,17 +40,17 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 73_600,
-    "lines of cufa": 34_700,
-    "lines of tests": 43_800,
-    "lines of forward/fa3/kernel.cu with its includes": 3_972,
-    "lines of forward/fa2/kernel.cu with its includes": 2_729,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_544,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_558,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_227,
-    "lines of backward/fa2/kernel.cu with its includes": 3_353,
-    "lines of decode/split.cu with its includes": 3_285,
-    "lines of decode/balanced.cu with its includes": 3_277,
+    "lines of the product": 73_940,
+    "lines of cufa": 35_281,
+    "lines of tests": 44_141,
+    "lines of forward/fa3/kernel.cu with its includes": 3_980,
+    "lines of forward/fa2/kernel.cu with its includes": 2_782,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_601,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_615,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_284,
+    "lines of backward/fa2/kernel.cu with its includes": 3_409,
+    "lines of decode/split.cu with its includes": 3_464,
+    "lines of decode/balanced.cu with its includes": 3_456,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
