@@ -178,8 +178,8 @@ def _bytes(name: str, x: Any) -> Any:
     if not float8.is_float8(x):
         cure = f"quantise it, {name}8, {name}_scale = cufa.quantize({name}, role={name!r})"
         raise TypeError(
-            f"{name} is {x.dtype}; with q_scale=, k_scale= and v_scale= q, k and v are {' or '.join(float8.DTYPES)}: "
-            f"{cure}, or leave out scales and out_dtype and pass q, k and v of one other dtype"
+            f"{name} is {x.dtype}; with scales, out_dtype= or accumulate= q, k and v are {' or '.join(float8.DTYPES)}: "
+            f"{cure}, or leave these arguments out and pass q, k and v of one other dtype"
         )
     return x.view(np.uint8)
 

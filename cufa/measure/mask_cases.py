@@ -19,7 +19,7 @@ _PEERS = ("flex", "flex flash", "fa4", "torch flash", "torch cudnn")
 
 WINDOW = masks.window(1023, 0)
 
-#: Of one sequence of 8192.
+#: Lengths of the documents in one sequence of 8192 tokens.
 DOCUMENTS = (700, 1500, 300, 2100, 1024, 900, 168, 1500)
 _QUESTION, _ANSWERS = 2000, (900, 1500, 700, 1200, 1092, 800)
 
@@ -46,7 +46,7 @@ def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
 
 
 def others(seqlen: int) -> dict[str, Mask]:
-    """By name, for as many queries as keys."""
+    """Masks by name, for equal numbers of queries and keys."""
     rows = np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen)
     half = seqlen // 2
     first = np.arange(seqlen, dtype=np.int32) % half

@@ -196,7 +196,7 @@ BLOCK_LOSERS = ((128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 1
 
 @_suite("fa1-blocks", "FA1 block sizes and warps")
 def _fa1_blocks(device: Device | None) -> Iterator[Case]:
-    """Every tiling of FA1 that fits: the block sweep; in float32 on shapes of which one is published."""
+    """Every tiling of FA1 that fits the GPU. One of the float32 shapes is published."""
     assert device is not None, "which tilings fit depends on the GPU"
     shapes = [(2, 8, 1024, "float16"), (16, 8, 1024, "float16")]
     shapes += [(2, 4, seqlen, "float32") for seqlen in (512, 1024, 2048, 4096)]

@@ -200,8 +200,9 @@ def test_inputs_that_are_not_e4m3_take_no_scales():
     for name in ("q_scale", "k_scale", "v_scale"):
         with pytest.raises(TypeError, match="q is float32"):
             cufa.flash_attention(*x, **{name: 1.0})
-    with pytest.raises(TypeError, match="q is float32"):
-        cufa.flash_attention(*x, out_dtype="bfloat16")
+    for other in ({"out_dtype": "bfloat16"}, {"accumulate": "tile"}):
+        with pytest.raises(TypeError, match=f"q is float32.*{next(iter(other))}="):
+            cufa.flash_attention(*x, **other)
 
 
 def test_head_dims_are_multiples_of_16():
