@@ -114,8 +114,8 @@ def _cache(found: dict[str, Any], queries: _Queries) -> tuple[int, int, Cached]:
         pages = check_table(table.shape, batch, num_pages=outer, page_size=length, axes=axes, name="k")[1]
     elif outer != batch:
         raise ValueError(
-            f"k has batch {outer} but there are {batch} sequences: they must be equal, unless block_table says which "
-            "pages are whose"
+            f"k has batch {outer} but there are {batch} sequences: they must be equal, unless block_table names "
+            "the pages of each sequence"
         )
     if pages * length > MAX_CAPACITY:
         raise ValueError(

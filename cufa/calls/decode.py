@@ -306,7 +306,7 @@ def _options(
     fixed = "heads" if fixed == "heads" else check_softmax_max(fixed)
     if check_flag("invariant", invariant) and schedule == "balanced":
         raise ValueError(
-            "schedule='balanced' with invariant=True: shares end where the work of the whole batch puts them; leave "
+            "schedule='balanced' with invariant=True: balanced shares depend on all sequences of the batch; leave "
             "schedule out"
         )
     if score is not None and fixed == "bound":

@@ -160,7 +160,7 @@ def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
         what = "alibi_slopes" if problem.alibi else f"mask {problem.mask}"
         what = what if problem.score is None else "score= or bias="
         raise ValueError(
-            f"tree with {what}: tokens of a tree see all keys before them and no other mask; leave one out"
+            f"tree with {what}: the tree is the mask of new tokens and takes no other mask and no ALiBi; leave one out"
         )
     shape: tuple[int, ...] = (problem.batch, problem.seqlen_q)
     kind = "matrix" if tree.ndim == 3 else "parents"
@@ -244,7 +244,7 @@ def _check_fine_scale(name: str, x: Array, *, on_device: bool, writes: bool) -> 
     """A scale per block or token, which the kernels read in place."""
     if is_device_array(x) != on_device:
         raise TypeError(
-            f"{name} has shape {x.shape}: scales of tokens or blocks are where the cache is, not copied"
+            f"{name} has shape {x.shape}: scales of tokens or blocks are where the cache is: kernels read them in place"
         )
     if str(x.dtype) != "float32" or not x.flags.c_contiguous:
         raise TypeError(

@@ -150,9 +150,7 @@ def calibrate_softmax_max(lse: Any, *, dtype: str = "bfloat16") -> tuple[Any, An
             f"lse has shape {x.shape} and dtype {x.dtype}: it takes floats (batch, heads, tokens)"
         )
     if dtype not in ("float16", "bfloat16", "float32", "float64"):
-        raise ValueError(
-            f"dtype={dtype!r}: weights are 'float16' or 'bfloat16'; of float32 and float64 as of bfloat16"
-        )
+        raise ValueError(f"dtype={dtype!r} is not known; use 'float16', 'bfloat16', 'float32' or 'float64'")
     low, high = safe_sums(dtype == "float16")
     of_heads = (
         (x.get() if is_device_array(x) else x).swapaxes(0, 1).reshape(x.shape[1], -1).astype(np.float32)

@@ -110,7 +110,7 @@ def int32(name: str, x: Any, shape: tuple[int, ...], words: str) -> Any:
         return x
     wild = np.argwhere((x < INT32.min) | (x > INT32.max))
     if len(wild):
-        raise ValueError(f"{name}{wild[0].tolist()} is {x[tuple(wild[0])]}: int32 does not hold it")
+        raise ValueError(f"{name}{wild[0].tolist()} is {x[tuple(wild[0])]}: int32 cannot hold this value")
     return np.ascontiguousarray(x, np.int32)
 
 

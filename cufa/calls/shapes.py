@@ -226,8 +226,8 @@ def make_decode_problem(
         )
     if table is None and outer != batch:
         raise ValueError(
-            f"k_cache has batch {outer} but q has {batch}: they must be equal, unless block_table says which "
-            "pages are whose"
+            f"k_cache has batch {outer} but q has {batch}: they must be equal, unless block_table names "
+            "the pages of each sequence"
         )
     if table is not None:
         table = check_table(table, batch, num_pages=outer, page_size=length, axes=axes)

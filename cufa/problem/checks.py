@@ -214,7 +214,7 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
         return x
     if x.size and not (INT32.min <= x.min() and x.max() <= INT32.max):
         worst = x.min() if x.min() < INT32.min else x.max()
-        raise ValueError(f"{name} holds {worst}, which int32 does not: kernels count with 32 bits")
+        raise ValueError(f"{name} holds {worst}, which does not fit int32: kernels count with 32 bits")
     return x.astype(np.int32)
 
 

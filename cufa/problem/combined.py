@@ -124,7 +124,9 @@ def combined(operation: str, *parts: Mask) -> Mask:
 def _of_bits(operation: str, first: Bits, *rest: Bits) -> Bits:
     for other in rest:
         if other.matrix != first.matrix:
-            raise ValueError(f"{first} and {other} are of other lengths: combine masks of the same")
+            raise ValueError(
+                f"{first} and {other} are of different lengths: combine masks of one (seqlen_q, seqlen_k)"
+            )
     words = first.by_row.array
     if operation == "not":
         last = np.full(words.shape[-1], -1, np.int32)

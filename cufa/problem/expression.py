@@ -156,7 +156,7 @@ def trace(
         found = np.asarray(found)[()]
     if not isinstance(found, (Symbol, bool, np.bool_, numbers.Real)):
         kind = "an array" if isinstance(found, (np.ndarray, TracedArray)) else type(found).__qualname__
-        raise TypeError(f"{what} returns {kind}: it must return one number for one score, of its arguments")
+        raise TypeError(f"{what} returns {kind}: it must return one number, computed from its arguments")
     place = t.place(found)
     kind = t.code[place][1]
     if kind == INT and result == FLOAT and not isinstance(found, Symbol):

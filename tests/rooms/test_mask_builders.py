@@ -367,7 +367,7 @@ def test_operators_mean_what_they_mean_for_matrices(rows, keys):
 
 def test_masks_of_other_lengths_do_not_combine():
     of_7, of_8 = (masks.from_dense(np.indices((n, n)).sum(axis=0) % 2 == 0) for n in (7, 8))
-    with pytest.raises(ValueError, match="of other lengths"):
+    with pytest.raises(ValueError, match="of different lengths"):
         of_7 & of_8
     q = np.ones((1, 1, 7, 8), np.float32)
     with pytest.raises(ValueError, match="matrix of 8 queries and 8 keys"):

@@ -218,7 +218,7 @@ WRONG = [
     (lambda: masks.documents([3, 4], seqlen=5), ValueError, "lengths add up to 7 tokens, more than seqlen=5"),
     (lambda: masks.documents([3, 4], causal="yes"), TypeError, "causal must be True or False, not 'yes'"),
     (lambda: masks.documents([2**31 - 1] * 2), ValueError, "the sum of lengths=4294967294 must be from 0"),
-    (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which int32 does not"),
+    (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which does not fit int32"),
     (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
     (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
     (
