@@ -69,6 +69,24 @@ def score_text(problem: Problem, folds: bool) -> str:
     return change_text(problem.score, *sizes, folds)
 
 
+def operations(problem: Problem, folds: bool) -> dict[str, list[str]]:
+    """Of a problem's score function: the operations of its value, as CUDA with ``{}`` for operands, by what they are
+    computed for: each "call", "query", "key" or "score"."""
+    assert problem.score is not None
+    sizes = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k
+    e = problem.score.expression
+    printer = _Printer(problem.score, with_floats(e, problem.score.bounds(*sizes)), sizes[:2], folds)
+    of_level = {UNIFORM: "call", ROW: "query", COLUMN: "key"}
+    found: dict[str, list[str]] = {name: [] for name in (*of_level.values(), "score")}
+    for node in (printer.nodes[n] for n in printer._needed(printer.results[:1])):
+        if node.text not in _INPUTS:
+            found[of_level.get(node.level, "score")].append(node.text)
+    return found
+
+
+_INPUTS = ("b", "h", "i", "j", "delta", "x", "i_float", "j_float")
+
+
 def change_text(
     change: ScoreChange, batch: int, heads: int, seqlen_q: int, seqlen_k: int, folds: bool = False
 ) -> str:

@@ -39,18 +39,24 @@ def _soft_documents(s: Any, b: Any, h: Any, i: Any, j: Any, ids: Any) -> Any:
     return np.where(ids[b, i] == ids[b, j], s, s - 4.0)
 
 
+def forms(
+    batch: int, heads: int, seqlen_k: int
+) -> dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]]:
+    """By name: function, arrays, and the options of what is built in and does the same."""
+    return {
+        "relative table": (_relative, {"table": np.empty((heads, 256), np.float32)}, {}),
+        "T5 buckets": (_buckets, {"table": np.empty((heads, 32), np.float32)}, {}),
+        "ALiBi": (_alibi, {"slopes": np.empty(heads, np.float32)}, {"alibi": True}),
+        "soft cap": (_softcap, {}, {"softcap": 30.0}),
+        "soft documents": (_soft_documents, {"ids": np.empty((batch, seqlen_k), np.int32)}, {}),
+    }
+
+
 def of_shape(shape: Problem, device: Device | None) -> Iterator[Case]:
     """Forward, backward, and the backward with gradients of arrays."""
-    forms: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
-        "relative table": (_relative, {"table": np.empty((shape.heads, 256), np.float32)}, {}),
-        "T5 buckets": (_buckets, {"table": np.empty((shape.heads, 32), np.float32)}, {}),
-        "ALiBi": (_alibi, {"slopes": np.empty(shape.heads, np.float32)}, {"alibi": True}),
-        "soft cap": (_softcap, {}, {"softcap": 30.0}),
-        "soft documents": (_soft_documents, {"ids": np.empty((shape.batch, shape.seqlen_k), np.int32)}, {}),
-    }
     causal = dataclasses.replace(shape, mask=CAUSAL)
     for operation in (lambda p: p, of_forward):
-        for name, (function, arrays, built_in) in forms.items():
+        for name, (function, arrays, built_in) in forms(shape.batch, shape.heads, shape.seqlen_k).items():
             made = score(function, **arrays)
             problem = operation(dataclasses.replace(causal, score=made.change()))
             found = [*contenders(*best(problem, device), "flex", "flex flash")]

@@ -2,7 +2,13 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import links, machine_code_banks, machine_code_view, occupancy_choice
+from cufa.dashboard.views import (
+    links,
+    machine_code_banks,
+    machine_code_scores,
+    machine_code_view,
+    occupancy_choice,
+)
 
 palette = page.begin(
     "Machine code",
@@ -13,4 +19,5 @@ choice = occupancy_choice.choose(controls)
 links.show("machine_code", occupancy_choice.subject_of(choice))
 machine_code_view.show(choice, controls, palette)
 machine_code_banks.show(choice, controls, palette)
+machine_code_scores.show(controls)
 controls.finish()
