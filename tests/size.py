@@ -40,7 +40,7 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 73_940,
+    "lines of the product": 74_040,
     "lines of cufa": 35_281,
     "lines of tests": 44_141,
     "lines of forward/fa3/kernel.cu with its includes": 3_980,
