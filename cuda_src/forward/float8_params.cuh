@@ -1,4 +1,4 @@
-// The argument of forward kernels for e4m3: a number is its scale times e4m3. cufa/problem/float8.py has the shapes of scales.
+// The argument of forward kernels for e4m3: an element is scale * e4m3. Shapes of scales: cufa/problem/float8.py.
 #pragma once
 #include "shared/params.cuh"
 

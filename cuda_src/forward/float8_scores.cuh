@@ -1,4 +1,4 @@
-// What forward kernels for e4m3 share: the scales of scores, and scores that become weights in e4m3.
+// Shared by forward kernels for e4m3: indexes of scales, and the way from scores to weights in e4m3.
 #pragma once
 #include "forward/float8_params.cuh"
 #include "primitives/float8.cuh"
@@ -11,8 +11,8 @@ constexpr int QUERY_BLOCK = 64;  // query rows that share a scale of OF_BLOCK
 enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK };
 static_assert(Q_SCALE <= OF_BLOCK && K_SCALE <= OF_BLOCK && V_SCALE <= OF_HEAD, "support.py refuses other scales");
 
-// Index of the scale of a head of a sequence; OF_BLOCK: of its first block of BLOCK tokens. `room`: tokens of a sequence; packed:
-// `total` tokens of the arrays, of which the sequence's first is `first`.
+// Index of the scale of sequence `batch` and `head`; OF_BLOCK: of the sequence's first block of BLOCK tokens. `room`: tokens of a
+// dense sequence, padding included. Packed: the array has `total` tokens, and the sequence begins at token `first`.
 template <int MODE, int BLOCK>
 DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, int room, int total, int first) {
   if constexpr (MODE == OF_TENSOR) return 0;
@@ -24,7 +24,7 @@ DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, in
 DEVICE i64 query_scale_index(const Float8Params& p, int batch, int head, int first_row) {
   return scale_index<Q_SCALE, QUERY_BLOCK>(p, batch, p.heads, head, p.seqlen_q, p.total_q, first_row);
 }
-// Of a KV head's keys; OF_BLOCK: of its first tile.
+// For keys of a KV head; OF_BLOCK: index of the scale of the first tile.
 DEVICE i64 key_scale_index(const Float8Params& p, int batch, int kv_head, int first_key) {
   return scale_index<K_SCALE, BLOCK_KV>(p, batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
 }
@@ -40,7 +40,7 @@ template <typename View, typename Softmax>
 DEVICE void scores_to_weights(View S, Softmax& softmax, float scale_log2) {
   static_assert(View::ROWS == 2, "one 16-row tile");
   const float shift[2] = {LOG2_448 - softmax.m_scaled[0], LOG2_448 - softmax.m_scaled[1]};
-  float sums[4] = {};  // of rows 0, 1, 0, 1: a longer chain of additions would hold up exponentials
+  float sums[4] = {};  // two chains of additions for each row: with one chain, exponentials would wait
 #pragma unroll
   for (int n = 0; n < View::TILES; ++n) {
 #pragma unroll
@@ -57,8 +57,8 @@ DEVICE void scores_to_weights(View S, Softmax& softmax, float scale_log2) {
   softmax.l[1] += sums[1] + sums[3];
 }
 
-// Register i of the operand P: four weights of a row, of two neighbouring 8-column tiles. V's keys are in the same order
-// (cufa/problem/float8.py): neither shuffles nor byte permutations.
+// Register i of the operand P: four weights of one row, from two neighbouring 8-column tiles. The keys of V^T have the same order
+// (cufa/problem/float8.py), so P needs no shuffles and no byte permutations.
 template <typename View>
 DEVICE u32 pack_e4m3(View P, int i) {
   const int n = i / 2 * 2, r = i % 2;

@@ -1,5 +1,5 @@
-// V^T in memory, and the pass before forward kernels for e4m3 if values are rows: V^T to the workspace. cufa.quantize writes V^T
-// itself.
+// V^T in memory, and the launch that writes V^T to the workspace if the caller's V is not transposed. cufa.quantize(role="v")
+// returns V^T.
 #pragma once
 #include "forward/float8_params.cuh"
 #include "shared/packed_blocks.cuh"
@@ -10,14 +10,14 @@ DEVICE i64 value_positions(const Float8Params& p) {
   if constexpr (LENGTHS_KIND == PACKED) return i64(VALUE_KEYS) * (p.total_k / VALUE_KEYS + p.batch);
   return i64(VALUE_KEYS) * ((p.seqlen_k + VALUE_KEYS - 1) / VALUE_KEYS);
 }
-// Where a sequence begins in V^T: a packed one at a multiple of VALUE_KEYS positions.
+// First position of a sequence in V^T. A packed sequence begins at a multiple of VALUE_KEYS positions.
 DEVICE int first_position(int first_key, int sequence) {
   return LENGTHS_KIND == PACKED ? VALUE_KEYS * int(first_packed_block<VALUE_KEYS>(first_key, sequence)) : 0;
 }
 
 constexpr int TRANSPOSE_WARPS = 8;
 
-// Four rows of four bytes to four words of a column each.
+// Transpose four rows of four bytes: word c of `columns` has byte c of each row.
 DEVICE void transpose_bytes(const u32 (&rows)[4], u32* columns) {
   const u32 low_01 = byte_permute(rows[0], rows[1], 0x5140), low_23 = byte_permute(rows[2], rows[3], 0x5140);
   const u32 high_01 = byte_permute(rows[0], rows[1], 0x7362), high_23 = byte_permute(rows[2], rows[3], 0x7362);
@@ -27,8 +27,8 @@ DEVICE void transpose_bytes(const u32 (&rows)[4], u32* columns) {
   columns[3] = byte_permute(high_01, high_23, 0x7632);
 }
 
-// By a thread block of TRANSPOSE_WARPS: VALUE_KEYS positions of a head. Positions past the end of their sequence are 0. Grid:
-// (blocks, kv_heads).
+// One thread block of TRANSPOSE_WARPS warps transposes VALUE_KEYS positions of a head. Positions past the end of their sequence
+// become 0. Grid: (blocks, kv_heads).
 DEVICE void transpose_block_of_values(const Float8Params& p, u32 smem) {
   using Tile = ValueTile<HEAD_DIM, VALUE_WORDS, TRANSPOSE_WARPS * 32>;
   const Tile tile{smem};

@@ -2,16 +2,15 @@
 #pragma once
 #include "shared/lengths.cuh"
 
-// Packed rows (or keys) in blocks: the first block of sequence b is begin / BLOCK + b, which leaves room for all blocks of the
-// sequences before it, whatever the lengths. A sequence's blocks follow from where it begins, and the number of all blocks from
-// the sum of all lengths.
+// Packed rows (or keys) in blocks of BLOCK: the first block of sequence b is begin / BLOCK + b. Whatever the lengths, blocks of
+// earlier sequences come before it. A sequence's blocks depend on its begin only; the number of all blocks, on the total length.
 template <int BLOCK>
 DEVICE u32 first_packed_block(int begin, int sequence) { return u32(begin) / BLOCK + u32(sequence); }
 template <int BLOCK>
 DEVICE u32 num_packed_blocks(int total, int batch) { return u32(total) / BLOCK + u32(batch) + 1; }
 
 struct PackedBlock {
-  int sequence, block;  // may lie past the sequence's end
+  int sequence, block;  // the block may lie past the end of its sequence
 };
 
 // The last sequence whose first block is at most this one.

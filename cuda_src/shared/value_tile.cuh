@@ -1,5 +1,5 @@
-// Values of e4m3 as the forward kernel reads them: V^T, keys along rows, each 32 keys in the order in which P's accumulators are
-// its operand (cufa/problem/float8.py, KEY_ORDER). A word of V^T has four keys.
+// V^T in e4m3: a row for each column of V, keys along rows. Each 32 keys are in the order in which the packed accumulators of S
+// are the operand P (cufa/problem/float8.py, KEY_ORDER). A word of V^T has four keys.
 #pragma once
 #include "primitives/float8.cuh"
 #include "primitives/primitives.cuh"
@@ -9,12 +9,12 @@ constexpr int VALUE_KEYS = 128, VALUE_WORDS = VALUE_KEYS / 4;  // rows of V^T ar
 // Lanes that share a row, eight columns each: a power of two. Those past HEAD_DIM have no columns.
 constexpr int lanes_of_row(int head_dim) { return head_dim <= 16 ? 2 : 2 * lanes_of_row((head_dim + 1) / 2); }
 
-// The first key of word w in its tile; the others are 1, 8 and 9 keys on.
+// The first key of word w in its tile; its other keys are 1, 8 and 9 keys further.
 DEVICE int first_key_of_word(int w) { return w / 8 * 32 + w % 8 / 4 * 16 + w % 4 * 2; }
 DEVICE int key_of_word(int i) { return i / 2 * 8 + i % 2; }
 
-// A tile of WORDS words, or 4 WORDS keys, in shared memory: a row of words for each column of V. Words are swizzled by column:
-// lanes of a warp that hold other columns and other words write to different banks.
+// A tile of WORDS words, or 4 WORDS keys, in shared memory: a row of words for each column of V. Words are swizzled by
+// column, so that lanes of a warp that write different columns or words use different banks.
 template <int HEAD_DIM, int WORDS, int THREADS>
 struct ValueTile {
   static constexpr int LANES = lanes_of_row(HEAD_DIM), BYTES = HEAD_DIM * WORDS * 4;

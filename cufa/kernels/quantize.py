@@ -13,11 +13,11 @@ from .config import Launch, ceil_div
 SOURCE = "quantize/kernel.cu"
 PARAMETER = "QuantizeParams"
 TOKENS = 64
-"""Of a thread block."""
+"""Tokens of a thread block."""
 NUM_MEMBERS = 7 + 4 + 6 + 5
-"""Of ``QuantizeParams``: pointers, words of signs, strides, sizes."""
+"""Members of ``QuantizeParams``: pointers, words of signs, strides, sizes."""
 MIN_CAPABILITY = 89
-"""From sm_89 on there is an instruction that converts to e4m3."""
+"""sm_89 is the first architecture with an instruction that converts to e4m3."""
 _THREADS_OF_SM = 1024
 
 
@@ -31,15 +31,15 @@ class Quantizer:
     alignment: int
     """The largest power of two, at most 16, that divides every row's address."""
     lengths: str
-    """Of :data:`~cufa.problem.lengths.LENGTH_KINDS`."""
+    """One of :data:`~cufa.problem.lengths.LENGTH_KINDS`."""
     mode: str
-    """Of :data:`~cufa.problem.float8.MODES`."""
+    """One of :data:`~cufa.problem.float8.MODES`."""
     block: int
     """Tokens that share a scale of mode "block"."""
     rotate: bool
     smooth: bool
     transpose: bool
-    """Values: written as columns."""
+    """Values: written as V^T."""
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -75,7 +75,7 @@ class Quantizer:
         return units * KEY_PADDING // TOKENS
 
     def launches(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> tuple[Launch, ...]:
-        """In order."""
+        """The launches, in order."""
         blocks = self.blocks(sequences, seqlen) * heads
         lead = self.lead(sequences, heads, seqlen, num_sms)
         sums = TOKENS // 4 * self.head_dim * 8
@@ -89,8 +89,8 @@ class Quantizer:
         return (*(of_mean if self.smooth else ()), cast)
 
     def lead(self, sequences: int, heads: int, seqlen: int, num_sms: int) -> int:
-        """By how many thread blocks maxima are ahead of the cast: those that share a scale, which must have started,
-        and as many as a GPU runs at once, so that their maxima are there."""
+        """How many thread blocks the maxima are ahead of the cast: all that share a scale, which must have started, and
+        as many as the GPU runs at once, so that most maxima are published by then."""
         if self.mode == "token":
             return 0
         blocks = self.blocks(sequences, seqlen)
@@ -102,7 +102,7 @@ class Quantizer:
         return min(sharing + num_sms * (_THREADS_OF_SM // self.num_threads), blocks * heads)
 
     def zeros(self, sequences: int, heads: int, seqlen: int) -> int:
-        """32-bit words behind the scales, zeros at first: maxima of each block."""
+        """32-bit words after the scales, zeros at first: the maxima of each block."""
         words = {"token": 0, "block": 2}.get(self.mode, 1)
         return words * self.blocks(sequences, seqlen) * heads
 
@@ -122,7 +122,7 @@ class Quantizer:
         num_scales: int,
         num_sms: int,
     ) -> list[int]:
-        """The members of ``QuantizeParams``. ``pointers``: of x, out, scale and the words behind the scales, sums, mean
+        """The members of ``QuantizeParams``. ``pointers``: of x, out, scale and the words after the scales, sums, mean
         and lengths. ``x`` and ``out`` have the axes (batch, heads, seqlen, head_dim), or (batch, heads, head_dim,
         positions)."""
         maxima = pointers[2] + 4 * num_scales

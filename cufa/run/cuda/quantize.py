@@ -49,7 +49,7 @@ def quantize(
     if zeros:
         words[num_scales:].data.memset_async(0, 4 * zeros, stream)
     if build.lengths != "dense":
-        scale.fill(1)  # those of no token
+        scale.fill(1)  # scales that no token has stay 1
     pointers = [x.data.ptr, out.data.ptr, words.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
     with contextlib.ExitStack() as stack:
         if build.smooth:
