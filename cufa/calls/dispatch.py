@@ -22,7 +22,7 @@ from ..problem.problem import Problem
 from . import arrays, optional_operands, tuning
 from .call import Call
 from .shapes import FORWARD_DTYPES, asked_dtype, dtype_name, make_problem
-from .warm import SeenCall, find, forget, remember
+from .warm import WarmCall, find, forget, remember
 
 
 def run(call: Call, device: str | None, options: tuple[Any, ...]) -> Any:
@@ -121,7 +121,7 @@ def run_on_gpu(
         binding = cuda.Binding(cuda.prepare(plan, device_id), given)
         binding.launch(cuda.addresses(given))
     if key is not None:
-        remember(key, SeenCall(binding.launch_here, call, results))
+        remember(key, WarmCall(binding.launch_here, call, results))
     return results
 
 

@@ -18,32 +18,32 @@ from . import arrays
 if TYPE_CHECKING:
     from .call import Call
 
-_MAX_SEEN = 1024
-_seen: dict[tuple[Any, ...], SeenCall] = {}
-_seen_before: dict[tuple[Any, ...], SeenCall] = {}
+_MAX_CALLS = 1024
+_calls: dict[tuple[Any, ...], WarmCall] = {}
+_evicted: dict[tuple[Any, ...], WarmCall] = {}
 """Evicted calls, kept for one generation: their kernels may still read mask buffers that the call owns."""
 
 
-def remember(key: tuple[Any, ...], call: SeenCall) -> None:
-    if len(_seen) >= _MAX_SEEN:
-        _seen_before.clear()
-        _seen_before.update(_seen)
-        _seen.clear()
-    _seen[key] = call
+def remember(key: tuple[Any, ...], call: WarmCall) -> None:
+    if len(_calls) >= _MAX_CALLS:
+        _evicted.clear()
+        _evicted.update(_calls)
+        _calls.clear()
+    _calls[key] = call
 
 
-_of_parent: list[dict[tuple[Any, ...], SeenCall]] = []
+_calls_of_parent: list[dict[tuple[Any, ...], WarmCall]] = []
 
 
 def forget() -> None:
     """In a fork no earlier call can be launched. Their objects stay: CUDA cannot free their memory there either."""
-    _of_parent.append(dict(_seen))
-    _seen.clear()
+    _calls_of_parent.append(dict(_calls))
+    _calls.clear()
 
 
 def find(
     operation: Operation, given: Sequence[Any], options: tuple[Any, ...]
-) -> tuple[SeenCall | None, tuple[Any, ...] | None, list[int]]:
+) -> tuple[WarmCall | None, tuple[Any, ...] | None, list[int]]:
     """Returns (an earlier call with the same key or None, the key, the addresses of the operands). The key holds all
     that decides plan, code and strides. A call with an array that is not CuPy's has neither key nor addresses.
 
@@ -80,7 +80,7 @@ def find(
         key.append(os.environ.get("CUPY_TF32"))
     found = tuple(key)
     try:
-        return _seen.get(found), found, addresses
+        return _calls.get(found), found, addresses
     except TypeError:  # an option that is not hashable: the checks refuse it
         return _NOTHING
 
@@ -97,7 +97,7 @@ _ndarray: Any = None
 _NOTHING: tuple[None, None, list[int]] = (None, None, [])
 
 
-class SeenCall:
+class WarmCall:
     """A checked call that can be repeated with other addresses.
 
     ``launch`` takes the addresses of all operands in launch order, 0 for None, with the arrays' device current.
@@ -148,7 +148,7 @@ class SeenCall:
     def _check_overlap(self, i: int, j: int, distance: int, given: Sequence[Any]) -> None:
         if (i, j, distance) not in self._apart:
             self._check(dict(zip(self._names, given, strict=False)))
-            if len(self._apart) >= _MAX_SEEN:
+            if len(self._apart) >= _MAX_CALLS:
                 self._apart.clear()
             self._apart.add((i, j, distance))
 

@@ -106,7 +106,7 @@ def test_a_fork_of_a_process_that_used_a_gpu_says_so(monkeypatch):
     monkeypatch.setattr(cufa.run.cuda, "backend", backend, raising=False)
     monkeypatch.setattr(dispatch, "gpu_available", lambda: True)
     monkeypatch.setattr(dispatch, "_gpu_process", os.getpid())
-    monkeypatch.setattr(warm, "_seen", {(): None})
+    monkeypatch.setattr(warm, "_calls", {(): None})
     assert dispatch.cuda_module() is backend
     x = np.ones((1, 1, 8, 8), np.float16)
     end, result = os.pipe()
@@ -114,7 +114,7 @@ def test_a_fork_of_a_process_that_used_a_gpu_says_so(monkeypatch):
         try:
             cufa.flash_attention(x, x, x)
         except RuntimeError as error:
-            os.write(result, f"{len(warm._seen)} {error}".encode())
+            os.write(result, f"{len(warm._calls)} {error}".encode())
         finally:
             os._exit(0)
     os.close(result)

@@ -128,14 +128,14 @@ def test_all_operands_of_an_operation_is_part_of_its_calls():
 
 def test_what_is_forgotten_outlives_its_launches(monkeypatch):
     """Kernels that are queued read what the calls keep of masks."""
-    monkeypatch.setattr(seen, "_seen", {})
-    monkeypatch.setattr(seen, "_seen_before", {})
-    for i in range(seen._MAX_SEEN + 1):
+    monkeypatch.setattr(seen, "_calls", {})
+    monkeypatch.setattr(seen, "_evicted", {})
+    for i in range(seen._MAX_CALLS + 1):
         seen.remember((i,), i)
-    assert list(seen._seen) == [(seen._MAX_SEEN,)] and len(seen._seen_before) == seen._MAX_SEEN
-    for i in range(seen._MAX_SEEN):
+    assert list(seen._calls) == [(seen._MAX_CALLS,)] and len(seen._evicted) == seen._MAX_CALLS
+    for i in range(seen._MAX_CALLS):
         seen.remember((-i - 1,), i)
-    assert seen._MAX_SEEN in seen._seen_before.values() and len(seen._seen_before) == seen._MAX_SEEN
+    assert seen._MAX_CALLS in seen._evicted.values() and len(seen._evicted) == seen._MAX_CALLS
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def short_cut(monkeypatch):
         seen.remember(key, lambda given, addresses: "short cut")
         return {"out": "long way"}
 
-    monkeypatch.setattr(seen, "_seen", {})
+    monkeypatch.setattr(seen, "_calls", {})
     monkeypatch.setattr(dispatch, "run_on_gpu", run_on_gpu)
     return checked
 
@@ -233,7 +233,7 @@ def toy(monkeypatch, no_device):
         call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, Options(), **more), []
         problem = SimpleNamespace(v_dim=next(iter(inputs.values())).shape[-1])
         made = call.allocate(problem, lambda shape, dtype: array(1 << 49, shape, dtype))
-        found, new = seen.SeenCall(launched.append, call, made), itertools.count(1)
+        found, new = seen.WarmCall(launched.append, call, made), itertools.count(1)
         found._allocate = lambda shape, dtype: array(next(new) << 50, shape, dtype)
 
         def run(*given):

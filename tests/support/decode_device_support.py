@@ -42,7 +42,7 @@ def launches(monkeypatch):
 
         launch_here = launch
 
-    monkeypatch.setattr(seen, "_seen", {})
+    monkeypatch.setattr(seen, "_calls", {})
     monkeypatch.setattr(cuda, "prepare", lambda plan, device_id: plan)
     monkeypatch.setattr(cuda, "Binding", Binding)
     monkeypatch.setattr(cuda, "device", lambda device_id: Device.typical("sm_90"))
