@@ -88,9 +88,10 @@ def flash_attention(
         outside the window are neither read nor computed.
     mask : cufa.masks, or array of bool, optional
         In place of ``causal`` and ``window``: any of :mod:`cufa.masks`, or booleans, True where a query sees a key,
-        (seqlen_q, seqlen_k) or (batch or 1, kv_heads or 1, seqlen_q, seqlen_k). Every call reads booleans anew;
-        :func:`cufa.masks.from_dense` reads them once. Masks may differ between key/value heads; the query heads of one
-        key/value head share its mask. Each builder says whether arrays on a GPU are copied when the mask is made, or
+        (seqlen_q, seqlen_k) or (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), heads of q or of k. Every call
+        reads booleans anew; :func:`cufa.masks.from_dense` reads a matrix once. Masks of the builders may differ between
+        key/value heads, whose query heads share them; booleans, and functions of :func:`cufa.masks.where`, also between
+        query heads. Each builder says whether arrays on a GPU are copied when the mask is made, or
         read by every call and replay of a graph: then their owner may change them.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most

@@ -4,15 +4,19 @@ beside torch's FlexAttention, which is given the traced expression."""
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..gpu.architectures import Device
-from ..problem.mask import CAUSAL
+from ..problem.bits import Bits
+from ..problem.mask import CAUSAL, Mask
 from ..problem.problem import Problem
 from ..problem.score_function import score
+from ..problem.where import where
 from .cases import Case, Contender, best, contenders, of_forward
 
 
@@ -68,3 +72,27 @@ def of_shape(shape: Problem, device: Device | None) -> Iterator[Case]:
                 full = dataclasses.replace(problem, score=made.change(of_arrays))
                 found += [Contender(x, name=f"{x} with gradients", problem=full) for x in best(full, device)]
             yield Case(problem, tuple(found), f"{name}, {problem.operation}")
+
+
+@functools.cache
+def _bits(seqlen: int) -> dict[str, Mask]:
+    """Masks with one bit for each score."""
+    side, rng = math.isqrt(seqlen), np.random.default_rng(0)
+    near = where(lambda b, h, i, j: (abs(i // side - j // side) <= 8) & (abs(i % side - j % side) <= 8), {})
+    tiles = -(-seqlen // 128)
+    visited = rng.random((tiles, tiles)) < 0.5
+    visited[np.diag_indices(tiles)] = True
+    scores = rng.random((seqlen, seqlen), np.float32) < 0.5
+    seen = scores & visited.repeat(128, 0).repeat(128, 1)[:seqlen, :seqlen]
+    return {
+        "2-D neighbourhood": near.bound(1, 1, 1, seqlen, seqlen), "random bits": Bits.of(seen[None, None]),
+    }  # fmt: skip
+
+
+def of_masks(shape: Problem, device: Device | None) -> Iterator[Case]:
+    """Tokens that see tokens at most 8 rows and columns away; and half of the scores of half of the tiles."""
+    for operation in (lambda p: p, of_forward):
+        for name, mask in _bits(shape.seqlen_k).items():
+            problem = operation(dataclasses.replace(shape, mask=mask))
+            found = contenders(*best(problem, device), "flex", "flex flash")
+            yield Case(problem, found, f"{name}, {problem.operation}")

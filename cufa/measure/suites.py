@@ -224,9 +224,11 @@ def _masks(device: Device | None) -> Iterator[Case]:
     yield from decode_cases.windows(device)
 
 
-@_suite("scores", "score functions, causal, 2 × 32/8 heads × 8192, d128, bfloat16")
+@_suite("scores", "score functions, causal, and masks of bits, 2 × 32/8 heads × 8192 or 4096, d128, bfloat16")
 def _scores(device: Device | None) -> Iterator[Case]:
-    return score_cases.of_shape(make(2, 32, 8192, 128, "bfloat16", kv_heads=8), device)
+    shape = make(2, 32, 8192, 128, "bfloat16", kv_heads=8)
+    yield from score_cases.of_shape(shape, device)
+    yield from score_cases.of_masks(dataclasses.replace(shape, seqlen_q=4096, seqlen_k=4096), device)
 
 
 @_suite("energy", "shapes that meet the power limit, bfloat16")

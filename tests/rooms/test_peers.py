@@ -11,6 +11,7 @@ from cufa.measure import mask_cases, peers
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.peers import fa4, flex, sdpa
 from cufa.measure.suites import SUITES, make
+from cufa.problem.bits import Bits
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 
 MASKS = [FULL, CAUSAL, Band(7, 0), Band(7, 3), Band(4, None), Band(None, 0, "top-left"), Band(9, 5, 2)]
@@ -44,6 +45,17 @@ def test_flex_sees_what_the_mask_sees(mask, seqlen_q):
     for batch, head in np.ndindex(2, 4):
         found = np.broadcast_to(seen(batch, head, row, key), (seqlen_q, 40))
         assert (found == mask.dense(seqlen_q, 40, batch, head // 2)).all()
+
+
+@pytest.mark.parametrize("spread", [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_flex_reads_bits(spread):
+    scores = np.random.default_rng(0).random((*spread, 24, 40)) < 0.5
+    found = flex.mask_mod(
+        make(2, 4, 24, 16, "bfloat16", Bits.of(scores), kv_heads=2, seqlen_k=40), lambda x: x
+    )
+    for batch, head in np.ndindex(2, 4):
+        seen = found(batch, head, np.arange(24)[:, None], np.arange(40)[None])
+        assert (seen == scores[batch % spread[0], head * spread[1] // 4]).all()
 
 
 @pytest.mark.parametrize("mask", mask_cases.others(8192).values(), ids=mask_cases.others(8192))

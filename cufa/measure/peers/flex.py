@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...problem.bits import WORD, Bits
 from ...problem.columns import FROM_THE_START, TO_THE_END, Columns
 from ...problem.expression import Expression
 from ...problem.integers import Integers
@@ -75,11 +76,25 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
     Raises NotImplementedError for masks of other classes than those of :mod:`cufa.masks`.
     """
     mask = problem.mask.on_host().for_kernels(problem.seqlen_q, problem.seqlen_k)
+    if isinstance(mask, Bits):
+        return _of_bits(mask, problem, put)
     runs = _hidden_runs(mask, problem, put) if isinstance(mask, Columns) else []
     band = mask.band if isinstance(mask, Columns) else mask
     if not isinstance(band, Band):
         raise NotImplementedError(f"{type(mask).__name__} is not put to FlexAttention here")
     return _all([_band(band, problem, put), *runs])
+
+
+def _of_bits(mask: Bits, problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
+    """The same words, read bit by bit."""
+    words, (of_batch, of_heads) = put(mask.by_row.values), mask.spread
+    group = problem.heads // of_heads
+
+    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        outer = batch if of_batch > 1 else 0, head // group if of_heads > 1 else 0
+        return (words[(*outer, query, key // WORD)] >> (key % WORD)) & 1 == 1
+
+    return seen
 
 
 def _all(tests: list[MaskMod | None]) -> MaskMod:
