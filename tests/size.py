@@ -41,7 +41,7 @@ ADDED = {
 RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 74_040,
-    "lines of cufa": 35_281,
+    "lines of cufa": 35_291,
     "lines of tests": 44_141,
     "lines of forward/fa3/kernel.cu with its includes": 3_980,
     "lines of forward/fa2/kernel.cu with its includes": 2_782,
