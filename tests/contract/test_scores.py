@@ -245,6 +245,7 @@ def served(operation, algorithm, name, composed, dim, v_dim, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.sampled(each="composed", fixed=2, dated=2)
 @pytest.mark.parametrize(
     ("operation", "algorithm", "name", "composed", "dim", "v_dim", "dtype"),
     [x for x in ON_GPU if served(*x)],
