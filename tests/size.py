@@ -40,11 +40,11 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_040,
-    "lines of cufa": 35_291,
-    "lines of tests": 44_141,
-    "lines of forward/fa3/kernel.cu with its includes": 3_980,
-    "lines of forward/fa2/kernel.cu with its includes": 2_782,
+    "lines of the product": 74_088,
+    "lines of cufa": 35_348,
+    "lines of tests": 44_265,
+    "lines of forward/fa3/kernel.cu with its includes": 3_983,
+    "lines of forward/fa2/kernel.cu with its includes": 2_783,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_601,
     "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_615,
     "lines of backward/fa3_pair/kernel.cu with its includes": 4_284,

@@ -61,7 +61,7 @@ def cached_problem(inputs: Mapping[str, Any], dtype: str, options: Options) -> t
     if found["tree"] is not None:
         found["tree"], mask, tree = _checked_tree(found, queries, mask)
     problem = dataclasses.replace(
-        problem, mask=mask, tree=tree, batch=queries.batch, seqlen_q=queries.most,
+        problem, mask=mask, tree=tree, invariant=options.invariant, batch=queries.batch, seqlen_q=queries.most,
         lengths=_lengths(queries, found["cache_seqlens"], capacity, cache),
     )  # fmt: skip
     check_lengths(problem, found["cache_seqlens"], found["block_table"])

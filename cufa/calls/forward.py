@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
-from ..problem.checks import check_choice
+from ..problem.checks import check_choice, check_flag
 from ..problem.float8 import NAME, is_float8
 from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
 from ..problem.score_function import Score, resolve_score
@@ -56,7 +56,7 @@ def flash_attention(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None,
-    tree: Any = None,
+    tree: Any = None, invariant: bool = False,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
@@ -133,6 +133,10 @@ def flash_attention(
         A token sees all keys before the new tokens, its ancestors and itself. Parents, each before its children, -1 for
         a root; or whether token i sees token j, with True on the diagonal and False above. Not with windows, masks or
         ALiBi. A tree on a GPU is not checked.
+    invariant : bool
+        With a cache, on a GPU: on one card the bits of a query's result depend on its own sequence alone: not on other
+        sequences, the page size, or how many queries a call brings (chunks of a prompt, or one by one). Of page sizes
+        that one kernel takes: FA3's and FA2's bits differ, and so do :func:`flash_decode`'s.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
@@ -239,9 +243,11 @@ def flash_attention(
         given = with_score(FORWARD, given, change)
     if num_splits is not None and type(num_splits) is not int:
         num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
+    if type(invariant) is not bool:
+        invariant = check_flag("invariant", invariant)  # type: ignore[unreachable]
     options = (
         causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
-        change and change.expression,
+        change and change.expression, invariant,
     )  # fmt: skip
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
@@ -252,6 +258,8 @@ def flash_attention(
     in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
     if in_cache and (scaled or is_float8(q) or is_float8(k)):
         raise no_scaled_cache()
+    if invariant and not in_cache:
+        raise invariant_without_cache()
     if k_scale is not None and is_float8(k) and not is_float8(q):
         from .widened import keys_and_values
 
@@ -269,7 +277,14 @@ def flash_attention(
         return Float8Call.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    return run(ForwardCall.read(given, *read_forward(*asked, score=change)), device, options)
+    read = read_forward(*asked, score=change, invariant=invariant)
+    return run(ForwardCall.read(given, *read), device, options)
+
+
+def invariant_without_cache() -> ValueError:
+    return ValueError(
+        "invariant=True without cache_seqlens or block_table: it is about keys in a cache; leave it out"
+    )
 
 
 def no_scaled_cache() -> TypeError:

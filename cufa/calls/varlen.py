@@ -30,7 +30,7 @@ from ..problem.typing import (
 )
 from .call import PackedBackward, PackedForward
 from .dispatch import run
-from .forward import no_scaled_cache
+from .forward import invariant_without_cache, no_scaled_cache
 from .keywords import unknown_keyword
 from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score
 from .warm import find, typed
@@ -56,7 +56,7 @@ def flash_attention_varlen(
 def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *,
     cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None,
-    tree: Any = None,
+    tree: Any = None, invariant: bool = False,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None,
@@ -92,6 +92,8 @@ def flash_attention_varlen(
         A key and value of each query, which the call first writes into the cache.
     tree
         As for :func:`flash_attention`: no sequence may have more than 64 queries.
+    invariant
+        As for :func:`flash_attention`; whether queries are packed or padded makes no difference either.
     causal, window, mask
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
@@ -118,11 +120,22 @@ def flash_attention_varlen(
     """
     if unknown:
         raise unknown_keyword(flash_attention_varlen, unknown)
-    causal = check_causal(causal)
+    causal, invariant = check_causal(causal), check_flag("invariant", invariant)
     changes = typed(window), mask, softcap, type(softcap)
     change = resolve_score(score, bias)
     of_score = change and change.expression
-    options = causal, scale, type(scale), algorithm, precision, return_lse, device, changes, of_score
+    options = (
+        causal,
+        scale,
+        type(scale),
+        algorithm,
+        precision,
+        return_lse,
+        device,
+        changes,
+        of_score,
+        invariant,
+    )
     given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
     if in_cache:
@@ -136,6 +149,8 @@ def flash_attention_varlen(
             return seen(given, addresses)
     if in_cache and (scaled or is_float8(q) or is_float8(k)):
         raise no_scaled_cache()
+    if invariant and not in_cache:
+        raise invariant_without_cache()
     _check_given(cu_seqlens_q, True if in_cache else cu_seqlens_k)
     asked = return_lse, causal, window, mask, softcap, scale, precision, "bshd", algorithm
     if scaled or is_float8(q):
@@ -145,7 +160,8 @@ def flash_attention_varlen(
         return PackedFloat8.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    return run(PackedForward.read(given, *read_forward(*asked, score=change)), device, options)
+    read = read_forward(*asked, score=change, invariant=invariant)
+    return run(PackedForward.read(given, *read), device, options)
 
 
 # fmt: off

@@ -213,6 +213,7 @@ class Kernel:
             "ALIBI": problem.alibi,
             "SINK": problem.sink,
             "TREE": TREE_KINDS.index(problem.tree),
+            "INVARIANT": problem.invariant,
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",

@@ -93,6 +93,11 @@ class DenseOperation(Operation):
         """The first serving kernel. Its tiles: the caller's, else measured ones, else those expected to be fastest."""
         if device is None:
             reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+            if problem.invariant:
+                raise ValueError(
+                    "invariant=True needs a GPU and 16-bit elements: sums of NumPy's products depend on the number of "
+                    "rows; leave it out"
+                )
             if request.num_splits is not None:
                 reason += f"; keys are not split (num_splits={request.num_splits} is for GPUs)"
             config = self.cpu_config

@@ -59,12 +59,22 @@ class Options:
 def read_forward(
     return_lse: Any, causal: Any, window: Any, mask: Any, softcap: Any, scale: Any, precision: Any, layout: Any,
     algorithm: Any, num_splits: Any = None, *, accumulate: Any = None, score: Score | None = None,
+    invariant: bool = False,
 ) -> tuple[tuple[str, ...], Options]:  # fmt: skip
     """The results and the options that keywords of a forward call ask for."""
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
     return wanted, Options(
-        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score
+        mask,
+        softcap,
+        scale,
+        precision,
+        layout,
+        algorithm,
+        num_splits,
+        accumulate=sums,
+        score=score,
+        invariant=invariant,
     )
 
 

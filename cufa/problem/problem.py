@@ -100,7 +100,7 @@ class Problem:
     """Decode: the maximum that the softmax subtracts. "": each row's own; "bound": a bound of its scores; a number, or
     "heads": the caller's, of all heads or of each."""
     invariant: bool = False
-    """Decode: the bits of a sequence's result depend on that sequence alone."""
+    """Keys in a cache: the bits of a sequence's result depend on that sequence alone."""
     accumulate: str = "auto"
     """Inputs of e4m3: when P V is added to O in float32: after each "tile", after a number of tiles (as text), or after
     the last tile of a "row". "auto": by length."""

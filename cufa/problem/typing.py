@@ -75,6 +75,7 @@ class PackedOptions(PackedOperatorOptions, total=False):
     k_new: Any
     v_new: Any
     tree: Any
+    invariant: bool
 
 
 class ForwardOptions(PackedOptions, _Dense, total=False):

@@ -116,7 +116,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
-  OnlineSoftmax<2 * M_TILES> softmax;
+  // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
+  OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   softmax.reset();
   u32 Q_rmem[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
 

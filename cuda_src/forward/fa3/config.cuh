@@ -26,6 +26,7 @@ constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh)
 constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr int PAGE_BOX = 0;          // keys in a cache: keys of a page that TMA copies at once, all in one page; else 0
 constexpr int TREE = 0;              // a TreeKind (shared/tree.cuh): queries see their ancestors among the queries
+constexpr bool INVARIANT = false;     // the bits of a row depend on its sequence alone: no row decides on another row's maximum
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // a score loses slope * distance
 constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator

@@ -25,6 +25,8 @@ using Scores = float[Bc / 2];
 using Output = float[V_DIM / 2];
 using Probabilities = u32[Bc / 4];
 using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
+// INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
+using Softmax = OnlineSoftmax<2, INVARIANT ? 0 : 8>;
 
 // Whether some query block sees no key. Under a band, such a block is the first or the last one.
 DEVICE bool some_block_is_empty(const AttentionParams& p) {
@@ -57,7 +59,7 @@ DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc
 }
 
 // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
-DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
+DEVICE bool softmax_of_tile(Scores& S_rmem, Softmax& softmax, float scale_log2, float (&alpha)[2]) {
   const auto S = fragment_view(S_rmem);
   int top[2];
   lane_tops(top, S);
@@ -80,7 +82,7 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
 // sequence also the rows past the end: O is 0, L is -inf.
 template <typename Sequence>
 DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, const Sequence& sequence,
-                         int first_row, Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp,
+                         int first_row, Output& O_rmem, Softmax& softmax, [[maybe_unused]] u32 O_smem, int warp,
                          int lane) {
   // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
   if constexpr (LENGTHS_KIND == DENSE) pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);

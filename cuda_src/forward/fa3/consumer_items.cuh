@@ -6,8 +6,9 @@
 #include "shared/named_barriers.cuh"
 
 // For small scores the soft cap is a polynomial inside the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its
-// own if ALiBi comes between cap and softmax, or if registers do not suffice.
-constexpr bool CAP_FOLDS = SOFTCAP && !ALIBI && !SCORE && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
+// own if ALiBi comes between cap and softmax, if registers do not suffice, or INVARIANT: rows of a warp take its way together.
+constexpr bool CAP_FOLDS =
+    SOFTCAP && !INVARIANT && !ALIBI && !SCORE && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
 
 struct ConsumerItems {
   const ForwardParams& p;
@@ -23,7 +24,7 @@ struct ConsumerItems {
   Output O_rmem = {};
   Probabilities P_rmem;
   Queries Q_rmem;
-  OnlineSoftmax<2> softmax;
+  Softmax softmax;
 
   u32 round = 0;
   u32 descriptor;         // address of the current item's descriptor
@@ -150,7 +151,7 @@ struct ConsumerItems {
   DEVICE void change_scores() {
     const auto S = fragment_view(S_rmem);
     if constexpr (SCORE) apply_function(S, function, row, tiles.j * Bc + S.lane_column(lane));
-    if constexpr (SOFTCAP && Tag::value == CLEAR) {
+    if constexpr (SOFTCAP && !INVARIANT && Tag::value == CLEAR) {
       // The polynomial is tried first where that is faster (NOTES.md); under irregular masks it would spill.
       constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_irregular(MASK_KIND);
       cap_clear_scores<MOSTLY_NEAR_0>(S, p.softcap);

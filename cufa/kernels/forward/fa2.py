@@ -55,7 +55,7 @@ class Fa2Forward(ForwardKernel):
     entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
-    options: tuple[str, ...] = ("padded", "packed", "cache", "tree", "alibi", "sink", "score")
+    options: tuple[str, ...] = ("padded", "packed", "cache", "tree", "invariant", "alibi", "sink", "score")
     options_with_irregular_masks = ("score",)
     any_v_dim = True
     skip_masked_tiles = True

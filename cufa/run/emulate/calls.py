@@ -43,8 +43,8 @@ def emulate(
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
     score: Score | None = None, bias: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cache_seqlens: Any = None, block_table: Any = None,
-    k_new: Any = None, v_new: Any = None, tree: Any = None, layout: str = "bhsd", algorithm: str = "fa2",
-    num_splits: int | None = None, precision: str | None = None,
+    k_new: Any = None, v_new: Any = None, tree: Any = None, invariant: bool = False, layout: str = "bhsd",
+    algorithm: str = "fa2", num_splits: int | None = None, precision: str | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: str | None = None,
     accumulate: Any = None, mode: str = "plain", schedule: str | int = "ascending",
     copies: str | None = None, threads: int | None = None,
@@ -59,7 +59,7 @@ def emulate(
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves. e4m3 takes algorithm="fa3".
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
-    cache_seqlens, block_table, k_new, v_new, tree
+    cache_seqlens, block_table, k_new, v_new, tree, invariant
         As for :func:`cufa.flash_attention` and, with ``cu_seqlens_q``, :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races, reads of shared memory that was never written, accesses
@@ -101,7 +101,16 @@ def emulate(
     sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
     score = resolve_score(score, bias)
     options = Options(
-        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score
+        mask,
+        softcap,
+        scale,
+        precision,
+        layout,
+        algorithm,
+        num_splits,
+        accumulate=sums,
+        score=score,
+        invariant=invariant,
     )
     given: tuple[Any, ...] = q, k, v, None, None
     wanted = "out", "lse"
