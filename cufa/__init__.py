@@ -11,6 +11,7 @@ from .calls.maximum import calibrate_softmax_max, key_norms
 from .calls.merge import merge_attention_states
 from .calls.quantize import QuantizedValues, dequantize, quantize
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .problem.dropout import dropout_mask
 from .problem.score_function import Score, score
 from .reference.decode import decode_reference
 from .reference.dense import attention_reference, attention_reference_backward
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "QuantizedValues", "Score", "__version__", "attention_reference", "attention_reference_backward",
     "attention_varlen_reference", "attention_varlen_reference_backward", "calibrate_softmax_max", "compile",
-    "decode_reference", "dequantize", "emulate", "emulate_backward", "flash_attention", "flash_attention_backward",
-    "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode", "key_norms", "masks",
-    "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize", "score",
+    "decode_reference", "dequantize", "dropout_mask", "emulate", "emulate_backward", "flash_attention",
+    "flash_attention_backward", "flash_attention_varlen", "flash_attention_varlen_backward", "flash_decode",
+    "key_norms", "masks", "merge_attention_states", "plan", "plan_backward", "plan_decode", "quantize", "score",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

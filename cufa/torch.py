@@ -20,6 +20,7 @@ from .calls.forward import flash_attention
 from .calls.keywords import unknown_keyword
 from .calls.varlen import flash_attention_varlen, flash_attention_varlen_backward
 from .problem.checks import import_cupy
+from .problem.dropout import resolve_dropout
 from .problem.kept_masks import kept
 from .problem.mask import Mask
 from .problem.options import resolve_mask
@@ -59,6 +60,7 @@ def attention(
     causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None, seqlens_q: Tensor | None = None, seqlens_k: Tensor | None = None,
+    dropout: float | None = None, seed: int | Tensor | None = None,
     algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
     deterministic: bool | None = None, return_lse: bool = False, **unknown: Never,
 ) -> Any:  # fmt: skip
@@ -74,6 +76,8 @@ def attention(
         Aligned bottom-right. PyTorch's ``is_causal`` is aligned top-left: ``mask=cufa.masks.causal("top-left")``.
     deterministic : bool, optional
         The gradients have the same bits in every run. Default: ``torch.are_deterministic_algorithms_enabled()``.
+    seed : int or Tensor, optional
+        Of ``dropout``: an int, or int64 (2,), a seed and a number, on q's device. Each call needs another one.
     others
         As for :func:`cufa.flash_attention`; alibi_slopes, sink and sequence lengths are tensors on q's device.
 
@@ -92,11 +96,11 @@ def attention(
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
-        return_lse=return_lse, layout=layout,
+        return_lse=return_lse, layout=layout, dropout=dropout,
     )  # fmt: skip
     numbers = _numbers(window, softcap, scale)
     lengths = seqlens_q, seqlens_k, None, None
-    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, *numbers, num_splits, options)
+    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, _seed(seed), *numbers, num_splits, options)
     return (out, lse) if return_lse else out
 
 
@@ -121,7 +125,7 @@ def attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
     causal: bool = False, window: Window | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Tensor | None = None,
-    sink: Tensor | None = None,
+    sink: Tensor | None = None, dropout: float | None = None, seed: int | Tensor | None = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None, deterministic: bool | None = None,
     return_lse: bool = False, **unknown: Never,
 ) -> Any:  # fmt: skip
@@ -135,11 +139,11 @@ def attention_varlen(
     _check_slopes(alibi_slopes)
     options = _text(
         deterministic, causal=causal, mask=_name(mask), algorithm=algorithm, precision=precision,
-        return_lse=return_lse,
+        return_lse=return_lse, dropout=dropout,
     )  # fmt: skip
     numbers = _numbers(window, softcap, scale)
     lengths = None, None, cu_seqlens_q, cu_seqlens_k
-    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, *numbers, None, options)
+    out, lse = _attention(q, k, v, alibi_slopes, sink, *lengths, _seed(seed), *numbers, None, options)
     return (out, lse) if return_lse else out
 
 
@@ -148,6 +152,14 @@ def _check_slopes(alibi_slopes: Tensor | None) -> None:
         raise TypeError(
             "alibi_slopes requires grad, but slopes have no gradient here: pass alibi_slopes.detach()"
         )
+
+
+def _seed(seed: int | Tensor | None) -> Tensor | None:
+    """As two int64, which have the bits of uint64."""
+    if seed is None or isinstance(seed, Tensor):
+        return seed
+    resolve_dropout(0.5, seed)
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, 0], dtype=torch.int64)
 
 
 #: torch.compile takes the name of a mask for a constant.
@@ -228,7 +240,7 @@ def _on_stream_of(q: Tensor) -> Iterator[None]:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor,
     alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None,
     has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     num_splits: int | None, options: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -240,6 +252,7 @@ def _attention(
     keywords = _keywords(
         options, (has_window, left, right, softcap, scale), ("deterministic",), q, out=out, lse=lse,
         num_splits=num_splits, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
+        seed=seed,
     )  # fmt: skip
     call = flash_attention if cu_seqlens_q is None else flash_attention_varlen
     with _on_stream_of(q):
@@ -264,7 +277,7 @@ _attention.register_fake(lambda q, k, v, *others: _empty_results(q, v, others[-1
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
     alibi_slopes: Tensor | None, sink: Tensor | None, seqlens_q: Tensor | None, seqlens_k: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seed: Tensor | None,
     has_window: bool, left: int | None, right: int | None, softcap: float | None, scale: float | None,
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -274,7 +287,7 @@ def _backward(
     keywords = _keywords(
         options, (has_window, left, right, softcap, scale), (), q, dq=dq, dk=dk, dv=dv,
         dsink=None if sink is None else dsink, dlse=dlse, alibi_slopes=alibi_slopes, sink=sink, seqlens_q=seqlens_q,
-        seqlens_k=seqlens_k,
+        seqlens_k=seqlens_k, seed=seed,
     )  # fmt: skip
     call: Callable[..., Any] = (
         flash_attention_backward if cu_seqlens_q is None else flash_attention_varlen_backward
@@ -297,7 +310,7 @@ _backward.register_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.numbers, ctx.options = inputs[:9], inputs[9:14], inputs[-1]
+    tensors, ctx.numbers, ctx.options = inputs[:10], inputs[10:15], inputs[-1]
     ctx.mask = (
         None if (name := _options(ctx.options)["mask"]) is None else kept(name)
     )  # kept as long as the graph
@@ -314,7 +327,7 @@ def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None,
         options = json.dumps({**_options(options), "mask": ctx.mask.name_for_operators(False)})
     dq, dk, dv, dsink = _backward(dout, q, k, v, out, lse, dlse_used, *optional, *ctx.numbers, options)
     sink = optional[1]
-    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), *[None] * 11
+    return dq, dk, dv, None, None if sink is None else dsink.to(sink.dtype), *[None] * 12
 
 
 _attention.register_autograd(_differentiate, setup_context=_setup_context)

@@ -53,8 +53,24 @@ struct ScoredBackwardParams : BackwardParams {
   float score_scale;
 };
 
+// With dropout: shared/dropout_params.cuh.
+struct DroppedBackwardParams : BackwardParams {
+  const u64* seed;
+  u32 dropped, dropped_low_bits, dropped_below_half;
+  float kept_factor;
+};
+struct ScoredDroppedBackwardParams : ScoredBackwardParams {
+  const u64* seed;
+  u32 dropped, dropped_low_bits, dropped_below_half;
+  float kept_factor;
+};
+
 // Kernels that keep a block of keys read a key's bits along its rows.
 template <>
 constexpr bool LINES_ARE_KEYS<BackwardParams> = true;
 template <>
 constexpr bool LINES_ARE_KEYS<ScoredBackwardParams> = true;
+template <>
+constexpr bool LINES_ARE_KEYS<DroppedBackwardParams> = true;
+template <>
+constexpr bool LINES_ARE_KEYS<ScoredDroppedBackwardParams> = true;

@@ -74,7 +74,10 @@ u32 cvt_e4m3x2(float lo, float hi) { return e4m3_from_float(lo) | e4m3_from_floa
 u32 byte_permute(u32 lo, u32 hi, u32 selector) {
   const u64 bytes = u64(hi) << 32 | lo;
   u32 r = 0;
-  for (int i = 0; i < 4; ++i) r |= u32(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  for (int i = 0; i < 4; ++i) {
+    const u32 byte = u32(bytes >> (selector >> 4 * i & 7) * 8 & 0xff);
+    r |= (selector >> 4 * i & 8 ? byte >> 7 ? 0xff : 0 : byte) << 8 * i;
+  }
   return r;
 }
 

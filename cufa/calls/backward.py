@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
+from ..problem.dropout import check_dropout, resolve_dropout
 from ..problem.options import Options, check_causal, resolve_mask
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
@@ -26,7 +27,7 @@ from ..problem.typing import (
 from .call import BackwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
-from .score_operands import NO_SCORE, names_of_gradients, with_score
+from .score_operands import NO_SCORE, names_of_gradients, with_score, with_seed
 from .warm import find, typed
 
 
@@ -52,7 +53,7 @@ def flash_attention_backward(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
-    gradients: tuple[str, ...] = (),
+    gradients: tuple[str, ...] = (), dropout: float | None = None, seed: Any = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
     dlse: Any = None, deterministic: bool = False,
     dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
@@ -75,8 +76,10 @@ def flash_attention_backward(
     out, lse : array
         The results of the forward call with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) in
         either layout; float64 if q is.
-    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, layout, precision
-        The same values as in the forward call. precision may differ.
+    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, dropout, seed
+        The same values as in the forward call.
+    layout, precision
+        As in the forward call; precision may differ.
     gradients : tuple of names
         Arrays of ``score`` (or "bias") whose gradients are returned, too.
     algorithm : "auto", "fa3" or "fa2"
@@ -85,7 +88,7 @@ def flash_attention_backward(
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
     deterministic : bool
-        Every run gives the same bits; on a GPU under band masks only. False: dk, dv and dsink have the same bits in
+        Every run gives the same bits. False: dk, dv and dsink have the same bits in
         every run, under every mask. dq is summed in an order that depends on when thread blocks run, so that its last
         bits may differ. The CPU path is always deterministic.
     dq, dk, dv : array, optional
@@ -128,15 +131,15 @@ def flash_attention_backward(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; v's may differ; all masks; score
-      functions and gradients of their arrays; with band masks also padded lengths, packed lengths, ALiBi, sinks and
-      a fixed order of additions.
+    - fa3_backward (sm_90): float16, bfloat16; head dims 8 to 128, multiples of 8; v's may differ; all masks; a
+      fixed order of additions, score functions, gradients of their arrays and dropout; with band masks also padded
+      lengths, packed lengths, ALiBi and sinks.
     - fa3_backward_wide (sm_90): float16, bfloat16; head dims 136 to 256, multiples of 8; v's may differ; all masks;
-      score functions; with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of
-      additions.
-    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; score functions and gradients of their arrays;
-      with band masks also padded lengths, packed lengths, ALiBi, sinks and a fixed order of additions.
-    - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; with band masks also a fixed order of additions.
+      a fixed order of additions, score functions and dropout; with band masks also padded lengths, packed lengths,
+      ALiBi and sinks.
+    - fa2_backward (sm_80 or later): float16, bfloat16; all masks; a fixed order of additions, score functions,
+      gradients of their arrays and dropout; with band masks also padded lengths, packed lengths, ALiBi and sinks.
+    - fa2_backward_f32 (sm_80 or later): float32, tf32; all masks; a fixed order of additions and dropout.
     """
     if unknown:
         raise unknown_keyword(flash_attention_backward, unknown)
@@ -152,6 +155,7 @@ def flash_attention_backward(
     given_dsink = sink is not None or dsink is not None
     if given_dsink or alibi_slopes is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, *NO_SCORE, dsink
+    dropped = 0
     change: Score | None = None
     of_scores: tuple[str, ...] = ()
     if score is not None or bias is not None or gradients != ():
@@ -161,6 +165,9 @@ def flash_attention_backward(
             with_score(BACKWARD, given, change),
             (*options, change and change.expression, of_scores),
         )
+    if dropout is not None or seed is not None:
+        dropped, seed = resolve_dropout(dropout, seed)
+        given, options = with_seed(BACKWARD, given, seed), (*options, "dropout", dropped)
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -169,7 +176,7 @@ def flash_attention_backward(
     mask = resolve_mask(causal, window, mask)
     asked = Options(
         mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
-        gradients=of_scores,
+        gradients=of_scores, dropped=dropped,
     )  # fmt: skip
     return run(BackwardCall.read(given, wanted, asked), device, options)
 
@@ -179,14 +186,14 @@ def plan_backward(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
-    gradients: tuple[str, ...] = (),
+    gradients: tuple[str, ...] = (), dropout: float | None = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", precision: Precision | None = None,
     deterministic: bool = False, device: str | None = None, **unknown: Never,
 ) -> Plan:  # fmt: skip
     """The plan of :func:`flash_attention_backward`: kernel, tiles, launches, workspace in bytes, and why. Needs no GPU
     and runs nothing.
 
-    Arguments and errors are as for :func:`plan`; ``deterministic`` and ``gradients`` as for
+    Arguments and errors are as for :func:`plan`; ``deterministic``, ``gradients`` and ``dropout`` as for
     :func:`flash_attention_backward`.
 
     >>> cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
@@ -199,7 +206,7 @@ def plan_backward(
     change = resolve_score(score, bias)
     options = Options(
         mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
-        gradients=check_gradients(change, gradients),
+        gradients=check_gradients(change, gradients), dropped=check_dropout(dropout),
     )  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     return plan_shapes(q, k, v, dtype, device, options, optional, "backward")

@@ -43,6 +43,8 @@ def cached_problem(inputs: Mapping[str, Any], dtype: str, options: Options) -> t
                 f"{name} and cache_seqlens or block_table both say where keys are: cache_seqlens counts the keys of a "
                 f"cache; leave out {name}"
             )
+    if options.dropped:
+        raise ValueError("dropout= takes keys that lie in an array, not in a cache: leave it out")
     if options.score is not None:
         raise ValueError("score= and bias= take keys that lie in an array, not in a cache: leave one out")
     check_equal("v", inputs["v"].shape, "k", inputs["k"].shape)

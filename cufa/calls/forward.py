@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..plan.dense import FORWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_choice, check_flag
+from ..problem.dropout import check_dropout, resolve_dropout
 from ..problem.float8 import NAME, is_float8
 from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
 from ..problem.score_function import Score, resolve_score
@@ -34,7 +35,7 @@ from .call import ForwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
 from .quantize import QuantizedValues
-from .score_operands import refuse_score, with_score
+from .score_operands import refuse_score, with_score, with_seed
 from .warm import find, typed
 
 
@@ -55,6 +56,7 @@ def flash_attention(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    dropout: float | None = None, seed: Any = None,
     cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None,
     tree: Any = None, invariant: bool = False,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
@@ -116,6 +118,15 @@ def flash_attention(
         A change of scaled scores, written in NumPy: :func:`cufa.score`. It comes before the soft cap.
     bias : array, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k or 1), optional
         Added to scaled scores, in place of ``score``: any float dtype and strides, read in place.
+    dropout : float, optional
+        Probability with which each weight is dropped, from 0 to below 1, rounded to a multiple of 1/256 (above 0: at
+        least 1/256). Kept weights are multiplied by 1 / (1 - dropout); lse is that of all weights. Which weights are
+        kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
+        :func:`dropout_mask`. On a GPU not with a cache, nor with split keys.
+    seed : int, or array of two 64-bit integers, optional
+        Of ``dropout``: the key of the generator (Philox4x32-10), from 0 to 2**64 - 1; an array is (seed, number),
+        of whose number the low 32 bits count. An array on the GPU is read by kernels only: its owner may change it
+        between calls and between replays of a graph, up to the backward. An int is copied by each call.
     cache_seqlens : int32 array, (batch,), optional
         k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
         ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its
@@ -197,18 +208,18 @@ def flash_attention(
 
     The CPU takes every combination. On a GPU (a band mask is ``full()``, ``causal()`` or ``window()``):
 
-    - fa3_forward (sm_90): float16, bfloat16; all masks; score functions; with band masks also padded lengths,
-      packed lengths, caches, trees, ALiBi and sinks.
+    - fa3_forward (sm_90): float16, bfloat16; all masks; score functions and dropout; with band masks also padded
+      lengths, packed lengths, caches, trees, ALiBi and sinks.
     - fa3_forward_fp8 (sm_90): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded lengths and
       packed lengths.
-    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; score functions; with band masks also padded
-      lengths, packed lengths, caches, trees, ALiBi and sinks.
+    - fa2_forward (sm_80 or later): float16, bfloat16; all masks; score functions and dropout; with band masks also
+      padded lengths, packed lengths, caches, trees, ALiBi and sinks.
     - fa2_forward_fp8 (sm_89 or later): float8_e4m3; head dims 16 to 256, multiples of 16; band masks; padded
       lengths and packed lengths.
-    - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks.
+    - fa2_forward_f32 (sm_80 or later): float32, tf32; all masks; dropout.
     - fa1_forward (sm_80 or later): float16, bfloat16; head dims 8 to 256, multiples of 8; band masks.
     - fa1_forward_f32 (sm_80 or later): float32, tf32; head dims 8 to 256, multiples of 8; band masks.
-    - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks; score functions.
+    - naive (sm_80 or later): float16, bfloat16, float32, tf32; all masks; score functions and dropout.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile with visible and hidden
     scores is multiplied as a whole, and 0 · inf is NaN.
@@ -241,13 +252,17 @@ def flash_attention(
     if score is not None or bias is not None:
         change = resolve_score(score, bias)
         given = with_score(FORWARD, given, change)
+    dropped = 0
+    if dropout is not None or seed is not None:
+        dropped, seed = resolve_dropout(dropout, seed)
+        given = with_seed(FORWARD, given, seed)
     if num_splits is not None and type(num_splits) is not int:
         num_splits = check_num_splits(num_splits)  # before the warm lookup, to which 1.0 equals 1
     if type(invariant) is not bool:
         invariant = check_flag("invariant", invariant)  # type: ignore[unreachable]
     options = (
         causal, scale, type(scale), layout, algorithm, num_splits, precision, return_lse, device, changes,
-        change and change.expression, invariant,
+        change and change.expression, invariant, dropped,
     )  # fmt: skip
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
@@ -272,12 +287,12 @@ def flash_attention(
     if scaled or is_float8(q):
         from .float8 import Float8Call
 
-        refuse_score(change, q)
+        refuse_score(change, q, dropped)
         given = q, k, v, out, lse, alibi_slopes, sink, seqlens_q, seqlens_k
         return Float8Call.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    read = read_forward(*asked, score=change, invariant=invariant)
+    read = read_forward(*asked, score=change, invariant=invariant, dropped=dropped)
     return run(ForwardCall.read(given, *read), device, options)
 
 
@@ -299,6 +314,7 @@ def plan(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
+    dropout: float | None = None,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None, kv_dtype: str | None = None,
     device: str | None = None, **unknown: Never,
@@ -308,7 +324,8 @@ def plan(
 
     q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``, ``scale``,
     ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``,
-    ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    ``dropout``, ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`.
+    ``dtype`` is a
     name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
     planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and
     values of e4m3 under 16-bit queries. ``device`` is None (the device that a call here would use), "cpu", "cuda", or
@@ -322,7 +339,8 @@ def plan(
         raise unknown_keyword(plan, unknown)
     mask = resolve_mask(causal, window, mask)
     change = None if score is bias is None else resolve_score(score, bias)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, score=change)
+    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, score=change,
+                      dropped=0 if dropout is None else check_dropout(dropout))  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     v = v.shape if isinstance(v, QuantizedValues) else v
     found = plan_shapes(q, k, v, dtype, device, options, optional)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.operation import CACHE, PER_HEAD, PER_HEAD_AND_LENGTHS, SCORE_ARRAYS
+from ..plan.operation import CACHE, PER_HEAD, PER_HEAD_AND_LENGTHS, SCORE_ARRAYS, SEED
 from ..problem.checks import as_array, is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Packed, Padded
@@ -41,7 +41,7 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with lengths, ALiBi and sink filled in."""
     of_forward = CACHE if problem.operation == "forward" else ()
-    optional = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, *of_forward)}
+    optional = {x.name for x in (*PER_HEAD_AND_LENGTHS, *SCORE_ARRAYS, SEED, *of_forward)}
     found = {name: x for name, x in inputs.items() if x is not None or name not in optional}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:

@@ -1,11 +1,11 @@
-"""The arrays of a score function as operands of a call."""
+"""The arrays of a score function, and the seed of dropout, as operands of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..plan.operation import SCORE_ARRAYS, Operation
+from ..plan.operation import SCORE_ARRAYS, SEED, Operation
 from ..problem.float8 import is_float8
 from ..problem.score_function import Score
 
@@ -21,12 +21,21 @@ def with_score(operation: Operation, given: Sequence[Any], score: Score | None) 
     return (*given[:place], *missing, *score.arrays.values(), *given[place + len(score.arrays) :])
 
 
-def refuse_score(score: Score | None, q: Any) -> None:
+def with_seed(operation: Operation, given: Sequence[Any], seed: Any) -> tuple[Any, ...]:
+    """The operands ``given``, followed by the seed if there is one."""
+    if seed is None:
+        return tuple(given)
+    place = operation.all_operands.index(SEED)
+    return (*given, *(None,) * (place - len(given)), seed)
+
+
+def refuse_score(score: Score | None, q: Any, dropped: int) -> None:
     """Raises ValueError for inputs of e4m3."""
-    if score is not None:
+    if score is not None or dropped:
         kind = "e4m3" if is_float8(q) else str(getattr(q, "dtype", type(q).__qualname__))
         raise ValueError(
-            f"score= and bias= take q of 16, 32 or 64 bits without scales, not {kind} with scales"
+            f"{'dropout= takes' if dropped else 'score= and bias= take'} q of 16, 32 or 64 bits without scales, not "
+            f"{kind} with scales"
         )
 
 

@@ -104,6 +104,7 @@ def make_problem(
         precision=resolve_precision(dtype, options.precision), deterministic=options.deterministic,
         v_head_dim=_of_values("v", v_shape[3], head_dim),
         score=None if options.score is None else options.score.change(options.gradients),
+        dropped=options.dropped,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
+from ..problem.dropout import resolve_dropout
 from ..problem.float8 import is_float8
 from ..problem.options import Options, check_causal, read_forward, resolve_mask
 from ..problem.score_function import Score, check_gradients, resolve_score
@@ -32,7 +33,7 @@ from .call import PackedBackward, PackedForward
 from .dispatch import run
 from .forward import invariant_without_cache, no_scaled_cache
 from .keywords import unknown_keyword
-from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score
+from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score, with_seed
 from .warm import find, typed
 
 
@@ -59,7 +60,7 @@ def flash_attention_varlen(
     tree: Any = None, invariant: bool = False,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
-    score: Score | None = None, bias: Any = None,
+    score: Score | None = None, bias: Any = None, dropout: float | None = None, seed: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None,
     q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_dtype: OutDtype | None = None,
     accumulate: Accumulate | None = None,
@@ -98,7 +99,7 @@ def flash_attention_varlen(
         The mask of each sequence, whose last query's own key is its last. Masks may be bands of any kind, or chunks.
     alibi_slopes, sink
         As for :func:`flash_attention`, with batch the number of sequences.
-    score, bias
+    score, bias, dropout, seed
         As for :func:`flash_attention`: b is the index of the sequence; i and j count within it.
     out, lse : array, optional
         Where to write the results: (total_q, heads, head_dim), and with ``return_lse=True`` (heads, total_q).
@@ -124,23 +125,15 @@ def flash_attention_varlen(
     changes = typed(window), mask, softcap, type(softcap)
     change = resolve_score(score, bias)
     of_score = change and change.expression
+    dropped, seed = resolve_dropout(dropout, seed)
     options = (
-        causal,
-        scale,
-        type(scale),
-        algorithm,
-        precision,
-        return_lse,
-        device,
-        changes,
-        of_score,
-        invariant,
-    )
+        causal, scale, type(scale), algorithm, precision, return_lse, device, changes, of_score, invariant, dropped,
+    )  # fmt: skip
     given: tuple[Any, ...] = q, k, v, out, lse, alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k
     in_cache = not (cache_seqlens is block_table is k_new is v_new is tree is None)
     if in_cache:
         given += cache_seqlens, block_table, k_new, v_new, tree
-    given = with_score(FORWARD, given, change)
+    given = with_seed(FORWARD, with_score(FORWARD, given, change), seed)
     scaled = q_scale is not None or k_scale is not None or v_scale is not None or out_dtype is not None
     scaled = scaled or accumulate is not None
     if not scaled:
@@ -156,11 +149,11 @@ def flash_attention_varlen(
     if scaled or is_float8(q):
         from .float8 import PackedFloat8
 
-        refuse_score(change, q)
+        refuse_score(change, q, dropped)
         return PackedFloat8.result(
             given, (q_scale, k_scale, v_scale), out_dtype, accumulate, asked, device, options
         )
-    read = read_forward(*asked, score=change, invariant=invariant)
+    read = read_forward(*asked, score=change, invariant=invariant, dropped=dropped)
     return run(PackedForward.read(given, *read), device, options)
 
 
@@ -186,6 +179,7 @@ def flash_attention_varlen_backward(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     score: Score | None = None, bias: Any = None, gradients: tuple[str, ...] = (),
+    dropout: float | None = None, seed: Any = None,
     algorithm: Algorithm = "auto", precision: Precision | None = None, dlse: Any = None,
     deterministic: bool = False,
     dq: Any = None, dk: Any = None, dv: Any = None, dsink: Any = None, device: Place | None = None,
@@ -220,13 +214,14 @@ def flash_attention_varlen_backward(
     changes = typed(window), mask, softcap, type(softcap)
     change = resolve_score(score, bias)
     of_scores = check_gradients(change, gradients)
-    of_change = change and change.expression, of_scores
+    dropped, seed = resolve_dropout(dropout, seed)
+    of_change = change and change.expression, of_scores, dropped
     options = causal, scale, type(scale), algorithm, precision, deterministic, device, changes, of_change
     given: tuple[Any, ...] = (
         dout, q, k, v, out, lse, dlse, dq, dk, dv,
         alibi_slopes, sink, None, None, cu_seqlens_q, cu_seqlens_k, *NO_SCORE, dsink,
     )  # fmt: skip
-    given = with_score(BACKWARD, given, change)
+    given = with_seed(BACKWARD, with_score(BACKWARD, given, change), seed)
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -236,7 +231,7 @@ def flash_attention_varlen_backward(
     mask = resolve_mask(causal, window, mask)
     asked = Options(
         mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
-        gradients=of_scores,
+        gradients=of_scores, dropped=dropped,
     )  # fmt: skip
     return run(PackedBackward.read(given, wanted, asked), device, options)
 

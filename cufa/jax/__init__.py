@@ -17,6 +17,7 @@ from jax import Array
 from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention, plan
 from ..calls.keywords import unknown_keyword
+from ..problem.dropout import resolve_dropout
 from ..problem.kept_masks import kept
 from ..problem.options import resolve_mask
 from ..problem.typing import Algorithm, AnyMask, Layout, Off, On, OperatorOptions, Place, Precision
@@ -24,7 +25,7 @@ from . import ffi
 
 __all__ = ["attention"]
 
-_OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k")
+_OPTIONAL = ("alibi_slopes", "sink", "seqlens_q", "seqlens_k", "seed")
 
 
 # fmt: off
@@ -49,6 +50,7 @@ def attention(
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Array | None = None,
     sink: Array | None = None, seqlens_q: Array | None = None, seqlens_k: Array | None = None,
+    dropout: float | None = None, seed: int | Array | None = None,
     algorithm: Algorithm = "auto", num_splits: int | None = None, precision: Precision | None = None,
     deterministic: bool = False, return_lse: bool = False, **unknown: Never,
 ) -> Any:  # fmt: skip
@@ -65,6 +67,8 @@ def attention(
         ``mask=cufa.masks.causal("top-left")``.
     deterministic : bool
         The gradients have the same bits in every run.
+    seed : int or Array, optional
+        Of ``dropout``: an int, or uint32 (2,), as ``jax.random.key_data`` gives of a key. Each call needs another one.
     others
         As for :func:`cufa.flash_attention`. The options which are no arrays are static under ``jit``.
 
@@ -87,14 +91,14 @@ def attention(
         raise unknown_keyword(attention, unknown)
     options: dict[str, Any] = {
         "layout": layout, "causal": causal, "window": window, "softcap": softcap, "scale": scale,
-        "algorithm": algorithm, "num_splits": num_splits, "precision": precision,
+        "algorithm": algorithm, "num_splits": num_splits, "precision": precision, "dropout": dropout,
     }  # fmt: skip
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise TypeError(f"{name} is {x.dtype} but q is {q.dtype}: convert with {name}.astype(q.dtype)")
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    dtypes = (wide, wide, jnp.int32, jnp.int32)
-    arrays = (alibi_slopes, sink, seqlens_q, seqlens_k)
+    dtypes = (wide, wide, jnp.int32, jnp.int32, jnp.uint32)
+    arrays = (alibi_slopes, sink, seqlens_q, seqlens_k, _seed(dropout, seed))
     optional = [None if x is None else jnp.asarray(x, dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
     given: dict[str, Any] = {
         name: True for name, x in zip(_OPTIONAL[:2], optional, strict=False) if x is not None
@@ -113,6 +117,16 @@ def attention(
     text = json.dumps(options, default=lambda x: x.item())  # NumPy's scalars
     out, lse = _attention(text, q, k, v, *optional)
     return (out, lse) if return_lse else out
+
+
+def _seed(dropout: float | None, seed: int | Array | None) -> Any:
+    """Four words: the seed, and a number that is 0."""
+    if isinstance(seed, jax.Array):
+        if seed.shape != (2,) or seed.dtype != jnp.uint32:
+            raise TypeError(f"seed is {seed.dtype}{seed.shape}: it takes an int, or uint32 (2,)")
+        return jnp.concatenate([seed, jnp.zeros_like(seed)])
+    _, found = resolve_dropout(dropout, seed)
+    return None if found is None else found.view(np.uint32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -53,7 +53,7 @@ class Kernel:
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
     """Of "padded", "packed" (lengths), "cache", "tree", "alibi", "sink", "deterministic", "running", "score" and
-    "gradients" (of its arrays). Every kernel takes a soft cap."""
+    "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
     folds_score_scale: bool = False
@@ -208,6 +208,7 @@ class Kernel:
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SCORE": problem.score is not None,
+            "DROPOUT": problem.dropped > 0,
             "SOFTCAP": problem.softcap is not None,
             "LENGTHS": LENGTH_KINDS.index(problem.lengths.compiled_kind),
             "ALIBI": problem.alibi,

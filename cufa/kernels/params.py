@@ -101,7 +101,8 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     body = re.search(rf"struct {struct}(?: : (\w+))? \{{(.*?)\}};", text, re.DOTALL)
     if body is None:
         raise ValueError(f"{header} declares no struct {struct}")
-    base = header if f"struct {body[1]} {{" in text else "shared/params.cuh"
+    headers = (header, "shared/params.cuh", "shared/score_params.cuh")
+    base = next((x for x in headers if body[1] and _declares(x, body[1])), "")
     members = read_struct(base, body[1]) if body[1] else []  # a base class comes first
     if padding := Params(base, body[1]).padding if body[1] else 0:
         members.append(("base_padding", f"{padding} bytes", False))
@@ -112,6 +113,13 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
         _, kind, star, names = found.groups()
         members += [(name.strip(), kind, bool(star)) for name in names.split(",")]
     return members
+
+
+def _declares(header: str, struct: str) -> bool:
+    return (
+        re.search(rf"struct {struct}(?: : \w+)? \{{", (SOURCE_DIR / header).read_text(encoding="utf-8"))
+        is not None
+    )
 
 
 def _type(kind: str) -> Any:

@@ -38,6 +38,7 @@ _OPTIONS = {
     "deterministic": "a fixed order of additions (deterministic)",
     "score": "a score function (score, bias)",
     "gradients": "gradients of a score function's arrays",
+    "dropout": "dropout",
     "tree": "a tree of new tokens (tree)",
     "invariant": "bits that depend on the sequence alone (invariant)",
     "running": "a running result",
@@ -55,6 +56,7 @@ _SHORT = {
     "deterministic": "a fixed order of additions",
     "score": "score functions",
     "gradients": "gradients of their arrays",
+    "dropout": "dropout",
     "tree": "trees",
 }
 
@@ -142,10 +144,15 @@ def _of_gradients(kernel: Kernel, problem: Problem) -> Iterator[str]:
 def unproven(kernel: Kernel, problem: Problem) -> str | None:
     """Why "auto" passes over a kernel that serves a problem, as a sentence without its subject: the combination was
     executed on a CPU, but has not run on a GPU. None: it has."""
+    kind = problem.mask.irregular_kind
+    if problem.dropped:
+        return f"has not run on a GPU with dropout: pass algorithm={kernel.algorithm!r}"
+    if problem.deterministic and kind:
+        masked = _IRREGULAR_MASKS.get(kind, kind)
+        return f"has not run on a GPU with a fixed order and {masked}: pass algorithm={kernel.algorithm!r}"
     if problem.score is None:
         return None
     found = [_OPTIONS[x] for x in _options(problem) if x not in ("score", "gradients")]
-    kind = problem.mask.irregular_kind
     found += [_IRREGULAR_MASKS.get(kind, kind)] * (kind not in ("", "sets"))
     found += ["a soft cap"] * (problem.softcap is not None and kernel.score_derivatives_without_score)
     found += ["float32"] * (problem.dtype == "float32")
@@ -228,6 +235,8 @@ def _options(problem: Problem) -> Iterator[str]:
         yield "score"
         if problem.score.gradients:
             yield "gradients"
+    if problem.dropped:
+        yield "dropout"
     if problem.lengths.kind in _LENGTHS:
         yield problem.lengths.kind
     if problem.lengths.in_cache:

@@ -16,6 +16,7 @@ from ..kernels.backward.fa2 import STRIP
 from ..kernels.params import Params, softmax_scalars, strides_of
 from ..problem.bits import Bits
 from ..problem.columns import Columns
+from ..problem.dropout import kept_factor
 from ..problem.float8 import NAME as E4M3
 from ..problem.float8 import key_tile
 from ..problem.integers import Integers
@@ -32,6 +33,7 @@ from .operation import (
     SCALES,
     SCORE_ARRAYS,
     SCORE_GRADIENTS,
+    SEED,
     Arrays,
     Choice,
     Operand,
@@ -125,6 +127,7 @@ class DenseOperation(Operation):
             **_band(p),
             **softmax_scalars(p.scale if p.score is None else 1.0, p.softcap),
             **({} if p.score is None else {"score_scale": p.scale}),
+            **(_dropout(p.dropped) if p.dropped else {}),
             "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
             "total_k": min(p.lengths.total_k, MAX_SIZE) if isinstance(p.lengths, Packed) else 0,
             "alibi_stride": stride_of_sequences(arrays.get("alibi_slopes")),
@@ -176,11 +179,13 @@ class Forward(DenseOperation):
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, *SCALES)
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, *SCALES, SEED)
     params = Params("shared/params.cuh", "AttentionParams")
     running_params = Params("forward/running_params.cuh", "RunningParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
     scored_params = Params("shared/score_params.cuh", "ScoredParams")
+    dropped_params = Params("shared/dropout_params.cuh", "DroppedParams")
+    scored_dropped_params = Params("shared/dropout_params.cuh", "ScoredDroppedParams")
     cache_params = Params("shared/cache_params.cuh", "CacheParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
@@ -206,6 +211,8 @@ class Forward(DenseOperation):
         return {**super().scalars(plan, arrays), **own}
 
     def params_of(self, problem: Problem) -> Params:
+        if problem.dropped:
+            return self.dropped_params if problem.score is None else self.scored_dropped_params
         if problem.score is not None:
             return self.scored_params
         if problem.running is not None:
@@ -238,9 +245,12 @@ class Backward(DenseOperation):
         *SCORE_ARRAYS,
         Operand("dsink", result=True, like=lambda p: (p.heads,)),
         *SCORE_GRADIENTS,
+        SEED,
     )
     params = Params("backward/params.cuh", "BackwardParams")
     scored_params = Params("backward/params.cuh", "ScoredBackwardParams")
+    dropped_params = Params("backward/params.cuh", "DroppedBackwardParams")
+    scored_dropped_params = Params("backward/params.cuh", "ScoredDroppedBackwardParams")
     cpu_config = TileConfig(block_q=256, block_kv=256, num_warps=0)
 
     def scalars(self, plan: Plan, arrays: Arrays) -> dict[str, int | float]:
@@ -263,10 +273,22 @@ class Backward(DenseOperation):
             yield dataclasses.replace(problem, deterministic=True)
 
     def params_of(self, problem: Problem) -> Params:
+        if problem.dropped:
+            return self.dropped_params if problem.score is None else self.scored_dropped_params
         return self.params if problem.score is None else self.scored_params
 
     def num_records(self, plan: Plan) -> int:
         return plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads
+
+
+def _dropout(dropped: int) -> dict[str, int | float]:
+    """The members of cuda_src/shared/dropout_params.cuh."""
+    return {
+        "dropped": dropped,
+        "dropped_low_bits": dropped % 128 * 0x01010101,
+        "dropped_below_half": 0xFFFFFFFF if dropped < 128 else 0,
+        "kept_factor": kept_factor(dropped),
+    }
 
 
 def _whole(problem: Problem, device: Device, spec: Kernel, request: Request) -> Choice:

@@ -236,6 +236,9 @@ SCORE_GRADIENTS = tuple(
     Operand(f"dscore{n}", result=True, like=functools.partial(_shape_of_array, n)) for n in range(MAX_ARRAYS)
 )
 
+SEED = Operand("seed")
+"""Dropout: two 64-bit integers."""
+
 RUNNING = (Operand("running", written=True), Operand("running_lse", written=True))
 """The optional operands of a forward that joins a running result: O, (batch, heads, seqlen_q, head_dim), and lse, in
 float32, of any strides with a contiguous last axis."""

@@ -47,6 +47,8 @@ class Options:
     score: Score | None = None
     gradients: tuple[str, ...] = ()
     """Backward: arrays of the score function whose gradients are returned."""
+    dropped: int = 0
+    """Of 256 weights: :func:`~cufa.problem.dropout.resolve_dropout`."""
     softmax_max: str | float = ""
     """Decode: :attr:`~cufa.problem.problem.Problem.softmax_max`."""
     invariant: bool = False
@@ -59,23 +61,15 @@ class Options:
 def read_forward(
     return_lse: Any, causal: Any, window: Any, mask: Any, softcap: Any, scale: Any, precision: Any, layout: Any,
     algorithm: Any, num_splits: Any = None, *, accumulate: Any = None, score: Score | None = None,
-    invariant: bool = False,
+    invariant: bool = False, dropped: int = 0,
 ) -> tuple[tuple[str, ...], Options]:  # fmt: skip
     """The results and the options that keywords of a forward call ask for."""
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
     mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
     return wanted, Options(
-        mask,
-        softcap,
-        scale,
-        precision,
-        layout,
-        algorithm,
-        num_splits,
-        accumulate=sums,
-        score=score,
-        invariant=invariant,
-    )
+        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score,
+        invariant=invariant, dropped=dropped,
+    )  # fmt: skip
 
 
 def check_accumulate(accumulate: Any) -> str:

@@ -89,6 +89,8 @@ class Problem:
     """Each head has a logit that joins the denominator (``sink``)."""
     score: ScoreChange | None = None
     """A function of the caller's changes scores (``score``, ``bias``)."""
+    dropped: int = 0
+    """Of 256 weights, as many are dropped at random (``dropout``)."""
     scales: tuple[str, ...] = ()
     """Inputs of e4m3: what shares a scale in q, k and v, of :data:`cufa.problem.float8.MODES`."""
     values_in_rows: bool = False
@@ -349,6 +351,8 @@ class Problem:
         for name in ("v_head_dim", "running", "score"):
             if fields[name] is None:
                 del fields[name]
+        if not self.dropped:
+            del fields["dropped"]
         if self.score is not None:
             fields["score"] = self.score.as_json()
         return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
@@ -379,7 +383,8 @@ class Problem:
         cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
         score = f", score {self.score}" if self.score is not None else ""
         fixed = f", maximum {self.softmax_max}" if self.softmax_max != "" else ""
-        few = ", ALiBi" * self.alibi + ", sink" * self.sink + fixed + ", invariant" * self.invariant
+        dropout = f", dropout {self.dropped / 256:.3g}" if self.dropped else ""
+        few = ", ALiBi" * self.alibi + ", sink" * self.sink + dropout + fixed + ", invariant" * self.invariant
         return str(self.mask) + score + cap + few + ", tree" * bool(self.tree)
 
 

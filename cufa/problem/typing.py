@@ -54,6 +54,8 @@ class PackedOperatorOptions(_Choices, total=False):
     """Keywords of :func:`cufa.torch.attention_varlen` except deterministic and return_lse."""
 
     sink: Any
+    dropout: float | None
+    seed: Any
 
 
 class OperatorOptions(PackedOperatorOptions, _Dense, total=False):
@@ -108,6 +110,8 @@ class PackedBackwardOptions(_Choices, total=False):
     score: Score | None
     bias: Any
     gradients: tuple[str, ...]
+    dropout: float | None
+    seed: Any
     dlse: Any
     deterministic: bool
     dq: Any

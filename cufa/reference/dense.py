@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..calls.shapes import check_mask, check_rows
 from ..problem.checks import check_not_masked
+from ..problem.dropout import Dropout, dropout_of, resolve_dropout
 from ..problem.evaluation import Clamping
 from ..problem.mask import Mask
 from ..problem.options import check_scale, check_softcap, resolve_mask
@@ -33,7 +34,7 @@ def attention_reference(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
     seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,
-    return_lse: bool = False, layout: str = "bhsd",
+    dropout: float | Dropout | None = None, seed: Any = None, return_lse: bool = False, layout: str = "bhsd",
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
 
@@ -43,11 +44,11 @@ def attention_reference(
 
     ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
     ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``; ``alibi_slopes``, ``sink``,
-    ``seqlens_q``, ``seqlens_k``, ``score`` and ``bias`` are as for :func:`cufa.flash_attention`: a score function is
-    called as it is, with float64 scores. A key that is not seen plays no part,
-    whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a score of +inf or
-    NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be finite, except in
-    the padding after a sequence.)
+    ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``, ``dropout`` and ``seed`` are as for
+    :func:`cufa.flash_attention`: a score function is called as it is, with float64 scores. A key that is not seen
+    plays no part, whatever its value. A row that sees no key, or only scores of -inf, gives zeros and lse -inf; a
+    score of +inf or NaN gives a row of NaN. (Kernels multiply whole tiles: their hidden keys and values must be
+    finite, except in the padding after a sequence.)
 
     Returns o in q's layout and shape, with v's head_dim, and with ``return_lse`` also the natural logarithm of each
     row's sum of exponentials, shape (batch, heads, seqlen_q). Both are float64.
@@ -56,7 +57,7 @@ def attention_reference(
     """
     q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k,
-                   resolve_score(score, bias))  # fmt: skip
+                   resolve_score(score, bias), random=_random(dropout, seed, q.shape[1]))  # fmt: skip
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     o, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
     for rows, keys, *changes in parts:
@@ -73,7 +74,8 @@ def attention_reference_backward(
     softcap: float | None = None, scale: float | None = None, alibi_slopes: npt.ArrayLike | None = None,
     sink: npt.ArrayLike | None = None, seqlens_q: npt.ArrayLike | None = None,
     seqlens_k: npt.ArrayLike | None = None, score: Score | None = None, bias: npt.ArrayLike | None = None,
-    gradients: tuple[str, ...] = (), dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
+    gradients: tuple[str, ...] = (), dropout: float | Dropout | None = None, seed: Any = None,
+    dlse: npt.ArrayLike | None = None, layout: str = "bhsd",
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
     if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
@@ -97,8 +99,9 @@ def attention_reference_backward(
     asked = check_gradients(score, gradients)
     totals = {name: np.zeros(score.arrays[name].shape) for name in asked if score is not None}
     parts = _Parts(
-        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score, totals
-    )
+        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score, totals,
+        _random(dropout, seed, q.shape[1]),
+    )  # fmt: skip
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
     for rows, keys, *changes in parts:
@@ -115,7 +118,7 @@ def attention_reference_backward(
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """Iterates over rows of one query head at a time: index of the rows, index of their keys, which keys each row sees,
-    ALiBi's penalty of each score, the head's sink, and the score function there."""
+    ALiBi's penalty of each score, the head's sink, the score function there, and dropout's factor of each weight."""
 
     q: Array
     k: Array
@@ -128,6 +131,7 @@ class _Parts:
     score: Score | None = None
     totals: dict[str, Array] = dataclasses.field(default_factory=dict)
     """Gradients of the score function's arrays, added to by each part."""
+    random: Dropout | None = None
 
     def __iter__(
         self,
@@ -167,7 +171,11 @@ class _Parts:
                     "delta": shift,
                 }
                 score = None if self.score is None else _ScoreThere(self.score, there, self.totals)
-                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h]), score
+                weight: Array | float = 1.0  # of the weights of kept scores
+                if self.random is not None:
+                    kept = self.random.kept(b, h, range(start, start + len(row)), range(seqlen_k))
+                    weight = np.where(kept, self.random.factor, 0.0)
+                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h]), score, weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +209,10 @@ class _ScoreThere:
         return found
 
 
+def _random(dropout: float | Dropout | None, seed: Any, heads: int) -> Dropout | None:
+    return dropout if isinstance(dropout, Dropout) else dropout_of(*resolve_dropout(dropout, seed), heads)
+
+
 def _numbers(name: str, given: npt.ArrayLike) -> Array:
     """A copy in float64. Raises TypeError naming the argument."""
     try:
@@ -230,7 +242,7 @@ def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> n
 
 def _attend(
     q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], penalty: Array | float, sink: float,
-    score: _ScoreThere | None, scale: float, cap: float | None,
+    score: _ScoreThere | None, kept: Array | float, scale: float, cap: float | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     s = scale * (q @ k.T)
     s = s if score is None else score.new(s)
@@ -239,17 +251,18 @@ def _attend(
     shift = np.where(m == -np.inf, 0, m)
     p = np.exp(s - shift)
     l = p.sum(axis=1, keepdims=True) + np.exp(sink - shift)
-    o = np.where(l == 0, 0, _product(p, v, seen) / l)
+    o = np.where(l == 0, 0, _product(p * kept, v, seen) / l)
     return o, (m + np.log(l))[:, 0]
 
 
 def _gradients(
     do: Array, dlse: Array, q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_],
-    penalty: Array | float, sink: float, score: _ScoreThere | None, scale: float, cap: float | None,
+    penalty: Array | float, sink: float, score: _ScoreThere | None, kept: Array | float, scale: float,
+    cap: float | None,
 ) -> tuple[Array, Array, Array, float]:  # fmt: skip
     """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE), and of the sink, which is a score of a value
     of 0."""
-    o, lse = _attend(q, k, v, seen, penalty, sink, score, scale, cap)
+    o, lse = _attend(q, k, v, seen, penalty, sink, score, kept, scale, cap)
     s = scale * (q @ k.T)
     new = s if score is None else score.new(s)
     capped = new if cap is None else softcapped(new, cap)
@@ -258,11 +271,11 @@ def _gradients(
     weighs = seen & some[:, None]
     p = np.where(weighs, np.exp(capped - penalty - lse[:, None]), 0)
     delta = (do * o).sum(axis=1) - dlse
-    ds = np.where(weighs, p * (do @ v.T - delta[:, None]) * slope, 0)
+    ds = np.where(weighs, p * (do @ v.T * kept - delta[:, None]) * slope, 0)
     ds = ds if score is None else score.go_back(s, ds)
     dsink = -np.where(some, np.exp(sink - lse) * delta, 0).sum()
     dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
-    return dq, dk, _product(p.T, do, seen.T), dsink
+    return dq, dk, _product((p * kept).T, do, seen.T), dsink
 
 
 def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:

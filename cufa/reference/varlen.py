@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..calls import optional_operands
 from ..calls.shapes import check_rows
 from ..problem.checks import check_not_masked
+from ..problem.dropout import dropout_of, resolve_dropout
 from ..problem.score_function import resolve_score
 from .dense import Array, attention_reference, attention_reference_backward
 
@@ -21,7 +22,7 @@ def attention_varlen_reference(
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """What :func:`cufa.flash_attention_varlen` means, in float64: :func:`attention_reference` of each sequence. q is
     (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); ``options`` are causal, window, mask, softcap,
-    scale, alibi_slopes, sink, score and bias. Rows of no sequence give zeros and lse = -inf.
+    scale, alibi_slopes, sink, score, bias, dropout and seed. Rows of no sequence give zeros and lse = -inf.
 
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
@@ -29,7 +30,7 @@ def attention_varlen_reference(
     o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
-        found = attention_reference(*of_one, return_lse=True, **_options_of(b, options))
+        found = attention_reference(*of_one, return_lse=True, **_options_of(b, options, q.shape[1]))
         o[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
     return (o, lse) if return_lse else o
 
@@ -50,7 +51,7 @@ def attention_varlen_reference_backward(
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = (_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys)))
         of_lse = None if dlse is None else np.asarray(dlse)[None, :, rows]
-        found = attention_reference_backward(*of_one, dlse=of_lse, **_options_of(b, options))
+        found = attention_reference_backward(*of_one, dlse=of_lse, **_options_of(b, options, q.shape[1]))
         for x, part, value in zip(gradients, (rows, keys, keys), found[:3], strict=True):
             x[part] = value[0].swapaxes(0, 1)
         more = [x + y for x, y in zip(more or [0] * len(found[3:]), found[3:], strict=True)]
@@ -80,13 +81,15 @@ def _as_one(x: Any) -> Any:
     return x.swapaxes(0, 1)[None]
 
 
-def _options_of(b: int, options: dict[str, Any]) -> dict[str, Any]:
+def _options_of(b: int, options: dict[str, Any], heads: int) -> dict[str, Any]:
     """Of one sequence."""
     mask, found = options.get("mask"), dict(options)
     if mask is not None:
         found["mask"] = mask.at(b, 0)
     score = resolve_score(options.get("score"), found.pop("bias", None))
     found["score"] = None if score is None else dataclasses.replace(score, sequence=b)
+    random = resolve_dropout(found.pop("dropout", None), found.pop("seed", None))
+    found["dropout"] = dropout_of(*random, heads, sequence=b)
     slopes = options.get("alibi_slopes")
     if slopes is not None and np.ndim(slopes) == 2:
         found["alibi_slopes"] = np.asarray(slopes)[b]

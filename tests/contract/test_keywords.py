@@ -42,7 +42,8 @@ def refused(call, **keywords) -> str:
         (cufa.flash_decode, "page_table", "block_table="),
         (cufa.flash_attention, "attn_bias", "bias="),
         (cufa.flash_attention_backward, "score_mod", "score=cufa.score"),
-        (cufa.plan, "dropout_p", "not served"),
+        (cufa.plan, "dropout_p", "dropout="),
+        (cufa.flash_decode, "dropout", "leave it out"),
         (cufa.plan_decode, "sm_scale", "scale="),
     ],
 )

@@ -73,7 +73,9 @@ def test_what_a_kernel_does_not_declare_is_refused(spec):
     for option in spec.options:
         if option in ("alibi", "sink", "deterministic") and "sets" in spec.masks:
             asked = dataclasses.replace(plain, mask=masks.prefix(3), **{option: True})
-            assert "with band masks only" in (refusal(spec, asked) or "")
+            assert (refusal(spec, asked) is None) == (option in spec.options_with_irregular_masks)
+            fewer = changed(spec, options_with_irregular_masks=())
+            assert "with band masks only" in (refusal(fewer, asked) or "")
     assert "not float64" in (refusal(spec, dataclasses.replace(plain, dtype="float64")) or "")
     if spec.max_capability == 90:
         assert refusal(spec, plain, device=Device.typical("sm_80")) == "needs sm_90"

@@ -3,13 +3,17 @@
 #pragma once
 #include "backward/params.cuh"
 #include "primitives/reduction.cuh"
+#include "shared/dropout.cuh"
 #include "shared/score_function.cuh"
 #include "shared/softcap.cuh"
 
-using KernelParams = typename Choose<SCORE, ScoredBackwardParams, BackwardParams>::type;
+using KernelParams =
+    typename Choose<DROPOUT, typename Choose<SCORE, ScoredDroppedBackwardParams, DroppedBackwardParams>::type,
+                    typename Choose<SCORE, ScoredBackwardParams, BackwardParams>::type>::type;
 using Function = ScoreFunction<KernelParams>;
 
 constexpr bool DS_HAS_SLOPE = SOFTCAP || Function::HAS_SLOPE;  // dS is P o (dP - D) times the derivative of P's exponent
+constexpr bool DS_HAS_WEIGHTS = DS_HAS_SLOPE || DROPOUT;       // dS takes other weights than dV
 constexpr bool SCORE_GRADIENTS = Function::GRADIENTS > 0;
 
 // Whether the arguments of hyperbolic tangents are near 0.

@@ -1,6 +1,7 @@
 // The order in which key blocks add to a tile of dQ, if it is fixed (DETERMINISTIC).
 #pragma once
 #include "primitives/semaphore.cuh"
+#include "backward/common/listed_tickets.cuh"
 #include "backward/common/schedule.cuh"
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left: a block's ticket is the number of key blocks that add before
@@ -24,7 +25,12 @@ struct DqTickets {
 
   // By one thread, before the barrier that precedes the additions. `found`: the last result of count().
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 ticket = key_blocks_before<BR, BC>(LENGTHS_KIND == DENSE ? head_mask(p) : *mask, tile.q_tile, k_block);
+    u32 ticket;
+    if constexpr (LISTED_TICKETS) {
+      ticket = ListedTickets(p).of(p, int(first_head / p.heads), tile.head / (p.heads / p.kv_heads), k_block, tile.q_tile);
+    } else {
+      ticket = key_blocks_before<BR, BC>(LENGTHS_KIND == DENSE ? head_mask(p) : *mask, tile.q_tile, k_block);
+    }
     while (!ticket_has_come(found, ticket)) found = count(tile);
   }
 

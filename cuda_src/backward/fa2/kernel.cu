@@ -37,6 +37,7 @@
 #include "mma/copy.cuh"
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ KernelParams p) {
+  if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
   zero_score_gradients<PASS_THREADS>(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
@@ -57,7 +58,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || !DETERMINISTIC, "DETERMINISTIC needs a band mask: the addition order follows from ranges of tiles");
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   const BackwardWorkspace workspace(p);
   const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
@@ -137,7 +137,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
   int walked_head = first_head;
-  QueryTile before{first_head, 0};
+  QueryTile before{first_head, 0}, passed{first_head, 0};  // the two tiles before the current one
   u32 visited = 0;
   TileTally tally;
   auto find_next = [&](const KeyItem& item) {
@@ -229,7 +229,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       await_copies<0>(inside, NO_TILE, NOTHING);  // the tile has landed for all threads, and all warps have read dS
     }
     if constexpr (IRREGULAR) {
-      before = current, walked_head = upcoming().head, walked = walked_next;
+      passed = before, before = current, walked_head = upcoming().head, walked = walked_next;
       if (TRACE && walked_head == first_head) tally.count(walked.tile(), walked.masked());
       ++visited;
       find_next(parked_item());
@@ -244,7 +244,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // after the last tile nothing is read
       if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
-        tickets.pass_on(current.previous(tiles).previous(tiles));
+        tickets.pass_on(IRREGULAR ? passed : current.previous(tiles).previous(tiles));
       }
     });
     cp_async_commit();
@@ -262,7 +262,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int own_key = IRREGULAR ? own.k_block * Bc : first_key, own_keys = IRREGULAR ? p.seqlen_k - own_key : valid_keys;
   const int stored_keys = LENGTHS_KIND == DENSE ? own_keys : ended.stored_keys() - own_key;
   if (DETERMINISTIC && pending && passes_on()) {
-    if (passing) tickets.pass_on(current.previous(tiles));
+    if (passing) tickets.pass_on(IRREGULAR ? before : current.previous(tiles));
     tickets.pass_on(current);
   }
   store_gradients(p, own, ended, own_key, own_keys, stored_keys, K_smem, V_smem, warp_keys, key_group, part, first_tile, dK_rmem,

@@ -19,10 +19,10 @@ struct FromMemory {
 
 // SCORE: S of the 8-column tiles 2k and 2k + 1, not yet changed, becomes P; `slope` its derivatives. Adds to the gradients of
 // arrays. `first` and `key` are the lane's first query of tile 2k, and its first key.
-template <typename View, typename RowStats, typename Exponentials>
-DEVICE void change_two_tiles(const KernelParams& p, const Function& function, View S, View dP, int k, int first, int key,
+template <typename View, typename RowStats, typename Exponentials, typename Difference>
+DEVICE void change_two_tiles(const KernelParams& p, const Function& function, View S, int k, int first, int key,
                              float (&slope)[2][2 * View::ROWS], ArrayGradients& sums, const RowStats& row_stats,
-                             const Exponentials& exponentials) {
+                             const Exponentials& exponentials, const Difference& difference) {
   typename Function::Column columns[View::ROWS];
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) columns[r] = function.column(key + 8 * r, float(key) + float(8 * r));
@@ -49,7 +49,7 @@ DEVICE void change_two_tiles(const KernelParams& p, const Function& function, Vi
     sums.add_all<View::ROWS, 2>(
         p, function, columns, row, [&](int r, int n, int e) { return old[n][2 * r + e]; },
         [&](int r, int n, int e) {
-          return S.at(r, 2 * k + n, e) * cap[n][2 * r + e] * (dP.at(r, 2 * k + n, e) - D[n][e]);
+          return S.at(r, 2 * k + n, e) * cap[n][2 * r + e] * difference(r, 2 * k + n, e, D[n][e]);
         });
   }
 }
@@ -85,6 +85,7 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
     const int first = part * PART_QUERIES + c;
     float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
     const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
+    KeptWeights<S_TILES, true> kept[KEY_TILES];  // DROPOUT
     const u32 stats_lane = rows_smem + stage * TILE_STATS_BYTES + (first + S.lane_column(lane)) * ROW_STATS_BYTES;
     // L and D of this lane's two queries in 8-column tile n.
     auto row_stats = [&](int n, float(&L)[2], float(&D)[2]) {
@@ -133,12 +134,16 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
         }
       }
     };
+    // dP - D.
+    auto difference = [&](int r, int n, int e, float D) {
+      return add_to_kept(p, kept[r / 2], dP.at(r, n, e), -D, r, n, e);
+    };
     // Alg. 2, l. 14
     auto gradients = [&](int n) {
       float L[2], D[2];
       row_stats(n, L, D);
 #pragma unroll
-      for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
+      for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= difference(x / 2, n, x % 2, D[x % 2]);
     };
 
     // Alg. 2, l. 10
@@ -146,6 +151,11 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
       if (c == 0) copy_next(k);
     });
     mma_fence({inside, SOFTMAX, number});
+    if constexpr (DROPOUT) {
+      const u32 head = u32((IRREGULAR ? parked_item() : item).batch * p.heads + tile.head);
+#pragma unroll
+      for (int i = 0; i < KEY_TILES; ++i) kept[i].draw(p, head, key_of() + 16 * i, row_of());
+    }
     cap_scores<SOFTCAP && !SCORE>(S, p.softcap);
     if (masked) {
       const KeyItem own = IRREGULAR ? parked_item() : item;
@@ -174,7 +184,8 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
         [&](u32(&P)[KEY_TILES][4], int k) {
           float slope[2][4 * KEY_TILES];  // derivative of the soft cap or the score function: a factor of dS
           if constexpr (SCORE) {
-            change_two_tiles(p, function_of(), S, dP, k, row_of() + 16 * k, key_of(), slope, sums, row_stats, exponentials);
+            change_two_tiles(p, function_of(), S, k, row_of() + 16 * k, key_of(), slope, sums, row_stats, exponentials,
+                             difference);
           } else if constexpr (SOFTCAP) {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -186,7 +197,10 @@ DEVICE void visit_query_tile(const KernelParams& p, const Sequence& sequence, co
 #pragma unroll
           for (int i = 0; i < KEY_TILES; ++i) {
 #pragma unroll
-            for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Element>(S, i, k, h);
+            for (int h = 0; h < 4; ++h) {
+              P[i][h] = operand_pair<Element>(S, i, k, h);
+              if constexpr (DROPOUT) P[i][h] &= kept[i].pair(h % 2, 2 * k + h / 2);
+            }
             if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
           }
           if constexpr (DS_HAS_SLOPE) {

@@ -2,12 +2,13 @@
 #pragma once
 #include "backward/fa2/shape.cuh"
 #include "backward/common/schedule.cuh"
+#include "backward/common/score_gradients.cuh"
 #include "shared/named_barriers.cuh"
 
 // Alg. 2, l. 18, by all lanes of a warp, after all warps have read K and V. `own` and `ended`: the work item and its sequence, of
 // which `own_keys` keys exist from `own_key` on, and `stored_keys` rows are written.
 template <typename Sequence>
-DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
+DEVICE void store_gradients(const KernelParams& p, const KeyItem& own, const Sequence& ended, int own_key, int own_keys,
                             int stored_keys, u32 K_smem, u32 V_smem, u32 warp_keys, int key_group, int part, int first_tile,
                             const float (&dK_rmem)[KEY_TILES][K_TILES][4], const float (&dV_rmem)[KEY_TILES][V_TILES][4],
                             int lane) {
@@ -28,7 +29,7 @@ DEVICE void store_gradients(const BackwardParams& p, const KeyItem& own, const S
     }
   };
   store(OfKeys{}, K_smem, dK_rmem, p.scale);
-  store(OfValues{}, V_smem, dV_rmem, 1.0f);
+  store(OfValues{}, V_smem, dV_rmem, of_kept(p, 1.0f));
   if constexpr (SHARED_KEYS) {
     bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are written: each warp stores some of the rows
   } else {

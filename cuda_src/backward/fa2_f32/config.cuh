@@ -22,6 +22,7 @@ constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 constexpr bool ALIBI = false;        // fixed, not taken: a score loses slope * distance
 constexpr bool SINK = false;         // fixed, not taken: a logit of each head joins the softmax's denominator
 constexpr bool DETERMINISTIC = false;// key blocks add to dQ in a fixed order

@@ -26,15 +26,19 @@
 #include "backward/common/query_walk.cuh"
 #include "backward/common/tickets.cuh"
 #include "mma/half_pair.cuh"
+#include "shared/dropout.cuh"
 #include "shared/named_barriers.cuh"
 #include "shared/softcap.cuh"
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ BackwardParams p) {
+using KernelParams = typename Choose<DROPOUT, DroppedBackwardParams, BackwardParams>::type;
+
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ KernelParams p) {
+  if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __grid_constant__ BackwardParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
@@ -69,7 +73,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   auto batch_head = [&] { return i64(batch()) * p.heads; };
   // Irregular masks: the current tile and the next one.
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
-  static_assert(!IRREGULAR || !DETERMINISTIC, "DETERMINISTIC needs a band mask: the addition order follows from ranges of tiles");
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
   TileTally tally;
@@ -233,6 +236,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     multiply_rows(OfValues{}, dP_rmem, V_smem, dO_smem);
 
     // Alg. 2, l. 11 and 14
+    KeptWeights<S_TILES, true, 1> kept[KEY_TILES];
+    if constexpr (DROPOUT) {
+#pragma unroll
+      for (int i = 0; i < KEY_TILES; ++i) {
+        const int key = key_block() * Bc + int(Share().keys()) + 16 * i + S.lane_row(lane_id());
+        const int query = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
+        kept[i].draw(p, u32(batch() * p.heads + tile.head), key, query);
+      }
+    }
     u32 largest = NO_MAGNITUDE;
     const u32 stats_lane = rows_smem + (Share().queries() + S.lane_column(lane_id())) * ROW_STATS_BYTES;
 #pragma unroll
@@ -245,7 +257,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
         float &s = (&S_rmem[n][0][0])[e], &dp = (&dP_rmem[n][0][0])[e];
         const float slope = SOFTCAP ? cap_slope(s) : 1.0f;
         s = exponent[e % 2].weight(s, p.scale_log2);
-        dp = s * (dp - D[e % 2]) * slope;
+        dp = s * add_to_kept(p, kept[e / 4], dp, -D[e % 2], e % 4 / 2, n, e % 2) * slope;
+        if constexpr (DROPOUT) s = kept[e / 4].value(s, e % 4 / 2, n, e % 2);
         largest = max(largest, magnitude(float_as_u32(dp)));
       }
     }
@@ -382,7 +395,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     }
   };
   store(OfKeys{}, p.dk, p.dk_stride, dK_rmem, p.scale);
-  store(OfValues{}, p.dv, p.dv_stride, dV_rmem, 1.0f);
+  store(OfValues{}, p.dv, p.dv_stride, dV_rmem, of_kept(p, 1.0f));
 
   if constexpr (TRACE) {
     block_sync();  // the trace record ends when the last warp has stored
@@ -392,6 +405,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_convert(const __grid_constant__ BackwardParams p) {
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_convert(const __grid_constant__ KernelParams p) {
   convert_strip(p);
 }

@@ -22,6 +22,15 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   }
 }
 
+// DROPOUT: the weights of a tile that a lane keeps. `key` is the lane's first in the block.
+using Kept = KeptWeights<Br / 8, true, 2>;
+DEVICE void draw_kept(Kept& kept, const KeyBlock& block, QueryTile tile, int key, int lane) {
+  if constexpr (DROPOUT) {
+    const u32 head = u32(block.batch() * block.p.heads + tile.head);
+    kept.draw(block.p, head, block.first_key() + key, block.q_tile(tile) * Br + lane % 4 * 2);
+  }
+}
+
 // SCORE: the score function for the scores of a lane in a tile.
 struct ScoresOfTile {
   Function function;
@@ -44,7 +53,8 @@ struct ScoresOfTile {
 // As exponentials(), of scores that the function changes; hidden scores are -inf already. S becomes P times the derivative.
 template <int FROM, int TO>
 DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& scores, float (&S_rmem)[Br / 2],
-                                    u32 (&P_rmem)[Br / 4], u32 lse, const Alibi& alibi, float distance, int lane) {
+                                    u32 (&P_rmem)[Br / 4], u32 lse, const Kept& kept, const Alibi& alibi, float distance,
+                                    int lane) {
   const auto S = fragment_view(S_rmem);
   auto change = [&](auto near) {
 #pragma unroll
@@ -63,6 +73,7 @@ DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& s
           s = P[e] * changed.slope;
         }
         P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
+        if constexpr (DROPOUT) P_rmem[2 * t + r] &= kept.pair(r, t);
       }
     }
   };
@@ -82,11 +93,12 @@ DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& s
   change(Near<false>{});
 }
 
-// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the soft cap, which is a factor of
-// dS. `key` is the lane's first in the block. ALiBi is subtracted here, because the cap's slope needs the score without it.
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1; DROPOUT: its kept weights. S becomes P times the slope of the soft
+// cap, which is a factor of dS. `key` is the lane's first in the block. ALiBi is subtracted here, because the
+// cap's slope needs the score without it.
 template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
-                         int lane) {
+                         const Kept& kept, int lane) {
   const KernelParams& p = block.p;
   const auto S = fragment_view(S_rmem);
   const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
@@ -96,7 +108,7 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
   }
   if constexpr (SCORE) {
     const ScoresOfTile scores(block, tile, key, lane);
-    exponentials_of_changed<FROM, TO>(p, scores, S_rmem, P_rmem, lse, alibi, distance, lane);
+    exponentials_of_changed<FROM, TO>(p, scores, S_rmem, P_rmem, lse, kept, alibi, distance, lane);
   } else {
 #pragma unroll
     for (int t = FROM; t < TO; ++t) {
@@ -116,6 +128,7 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
           s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
         }
         P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
+        if constexpr (DROPOUT) P_rmem[2 * t + r] &= kept.pair(r, t);
       }
     }
   }
@@ -134,16 +147,16 @@ DEVICE void begin_with_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int la
     dP_rmem[2 * i + 1] = u32_as_float(stats.y);
   }
 }
-// dP - D, of a product that began with zeros: shared memory holds -D.
-DEVICE void add_neg_delta(float (&dP_rmem)[Br / 2], u32 neg_delta, int lane) {
+// dP - D, of a product that began with zeros: shared memory holds -D. DROPOUT: dP is that of kept weights.
+DEVICE void add_neg_delta(const KernelParams& p, float (&dP_rmem)[Br / 2], u32 neg_delta, const Kept& kept, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
     const vec2 stats = ld_shared_vec2(neg_delta + t * 32 + lane % 4 * 8);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      dP.at(r, t, 0) += u32_as_float(stats.x);
-      dP.at(r, t, 1) += u32_as_float(stats.y);
+      dP.at(r, t, 0) = add_to_kept(p, kept, dP.at(r, t, 0), u32_as_float(stats.x), r, t, 0);
+      dP.at(r, t, 1) = add_to_kept(p, kept, dP.at(r, t, 1), u32_as_float(stats.y), r, t, 1);
     }
   }
 }

@@ -23,7 +23,8 @@ struct NarrowConsumer : TracedConsumer {
   float dQ_rmem[DQ_TILES * 4]{}, dQ_last_rmem[DQ_IS_UNEVEN ? LAST_DQ_TILES * 4 : 1]{};  // one of them: see dQ_of()
   u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
   u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
-  u32 P_slope_rmem[DS_HAS_SLOPE ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
+  u32 P_slope_rmem[DS_HAS_WEIGHTS ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
+  Kept kept{};  // DROPOUT: of the tile
 
   SumsOfArrays sums;
   bool masked = false;   // the tile has hidden scores
@@ -88,6 +89,7 @@ struct NarrowConsumer : TracedConsumer {
     wait_full(smem.Q_ring, n);
     begin_products();
     issue_scores(n, kv, stamp_of(tile));
+    draw_kept(kept, block, tile, lane_key(), lane);
     await<0>(SCORES);
     make_weights(n);
     take_values();
@@ -113,6 +115,7 @@ struct NarrowConsumer : TracedConsumer {
     if constexpr (NEXT != NOTHING_MORE) {
       tile = NEXT == NEXT_ITEM ? block.first() : block.next(tile);
       masked = block.has_hidden_scores(tile);
+      draw_kept(kept, block, tile, lane_key(), lane);
       await<1>(SCORES);
       make_weights(n + 1);
       wait_full(smem.dO_ring, n + 1);
@@ -312,7 +315,7 @@ struct NarrowConsumer : TracedConsumer {
   }
   DEVICE void end_weights(u32 n) {
     exponentials_of<IN_HALVES ? Br / 16 : 0, Br / 8>(n);
-    if constexpr (DS_HAS_SLOPE) {
+    if constexpr (DS_HAS_WEIGHTS) {
 #pragma unroll
       for (int i = 0; i < Br / 4; ++i) P_slope_rmem[i] = Element::pack(S_rmem[2 * i], S_rmem[2 * i + 1]);
       wgmma_registers(P_slope_rmem);
@@ -321,25 +324,26 @@ struct NarrowConsumer : TracedConsumer {
   }
   template <int FROM, int TO>
   DEVICE void exponentials_of(u32 n) {
-    exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, lane);
+    exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, kept,
+                           lane);
   }
   DEVICE void make_gradients() {
-    add_neg_delta(dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, lane);
+    add_neg_delta(p, dP_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, kept, lane);
     if constexpr (SCORE_GRADIENTS) add_array_gradients(sums);
-    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_SLOPE ? P_slope_rmem : P_rmem)[2 * t + r]; });
+    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (DS_HAS_WEIGHTS ? P_slope_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + zero_tiles);
   }
   // SCORE: dP_rmem holds dP - D. Without a slope of the function, P_slope_rmem has the slope of a soft cap.
   template <typename Sums>
   DEVICE void add_array_gradients(Sums& sums) {
-    constexpr bool SERVES = !Function::WEIGHTS_READ_SCORES && !(SOFTCAP && Function::HAS_SLOPE);
+    constexpr bool SERVES = !Function::WEIGHTS_READ_SCORES && !((SOFTCAP || DROPOUT) && Function::HAS_SLOPE);
     static_assert(!SCORE_GRADIENTS || SERVES, "fa2_backward serves gradients that need the score, or two slopes");
     const ScoresOfTile scores(block, tile, lane_key(), lane);
     const auto difference = fragment_view(dP_rmem);
     sums.template add_all<2, Br / 8>(
         p, scores.function, scores.columns, [&](int t, int e) { return scores.row(t, e); }, [](int, int, int) { return 0.0f; },
         [&](int r, int t, int e) {
-          return unpack_16bit((SOFTCAP ? P_slope_rmem : P_rmem)[2 * t + r], e) * difference.at(r, t, e);
+          return unpack_16bit((SOFTCAP || DROPOUT ? P_slope_rmem : P_rmem)[2 * t + r], e) * difference.at(r, t, e);
         });
   }
   // The warps that issue dQ fence dS where dQ comes late in a tile: a fence here would wait for this warp's stores.
@@ -366,7 +370,7 @@ struct NarrowConsumer : TracedConsumer {
   }
   DEVICE void store_dv(const KeyBlock& block) {
     log.enter(STORE);
-    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, consumer * WARPGROUP_KEYS + warp * 16, lane);
+    store_keys(block, p.dv, p.dv_stride, dV_rmem, of_kept(p, 1.0f), consumer * WARPGROUP_KEYS + warp * 16, lane);
     clear(dV_rmem);
   }
   template <int REGISTERS>

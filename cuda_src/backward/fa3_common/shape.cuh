@@ -80,5 +80,4 @@ static_assert(BLOCK_KEYS % WARPGROUP_KEYS == 0 && Br % 16 == 0, "wgmma computes 
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "Q and dO of two tiles are in use at the same time");
 static_assert(SKIP_MASKED_TILES, "the addition order counts only the key blocks that see something of a query tile");
 static_assert(!PAIRED || !IS_PERSISTENT, "a pair of thread blocks takes one item");
-static_assert(!IRREGULAR || !DETERMINISTIC, "the addition order of irregular masks is not known");
 static_assert(!IRREGULAR || (!RAGGED && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");

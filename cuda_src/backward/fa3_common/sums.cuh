@@ -5,6 +5,7 @@
 // add before it. No consumer waits for a ticket: threads of the producer do, so that products go on meanwhile. With BULK_ADD
 // these threads start the additions (DqAdder); else they signal consumers to add (TicketKeeper).
 #pragma once
+#include "backward/common/listed_tickets.cuh"
 #include "backward/fa3_common/items.cuh"
 
 constexpr int ADDERS = 2;  // threads: to await a ticket, add and pass the ticket on takes longer than a tile of head dim 128
@@ -47,6 +48,9 @@ DEVICE u32* ticket_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
   return BackwardWorkspace::ticket(block.p, block.workspace_tile(tile)) + rank;
 }
 DEVICE u32 ticket_of(const KeyBlock& block, QueryTile tile) {
+  if constexpr (LISTED_TICKETS) {
+    return ListedTickets(block.p).of(block.p, block.batch(), block.kv_head(), block.k_block(), block.q_tile(tile));
+  }
   return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
 }
 DEVICE void await_ticket(const KeyBlock& block, QueryTile tile, u32 rank = 0) {

@@ -31,6 +31,7 @@ constexpr bool SCORE = false;        // the caller's function changes scores (sh
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // a score loses slope * distance
 constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
+constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 constexpr bool DETERMINISTIC = false;// key blocks add to dQ in a fixed order
 constexpr bool WHOLE_TILES = true;   // fixed: the workspace holds whole query tiles (backward/common/workspace.cuh)
 

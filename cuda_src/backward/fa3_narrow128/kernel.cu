@@ -47,8 +47,8 @@ constexpr bool DQ_FIRST = true;
 constexpr bool IN_HALVES = false;
 // dP is issued with dQ and runs while dQ is added. With a soft cap or a score function, and in persistent blocks beyond 96
 // columns, the registers do not suffice for both: ptxas then waits for each product before it issues the next one.
-constexpr bool DP_WITH_DQ = !SOFTCAP && !SCORE && (HEAD_DIM <= 96 || !IS_PERSISTENT);
-constexpr bool CHANGED = SOFTCAP || SCORE;  // needs these registers
+constexpr bool CHANGED = SOFTCAP || SCORE || DROPOUT;  // needs these registers
+constexpr bool DP_WITH_DQ = !CHANGED && (HEAD_DIM <= 96 || !IS_PERSISTENT);
 constexpr int K_HELD = CHANGED ? 0 : K_STEPS_HELD, V_HELD = CHANGED ? 0 : V_STEPS_HELD;
 #include "backward/fa3_common/narrow_consumer.cuh"
 
@@ -108,6 +108,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_release_next();
+  if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
   zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);

@@ -100,6 +100,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap) {
   grid_release_next();
+  if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
   zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);

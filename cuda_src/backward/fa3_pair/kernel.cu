@@ -36,8 +36,9 @@ struct Consumer : TracedConsumer {
   static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
   static constexpr int GRADIENT_COLUMNS = VALUES ? V_DIM : HEAD_DIM;
   static constexpr int STEPS = VALUES ? K_STEPS : V_STEPS;
-  static constexpr int HELD = SOFTCAP || SCORE ? 0 : VALUES ? K_STEPS_HELD : V_STEPS_HELD;
+  static constexpr int HELD = SOFTCAP || SCORE || DROPOUT ? 0 : VALUES ? K_STEPS_HELD : V_STEPS_HELD;
   static constexpr int LATE = DS_STAGES > 1;             // 1: dQ of a tile is issued one tile later
+  static constexpr bool ADDS = !VALUES && !DROPOUT;      // dP begins with -D
   static constexpr bool ADDS_FIRST = VALUES && SOFTCAP;  // a soft cap needs the registers of a pending dQ
   static constexpr Phase SCORING = VALUES ? SCORES : WEIGHT_GRADIENTS, GRADIENT = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;
 
@@ -46,6 +47,7 @@ struct Consumer : TracedConsumer {
   float gradient_rmem[GRADIENT_COLUMNS / 2]{};  // dV, or dK
   float S_rmem[Br / 2]{};               // S, or dP
   u32 operand_rmem[Br / 4]{};           // P, or dS
+  Kept kept{};                          // DROPOUT: of the tile
   u32 held_rmem[HELD > 0 ? 4 * HELD : 1]{};  // of K, or of V
   float dQ_rmem[COLUMNS / 2]{};
 
@@ -117,6 +119,7 @@ struct Consumer : TracedConsumer {
       if (n > LATE) add_dq(n - 1 - LATE, pending_tiles[LATE]);
     }
     enter(SOFTMAX);
+    draw_kept(kept, block, tile, lane_key(), lane);
     if constexpr (VALUES) make_weights();
     if constexpr (!ADDS_FIRST) end_dq(n > LATE, n - 1 - LATE);  // dQ overlapped with the exponentials
     if constexpr (VALUES) {
@@ -152,7 +155,8 @@ struct Consumer : TracedConsumer {
       wait_full(smem.Q_ring, tile_n);
     } else {
       wait_full(smem.dO_ring, tile_n);
-      begin_with_neg_delta(S_rmem, smem.neg_delta + smem.dO_ring.stage(tile_n) * TILE_STATS_BYTES, int(opaque(lane_id())));
+      const u32 neg_delta = smem.neg_delta + smem.dO_ring.stage(tile_n) * TILE_STATS_BYTES;
+      if constexpr (!DROPOUT) begin_with_neg_delta(S_rmem, neg_delta, int(opaque(lane_id())));
     }
     wgmma_registers(S_rmem);
   }
@@ -161,9 +165,9 @@ struct Consumer : TracedConsumer {
     const u64 keys = k_major_descriptor(VALUES ? smem.K : smem.V);
     const u64 queries = k_major_descriptor(VALUES ? smem.Q + stage * Q_TILE_BYTES : smem.dO + stage * DO_TILE_BYTES);
     if constexpr (HELD == 0) {
-      wgmma_tiles_ss<Br, STEPS, Element, !VALUES>(S_rmem, keys, queries);
+      wgmma_tiles_ss<Br, STEPS, Element, ADDS>(S_rmem, keys, queries);
     } else {
-      issue_partly_held<Br, STEPS, HELD, !VALUES>(S_rmem, held_rmem, keys, queries);
+      issue_partly_held<Br, STEPS, HELD, ADDS>(S_rmem, held_rmem, keys, queries);
     }
     commit(SCORING, stamp);
   }
@@ -228,11 +232,12 @@ struct Consumer : TracedConsumer {
   DEVICE void make_weights() {
     cap_scores<SOFTCAP && !SCORE>(fragment_view(S_rmem), p.softcap);
     if (block.has_hidden_scores(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
-    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, lane);
+    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + smem.Q_ring.stage(n) * TILE_STATS_BYTES, kept,
+                 lane);
   }
   // P, times the slope of a soft cap: a factor of dS.
   DEVICE u32 weights(int i) const {
-    if constexpr (!DS_HAS_SLOPE) return operand_rmem[i];
+    if constexpr (!DS_HAS_WEIGHTS) return operand_rmem[i];
     const auto S = fragment_view(S_rmem);
     return Element::pack(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
   }
@@ -256,6 +261,9 @@ struct Consumer : TracedConsumer {
   DEVICE void make_gradients() {
     wait_full(smem.P_ring(), n, WAIT_TURN);
     enter(SOFTMAX);
+    if constexpr (DROPOUT) {
+      add_neg_delta(p, S_rmem, smem.neg_delta + smem.dO_ring.stage(n) * TILE_STATS_BYTES, kept, lane);
+    }
     vec4 P;  // of tiles t and t + 1
     gradients(operand_rmem, S_rmem, [&](int t, int r) {
       if (t % 2 == 0 && r == 0) P = ld_shared_vec4(weights_address(2 * t));
@@ -272,7 +280,7 @@ struct Consumer : TracedConsumer {
   DEVICE void store() {
     const int first_key = warp * 16;
     if constexpr (VALUES) {
-      store_keys(block, p.dv, p.dv_stride, gradient_rmem, 1.0f, first_key, lane);
+      store_keys(block, p.dv, p.dv_stride, gradient_rmem, of_kept(p, 1.0f), first_key, lane);
     } else {
       store_keys(block, p.dk, p.dk_stride, gradient_rmem, p.scale, first_key, lane);
     }
@@ -290,6 +298,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
   grid_release_next();
+  if (found_tickets<PASS_THREADS>(p)) return;
   prepare_strip(p);
   zero_score_gradients<PASS_THREADS>(p);
   prepare_items(p);

@@ -67,6 +67,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   constexpr bool IRREGULAR = is_irregular(MASK_KIND);
   static_assert(!IRREGULAR || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "lengths, ALiBi and sinks need a band mask");
   static_assert(!SCORE || !SPLIT_KEYS, "the planner splits no keys under a score function");
+  static_assert(!DROPOUT || (!SPLIT_KEYS && !TREE), "dropout takes whole rows of keys, and no trees");
   static_assert(!IRREGULAR || !SPLIT_KEYS, "the planner splits the keys of band masks only");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
@@ -120,6 +121,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   softmax.reset();
   u32 Q_rmem[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
+  KeptWeights<S_TILES, false, 1> kept[M_TILES];  // DROPOUT: of the current tile
 
   // Copies inside the loops begin with the second tile that is visited.
   auto stream = [&](const auto& of_array, const void* cache, const Strides& step, u32 smem) {
@@ -155,7 +157,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-      for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<Element>(S, i, k, h);
+      for (int h = 0; h < 4; ++h) {
+        P[i][h] = operand_pair<Element>(S, i, k, h);
+        if constexpr (DROPOUT) P[i][h] &= kept[i].pair(h % 2, 2 * k + h / 2);
+      }
     }
   };
 
@@ -253,6 +258,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         }
       } else {
         hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
+      }
+    }
+    if constexpr (DROPOUT) {
+      const vec4 parked = ld_shared_vec4(parked_smem);
+      const int row = int(parked.x) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        kept[i].draw(p, parked.z * u32(p.heads) + parked.y, row + 16 * i, j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
       }
     }
     float m_tile[2 * M_TILES];

@@ -2,11 +2,13 @@
 #pragma once
 #include "forward/fa2/shape.cuh"
 #include "shared/named_barriers.cuh"
+#include "forward/params.cuh"
 #include "shared/alibi_sink.cuh"
+#include "shared/dropout.cuh"
 
 // By all lanes of a warp. At `parked_smem`: query block, head, batch, and the address of Q.
 template <typename Softmax>
-DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_group, int part,
+DEVICE void store_output(const ForwardParams& p, u32 parked_smem, int row_group, int part,
                          const float (&O_rmem)[M_TILES][O_TILES][4], Softmax& softmax, int lane) {
   // O overwrites this warp's rows of Q: no other warp, or pair of warps, reads them.
   warp_sync();
@@ -18,7 +20,7 @@ DEVICE void store_output(const AttentionParams& p, u32 parked_smem, int row_grou
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = r * 8 + lane / 4;
     const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // padding: zeros, and an LSE of -inf
-    const float inverse = row_factor(p, softmax, r, head);
+    const float inverse = of_kept(p, row_factor(p, softmax, r, head));
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const float* o = O_rmem[r / 2][n] + r % 2 * 2;

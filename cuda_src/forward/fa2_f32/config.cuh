@@ -20,6 +20,7 @@ constexpr int MASK = 1;              // a MaskKind (shared/mask.cuh)
 constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are not computed
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 
 constexpr bool TRACE = false;        // each work item leaves a TraceRecord (shared/params.cuh)
 #endif

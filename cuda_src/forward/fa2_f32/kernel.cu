@@ -23,6 +23,8 @@
 #include "mma/copy.cuh"
 #include "mma/half_pair.cuh"
 #include "shared/block_order.cuh"
+#include "shared/dropout.cuh"
+#include "shared/dropout_params.cuh"
 #include "forward/irregular_scores.cuh"
 #include "forward/query_block.cuh"
 #include "shared/score.cuh"
@@ -72,12 +74,14 @@ DEVICE float exact_lse(float m, float l) {
 // P <= 1 times P_SCALE is below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
 
+using KernelParams = typename Choose<DROPOUT, DroppedParams, AttentionParams>::type;
+
 // The launch before, under masks with runs of rows: one warp per block of keys.
-KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ KernelParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
 
-KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ AttentionParams p) {
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   u64 start_ns = 0;
@@ -216,7 +220,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
         const int group = p.heads / p.kv_heads, head = int(saved.y);
-        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), head / group, head % group);
+        const IrregularMask<MASK_KIND, KernelParams> mask(p, int(saved.z), head / group, head % group);
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
         hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }
@@ -253,13 +257,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     u32 P_hi[P_STEPS][M_TILES][4], P_lo[P_STEPS][M_TILES][4];
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
+      KeptWeights<S_TILES, false, 1> kept;
+      if constexpr (DROPOUT) {
+        const vec4 saved = ld_shared_vec4(saved_smem);
+        const int row = int(saved.x) * Br + warp * WARP_ROWS + 16 * i + S.lane_row(lane_id());
+        kept.draw(p, saved.z * u32(p.heads) + saved.y, row, j * Bc + S.lane_column(lane_id()));
+      }
 #pragma unroll
       for (int k = 0; k < P_STEPS; ++k) {
 #pragma unroll
         for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
           const int n = 2 * k + h / 2, r = 2 * i + h % 2;
-          const float x = softmax.exp(S_rmem[n][i][h % 2 * 2], p.scale_log2, r) * P_factor[n];
-          const float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], p.scale_log2, r) * P_factor[n];
+          float x = softmax.exp(S_rmem[n][i][h % 2 * 2], p.scale_log2, r) * P_factor[n];
+          float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], p.scale_log2, r) * P_factor[n];
+          if constexpr (DROPOUT) x = kept.value(x, h % 2, n, 0), y = kept.value(y, h % 2, n, 1);
           split_pair(x, y, P_hi[k][i][h], P_lo[k][i][h]);
         }
       }
@@ -349,7 +360,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = q_block * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane / 4;
     if (row >= p.seqlen_q) continue;
-    const float factor = softmax.inverse_sum(r) * (O_unit / P_SCALE);
+    const float factor = of_kept(p, softmax.inverse_sum(r) * (O_unit / P_SCALE));
     char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {

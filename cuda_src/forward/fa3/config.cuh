@@ -30,6 +30,7 @@ constexpr bool INVARIANT = false;     // the bits of a row depend on its sequenc
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
 constexpr bool ALIBI = false;        // a score loses slope * distance
 constexpr bool SINK = false;         // a logit of each head joins the softmax's denominator
+constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 
 constexpr bool RUNNING = false;      // O joins a running result of earlier keys (forward/running.cuh)
 constexpr bool SPLIT_KEYS = false;   // gridDim.y thread blocks share the keys of a query block (forward/splits.cuh)

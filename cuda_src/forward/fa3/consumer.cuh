@@ -7,7 +7,9 @@
 #include "forward/query_block.cuh"
 #include "forward/running.cuh"
 #include "primitives/register_budget.cuh"
+#include "forward/params.cuh"
 #include "shared/alibi_sink.cuh"
+#include "shared/dropout.cuh"
 #include "wgmma/accumulator.cuh"
 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
@@ -17,8 +19,8 @@ constexpr int S_TILES = Bc / 8;
 // always leaves from registers: the rows after those of a sequence may belong to another sequence.
 constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE &&
                                  O_TILE_BYTES <= Q_TILE_BYTES && !RUNNING;
-static_assert(!RUNNING || (LENGTHS_KIND == DENSE && !SINK && !SPLIT_KEYS && !SCORE),
-              "RUNNING takes neither lengths, sinks, split keys nor score functions: a sink is the first running result");
+static_assert(!RUNNING || (LENGTHS_KIND == DENSE && !SINK && !SPLIT_KEYS && !SCORE && !DROPOUT),
+              "RUNNING takes neither lengths, sinks, split keys, scores nor dropout: a sink is the first running result");
 
 // Accumulators and operands of one thread.
 using Scores = float[Bc / 2];
@@ -81,16 +83,17 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
 // Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers. Of a padded
 // sequence also the rows past the end: O is 0, L is -inf.
 template <typename Sequence>
-DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, const Sequence& sequence,
+DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const Item& item, const Sequence& sequence,
                          int first_row, Output& O_rmem, Softmax& softmax, [[maybe_unused]] u32 O_smem, int warp,
                          int lane) {
   // Exponentials read m of both rows alternately: in two registers of one bank, the reads conflict (NOTES.md).
   if constexpr (LENGTHS_KIND == DENSE) pair_registers(softmax.m_scaled[0], softmax.m_scaled[1], p.seqlen_q < 0);
   softmax.reduce_sum();
   if constexpr (RUNNING) {
+    const AttentionParams& base = p;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      join_running_row<O_TILES, Element>(static_cast<const RunningParams&>(p), item.head, item.batch,
+      join_running_row<O_TILES, Element>(static_cast<const RunningParams&>(base), item.head, item.batch,
                                          first_row + lane / 4 + 8 * r, O_rmem, r, softmax.inverse_sum(r), softmax.lse(r), lane);
     }
     return;
@@ -107,7 +110,8 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
       st_global(lse, exists ? softmax.lse(r) : NEG_INF);
     }
     if constexpr (STORE_FROM_SMEM) {
-      stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
+      stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r,
+                                                            of_kept(p, SINK ? factor : softmax.inverse_sum(r)), warp, lane);
     } else {
       constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // that are stored
       if constexpr (!ALL_EXIST) {
@@ -117,7 +121,8 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
         }
       }
       store_accumulator_row<O_TILES, Element>(output_row(p, place, int(sequence.first_row()) + row), O_rmem, r,
-                                              ALL_EXIST || exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
+                                              ALL_EXIST || exists ? of_kept(p, SINK ? factor : softmax.inverse_sum(r)) : 0.0f,
+                                              stored, lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {

@@ -32,6 +32,8 @@ struct ConsumerItems {
   Tiles tiles;            // of the current item
   Alibi alibi{0.0f, 0};   // ALIBI: of the current item
   ScoreFunction<ForwardParams> function{p, 0, 0, 0};  // SCORE: of the current item
+  KeptWeights<S_TILES, false, CONSUMERS <= 2 ? 4 : 1> kept{};  // DROPOUT: of tile j
+  u32 head = 0;           // DROPOUT: of the current item, counted over all sequences
   int O_buffer = -1;      // the buffer of Q that the next O leaves through
   u64 start_ns[2] = {};   // TRACE: of the item being stored, of the current one
   mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);
@@ -54,6 +56,7 @@ struct ConsumerItems {
     }
     row = tiles.begin(p, item, consumer, warp, lane);
     if constexpr (ALIBI) alibi = Alibi(p, sequence_of_item(p, item, descriptor), item.head);
+    if constexpr (DROPOUT) head = u32(item.batch * p.heads + item.head);
     if constexpr (SCORE) {
       const int diagonal = int(diagonal_of(p, sequence_of_item(p, item, descriptor)));
       function = ScoreFunction<ForwardParams>(p, min(item.batch, p.batch - 1), item.head, diagonal);
@@ -144,6 +147,18 @@ struct ConsumerItems {
     if (lane == 0) {
       if constexpr (STORE_FROM_SMEM) bulk_wait_read();
       mbarrier_arrive(smem.Q_empty + 8 * buffer);
+    }
+  }
+
+  // DROPOUT: the weights of tile j that are kept, while its scores are in flight.
+  DEVICE void draw_kept() {
+    if constexpr (DROPOUT) kept.draw(p, head, row, tiles.j * Bc + lane % 4 * 2);
+  }
+  DEVICE void pack_weights() {
+    pack(P_rmem, S_rmem);
+    if constexpr (DROPOUT) {
+#pragma unroll
+      for (int i = 0; i < Bc / 4; ++i) P_rmem[i] &= kept.pair(i % 2, i / 4 * 2 + i % 4 / 2);
     }
   }
 

@@ -108,6 +108,7 @@ struct Consumer : ConsumerItems {
     wgmma_fence();
     issue_next_scores();
     end_slot();
+    draw_kept();
   }
 
   DEVICE void first_softmax() {
@@ -122,7 +123,7 @@ struct Consumer : ConsumerItems {
       mask(SegmentTag<CLEAR>{});
     }
     softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
-    pack(P_rmem, S_rmem);
+    pack_weights();
     inside.enter(NOTHING);
   }
 
@@ -144,6 +145,7 @@ struct Consumer : ConsumerItems {
     inside.enter(ISSUE, tiles.j + 1);
     issue_next_values();
     end_slot();
+    draw_kept();
   }
   template <typename Tag>
   DEVICE void end_step(Tag segment) {
@@ -170,7 +172,7 @@ struct Consumer : ConsumerItems {
     }
     // Row sums and packed P before the branch: ptxas computes them between exponentials, which leave every second issue slot
     // free. Without wgmma_registers() it moves them behind the branch.
-    pack(P_rmem, S_rmem);
+    pack_weights();
     wgmma_registers(P_rmem);
     wgmma_registers(softmax.l);
     if (grown) {

@@ -22,4 +22,5 @@ constexpr bool SKIP_MASKED_TILES = true;  // tiles without a visible score are n
 constexpr int LENGTHS = 0;           // a LengthsKind (shared/lengths.cuh); this kernel takes dense arrays only
 constexpr bool SCORE = false;        // the caller's function changes scores (shared/score_function.cuh)
 constexpr bool SOFTCAP = false;      // a score s becomes cap * tanh(s / cap)
+constexpr bool DROPOUT = false;      // weights are dropped at random (shared/dropout.cuh)
 #endif

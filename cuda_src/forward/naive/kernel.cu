@@ -15,6 +15,7 @@
 #include "shared/schedule.cuh"
 #include "forward/irregular_scores.cuh"
 #include "forward/params.cuh"
+#include "shared/dropout.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
@@ -220,7 +221,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
   for (int j = lane; j < keys; j += 32) l += ex2(ld_global<float>(S + j) - m);
   for (int other = 16; other > 0; other /= 2) l += shfl_xor(l, other);
   const float inverse = l == 0.0f ? 0.0f : 1.0f / l;
-  for (int j = lane; j < keys; j += 32) st_global(P + j, rounded<Element>(ex2(ld_global<float>(S + j) - m) * inverse));
+  auto weight = [&](int j) {
+    const float kept = ex2(ld_global<float>(S + j) - m) * inverse;
+    if constexpr (DROPOUT) return is_kept(p, u32(row / p.seqlen_q), int(row % p.seqlen_q), j) ? of_kept(p, kept) : 0.0f;
+    return kept;
+  };
+  for (int j = lane; j < keys; j += 32) st_global(P + j, rounded<Element>(weight(j)));
   if (valid && lane == 0 && p.lse != nullptr) st_global(p.lse + row, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
 }
 

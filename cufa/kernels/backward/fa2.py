@@ -10,7 +10,7 @@ from ...schedule import key_order
 from ...schedule.order import Order, makespan
 from ...schedule.schedule import Schedule
 from ..base import Kernel
-from ..config import Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
+from ..config import Buffer, Launch, Split, TileConfig, align_up, ceil_div, tile_pitch
 
 STRIP = 16
 """Query rows that a warp of the prepare and convert passes takes: those of one accumulator of mma.sync."""
@@ -33,6 +33,26 @@ class BackwardConfig(TileConfig):
 
 def _strips(problem: Problem) -> int:
     return problem.query_blocks(STRIP) * problem.heads
+
+
+def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
+    """``ListedTickets`` of backward/common/listed_tickets.cuh: query tiles of all heads of the mask, and bytes. 0 where
+    the addition order follows from the band."""
+    if not (problem.deterministic and problem.mask.irregular_kind):
+        return 0, 0
+    found = {name: x for name, x in problem.mask_params.items() if isinstance(x, int)}
+    heads = problem.batch
+    if problem.mask_kind != "sets":
+        heads = found["sequences"] * min(found["heads"], problem.kv_heads)
+    tiles = heads * ceil_div(problem.seqlen_q, config.block_q)
+    return tiles, align_up(4 * tiles * ceil_div(problem.seqlen_k, config.block_kv), 16)
+
+
+def prepare_launches(name: str, problem: Problem, config: TileConfig, blocks: int) -> tuple[Launch, ...]:
+    """The prepare pass; and once more, in a grid of two layers, if it lists tickets."""
+    threads, (tiles, _) = PASS_WARPS * 32, listed_tickets(problem, config)
+    prepare = Launch(name, (blocks, 1, 1), threads, 0)
+    return (prepare, *[Launch(name, (ceil_div(tiles, 2 * threads), 2, 1), threads, 0)] * (tiles > 0))
 
 
 def _tiling(config: BackwardConfig) -> tuple[int, ...]:
@@ -63,8 +83,17 @@ class Fa2Backward(Kernel):
     operation = "backward"
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
-    options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
+    options: tuple[str, ...] = (
+        "padded",
+        "packed",
+        "alibi",
+        "sink",
+        "deterministic",
+        "score",
+        "gradients",
+        "dropout",
+    )
+    options_with_irregular_masks: tuple[str, ...] = ("deterministic", "score", "gradients", "dropout")
     any_v_dim = True
     skip_masked_tiles = True
     configs: tuple[BackwardConfig, ...] = (
@@ -103,12 +132,12 @@ class Fa2Backward(Kernel):
         self, problem: Problem, config: BackwardConfig, shared_memory: int, split: Split | None = None
     ) -> tuple[Launch, ...]:
         """One block per key block and key/value head, between two passes over the queries."""
-        passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
+        passes = ceil_div(_strips(problem), PASS_WARPS)
         key_blocks = problem.key_blocks(config.block_kv) * problem.kv_heads
         return (
-            Launch(f"{self.name}_prepare", passes, PASS_WARPS * 32, 0),
+            *prepare_launches(f"{self.name}_prepare", problem, config, passes),
             Launch(self.name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
-            Launch(f"{self.name}_convert", passes, PASS_WARPS * 32, 0),
+            Launch(f"{self.name}_convert", (passes, 1, 1), PASS_WARPS * 32, 0),
         )
 
     def workspace(self, problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
@@ -117,7 +146,9 @@ class Fa2Backward(Kernel):
         batch, _, rows, _ = problem.shapes[0]
         counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
         numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4
-        return _strips(problem) * STRIP * problem.head_dim * 4 + numbers
+        used = _strips(problem) * STRIP * problem.head_dim * 4 + numbers
+        _, listed = listed_tickets(problem, config)
+        return align_up(used, 16) + listed if listed else used
 
     def choose(self, problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
         """The first config of which an SM holds ``blocks_per_sm`` blocks; or the same with half of the keys, if few

@@ -9,7 +9,7 @@ from ...schedule.order import Order
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
-from .fa2 import PASS_WARPS, STRIP
+from .fa2 import PASS_WARPS, STRIP, listed_tickets, prepare_launches
 from .fa3_config import (
     ITEM_BYTES,
     WARPGROUP_KEYS,
@@ -63,8 +63,17 @@ class Fa3Backward(Kernel):
     operation = "backward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options: tuple[str, ...] = ("padded", "packed", "alibi", "sink", "deterministic", "score", "gradients")
-    options_with_irregular_masks: tuple[str, ...] = ("score", "gradients")
+    options: tuple[str, ...] = (
+        "padded",
+        "packed",
+        "alibi",
+        "sink",
+        "deterministic",
+        "score",
+        "gradients",
+        "dropout",
+    )
+    options_with_irregular_masks: tuple[str, ...] = ("deterministic", "score", "gradients", "dropout")
     score_derivatives_without_score = True
     any_v_dim = True
     min_capability = max_capability = 90
@@ -99,7 +108,7 @@ class Fa3Backward(Kernel):
             before = of_head * (heads if batches.before > batches.whole else batches.size * batches.before)
             after = of_head * (heads - batches.size * batches.converted)
         return (
-            Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
+            *prepare_launches(f"{name}_prepare", problem, config, ceil_div(before, PASS_WARPS)),
             Launch(
                 name,
                 (_items(problem, config) * config.cluster, 1, 1),
@@ -117,7 +126,8 @@ class Fa3Backward(Kernel):
         strips = _strips(problem, config)
         tiles = strips * STRIP // config.block_q
         tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-        return (
+        _, listed = listed_tickets(problem, config)
+        return listed + (
             128
             + tiles * tile
             + problem.sink * strips * 4

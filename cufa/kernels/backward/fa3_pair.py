@@ -12,8 +12,8 @@ class Fa3BackwardWide(Fa3Backward):
     title = "FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation"
     source = "backward/fa3_pair/kernel.cu"
     entry = "fa3_backward_wide"
-    options = ("padded", "packed", "alibi", "sink", "deterministic", "score")
-    options_with_irregular_masks = ("score",)
+    options = ("padded", "packed", "alibi", "sink", "deterministic", "score", "dropout")
+    options_with_irregular_masks = ("deterministic", "score", "dropout")
     configs = (
         tile_config(64, 128, 2, cluster=2, min_head_dim=136, max_head_dim=192, bulk_add=False),
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),

@@ -55,8 +55,18 @@ class Fa2Forward(ForwardKernel):
     entry = "fa2_forward"
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
-    options: tuple[str, ...] = ("padded", "packed", "cache", "tree", "invariant", "alibi", "sink", "score")
-    options_with_irregular_masks = ("score",)
+    options: tuple[str, ...] = (
+        "padded",
+        "packed",
+        "cache",
+        "tree",
+        "invariant",
+        "alibi",
+        "sink",
+        "score",
+        "dropout",
+    )
+    options_with_irregular_masks = ("score", "dropout")
     any_v_dim = True
     skip_masked_tiles = True
     configs = _CONFIGS

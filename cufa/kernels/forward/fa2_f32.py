@@ -21,6 +21,8 @@ class Fa2ForwardF32(Kernel):
     dtypes = ("float32",)
     precisions = ("float32", "tf32")
     masks: tuple[str, ...] = MASK_KINDS
+    options: tuple[str, ...] = ("dropout",)
+    options_with_irregular_masks = ("dropout",)
     any_v_dim = True
     skip_masked_tiles = True
     configs = (
@@ -55,5 +57,6 @@ class Fa2NoSkipF32(Fa2ForwardF32):
     algorithm = "fa2_noskip"
     title = "FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16"
     masks = BAND_KINDS
+    options = ()
     skip_masked_tiles = False
     ablation = True

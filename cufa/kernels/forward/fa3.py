@@ -128,8 +128,19 @@ class Fa3Forward(ForwardKernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = ("padded", "packed", "cache", "tree", "invariant", "alibi", "sink", "score", "running")
-    options_with_irregular_masks = ("score", "running")
+    options = (
+        "padded",
+        "packed",
+        "cache",
+        "tree",
+        "invariant",
+        "alibi",
+        "sink",
+        "score",
+        "dropout",
+        "running",
+    )
+    options_with_irregular_masks = ("score", "dropout", "running")
     any_v_dim = True
     page_multiple = 8
     min_capability = max_capability = 90

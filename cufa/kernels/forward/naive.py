@@ -17,7 +17,7 @@ class Naive(Kernel):
     dtypes = ("float16", "bfloat16", "float32")
     precisions = ("native", "float32", "tf32")
     masks = MASK_KINDS
-    options = options_with_irregular_masks = ("score",)
+    options = options_with_irregular_masks = ("score", "dropout")
     any_v_dim = True
     configs = (TileConfig(64, 64, num_warps=4, blocks_per_sm=4),)
     workspace_holds = "the scores in float32 and the probabilities"

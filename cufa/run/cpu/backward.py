@@ -22,7 +22,7 @@ from ...problem.problem import Problem
 from ...problem.scores import softcap_derivative, softcapped_in_place
 from ...schedule.schedule import Schedule
 from .blas import single_threaded_blas
-from .scores import ScoreFunction
+from .scores import DroppedWeights, ScoreFunction
 from .tiles import (
     MIN_STACKS,
     Array,
@@ -73,8 +73,8 @@ _OF_KEYS = ("k", "v", "dk", "dv")
 
 
 def run(
-    plan: Plan, given: Arrays, *, score: ScoreFunction | None = None, observer: Observer | None = None,
-    num_threads: int | None = None,
+    plan: Plan, given: Arrays, *, score: ScoreFunction | None = None, dropped: DroppedWeights | None = None,
+    observer: Observer | None = None, num_threads: int | None = None,
 ) -> None:  # fmt: skip
     """Execute a plan made for the CPU; dq, dk and dv are written in place.
 
@@ -101,6 +101,7 @@ def run(
         stack = _Stack(schedule, problem, arrays, members)
         stack.slopes = None if slopes is None else slopes[heads][..., None, None]
         stack.score = None if score is None else score.at(heads)
+        stack.dropped = None if dropped is None else dropped.at(heads)
         if observer is not None:
             stack.watch(observer, heads, problem.group_size)
         dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
@@ -151,8 +152,14 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             # A hidden inf or NaN must not contribute: 0 · NaN is NaN. If all is finite, zero weights suffice.
             unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
             seen_by = None if unseen is None else unseen.T
-            dV += heads.of_columns(P.mT, dO, seen_by)  # l. 13
+            kept = None if heads.dropped is None else heads.dropped.at((_ALL, _ALL, members))
+            P_kept = P if kept is None else P.copy()
+            if kept is not None:
+                kept.drop(P_kept, rows, heads.columns(j))
+            dV += heads.of_columns(P_kept.mT, dO, seen_by)  # l. 13
             dS = heads.product(dO, V)  # l. 14
+            if kept is not None:
+                kept.drop(dS, rows, heads.columns(j))
             dS -= delta
             dS *= P  # l. 15
             if slope is not None:

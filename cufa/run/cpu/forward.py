@@ -14,7 +14,7 @@ from ...problem.problem import Problem
 from ...problem.scores import softcapped_in_place, with_sink
 from ...schedule.schedule import Schedule
 from .blas import single_threaded_blas
-from .scores import ScoreFunction
+from .scores import DroppedWeights, ScoreFunction
 from .tiles import (
     Array,
     Heads,
@@ -35,7 +35,7 @@ from .tiles import (
 def run(
     plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None, *,
     alibi_slopes: Array | None = None, sink: Array | None = None, score: ScoreFunction | None = None,
-    observer: Observer | None = None, num_threads: int | None = None,
+    dropped: DroppedWeights | None = None, observer: Observer | None = None, num_threads: int | None = None,
 ) -> None:  # fmt: skip
     """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
@@ -63,6 +63,7 @@ def run(
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
         stack = (_Float8Stack if problem.scales else _Stack)(schedule, problem, *operands)
         stack.score = None if score is None else score.at(heads)
+        stack.dropped = None if dropped is None else dropped.at(heads)
         stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
         if observer is not None:
             batch, kv_head, member = (x.start for x in heads)
@@ -214,7 +215,9 @@ class _Stack(Heads):
         return S
 
     def weighted_values(self, P: Array, i: int, j: int) -> Array:
-        """P_ij V_j. Scratch: valid until the next call."""
+        """P_ij V_j, P's dropped weights 0. Scratch: valid until the next call."""
+        if self.dropped is not None:
+            self.dropped.drop(P, self.rows(i), self.columns(j))
         V = self.V[..., self.columns(j), :]
         hidden = None if not self.is_masked(i, j) or np.isfinite(V).all() else self.hidden(i, j)
         return product_of_seen(P, V, hidden, self._PV[..., : P.shape[-2], :])

@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ...plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, Arrays
+from ...plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, SEED, Arrays
 from ...plan.planner import Plan
 from ...problem.lengths import Part
 
 _OF_QUERIES = {"q", "out", "lse", "dout", "dlse", "dq"}
 _OF_KEYS = {"k", "v", "dk", "dv"}
 _OF_HEADS = {"alibi_slopes", "sink", "dsink"}
-_WHOLE = {x.name for x in SCORE_ARRAYS + SCORE_GRADIENTS}
+_WHOLE = {x.name for x in (*SCORE_ARRAYS, *SCORE_GRADIENTS, SEED)}
 
 
 def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any], Part]]:

@@ -16,7 +16,7 @@ from ...problem.problem import Problem
 from . import backward, decode, forward, parts
 from .cache import gathered
 from .combine import combine
-from .scores import ScoreFunction
+from .scores import DroppedWeights, ScoreFunction
 
 
 @np.errstate(all="ignore")
@@ -40,7 +40,8 @@ def _forward(plan: Plan, arrays: Arrays) -> None:
         if not part.problem.empty:
             of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
             score = ScoreFunction.of(place, x)
-            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink, score=score)
+            dropped = DroppedWeights.of(plan, place, x)
+            forward.run(part, *of_dense, alibi_slopes=slopes, sink=sink, score=score, dropped=dropped)
         elif sink is not None and x["lse"] is not None:
             x["lse"][...] = sink[:, None]
 
@@ -87,7 +88,8 @@ def _backward(plan: Plan, arrays: Arrays) -> None:
         # Heads of a query group with masks of their own are parts of their own, which share dk and dv.
         shared = ("dk", "dv") if (place.heads.start or 0) % plan.problem.group_size else ()
         own = {name: np.zeros_like(of_part[name]) for name in shared}
-        backward.run(part, {**of_part, **own}, score=ScoreFunction.of(place, of_part))
+        dropped = DroppedWeights.of(plan, place, of_part)
+        backward.run(part, {**of_part, **own}, score=ScoreFunction.of(place, of_part), dropped=dropped)
         for name, x in own.items():
             wide = np.promote_types(x.dtype, np.float32)
             of_part[name][...] = of_part[name].astype(wide) + x.astype(wide)

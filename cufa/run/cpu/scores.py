@@ -1,4 +1,4 @@
-"""Score functions in the CPU path: a problem's score function for one tile of a stack of heads."""
+"""Score functions and dropout in the CPU path: those of a problem for one tile of a stack of heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...plan.operation import SCORE_ARRAYS, SCORE_GRADIENTS, Arrays
+from ...plan.planner import Plan
 from ...problem import score_change
+from ...problem.dropout import Dropout, dropout_of
 from ...problem.lengths import Part
 from ...problem.score_change import ScoreChange
 
@@ -37,10 +39,7 @@ class ScoreFunction:
         arrays = [given[x.name] for x in SCORE_ARRAYS[: len(forms)]]
         results = [given.get(x.name) for x in SCORE_GRADIENTS[: len(forms)]]
         totals = {form.name: x for form, x in zip(forms, results, strict=True) if x is not None}
-        b = np.arange(problem.batch).reshape(-1, 1, 1, 1, 1) + part.sequence
-        h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size, 1, 1) + (
-            part.heads.start or 0
-        )
+        b, h = (x[..., None, None] for x in _sequences_and_heads(part))
         return cls(
             problem.score, arrays, totals, b, h, problem.mask.shift(problem.seqlen_q, problem.seqlen_k)
         )
@@ -70,3 +69,38 @@ class ScoreFunction:
         inputs = self.inputs(dS, rows, columns)  # indexes do not depend on scores' values
         score_change.add_gradients(self.change, inputs, self.arrays, dS, slopes[1:], self.totals)
         dS[...] = score_change.product(dS, slopes[0])
+
+
+def _sequences_and_heads(part: Part) -> tuple[Array, Array]:
+    """Numbers in the whole call, shaped to broadcast as (batch, kv_heads, group)."""
+    problem = part.problem
+    b = np.arange(problem.batch).reshape(-1, 1, 1) + part.sequence
+    h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size)
+    return b, h + (part.heads.start or 0)
+
+
+@dataclasses.dataclass
+class DroppedWeights:
+    """Dropout of a part, or of a stack of its heads."""
+
+    dropout: Dropout
+    b: Array
+    h: Array
+
+    @classmethod
+    def of(cls, plan: Plan, part: Part, given: Arrays) -> DroppedWeights | None:
+        """``plan`` is that of the whole call."""
+        found = dropout_of(plan.problem.dropped, given.get("seed"), plan.problem.heads)
+        return None if found is None else cls(found, *_sequences_and_heads(part))
+
+    def at(self, heads: tuple[slice, ...]) -> DroppedWeights:
+        """As :meth:`ScoreFunction.at`."""
+        return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
+
+    def drop(self, x: Array, rows: slice, columns: slice) -> None:
+        """Multiplies the kept elements of x, (batch, kv_heads, group, rows, columns), and sets the others to 0."""
+        kept = self.dropout.kept(
+            self.b, self.h, range(rows.start, rows.stop), range(columns.start, columns.stop)
+        )
+        x *= x.dtype.type(self.dropout.factor)
+        np.copyto(x, 0, where=~kept)

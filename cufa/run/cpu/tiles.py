@@ -23,7 +23,7 @@ from ...problem.problem import Problem
 from ...problem.scores import distances
 from ...problem.tile_classes import TileClass
 from ...schedule.schedule import Schedule
-from .scores import ScoreFunction
+from .scores import DroppedWeights, ScoreFunction
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -73,6 +73,7 @@ class Heads:
         """ALiBi slopes, (batch, kv_heads, group, 1, 1); the sink has the same shape."""
         self.sink: Array | None = None
         self.score: ScoreFunction | None = None
+        self.dropped: DroppedWeights | None = None
         self._classes = schedule.classes
         self.block_q = min(schedule.block_q, schedule.seqlen_q)
         self.block_kv = min(schedule.block_kv, schedule.seqlen_k)

@@ -21,12 +21,13 @@ import numpy as np
 from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
 from ...calls.dispatch import with_memory
 from ...calls.float8 import Float8Call, PackedFloat8
-from ...calls.score_operands import names_of_gradients, with_score
+from ...calls.score_operands import names_of_gradients, with_score, with_seed
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
 from ...plan.operation import OPERATIONS
 from ...plan.planner import make_plan
 from ...problem.checks import check_flag
+from ...problem.dropout import resolve_dropout
 from ...problem.float8 import is_float8
 from ...problem.options import Options, check_accumulate, resolve_mask
 from ...problem.score_function import Score, check_gradients, resolve_score
@@ -41,7 +42,7 @@ def emulate(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
     mask: AnyMask | None = None, softcap: float | None = None, scale: float | None = None,
     alibi_slopes: Any = None, sink: Any = None, seqlens_q: Any = None, seqlens_k: Any = None,
-    score: Score | None = None, bias: Any = None,
+    score: Score | None = None, bias: Any = None, dropout: float | None = None, seed: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cache_seqlens: Any = None, block_table: Any = None,
     k_new: Any = None, v_new: Any = None, tree: Any = None, invariant: bool = False, layout: str = "bhsd",
     algorithm: str = "fa2", num_splits: int | None = None, precision: str | None = None,
@@ -54,8 +55,8 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, layout,
-    algorithm, num_splits, precision, q_scale, k_scale, v_scale, out_dtype, accumulate
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, score, bias, dropout,
+    seed, layout, algorithm, num_splits, precision, q_scale, k_scale, v_scale, out_dtype, accumulate
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves. e4m3 takes algorithm="fa3".
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
@@ -100,18 +101,11 @@ def emulate(
     mask = resolve_mask(causal, window, mask)
     sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
     score = resolve_score(score, bias)
+    dropped, seed = resolve_dropout(dropout, seed)
     options = Options(
-        mask,
-        softcap,
-        scale,
-        precision,
-        layout,
-        algorithm,
-        num_splits,
-        accumulate=sums,
-        score=score,
-        invariant=invariant,
-    )
+        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score,
+        invariant=invariant, dropped=dropped,
+    )  # fmt: skip
     given: tuple[Any, ...] = q, k, v, None, None
     wanted = "out", "lse"
     if is_float8(q):
@@ -121,7 +115,8 @@ def emulate(
             of_e4m3.of(given, scales, out_dtype, wanted, options), execution, config, arch, trace, inside
         )
     optional += cache_seqlens, block_table, k_new, v_new, tree
-    operands = with_score(OPERATIONS[kind.name], (*given, *_optional(*optional)), score)
+    operation = OPERATIONS[kind.name]
+    operands = with_seed(operation, with_score(operation, (*given, *_optional(*optional)), score), seed)
     call: Call = kind.read(operands, wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
@@ -131,7 +126,8 @@ def emulate_backward(
     window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
-    gradients: tuple[str, ...] = (), cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    gradients: tuple[str, ...] = (), dropout: float | None = None, seed: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     layout: str = "bhsd", algorithm: str = "fa2", precision: str | None = None, dlse: Any = None,
     deterministic: bool = False, mode: str = "plain", schedule: str | int = "ascending",
     copies: str | None = None, threads: int | None = None, config: TileConfig | None = None,
@@ -151,12 +147,14 @@ def emulate_backward(
     score = resolve_score(score, bias)
     gradients = check_gradients(score, gradients)
     wanted += names_of_gradients(score, gradients)
+    dropped, seed = resolve_dropout(dropout, seed)
     options = Options(
         mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=score,
-        gradients=gradients,
+        gradients=gradients, dropped=dropped,
     )  # fmt: skip
     given = dout, q, k, v, out, lse, dlse, None, None, None, *_optional(*optional)
-    call = kind.read(with_score(OPERATIONS[kind.name], given, score), wanted, options)
+    operation = OPERATIONS[kind.name]
+    call = kind.read(with_seed(operation, with_score(operation, given, score), seed), wanted, options)
     return _run(call, execution, config, arch, trace, inside)
 
 

@@ -82,7 +82,7 @@ def run_plan(
     inside trace, and may give its capacity. Raises EmulationError, also if a counter is not zero at the end.
     """
     operation, checked = plan.operation, execution.mode == "checked"
-    names = [launch.entry for launch in plan.launches]
+    names = list(dict.fromkeys(launch.entry for launch in plan.launches))
     maps = _outside_maps(plan)
     types = [plan.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, **trace_constants(trace, bool(inside))}

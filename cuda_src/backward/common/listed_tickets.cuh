@@ -1,0 +1,50 @@
+// DETERMINISTIC under irregular masks: how many key blocks add to a tile of dQ before each key block. Ranges do not say it, so a
+// launch finds it for all of them: the prepare pass once more, in a grid of two layers, once the masks are prepared.
+#pragma once
+#include "backward/common/mask_by_keys.cuh"
+#include "backward/params.cuh"
+
+constexpr bool LISTED_TICKETS = DETERMINISTIC && is_irregular(MASK_KIND);
+
+// (heads of the mask, or key/value heads; key blocks; query tiles), before the mask's part of the workspace.
+struct ListedTickets {
+  u32* tickets;
+  u32 blocks, tiles, heads_of_sequence, heads;
+
+  DEVICE explicit ListedTickets(const BackwardParams& p)
+      : blocks(u32(p.seqlen_k - 1) / BLOCK_KV + 1), tiles(u32(p.seqlen_q - 1) / BLOCK_Q + 1),
+        heads_of_sequence(MASK_KIND == MASK_SETS ? 1u : u32(min(p.mask.heads, p.kv_heads))),
+        heads((MASK_KIND == MASK_SETS ? u32(p.batch) : u32(p.mask.sequences)) * heads_of_sequence) {
+    const i64 bytes = (i64(heads) * blocks * tiles * 4 + 15) / 16 * 16;
+    tickets = reinterpret_cast<u32*>(static_cast<char*>(p.workspace) + p.mask.workspace - bytes);
+  }
+
+  DEVICE u32 of(const BackwardParams& p, int batch, int kv_head, int k_block, int q_tile) const {
+    const int sequence = MASK_KIND == MASK_SETS || p.mask.sequences > 1 ? batch : 0;
+    const i64 head = i64(sequence) * heads_of_sequence + (heads_of_sequence > 1 ? kv_head : 0);
+    return ld_global<u32>(tickets + (head * blocks + k_block) * tiles + q_tile);
+  }
+
+  // By thread `index` of all: a query tile of a head, whose key blocks count from right to left.
+  DEVICE void find(const BackwardParams& p, i64 index) const {
+    if (index >= i64(heads) * tiles) return;
+    const int head = int(index / tiles), tile = int(index % tiles), of_sequence = int(heads_of_sequence);
+    u32 count = 0;
+    for (int block = int(blocks) - 1; block >= 0; --block) {
+      st_global(tickets + (i64(head) * blocks + block) * tiles + tile, count);
+      count += class_of_query_tile<MASK_KIND>(p, block, head / of_sequence, head % of_sequence, tile).some;
+    }
+  }
+};
+
+// The prepare pass, in its second launch. False in the first.
+template <int THREADS>
+DEVICE bool found_tickets(const BackwardParams& p) {
+  if constexpr (LISTED_TICKETS) {
+    if (gridDim.y > 1) {
+      ListedTickets(p).find(p, (i64(blockIdx.x) * 2 + blockIdx.y) * THREADS + threadIdx.x);
+      return true;
+    }
+  }
+  return false;
+}
