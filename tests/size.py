@@ -40,17 +40,18 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_088,
-    "lines of cufa": 35_348,
-    "lines of tests": 44_265,
-    "lines of forward/fa3/kernel.cu with its includes": 3_983,
-    "lines of forward/fa2/kernel.cu with its includes": 2_783,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_601,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_615,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_284,
-    "lines of backward/fa2/kernel.cu with its includes": 3_409,
-    "lines of decode/split.cu with its includes": 3_464,
-    "lines of decode/balanced.cu with its includes": 3_456,
+    "lines of the product": 74_878,
+    "lines of cufa": 35_764,
+    "lines of tests": 44_840,
+    "lines of forward/fa3/kernel.cu with its includes": 4_216,
+    "lines of forward/fa2/kernel.cu with its includes": 3_009,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_880,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_894,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_567,
+    "lines of backward/fa2/kernel.cu with its includes": 3_688,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_225,
+    "lines of decode/split.cu with its includes": 3_465,
+    "lines of decode/balanced.cu with its includes": 3_457,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
