@@ -34,8 +34,8 @@ def mask_of_booleans(seen: Any, name: str, spreads: bool = False) -> Mask:
     of_band = band.dense(seqlen_q, seqlen_k)
     if (x == of_band).all():
         return band
-    runs = _hidden_runs(x, of_band)
-    if runs is None:
+    runs = None if spreads and x.shape[1] > 1 else _hidden_runs(x, of_band)
+    if runs is None:  # or heads may be those of q, which only bits take
         return Bits.of(x)
     if not (runs[2] < runs[3]).any():
         runs = runs[:2]

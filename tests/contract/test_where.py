@@ -42,6 +42,7 @@ SEEN[:, 1, 100:, 64:] = False
 BOOLEANS = {
     "keys": SEEN[:, :1, :1], "rows": SEEN[..., 200:201], "heads": SEEN[:1, ::2], "query heads": SEEN,
     "strided": SEEN[..., ::-1],
+    "a window for each query head": np.array([[masks.window(9 * n, 0).dense(300, 300) for n in range(1, 5)]]),
 }  # fmt: skip
 
 
