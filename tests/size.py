@@ -40,9 +40,9 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_878,
-    "lines of cufa": 35_764,
-    "lines of tests": 44_840,
+    "lines of the product": 74_922,
+    "lines of cufa": 35_808,
+    "lines of tests": 44_851,
     "lines of forward/fa3/kernel.cu with its includes": 4_216,
     "lines of forward/fa2/kernel.cu with its includes": 3_009,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_880,

@@ -34,7 +34,9 @@ from .shapes import (
 _NAMES = tuple(x.name for x in CACHE)
 
 
-def cached_problem(inputs: Mapping[str, Any], dtype: str, options: Options) -> tuple[dict[str, Any], Problem]:
+def cached_problem(
+    inputs: Mapping[str, Any], dtype: str, options: Options, table_is_known: bool = True
+) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem. With ``cu_seqlens_q``, queries and new tokens are packed.
     Raises TypeError or ValueError, naming the argument."""
     for name in ("seqlens_k", "cu_seqlens_k"):
@@ -66,8 +68,9 @@ def cached_problem(inputs: Mapping[str, Any], dtype: str, options: Options) -> t
         problem, mask=mask, tree=tree, invariant=options.invariant, batch=queries.batch, seqlen_q=queries.most,
         lengths=_lengths(queries, found["cache_seqlens"], capacity, cache),
     )  # fmt: skip
-    check_lengths(problem, found["cache_seqlens"], found["block_table"])
-    check_slots(problem, found["cache_seqlens"], found["block_table"])
+    check_lengths(problem, found["cache_seqlens"], found["block_table"] if table_is_known else None)
+    if table_is_known:
+        check_slots(problem, found["cache_seqlens"], found["block_table"])
     return found, problem
 
 

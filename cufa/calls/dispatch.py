@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..gpu.architectures import Device
 from ..plan.candidates import any_serves
-from ..plan.operation import OPERATIONS
+from ..plan.operation import CACHE, OPERATIONS
 from ..plan.planner import Plan, make_plan
 from ..problem import float8
 from ..problem.checks import as_array, check_choice, is_device_array
+from ..problem.element import ELEMENTS
 from ..problem.options import Options
 from ..problem.problem import Problem
 from . import arrays, optional_operands, tuning
@@ -269,7 +270,15 @@ def plan_shapes(
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")
     if device is None and is_device_array(q) and not in_8_bits:  # the call could not move to the CPU
         dtype_name({"q": q}, on_gpu=True)
-    problem = make_problem(shapes, float8.NAME if in_8_bits else name, options)
+    in_cache = {x.name for x in CACHE}.intersection(optional)
+    if in_cache and in_8_bits:
+        raise no_scaled_cache()
+    if in_cache:
+        given = {"q": q, "k": k, "v": v, **optional}
+        of_scores = {name: given.pop(name, None) for name in ("alibi_slopes", "sink")}
+        problem, optional = _planned_cache(given, name, options), of_scores
+    else:
+        problem = make_problem(shapes, float8.NAME if in_8_bits else name, options)
     problem = dataclasses.replace(problem, operation=operation)
     if in_8_bits:
         problem = dataclasses.replace(problem, scales=("head",) * 3, out_dtype="bfloat16")
@@ -278,3 +287,28 @@ def plan_shapes(
     could_move = device is None and not is_device_array(q)
     target = planning_device(device, any_serves(problem) if could_move else name != "float64")
     return plan_for(problem, target, options)
+
+
+def no_scaled_cache() -> TypeError:
+    return TypeError(
+        "cache_seqlens and block_table go with q, k and v of one dtype of 16 bits or more; caches of float8_e4m3 are "
+        "for cufa.flash_decode"
+    )
+
+
+def _planned_cache(given: dict[str, Any], dtype: str, options: Options) -> Problem:
+    """The problem of a plan with keys in a cache. A shape stands for an array."""
+    from .cached import cached_problem
+
+    there = {name: _of_shape(name, x, dtype) if isinstance(x, tuple) else x for name, x in given.items()}
+    known = not isinstance(given.get("block_table"), tuple)
+    return cached_problem(optional_operands.read(there, None), dtype, options, table_is_known=known)[1]
+
+
+def _of_shape(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    """An array that is planned with: a tree of roots, or one that nothing reads."""
+    if name == "tree" and len(shape) == 3:
+        return np.broadcast_to(np.eye(*shape[1:], dtype=bool), shape)
+    if name in ("block_table", "tree"):
+        return np.full(shape, -1, np.int32)
+    return np.empty(shape, ELEMENTS[dtype].dtype)

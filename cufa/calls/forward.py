@@ -32,7 +32,7 @@ from ..problem.typing import (
     ScaledOptions,
 )
 from .call import ForwardCall
-from .dispatch import plan_shapes, run
+from .dispatch import no_scaled_cache, plan_shapes, run
 from .keywords import unknown_keyword
 from .quantize import QuantizedValues
 from .score_operands import refuse_score, with_score, with_seed
@@ -302,19 +302,14 @@ def invariant_without_cache() -> ValueError:
     )
 
 
-def no_scaled_cache() -> TypeError:
-    return TypeError(
-        "cache_seqlens and block_table go with q, k and v of one dtype of 16 bits or more; caches of float8_e4m3 are "
-        "for cufa.flash_decode"
-    )
-
-
 def plan(
     q: Any, k: Any = None, v: Any = None, *, dtype: npt.DTypeLike | None = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None, mask: AnyMask | None = None,
     softcap: float | None = None, scale: float | None = None, alibi_slopes: Any = None, sink: Any = None,
     seqlens_q: Any = None, seqlens_k: Any = None, score: Score | None = None, bias: Any = None,
     dropout: float | None = None,
+    cache_seqlens: Any = None, block_table: Any = None, k_new: Any = None, v_new: Any = None, tree: Any = None,
+    invariant: bool = False,
     layout: Layout = "bhsd", algorithm: Algorithm = "auto", num_splits: int | None = None,
     precision: Precision | None = None, kv_dtype: str | None = None,
     device: str | None = None, **unknown: Never,
@@ -324,13 +319,13 @@ def plan(
 
     q, k and v are arrays or shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``, ``scale``,
     ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``score``, ``bias``,
-    ``dropout``, ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`.
-    ``dtype`` is a
-    name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes); "float8_e4m3" is
-    planned with scales per head, transposed values and bfloat16 results. ``kv_dtype="float8_e4m3"``: keys and
-    values of e4m3 under 16-bit queries. ``device`` is None (the device that a call here would use), "cpu", "cuda", or
-    an architecture such as "sm_90", planned for its typical card. Raises TypeError or ValueError as
-    :func:`flash_attention` does.
+    ``dropout``, ``cache_seqlens``, ``block_table``, ``k_new``, ``v_new``, ``tree`` (shapes will do for these four),
+    ``invariant``, ``layout``, ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`.
+    ``dtype`` is a name such as "float16", or a dtype of NumPy's (default: the arrays', or bfloat16 for shapes);
+    "float8_e4m3" is planned with scales per head, transposed values and bfloat16 results.
+    ``kv_dtype="float8_e4m3"``: keys and values of e4m3 under 16-bit queries. ``device`` is None (the device that a call
+    here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card. Raises TypeError
+    or ValueError as :func:`flash_attention` does.
 
     >>> cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90").spec.name
     'fa3_forward'
@@ -340,8 +335,18 @@ def plan(
     mask = resolve_mask(causal, window, mask)
     change = None if score is bias is None else resolve_score(score, bias)
     options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, score=change,
+                      invariant=check_flag("invariant", invariant),
                       dropped=0 if dropout is None else check_dropout(dropout))  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    cache = {
+        "cache_seqlens": cache_seqlens, "block_table": block_table, "k_new": k_new, "v_new": v_new, "tree": tree
+    }  # fmt: skip
+    cache = {name: x for name, x in cache.items() if x is not None}
+    if invariant and not cache:
+        raise invariant_without_cache()
+    if kv_dtype is not None and cache:
+        raise no_scaled_cache()
+    optional |= cache
     v = v.shape if isinstance(v, QuantizedValues) else v
     found = plan_shapes(q, k, v, dtype, device, options, optional)
     if kv_dtype is None:

@@ -30,8 +30,8 @@ from ..problem.typing import (
     Three,
 )
 from .call import PackedBackward, PackedForward
-from .dispatch import run
-from .forward import invariant_without_cache, no_scaled_cache
+from .dispatch import no_scaled_cache, run
+from .forward import invariant_without_cache
 from .keywords import unknown_keyword
 from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score, with_seed
 from .warm import find, typed

@@ -166,3 +166,21 @@ def test_what_kernels_refuse_is_said_and_the_rest_planned():
         **packed, k=k, v=k, block_table=[[0, 1], [2, 3]], mask=masks.streaming(2, 5), device="cpu"
     )
     assert out.shape == (9, 4, 64)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_plan_says_what_a_call_does(page_size):
+    """From arrays, and from shapes."""
+    found = dict(cache_case(page_size, 64, "float16").padded())
+    kept = "q", "k", "v", "k_new", "v_new", "block_table", "cache_seqlens", "seqlens_q"
+    given = {name: found[name] for name in kept if name in found}
+    shapes = {name: x if "seqlens" in name else x.shape for name, x in given.items()}
+    plan = cufa.plan(**given, tree=PARENTS, device="sm_90")
+    assert plan.spec.name == "fa3_forward" and plan.problem.tree and plan.problem.cache.page_size == page_size
+    assert [x.entry for x in plan.launches] == ["append", "fa3_forward"]
+    of_shapes = cufa.plan(**shapes, tree=PARENTS.shape, dtype="float16", device="sm_90")
+    assert of_shapes.launches == plan.launches and of_shapes.problem.lengths == plan.problem.lengths
+    with pytest.raises(ValueError, match="invariant=True without cache"):
+        cufa.plan(found["q"], invariant=True)
+    with pytest.raises(TypeError, match="float8_e4m3"):
+        cufa.plan(**shapes, dtype="float8_e4m3", device="sm_90")
