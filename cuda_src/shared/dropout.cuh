@@ -1,9 +1,9 @@
 // Dropout: which weights of P V are kept. A random byte belongs to each (sequence, head, query, key), so that all kernels, tiles
 // and GPUs agree; the definition and its form in NumPy are cufa/problem/dropout.py.
 //
-// A call of Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) gives the bytes of 16 scores: two
-// neighbouring queries and the two 8 after them, times keys likewise. In an accumulator two lanes hold these scores, whether rows
-// are queries or keys: lanes 4 apart. Each makes the calls of every second 16 columns, and both exchange half of their bits.
+// A call of Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) gives the bytes of 16 scores:
+// queries i, i + 1, i + 8, i + 9 times keys j, j + 1, j + 8, j + 9. In an accumulator, two lanes, 4 apart, hold them, whether
+// rows are queries or keys. Each lane makes the calls of every second 16 columns; then both exchange half of their bits.
 #pragma once
 #include "primitives/float8.cuh"
 #include "shared/element.cuh"
@@ -36,14 +36,14 @@ DEVICE void philox(u32 (&x)[COUNT][4], PhiloxKey key) {
   }
 }
 
-// The last factor of a row of O, or of dV: the sums are of kept weights.
+// The last factor of a row of O, or of dV, whose sums are over kept weights.
 template <typename Params>
 DEVICE float of_kept(const Params& p, float factor) {
   if constexpr (DROPOUT) return factor * p.kept_factor;
   return factor;
 }
 
-// The call of a query or key: four for each 16.
+// Index of the call that covers a query or key: four calls for each 16 positions.
 DEVICE u32 philox_call(int position) { return u32(position) / 16 * 4 + u32(position) % 8 / 2; }
 
 // The highest bit of each byte: whether the byte is at least p.dropped.

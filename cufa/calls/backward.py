@@ -88,9 +88,9 @@ def flash_attention_backward(
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
     deterministic : bool
-        Every run gives the same bits. False: dk, dv and dsink have the same bits in
-        every run, under every mask. dq is summed in an order that depends on when thread blocks run, so that its last
-        bits may differ. The CPU path is always deterministic.
+        Every run gives the same bits. False: dk, dv and dsink have the same bits in every run, under every mask. dq is
+        summed in an order that depends on when thread blocks run, so that its last bits may differ. The CPU path is
+        always deterministic.
     dq, dk, dv : array, optional
         Where to write the results: shape, dtype and kind of q, k and v; must not overlap an input or each other.
     dsink : array, optional

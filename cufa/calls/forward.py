@@ -124,9 +124,9 @@ def flash_attention(
         kept depends on seed, sequence, query head and the positions of query and key in their sequence only:
         :func:`dropout_mask`. On a GPU not with a cache, nor with split keys.
     seed : int, or array of two 64-bit integers, optional
-        Of ``dropout``: the key of the generator (Philox4x32-10), from 0 to 2**64 - 1; an array is (seed, number),
-        of whose number the low 32 bits count. An array on the GPU is read by kernels only: its owner may change it
-        between calls and between replays of a graph, up to the backward. An int is copied by each call.
+        The key of dropout's generator (Philox4x32-10), from 0 to 2**64 - 1. An array holds (seed, number): calls whose
+        numbers differ in the low 32 bits drop other weights. An array on the GPU is read by kernels only: its owner may
+        change it between calls and replays of a graph, but not before the backward. An int is copied by each call.
     cache_seqlens : int32 array, (batch,), optional
         k and v are a cache, in which sequence b has ``cache_seqlens[b]`` keys before this call; None with
         ``block_table``: the cache is full. Not together with ``seqlens_k``. Masks are aligned to each sequence: its

@@ -29,14 +29,14 @@ class Dropout:
     """Dropout of one call, with its seed read."""
 
     dropped: int
-    """Of 256 weights."""
+    """Dropped weights of 256, on average."""
     seed: int
     number: int
     """The low 32 bits of the seed array's second number; 0 for an int."""
     heads: int
     """Query heads of a sequence."""
     sequence: int = 0
-    """Of the reference of packed sequences: number of the first sequence."""
+    """Number of the first sequence, when the reference computes packed sequences one by one."""
 
     def kept(self, sequence: Any, head: Any, rows: range, columns: range) -> Bools:
         """Whether each weight is kept, (..., rows, columns). ``sequence`` and ``head`` are integers, or arrays that
@@ -52,7 +52,7 @@ class Dropout:
         )
         found = _philox(counters, (self.seed & 0xFFFFFFFF, self.seed >> 32))
         outer, blocks = found.shape[:-3], (len(query) // 4, len(key) // 4)
-        # Of each call: query and key of a pair (word), queries and keys 8 apart (byte).
+        # Words of a call: (query, key) of a neighbouring pair. Bytes of a word: (query, key) 8 apart.
         bytes_of = found.view(np.uint8).reshape(*outer, blocks[0], 4, blocks[1], 4, 2, 2, 2, 2)
         n = len(outer)
         order = [*range(n), *(n + x for x in (0, 6, 1, 4, 2, 7, 3, 5))]
@@ -64,7 +64,7 @@ class Dropout:
 
     @property
     def factor(self) -> float:
-        """Of a kept weight."""
+        """The factor of a kept weight."""
         return kept_factor(self.dropped)
 
 
@@ -75,10 +75,8 @@ def kept_factor(dropped: int) -> float:
 def _philox(counters: Sequence[npt.NDArray[np.uint64]], key: tuple[int, int]) -> npt.NDArray[np.uint32]:
     """Four words for each counter of four words, (..., 4)."""
     x = list(counters)
-    for turn in range(_ROUNDS):
-        low, high = (
-            np.uint64((k + turn * step) & 0xFFFFFFFF) for k, step in zip(key, _INCREMENTS, strict=True)
-        )
+    for n in range(_ROUNDS):
+        low, high = (np.uint64((k + n * step) & 0xFFFFFFFF) for k, step in zip(key, _INCREMENTS, strict=True))
         first, second = x[0] * _MULTIPLIERS[0], x[2] * _MULTIPLIERS[1]
         x = [
             (second >> np.uint64(32)) ^ x[1] ^ low,
@@ -140,7 +138,7 @@ def read_seed(seed: Any) -> Any:
 
 
 def dropout_of(dropped: int, seed: Any, heads: int, sequence: int = 0) -> Dropout | None:
-    """None without dropout. A seed on a GPU is copied to the host."""
+    """The dropout of a call, or None without dropout. A seed on a GPU is copied to the host."""
     if not dropped:
         return None
     on_host = seed.get() if is_device_array(seed) else np.asarray(seed)
@@ -154,8 +152,8 @@ def dropout_mask(shape: Sequence[int], dropout: float, *, seed: Any) -> Bools:
     Parameters
     ----------
     shape : (batch, heads, seqlen_q, seqlen_k)
-        batch counts sequences, heads query heads. A sequence of a padded or packed call has the corner of its entry
-        that its own lengths leave.
+        batch counts sequences, heads query heads. In a padded or packed call, a sequence has the first rows and columns
+        of its entry, as many as its lengths.
     dropout : float
         As for :func:`cufa.flash_attention`: from 0 to below 1, rounded to a multiple of 1/256.
     seed : int, or array of two 64-bit integers

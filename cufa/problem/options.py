@@ -48,7 +48,7 @@ class Options:
     gradients: tuple[str, ...] = ()
     """Backward: arrays of the score function whose gradients are returned."""
     dropped: int = 0
-    """Of 256 weights: :func:`~cufa.problem.dropout.resolve_dropout`."""
+    """Dropped weights of 256, on average: :func:`~cufa.problem.dropout.resolve_dropout`."""
     softmax_max: str | float = ""
     """Decode: :attr:`~cufa.problem.problem.Problem.softmax_max`."""
     invariant: bool = False
