@@ -360,7 +360,7 @@ DEVICE void await_maxima(const QuantizeParams& p, const Tokens& t, Maxima& top, 
   for (int i = 0; i < SCALES; ++i) {
     top[i] = 0;
     if (!needs_scale(t, i)) continue;
-    const int block = scale_token(t, i) / SCALE_BLOCK;  // OF_BLOCK
+    const int block = scale_token(t, i) / SCALE_BLOCK;  // index of the SCALE_BLOCK tokens; for OF_BLOCK only
     i64 first = first_of_sequence, end = first + (t.rows + TOKENS - 1) / TOKENS;
     if constexpr (SCALE_OF == OF_TENSOR) {
       first = 0;

@@ -24,7 +24,7 @@ _MATH_MAX_BYTES = 16 << 30
 
 
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
-    """On the very memory of q, k, v."""
+    """The call on q, k and v in place, without copies."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
