@@ -40,8 +40,8 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 74_922,
-    "lines of cufa": 35_808,
+    "lines of the product": 75_300,
+    "lines of cufa": 36_000,
     "lines of tests": 44_851,
     "lines of forward/fa3/kernel.cu with its includes": 4_216,
     "lines of forward/fa2/kernel.cu with its includes": 3_009,
