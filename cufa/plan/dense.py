@@ -179,7 +179,7 @@ class Forward(DenseOperation):
         Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
         Operand("lse", result=True, like=lambda p: p.lse_shape, nothing=-math.inf),
     )
-    optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, *SCALES, SEED)
+    optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, SEED, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
     running_params = Params("forward/running_params.cuh", "RunningParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
