@@ -42,16 +42,16 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 75_300,
     "lines of cufa": 36_000,
-    "lines of tests": 44_851,
-    "lines of forward/fa3/kernel.cu with its includes": 4_216,
-    "lines of forward/fa2/kernel.cu with its includes": 3_009,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_880,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_894,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_567,
-    "lines of backward/fa2/kernel.cu with its includes": 3_688,
-    "lines of backward/fa2_f32/kernel.cu with its includes": 3_225,
-    "lines of decode/split.cu with its includes": 3_465,
-    "lines of decode/balanced.cu with its includes": 3_457,
+    "lines of tests": 44_863,
+    "lines of forward/fa3/kernel.cu with its includes": 4_279,
+    "lines of forward/fa2/kernel.cu with its includes": 3_072,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_888,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_902,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_575,
+    "lines of backward/fa2/kernel.cu with its includes": 3_696,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_233,
+    "lines of decode/split.cu with its includes": 3_533,
+    "lines of decode/balanced.cu with its includes": 3_525,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)

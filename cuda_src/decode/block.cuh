@@ -38,6 +38,7 @@ struct DecodeBlock {
         }
       }
     }
+    const NewTokens new_tokens(p.tree, span.batch, p.tokens, lane);  // its loads overlap with the copies
     stream.start(p, span, ring);
     const int tiles = stream.remaining();
     int key = stream.key;
@@ -55,7 +56,7 @@ struct DecodeBlock {
     inside.enter(WAIT_DATA, NO_TILE);
     cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
     block_sync();  // Q has landed for all threads, and the mbarriers are initialised
-    tile.start(p, span, Q_lane, first_row, lane);
+    tile.start(p, span, new_tokens, Q_lane, first_row, lane);
     if constexpr (SOFTMAX_MAX != ONLINE) tile.fix_maxima(p, span, Q_lane, first_row, lane);
 #pragma unroll 1
     while (true) {
@@ -75,7 +76,7 @@ struct DecodeBlock {
       }
       if constexpr (SOFTMAX_MAX == ONLINE) break;
       if (!ring_any(tile.out_of_range(first_row, valid_rows(p, span), lane))) break;
-      tile.start(p, span, Q_lane, first_row, lane);  // maxima are online
+      tile.start(p, span, new_tokens, Q_lane, first_row, lane);  // maxima are online
       if (tiles == 0) break;
       key -= tiles * Bc;
       stream.restart(p, key);

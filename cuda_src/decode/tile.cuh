@@ -62,13 +62,15 @@ DEVICE void copy_queries(const DecodeParams& p, const Span& span, u32 Q_smem, in
   }
 }
 
+using NewTokens = WarpTree<TREE, 16>;
+
 struct TileAttention {
   float O[M_TILES][O_TILES][4];
   // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
   int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI, or SCORE)
-  u32 tree[2 * M_TILES];       // new tokens that each row's token sees, as bits (TREE)
+  u64 tree[2 * M_TILES];       // new tokens that each row's token sees, as bits (TREE)
   float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
@@ -83,7 +85,7 @@ struct TileAttention {
   DEVICE void fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane);
   DEVICE bool out_of_range(int first_row, int rows, int lane) const;
 
-  DEVICE void start(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
+  DEVICE void start(const DecodeParams& p, const Span& span, const NewTokens& new_tokens, u32 Q_lane, int first_row, int lane) {
     softmax.reset();
     online = true;
 #pragma unroll
@@ -115,7 +117,6 @@ struct TileAttention {
         if constexpr (SCORE) {
           head[r] = span.kv_head * p.group_size + min(packed / p.tokens, p.group_size - 1);
         }
-        if constexpr (TREE) tree[r] = u32(tree_bits<TREE>(p.tree, span.batch, p.tokens, token));
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
           constexpr float LOG2_E = 1.44269504088896341f;
@@ -123,6 +124,12 @@ struct TileAttention {
                                          span.kv_head * p.group_size + head);
         }
       }
+    }
+    if constexpr (TREE) {
+      int token[2 * M_TILES];
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) token[r] = place[r] - (span.length.keys - p.tokens);
+      new_tokens.of(tree, token, lane);
     }
     if constexpr (Q_IN_REGISTERS) {
 #pragma unroll

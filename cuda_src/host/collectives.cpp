@@ -123,3 +123,4 @@ u32 shfl_xor(u32 v, int lane_mask, Site site) { return shfl(v, current().lane ^ 
 float shfl_xor(float v, int lane_mask, Site site) { return u32_as_float(shfl_xor(float_as_u32(v), lane_mask, site)); }
 u32 redux_max(u32 v, Site site) { return exchange(kReduceMax, v, 0, site); }
 bool warp_any(bool v, Site site) { return exchange(kVote, v, 0, site) != 0; }
+bool elect_one(Site site) { return warp_any(true, site) && current().lane == 0; }

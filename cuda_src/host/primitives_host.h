@@ -103,6 +103,7 @@ u32 shfl_xor(u32 v, int lane_mask, SITE);
 u32 redux_max(u32 v, SITE);
 u32 shfl(u32 v, int source_lane, SITE);
 bool warp_any(bool v, SITE);
+bool elect_one(SITE);
 
 // ---- special_registers.cuh: arithmetic.cpp, memory.cpp
 u64 global_timer();

@@ -5,25 +5,77 @@
 
 enum TreeKind { NO_TREE, TREE_PARENTS, TREE_MATRIX };
 
-// The new tokens that token `token` sees, as bits. `tree`: PARENTS (batch, tokens) int32, each before its child, else a root;
-// MATRIX (batch, tokens, tokens), bytes that are 0 for a hidden token. At most 64 tokens.
-template <int KIND>
-DEVICE u64 tree_bits(const void* tree, int batch, int tokens, int token) {
-  u64 seen = u64(1) << token;
-  if constexpr (KIND == TREE_PARENTS) {
-    const i32* parents = static_cast<const i32*>(tree) + i64(batch) * tokens;
-#pragma unroll 1
-    for (int at = token; at >= 0;) {
-      seen |= u64(1) << at;
-      const int parent = int(ld_global<u32>(parents + at));
-      at = parent < at ? parent : -1;
-    }
-  } else {
-    const char* row = static_cast<const char*>(tree) + (i64(batch) * tokens + token) * tokens;
-#pragma unroll 1
-    for (int at = 0; at < token; ++at) {
-      if (ld_global<char>(row + at) != 0) seen |= u64(1) << at;
+// The new tokens that each token sees, as bits, by a warp. `tree`: PARENTS (batch, tokens) int32, each before its child, else a
+// root; MATRIX (batch, tokens, tokens), bytes that are 0 for a hidden token. At most MOST tokens.
+template <int KIND, int MOST>
+struct WarpTree {
+  static_assert(MOST <= 64, "a lane holds two tokens");
+  const void* tree;
+  int tokens;
+  int parent[2];  // PARENTS: of tokens lane and lane + 32; a root is its own
+
+  // Every lane asks for its parents; of() waits for them.
+  DEVICE WarpTree(const void* tree_, int batch, int tokens_, int lane)
+      : tree(static_cast<const char*>(tree_) + i64(batch) * tokens_ * (KIND == TREE_PARENTS ? 4 : tokens_)), tokens(tokens_) {
+    if constexpr (KIND == TREE_PARENTS) {
+#pragma unroll
+      for (int h = 0; h < 1 + (MOST > 32); ++h) {
+        const int token = lane + 32 * h;
+        const int found = token < tokens ? int(ld_global<u32>(static_cast<const i32*>(tree) + token)) : token;
+        parent[h] = u32(found) < u32(token) ? found : token;
+      }
     }
   }
-  return seen;
-}
+
+  // What the tokens of this lane's ROWS rows see. A quad of lanes has the same rows; all lanes take part.
+  template <int ROWS>
+  DEVICE void of(u64 (&seen)[ROWS], const int (&token)[ROWS], int lane) const {
+    if constexpr (KIND == TREE_PARENTS) {
+      // Pointer jumping: each round doubles the distance to the ancestor that is asked what it sees.
+      u32 low = 1u << lane, high = 0, high_low = 0;  // tokens below 32 see tokens below 32 only
+      u32 above = u32(parent[0]), high_above = 0;
+      if constexpr (MOST > 32) {
+        high = low;
+        high_above = u32(parent[1]);
+      }
+#pragma unroll 1
+      for (int reach = 1; reach < tokens; reach *= 2) {
+        const u32 of_low = shfl(low, high_above % 32), its_above = shfl(above, high_above % 32);
+        if constexpr (MOST > 32) {
+          const u32 a = shfl(high, high_above % 32), b = shfl(high_low, high_above % 32), c = shfl(high_above, high_above % 32);
+          const bool is_high = high_above >= 32;
+          high |= is_high ? a : 0;
+          high_low |= is_high ? b : of_low;
+          high_above = is_high ? c : its_above;
+        }
+        low |= shfl(low, above);
+        above = shfl(above, above);
+      }
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        seen[r] = shfl(low, token[r] % 32);
+        if constexpr (MOST > 32) {
+          const u64 both = u64(shfl(high, token[r] % 32)) << 32 | shfl(high_low, token[r] % 32);
+          if (token[r] >= 32) seen[r] = both;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        const char* row = static_cast<const char*>(tree) + i64(token[r]) * tokens;
+        u32 own[2] = {};
+#pragma unroll
+        for (int i = 0; i < MOST / 4; ++i) {  // each lane of the quad reads every fourth byte
+          const int at = lane % 4 + 4 * i;
+          if (at == token[r] || (at < token[r] && ld_global<char>(row + at) != 0)) own[i / 8] |= 1u << at % 32;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          own[h] |= shfl_xor(own[h], 1);
+          own[h] |= shfl_xor(own[h], 2);
+        }
+        seen[r] = u64(own[1]) << 32 | own[0];
+      }
+    }
+  }
+};

@@ -242,6 +242,7 @@ def hopper_probes() -> Iterator[Probe]:
     clipped = tensor("tma", "f16", (2, 2, 20, 80))
     yield probe("tma", 1024, 64, 8192, *[(clipped, 16)] * 3)
     yield probe("mbarrier", 64, 64, 2048, *[(clipped, 16)] * 3)
+    yield probe("elect", 64, 64, 2048, *[(clipped, 16)] * 3)
     for kind in ("f16", "bf16"):
         shapes = {"A": (1, 1, 64, 64), "B": (1, 1, 32, 64), "V": (1, 1, 64, 64)}
         tensors = [(tensor(f"wgmma {x} {kind}", kind, shape), shape[2]) for x, shape in shapes.items()]

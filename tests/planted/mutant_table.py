@@ -352,7 +352,7 @@ DECODING = [
         ("INVARIANT ? 0 : 8", "8", "rows that share a warp decide on one another's maxima"),
     ),
     *_of("cuda_src/shared/tree.cuh", "decode_tree",
-        ("at = parent < at ? parent : -1;", "at = -1;", "a token sees itself alone"),
+        ("above = shfl(above, above);", "", "a token sees its parent alone"),
     ),
     *_of("cufa/problem/problem.py", "decode_windows decode decode_cuts decode_shapes",
         ("return Kept(window, self.first_keys[0])", "return Kept(window, 0)", "kept keys are not counted on the host"),

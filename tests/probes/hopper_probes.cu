@@ -42,6 +42,15 @@ KERNEL probe_mbarrier(const __grid_constant__ ProbeParams p, const __grid_consta
   st_global<u32>(p.out + threadIdx.x, sum);
 }
 
+// Each lane: how many lanes are elected (shared by all lanes), and whether it is the same lane twice.
+KERNEL probe_elect(const __grid_constant__ ProbeParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                   const __grid_constant__ TensorMap) {
+  const bool elected = elect_one(), again = elect_one();
+  u32 count = elected;
+  for (int mask = 1; mask < 32; mask *= 2) count += shfl_xor(count, mask);
+  st_global<u32>(p.out + threadIdx.x, count + 2 * (elected != again));
+}
+
 // Boxes of 16 rows and 64 columns: one inside the tensor, one that hangs over its end in both directions.
 KERNEL probe_tma(const __grid_constant__ ProbeParams p, const __grid_constant__ TensorMap map,
                  const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {

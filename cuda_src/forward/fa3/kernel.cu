@@ -260,7 +260,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (warpgroup == 0) {
     registers_release_to<REGISTERS.producer>();
     if constexpr (LISTED) {
-      if (thread == 0) {
+      if (CACHED ? thread / 32 == 0 && elect_one() : thread == 0) {
         KeyLoader{p, &Q_map, &K_map, smem}.run();
       } else if (thread / 32 == 1) {
         ValueLoader{p, &V_map, smem, thread % 32}.run();

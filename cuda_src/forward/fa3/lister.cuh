@@ -197,7 +197,7 @@ struct ValueLoader {
     for (ListEntry entry; reader.next(entry); reader.done(lane)) {
       const u32 tile = smem.V + V_ring.stage * V_TILE_BYTES;
       const bool has_tail = LENGTHS_KIND != DENSE && entry.existing < Bc;
-      if (lane == 0) {
+      if (CACHED ? elect_one() : lane == 0) {
         V_ring.wait_empty(inside, entry.tile.tile);
         reader.load<V_DIM>(tile, has_tail ? smem.tail_full : V_ring.full_barrier(), V_map, entry);
       }
