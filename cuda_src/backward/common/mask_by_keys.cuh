@@ -84,8 +84,8 @@ DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lan
   }
 }
 
-// The same under an irregular mask.
-template <MaskKind KIND, typename Params, typename View>
+// The same under an irregular mask. CUT: rows past the end are hidden, too, where they do not count as scores of 0.
+template <bool CUT = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask, int key, int lane_first_row) {
   using Looked = IrregularMask<KIND, Params>;
   if constexpr (Looked::BITS) {
@@ -96,7 +96,9 @@ DEVICE void hide_scores_by_keys(View S, const IrregularMask<KIND, Params>& mask,
   for (int r = 0; r < View::ROWS; ++r) {
     const int j = key + 8 * r;
     const bool exists = j < mask.keys, all = Looked::SETS && j < mask.prefix;
-    const int begin = all ? 0 : j - mask.last, end = all || (Looked::SETS && j < mask.keep) ? mask.rows : j - mask.first + 1;
+    const int begin = all ? 0 : j - mask.last;
+    int end = all || (Looked::SETS && j < mask.keep) ? mask.rows : j - mask.first + 1;
+    if constexpr (CUT) end = min(end, mask.rows);
     const int first = begin - lane_first_row, behind = (exists ? end : 0) - lane_first_row;
     const int exempt = (exists ? mask.exempt : 0) - lane_first_row;
     u32 lo[2] = {}, length[2] = {};
