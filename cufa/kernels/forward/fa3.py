@@ -141,6 +141,7 @@ class Fa3Forward(ForwardKernel):
         "running",
     )
     options_with_irregular_masks = ("score", "dropout", "running")
+    folds_score_scale = True
     any_v_dim = True
     page_multiple = 8
     min_capability = max_capability = 90
