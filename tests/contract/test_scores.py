@@ -234,6 +234,15 @@ ON_GPU = [
         [(64, 64, "float16"), (128, 128, "bfloat16"), (128, 64, "float16"), (256, 256, "bfloat16")]
     )
 ]  # fmt: skip
+ON_GPU += [
+    ("forward", "naive", name, composed, 64, 64, "float32")
+    for name, composed in (
+        ("relative", "cap"),
+        ("alibi", "columns"),
+        ("documents", "bits"),
+        ("scaled", "prefix"),
+    )
+]
 
 
 def served(operation, algorithm, name, composed, dim, v_dim, dtype):
