@@ -147,25 +147,10 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     kind = problem.mask.irregular_kind
     if problem.dropped:
         return f"has not run on a GPU with dropout: pass algorithm={kernel.algorithm!r}"
-    if problem.deterministic and kind:
-        masked = _IRREGULAR_MASKS.get(kind, kind)
-        return f"has not run on a GPU with a fixed order and {masked}: pass algorithm={kernel.algorithm!r}"
-    if problem.score is None:
-        return None
-    found = [_OPTIONS[x] for x in _options(problem) if x not in ("score", "gradients")]
-    found += [_IRREGULAR_MASKS.get(kind, kind)] * (kind not in ("", "sets"))
-    found += ["a soft cap"] * (problem.softcap is not None and kernel.score_derivatives_without_score)
-    found += ["float32"] * (problem.dtype == "float32")
-    found += ["a cache"] * (problem.operation == "decode")
-    found += ["another head dim of values"] * (problem.v_head_dim is not None)
-    least = min(config.min_head_dim for config in kernel.configs)
-    found += [f"head dims from {least} on"] * (least > 128)
-    if not found:
-        return None
-    keyword = "schedule" if problem.operation == "decode" else "algorithm"
-    return (
-        f"has not run on a GPU with a score function and {_and(found)}: pass {keyword}={kernel.algorithm!r}"
-    )
+    if problem.deterministic and (kind or problem.score is not None):
+        other = _IRREGULAR_MASKS.get(kind, kind) or _OPTIONS["score"]
+        return f"has not run on a GPU with a fixed order and {other}: pass algorithm={kernel.algorithm!r}"
+    return None
 
 
 def _of_mask(kernel: Kernel, problem: Problem) -> Iterator[str]:

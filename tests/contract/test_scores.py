@@ -381,10 +381,8 @@ def test_kernels_refuse_what_they_do_not_serve_before_a_launch():
         cufa.plan_backward((1, 4, 64, 64), deterministic=True, **shape)
     assert cufa.plan_backward((1, 4, 64, 64), **shape).spec.name == "fa2_backward"  # its weights read scores
     assert cufa.plan((1, 4, 64, 64), device="sm_90", score=score).spec.name == "fa3_forward"
-    packed = {"device": "sm_90", "score": score, "seqlens_k": [60]}
-    with pytest.raises(ValueError, match="has not run on a GPU with a score function and padded"):
-        cufa.plan((1, 4, 64, 64), **packed)
-    assert cufa.plan((1, 4, 64, 64), algorithm="fa3", **packed).spec.name == "fa3_forward"
+    padded = {"device": "sm_90", "score": score, "seqlens_k": [60]}
+    assert cufa.plan((1, 4, 64, 64), **padded).spec.name == "fa3_forward"
     plan = cufa.plan((1, 4, 64, 64), device="sm_90", score=score)
     assert "score" in str(plan)
     assert type(plan.problem).from_json(plan.problem.as_json()) == plan.problem
