@@ -135,7 +135,14 @@ class Where(Mask):
     def misfit(
         self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
     ) -> str | None:
-        return "is a function, which packed sequences do not take: use masks.documents and its relatives"
+        return (
+            "is a function, which packed sequences, caches and calls on several GPUs do not take: use the builders of "
+            "cufa.masks"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Raises ValueError: its bits (:meth:`bound`) have a form in JSON."""
+        raise ValueError(f"{self}: a function has no form in JSON; the bits that bound() returns have one")
 
     @property
     def known(self) -> bool:

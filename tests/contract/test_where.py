@@ -150,8 +150,10 @@ def test_bad_input_is_named(mask, says):
 def test_packed_sequences_are_refused():
     q, k, v, _ = (x[0].swapaxes(0, 1) for x in case())
     begins = np.array([0, 100, 300])
-    with pytest.raises(ValueError, match="packed sequences do not take"):
+    with pytest.raises(ValueError, match="packed sequences, caches"):
         cufa.flash_attention_varlen(q, k, v, begins, begins, mask=made("documents"), device="cpu")
+    with pytest.raises(ValueError, match="no form in JSON"):
+        made("documents").as_json()
 
 
 @pytest.mark.gpu
