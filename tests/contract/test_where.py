@@ -38,7 +38,7 @@ def made(name, ids=IDS):
 NAMES = ["documents", "neighbours", "within", "either", "not", "heads", "delta"]
 SEEN = np.random.default_rng(3).random((2, 4, 300, 300)) < 0.4
 SEEN[:, :, :, 0] = True
-SEEN[:, 1, 100:, 64:] = False
+SEEN[:, 1, 100:, 64:] = SEEN[:, 0, :100, 64:] = False  # tiles that one head of a query group sees alone
 BOOLEANS = {
     "keys": SEEN[:, :1, :1], "rows": SEEN[..., 200:201], "heads": SEEN[:1, ::2], "query heads": SEEN,
     "strided": SEEN[..., ::-1],
