@@ -21,7 +21,7 @@ struct BackwardParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read if MASK has that edge
   float softcap;  // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e) (shared/softcap.cuh)
-  // Each is read only by the builds that its comment names first: shared/lengths.cuh, shared/alibi_sink.cuh.
+  // A member whose comment begins with a choice (LENGTHS, ALIBI, SINK) is read only by builds with that choice.
   const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
   const i32* seqlens_k;  // the same for keys
   const i32* cu_seqlens_q;  // LENGTHS == PACKED: (batch + 1), the first row of each sequence, and the end of the last

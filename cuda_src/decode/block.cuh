@@ -1,4 +1,4 @@
-// The attention of one thread block over a span: what both schedules share.
+// The attention of one thread block over a span, for both schedules.
 #pragma once
 #include "decode/maximum.cuh"
 #include "decode/merge.cuh"
@@ -106,7 +106,7 @@ struct DecodeBlock {
   }
 
  private:
-  // Whether `mine` is true for some warp of the ring; the same in all of them.
+  // Whether `mine` is true in some warp of the ring. All warps of the ring get the same answer.
   DEVICE bool ring_any(bool mine) const {
     if constexpr (ROW_WARPS == 1) return mine;
     const u32 flags = smem + SharedMemory::ML + ring * Br * 8;  // merge_warps() writes there later

@@ -27,7 +27,7 @@ struct Span {
   }
 };
 
-// INVARIANT: the keys of a sequence lie in chunks whose borders depend on nothing else: a split is a chunk. Widths are those of
+// INVARIANT: a split is a chunk of keys at fixed positions, whatever the lengths and the batch. Widths are those of
 // cufa/schedule/decode.py: 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096. Narrow chunks let short
 // sequences fill a GPU, wide ones leave long sequences few partial results to merge. Blocks of the last chunks start first.
 DEVICE int chunk_of(int key) {  // the number of the chunk that holds a key

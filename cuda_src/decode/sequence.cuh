@@ -73,7 +73,7 @@ struct KeyPlaces {
     if constexpr (MASK == MASK_SETS) return key < gap_start ? key : key + gap;
     return key;
   }
-  // The end of the keys of tiles before `last_tile`, as a number.
+  // The number of the key after the last key of the tiles before `last_tile`.
   DEVICE int end(int last_tile, int keys) const {
     if constexpr (MASK == MASK_SETS) keys -= gap;
     return min(last_tile * Bc, keys);

@@ -31,7 +31,7 @@ DEVICE void move_unit(char* to, const char* from) {
   }
 }
 
-// The span that a ring reads, tile after tile: what both ways of copying share.
+// The span that a ring reads, tile after tile: the members that both ways of copying share.
 struct KeyStream {
   int batch, kv_head;
   const i32* table;  // PAGED: the sequence's row of the block table
@@ -62,8 +62,8 @@ struct KeyStream {
   // The place where the keys end.
   DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
 
-  // KEY_SCALES: begins the copies of the scales of a stage. `position`: of key thread % RING_KEYS of its tile, which lies in slot
-  // `slot` of page (or sequence) `outer`.
+  // KEY_SCALES: begins the copies of the scales of a stage. This thread copies those of key thread % RING_KEYS of the tile: it is
+  // key `position` of the sequence, in slot `slot` of page (or sequence) `outer`.
   DEVICE void copy_scales(const DecodeParams& p, int stage, int position, int outer, int slot) const {
     const bool valid = position < end_place() && !some_hidden(p, position, 1, length.keys);
     const i64 at = key_scale_index(p, outer, kv_head, slot);

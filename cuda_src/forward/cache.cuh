@@ -12,7 +12,7 @@ DEVICE int keys_before(const CacheParams& p, int sequence) {
   return p.cache_seqlens == nullptr ? p.seqlen_k : within(ld_global<i32>(p.cache_seqlens + sequence), p.seqlen_k);
 }
 
-// sequence_of(), CACHED. Every query has a new token.
+// sequence_of() of a CACHED build. If new tokens are appended, each query has one.
 DEVICE RaggedSequence cached_sequence(const AttentionParams& params, int index) {
   const CacheParams& p = cache_of(params);
   int rows, first_row = 0;

@@ -4,8 +4,8 @@
 #include "shared/irregular_mask.cuh"
 
 // Scores that the mask hides become -inf. `row` is the lane's first row, `lane_column` its first column in a tile whose first key
-// is `first_key`. RUNS_AT_ONCE: 1 if registers do not suffice for the loads of two runs. ASK_FIRST: all lanes of a warp skip the
-// tests that hide nothing from the warp's rows.
+// is `first_key`. RUNS_AT_ONCE: 1 if registers do not suffice for the loads of two runs. ASK_FIRST: if a test hides nothing from
+// the rows of a warp, its lanes skip the test.
 template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
@@ -17,7 +17,7 @@ DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row
   for (int r = 0; r < View::ROWS; ++r) {
     const int i = row + 8 * r, last = int(u32(i) + u32(mask.last));
     const int end = min(mask.keys, last + 1) - key, begin = int(u32(i) + u32(mask.first)) - key;
-    int low = 0;  // columns before it are visible, whatever `begin` says
+    int low = 0;  // columns before `low` are visible even outside of the band
     if constexpr (IrregularMask<KIND, Params>::SETS) {
       low = i < mask.exempt ? mask.keys - key : max(mask.prefix - key, min(mask.keep - key, end));
     }
@@ -29,7 +29,7 @@ DEVICE void hide_scores(View S, const IrregularMask<KIND, Params>& mask, int row
     });
   }
   constexpr int RUNS = IrregularMask<KIND, Params>::RUNS;
-  const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
+  const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // opaque: the loop is not unrolled
 #pragma unroll RUNS_AT_ONCE
   for (int run = 0; run < runs_of_all; ++run) {
     if constexpr (ASK_FIRST) {

@@ -1,8 +1,8 @@
 // Masks with one bit for each score: the device side of cufa/problem/bits.py. Bit n of a word is the n-th of 32 neighbours on a
 // line: of 32 keys of a row, or, for kernels that keep a block of keys, of 32 rows of a key.
 //
-// Whether some and whether every score of a tile is visible is found for all tiles before the kernel, by prepare_bits(): two
-// bytes for each group of CLASS_ROWS rows and block of BLOCK_KV keys. Every call does so: the bits are on the GPU and may change.
+// Before the kernel, prepare_bits() finds for each tile whether some score and whether every score is visible: two bytes for each
+// group of CLASS_ROWS rows and block of BLOCK_KV keys. Every call does so: the bits are on the GPU and may change.
 #pragma once
 #include "shared/params.cuh"
 #include "shared/fragment_view.cuh"
@@ -63,7 +63,7 @@ DEVICE void prepare_bits(const Params& p, int warp, int num_warps) {
 // column; the mask has `lines` lines. The view begins at a multiple of its columns.
 template <typename View>
 DEVICE void hide_by_bits(View S, const char* words, int words_of_line, int line, int lines, int place) {
-  constexpr int TILES = View::TILES % 4 == 0 ? 4 : View::TILES % 2 == 0 ? 2 : 1;  // that one load serves
+  constexpr int TILES = View::TILES % 4 == 0 ? 4 : View::TILES % 2 == 0 ? 2 : 1;  // tiles whose bits come in one load
 #pragma unroll
   for (int r = 0; r < View::ROWS; ++r) {
     const bool exists = line + 8 * r < lines;

@@ -28,8 +28,8 @@ struct DenseSequence {
   DEVICE i64 first_key() const { return 0; }
 };
 
-// A padded or packed sequence. The rest of packed arrays after the last sequence counts as one more, of index p.batch, without
-// rows and keys.
+// A padded or packed sequence. In packed arrays, what follows the last sequence counts as one more sequence, of index p.batch,
+// with no rows and no keys.
 struct RaggedSequence {
   int sequence_index, rows_, keys_, stored_rows_, stored_keys_, first_row_, first_key_;
 

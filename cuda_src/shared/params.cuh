@@ -18,7 +18,7 @@ struct Strides {
   i64 batch, head, seq;
 };
 
-// What an irregular mask has beyond its band (shared/irregular_mask.cuh); read if MASK says so.
+// The parameters of an irregular mask besides its band (shared/irregular_mask.cuh). Builds for other masks do not read them.
 struct MaskParams {
   const i32* runs;        // (2 or 4, sequences, heads, keys): lo, hi of the rows that a key is hidden from; then of a second run.
                           // Or bits: (sequences, heads, lines, words), `keys` words to a line (shared/bit_mask.cuh)
@@ -28,8 +28,8 @@ struct MaskParams {
   i64 workspace;          // bytes of the workspace before the mask's part
   i32 sequences, heads, keys;  // of `runs`; 1 broadcasts
   i32 run_shift;          // row i of the problem is row i + run_shift of `runs`
-  // Values of all sequences; if the pointer above is not null, 0 says that its first value broadcasts, 1 that there is one per
-  // sequence.
+  // If the pointer above is null: the value of all sequences. Else the step in its array from sequence to sequence: 0 if the
+  // array has one value, 1 if it has one for each sequence.
   i32 prefix, keep, global_tokens;
 };
 
@@ -48,7 +48,7 @@ struct AttentionParams {
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read if MASK has that edge
   float softcap;  // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e) (shared/softcap.cuh)
   i32 num_splits;  // SPLIT_KEYS: thread blocks that share the keys of a query block
-  // Each is read only by the builds that its comment names first: shared/lengths.cuh, shared/alibi_sink.cuh.
+  // A member whose comment begins with a choice (LENGTHS, ALIBI, SINK) is read only by builds with that choice.
   const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
   const i32* seqlens_k;  // the same for keys
   const i32* cu_seqlens_q;  // LENGTHS == PACKED: (batch + 1), the first row of each sequence, and the end of the last

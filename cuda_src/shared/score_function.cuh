@@ -12,7 +12,7 @@
 static_assert(SCORE, "a score function is printed for builds with SCORE only");
 #else
 static_assert(!SCORE, "SCORE needs the text of a score function before the kernel");
-// No function: read by no kernel, as SCORE is false.
+// Without SCORE: an empty function, so that the names below resolve. Nothing of it is executed.
 template <typename Params>
 struct ScoreFunction {
   static constexpr bool HAS_SLOPE = false, WEIGHTS_READ_SCORES = false, IS_LIGHT = true;

@@ -1,5 +1,4 @@
-// What the parameters of forward kernels have besides, if a score function reads arrays. (Of backward kernels:
-// backward/params.cuh.)
+// The parameters of forward kernels with a score function. (Of backward kernels: backward/params.cuh.)
 #pragma once
 #include "shared/params.cuh"
 
@@ -15,5 +14,5 @@ struct ScoredParams : AttentionParams {
   const void* score2;
   const void* score3;
   ScoreArray array0, array1, array2, array3;
-  float score_scale;  // softmax scale: a score function takes scores times it. scale_log2 and softcap are of a scale of 1
+  float score_scale;  // the softmax scale: the function takes scaled scores. scale_log2 and softcap are then those of scale 1
 };

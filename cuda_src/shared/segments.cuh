@@ -2,9 +2,9 @@
 #pragma once
 #include "shared/mask.cuh"
 
-// What a range of tiles tests. Tiles are visited from the last to the first: the segments come in this order. Right-masked tiles
-// test the right edge, the end of the keys and, if there is one, the left edge: a narrow band may have both edges in one tile.
-// Left-masked tiles lie before the right edge of all their rows.
+// The tests of a range of tiles. Tiles are visited from the last to the first: segments come in the order of the enumerators.
+// Right-masked tiles test the right edge, the end of the keys and, if there is one, the left edge: a narrow band may have both
+// edges in one tile. Left-masked tiles lie before the right edge of all their rows.
 enum Segment { RIGHT_MASKED, CLEAR, LEFT_MASKED };
 
 template <Segment SEGMENT>

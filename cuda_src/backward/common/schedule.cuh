@@ -74,7 +74,7 @@ struct QueryTile {
   }
 };
 
-// How many key blocks add to a query tile before this one: the key blocks at its right that the tile sees.
+// The ticket of a key block at a query tile: the number of key blocks at its right that the tile sees. They add before it.
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
   return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);

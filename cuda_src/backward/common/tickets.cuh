@@ -20,7 +20,7 @@ struct DqTickets {
   const HeadMask* mask = nullptr;  // LENGTHS: of the sequence
   u32 first_tile = 0;  // LENGTHS: of the sequence
 
-  // How many key blocks have added to a tile.
+  // Key blocks that have added to a tile.
   DEVICE u32 count(QueryTile tile) const { return ld_acquire_gpu(counter(tile)); }
 
   // By one thread, before the barrier that precedes the additions. `found`: the last result of count().

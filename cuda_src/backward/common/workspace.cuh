@@ -1,7 +1,7 @@
 // The workspace in device memory that the three passes of a backward kernel share: dQ in float32, to which every key block adds;
 // lse and delta of each query row; and, DETERMINISTIC, a ticket counter of each tile of dQ: the key blocks that have added to it.
 //
-// dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 neighbouring bytes at a time; the
+// dQ is stored as 16 x 8 accumulators of mma.sync, one after another, so that a warp adds 512 adjacent bytes at a time; the
 // convert pass puts dQ in order. Each head begins with its own row strip: if seqlen_q is no multiple of 16, up to 15 rows per
 // head are padding. WHOLE_TILES: a head has whole query tiles instead, each with lse and -delta of its rows after its dQ: one
 // index gives every address without a bounds test. 128 bytes precede the tiles: word 0 is the index of the next item, word 1 the
@@ -138,8 +138,8 @@ struct BackwardWorkspace {
   }
 };
 
-// DETERMINISTIC: whether so many key blocks have added to a tile as add before this one. Under packed lengths that no addition
-// order fits (fall_somewhere()), counters begin at UNORDERED, so that no block waits.
+// DETERMINISTIC: whether all `ticket` key blocks that add to a tile before this one have added; `count` have. If packed lengths
+// are invalid (fall_somewhere()), counters begin at UNORDERED, so that no block waits.
 constexpr u32 UNORDERED = 1u << 31;
 DEVICE bool ticket_has_come(u32 count, u32 ticket) { return LENGTHS_KIND == PACKED ? count >= ticket : count == ticket; }
 

@@ -1,5 +1,5 @@
-// How a thread block of Hopper's backward kernels comes to its work items, and walks their query tiles. A persistent block takes
-// one item after another. The prepare pass has made their descriptors: the divisions would take a single thread long. Any other
+// The work items of a thread block of Hopper's backward kernels, and the walk over their query tiles. A persistent block takes
+// one item after another, whose descriptors the prepare pass has made: their divisions would take a single thread long. Any other
 // block is launched for one item.
 #pragma once
 #include "backward/fa3_common/block.cuh"

@@ -1,5 +1,5 @@
-// How K, V, Q and dO come to a thread block of Hopper's backward kernels: two threads of the producer start the copy engine's
-// loads, one of Q with L, and K (LOADS_Q), the other of dO with -D, and V.
+// The loads of K, V, Q and dO in Hopper's backward kernels: two threads of the producer start the copy engine. One loads K, and
+// Q with L (LOADS_Q); the other loads V, and dO with -D.
 //
 // RAGGED: the loaders are warps. The copy engine brings whole tiles, and the rows past the end of a sequence belong to another
 // sequence or were never written. Their P and dS are 0, but 0 x NaN is NaN: the loader zeroes these rows before it hands the tile

@@ -3,8 +3,8 @@
 #include "backward/fa3_common/sums.cuh"
 #include "backward/fa3_common/traced_consumer.cuh"
 
-// Persistent blocks whose K has two buffers go from an item's last tile to the next item's first one as from any tile to the
-// next.
+// With two buffers of K, persistent blocks overlap items: the step from an item's last tile to the next item's first tile is like
+// any other step.
 constexpr bool ITEMS_OVERLAP = IS_PERSISTENT && K_STAGES > 1;
 // If consumers share the columns of dQ, the last one may have fewer. DQ_IS_UNEVEN: it then issues only its own columns, by a
 // second instance of the code. Persistent blocks have no room in the instruction cache for that: both consumers issue DQ_TILES.

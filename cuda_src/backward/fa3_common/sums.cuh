@@ -43,7 +43,7 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
   warp_sync();  // all lanes have stored
 }
 
-// How many key blocks have added to a tile. PAIRED: the two blocks of a pair add different columns and count apart, by rank.
+// The counter of key blocks that have added to a tile. PAIRED: one per rank, as the two blocks of a pair add different columns.
 DEVICE u32* ticket_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
   return BackwardWorkspace::ticket(block.p, block.workspace_tile(tile)) + rank;
 }

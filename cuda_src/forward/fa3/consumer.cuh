@@ -30,14 +30,14 @@ using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
 using Softmax = OnlineSoftmax<2, INVARIANT ? 0 : 8>;
 
-// Whether some query block sees no key. Under a band, such a block is the first or the last one.
+// Whether some query block sees no key. Under a band, only the first or the last query block can be empty.
 DEVICE bool some_block_is_empty(const AttentionParams& p) {
   if constexpr (MASK_KIND == MASK_FULL) return false;
   return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
 }
 
-// Q from shared memory to registers. The fence orders these ordinary reads before TMA's next writes to the buffer: a barrier
-// alone does not.
+// Q from shared memory to registers. The fence orders these reads before TMA's next writes to the buffer; a barrier alone would
+// not, as TMA writes through the async proxy.
 DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
   load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem, warp * 16 + lane % 16, lane / 16);
   async_proxy_fence();
@@ -80,8 +80,8 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
   for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<Element>(fragment_view(S_rmem), 0, i / 4, i % 4);
 }
 
-// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers. Of a padded
-// sequence also the rows past the end: O is 0, L is -inf.
+// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers. Rows
+// past the end of a padded sequence are stored too: O is 0, L is -inf.
 template <typename Sequence>
 DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const Item& item, const Sequence& sequence,
                          int first_row, Output& O_rmem, Softmax& softmax, [[maybe_unused]] u32 O_smem, int warp,
@@ -103,7 +103,7 @@ DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const I
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     const bool exists = row < sequence.rows(), stored = LENGTHS_KIND == DENSE ? exists : row < sequence.stored_rows();
-    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
+    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // the sink changes l: before softmax.lse()
     const WorkItem place = {item.q_block, item.head, sequence.batch()};
     if (p.lse != nullptr && lane % 4 == 0 && stored) {
       float* const lse = LENGTHS_KIND == DENSE ? lse_row(p, place, row) : p.lse + rows_before + row;
@@ -113,7 +113,7 @@ DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const I
       stage_accumulator_row<GROUP_ROWS, O_TILES, Element>(O_smem, O_rmem, r,
                                                             of_kept(p, SINK ? factor : softmax.inverse_sum(r)), warp, lane);
     } else {
-      constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // that are stored
+      constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // every row that is stored exists
       if constexpr (!ALL_EXIST) {
         if (!exists) {  // rows past the end may hold NaN
 #pragma unroll

@@ -4,7 +4,7 @@
 #include "shared/softmax.cuh"
 
 // Maximum of each row over this lane's columns, compared by bits as integers: sm_90 compares three in one instruction
-// (VIMNMX3). Right if the maximum is not negative; among negative scores only, the order of integers is another one.
+// (VIMNMX3). Exact if the maximum is not negative: the bits of negative floats compare in reverse order.
 template <typename View>
 DEVICE void lane_tops(int (&top)[View::ROWS], View S) {
 #pragma unroll
@@ -25,8 +25,8 @@ DEVICE void lane_tops(int (&top)[View::ROWS], View S) {
   }
 }
 
-// Whether scores of a warp may raise a maximum, from the lane_tops() of each lane. These are exact for scores above 0, which
-// suffices if only such scores can raise a maximum. NaN counts as raising.
+// Whether scores of a warp may raise a maximum, from the lane_tops() of each lane. lane_tops() is exact for maxima above 0. If a
+// row's maximum is below -SLACK, scores below 0 could raise it: the answer is yes. NaN counts as raising.
 template <int ROWS, int SLACK>
 DEVICE bool may_grow(const OnlineSoftmax<ROWS, SLACK>& softmax, const int (&top)[ROWS], float scale_log2) {
   bool may = false;

@@ -44,8 +44,8 @@ struct Lister {
     }
   }
 
-  // Consumers must know which tile is the last: an entry is published when the next tile, or the end, is known. Until then its
-  // fields wait in the entry, not in registers.
+  // Consumers must know which tile is the last: an entry is published when the next tile, or the end, is known. Until then the
+  // fields are in shared memory, in the unpublished entry, and take no registers.
   DEVICE void list_item(u32 descriptor) {
     TileList tiles{p, descriptor};
     ListedTile tile = tiles.next();
@@ -82,7 +82,7 @@ struct Lister {
     list.advance();
   }
 
-  // An item without tiles gets one past the end of the arrays, where TMA reads zeros.
+  // An item without visible tiles gets a tile past the end of the arrays, where TMA reads zeros.
   DEVICE ListEntry entry(const ListedTile& tile, u32 descriptor) const {
     const int row = tile.tile * Bc;
     if constexpr (CACHED) return {tile, 0, tile.stands_for_none() ? Bc : read_mask(descriptor).keys - row};
@@ -91,8 +91,8 @@ struct Lister {
     return {tile, first_key_of(descriptor) + row, read_mask(descriptor).keys - row};
   }
 
-  // CACHED: the place of this lane's box. Of a box that no row of the item sees, the table's entry may be wild: such a box lies
-  // past the last page, where TMA reads zeros. TMA reads zeros for a wild entry too.
+  // CACHED: the place of this lane's box. If no row of the item sees the box, its entry of the block table may hold any number:
+  // the box is placed past the last page, where TMA reads zeros. An entry out of range reads zeros, too.
   DEVICE PlaceInCache box_of(const ListedTile& tile, u32 descriptor) const {
     const auto& cache = cache_of(p);
     const HeadMask mask = read_mask(descriptor);

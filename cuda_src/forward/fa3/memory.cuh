@@ -39,7 +39,7 @@ DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_
 struct alignas(16) Item : WorkItem {
   u32 index;  // its number, for the trace
 };
-// What LISTED descriptors hold besides, of the item's mask: the mask of its sequence (HeadMask), or this.
+// A LISTED descriptor also holds the item's mask. Band masks: HeadMask, of the item's sequence. MASK_SETS: SetsOfItem.
 struct alignas(16) SetsOfItem {
   int prefix, keep, exempt, unused;  // IrregularMask
 };
@@ -48,10 +48,10 @@ struct alignas(16) SequenceOfItem {
   int sequence_index, stored_rows, first_row, first_key;  // RaggedSequence
 };
 constexpr int MASK_AT = 16, SEQUENCE_AT = 32;   // bytes of a descriptor before these
-constexpr int RUNS_AT = 16, EXTREMES_AT = 24;   // or two pointers instead: those of MaskWorkspace
+constexpr int RUNS_AT = 16, EXTREMES_AT = 24;   // masks with runs or bits: the two pointers of MaskWorkspace
 constexpr int ITEM_BYTES = LISTED ? 48 : 16;
-// Descriptors in use at once: the producer's, one between, and of the consumers one being stored and one being computed. The
-// lister may be ahead by one item for each entry of the list.
+// Descriptors in use at once: one that the producer writes, the next item's, and two of the consumers: the item that they
+// compute and the one that they store. The lister may be ahead by one item for each entry of the list.
 constexpr int ITEM_DESCRIPTORS = LISTED ? 4 + LIST_STAGES : 4;
 
 // Values of 8 or 16 bytes, to and from shared memory in one access.

@@ -24,14 +24,15 @@ struct alignas(8) ListedTile {
   DEVICE bool block_masked() const { return (marks & ALL_CLEAR) != ALL_CLEAR; }
   DEVICE bool first() const { return (marks & FIRST_TILE) != 0; }
   DEVICE bool last() const { return (marks & LAST_TILE) != 0; }
-  // An item without visible tiles visits one of zeros behind the mask: the pipeline keeps its shape.
+  // An item without visible tiles visits one tile of zeros, all masked: every item has the same pipeline.
   DEVICE bool stands_for_none() const { return (marks & NO_TILE_AT_ALL) != 0; }
 };
 
 // Class of a tile for rows top ... end - 1 of a band mask. Keys past the end are masked for every row.
 DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left) {
   const int begin = mask.keys_begin(top), behind = mask.keys_end(end - 1), right = left + Bc;
-  // New tokens that are a tree need the mask. (Where the end is computed changes the machine code, and so what was measured.)
+  // New tokens that are a tree need the mask. (Builds without a cache compute the end in the second expression below: the same
+  // value, but with clear_end their machine code would change.)
   const int clear_end = !CACHED ? 0 : TREE ? mask.keys - mask.rows : mask.keys_end(top);
   return {left < behind && right > begin && begin < behind,
           left >= mask.keys_begin(end - 1) && right <= (CACHED ? clear_end : mask.keys_end(top))};

@@ -14,8 +14,8 @@
 #include "forward/fa3/tile_list.cuh"
 #include "forward/irregular_scores.cuh"
 
-// The rows of one consumer may see fewer tiles than the block visits. Rows that see no tile, and rows past the end, compute one
-// tile behind the mask all the same, which keeps the pipeline's shape.
+// The rows of one consumer may see fewer tiles than the block visits. If a consumer's rows see no tile, or lie past the end, it
+// computes one tile with all scores masked: every item has the same pipeline.
 struct RangeOfTiles {
   int j;
   TileRange tiles;   // the tiles that this consumer's rows see
@@ -148,7 +148,7 @@ struct ListOfTiles {
   DEVICE void keep_count() {
     if constexpr (TRACE) tally[0] = tally[1];
   }
-  // Empty for a block past the end of its sequence, of which no trace is written.
+  // total = -1 for a block past the end of its sequence: no trace record is written.
   DEVICE TileRange visited(const AttentionParams& p, const Item& item, [[maybe_unused]] u32 descriptor) const {
     HeadMask mask = head_mask(p);
     if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(descriptor);
