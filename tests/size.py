@@ -42,7 +42,7 @@ RECORDED = "cufa/records"
 CEILINGS = {
     "lines of the product": 75_300,
     "lines of cufa": 36_000,
-    "lines of tests": 44_921,
+    "lines of tests": 44_952,
     "lines of forward/fa3/kernel.cu with its includes": 4_279,
     "lines of forward/fa2/kernel.cu with its includes": 3_072,
     "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_890,

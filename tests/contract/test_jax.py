@@ -119,3 +119,24 @@ def test_keywords_of_others_are_answered_and_ours_are_typed():
     parameters = inspect.signature(attention).parameters.values()
     keywords = {x.name for x in parameters if x.kind is x.KEYWORD_ONLY}
     assert keywords == {*OperatorOptions.__annotations__, "deterministic", "return_lse"}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_dropout_is_cufas(compiled):
+    key = jax.random.key_data(jax.random.key(12))
+    low, high = map(int, np.asarray(key))
+    rng = np.random.default_rng(0)
+    q, k, dout = (rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (9, 20, 9))
+
+    def call(q, k, seed):
+        return attention(q, k, k, layout="bhsd", dropout=0.3, seed=seed)
+
+    for seed, same in ((7, 7), (key, low | high << 32)):
+        made = jax.jit(call) if compiled and seed is key else call
+        arrays = on("cpu", q, k)
+        out, pull = jax.vjp(lambda q, k, made=made, seed=seed: made(q, k, seed), *arrays)
+        given = {"dropout": 0.3, "seed": same}
+        np.testing.assert_allclose(out, cufa.attention_reference(q, k, k, **given), atol=1e-5)
+        dq, dk, dv = cufa.attention_reference_backward(dout, q, k, k, **given)
+        for x, y in zip(pull(dout), (dq, dk + dv), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-5)

@@ -149,7 +149,17 @@ def test_layout_and_lengths(device):
 def test_the_operators_follow_torchs_rules():
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     text = _text(False, causal=True, mask=None, algorithm="auto", return_lse=True, layout="bhsd")
-    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 6, False, *[None] * 5, text))
+    torch.library.opcheck(torch.ops.cufa.attention.default, (q, q, q, *[None] * 7, False, *[None] * 5, text))
+
+
+@pytest.mark.parametrize("seed", [7, 2**64 - 1, torch.tensor([7, 3])], ids=str)
+def test_dropout_is_cufas(seed):
+    q, k = (torch.randn(1, 2, n, 8, dtype=torch.float64, requires_grad=True) for n in (9, 20))
+    given = {"dropout": 0.3, "seed": seed if isinstance(seed, int) else seed.numpy()}
+    out = attention(q, k, k, dropout=0.3, seed=seed)
+    expected = cufa.attention_reference(*(x.detach().numpy() for x in (q, k, k)), **given)
+    np.testing.assert_allclose(out.detach().numpy(), expected, atol=1e-14)
+    torch.autograd.gradcheck(lambda q, k: attention(q, k, k, dropout=0.3, seed=seed), (q, k))
 
 
 def test_a_wrong_argument_is_named():
