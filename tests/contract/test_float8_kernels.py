@@ -113,6 +113,7 @@ def test_dense(backend, head_dim, seqlen_q, seqlen_k, options, accumulate, algor
     check(backend, algorithm, quantized(x), **options, accumulate=accumulate)
 
 
+@pytest.mark.sampled(fixed=3, dated=3, on="emulate")
 @both
 @cases(
     "head_dim per options",
@@ -158,6 +159,7 @@ def test_padded(backend, head_dim, options, algorithm):
         assert not out[b, :, n:].any() and (keys[b] or (not out[b].any() and np.isneginf(lse[b]).all()))
 
 
+@pytest.mark.sampled(fixed=1, dated=2, on="emulate")
 @both
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("per", [("head",) * 3, ("block", "block", "head")], ids=str)
