@@ -11,7 +11,7 @@ from ..problem.element import ELEMENTS
 from ..problem.mask import Mask
 from ..problem.options import resolve_mask
 from .placement import Placement
-from .schedule import Schedule, Step, Work
+from .schedule import AHEAD, Schedule, Step, Work
 from .schemes import make_schedule
 from .slices import Whole
 
@@ -168,11 +168,12 @@ def _timeline(
     link: tuple[float, float],
     backward: bool,
 ) -> tuple[list[StepCost], float]:
-    """A rank's steps: what a step needs travels from the beginning of the step before it on; results travel back under
-    the step after it."""
+    """A rank's steps: what a step needs travels from the beginning of the call, or of the step :data:`AHEAD` steps
+    before, on; results travel back under the step after it."""
     bandwidth, latency = link
     moves, found = list(schedule.moves(rank)), []
-    now = arrived = linked = back_end = 0.0
+    now = linked = back_end = 0.0
+    begins = [0.0] * AHEAD
     for at, (work, step) in enumerate(_steps(schedule.works[rank])):
         here = [x for x in moves if x[0] == at]
         received = sum(
@@ -180,7 +181,7 @@ def _timeline(
             for _, what, _, x, heads in here
         )
         transfer = received / bandwidth + latency if received else 0.0
-        linked = max(linked, arrived) + transfer
+        linked = max(linked, begins[at]) + transfer
         begin = max(now, linked)
         exposed = begin - now
         scores = step.scores * (work.heads[1] - work.heads[0])
@@ -191,7 +192,7 @@ def _timeline(
             for _, what, _, x, heads in here
             if what == "q" or backward
         )
-        arrived = begin  # the next step's arrays travel from here on
+        begins.append(begin)
         now = begin + compute
         if returned:  # as much comes in as goes out
             back_end = max(back_end, now) + returned / bandwidth + latency

@@ -1,10 +1,11 @@
-"""A schedule carried out: arrays of the next step travel while a step is computed.
+"""A schedule carried out: arrays of the next steps travel while a step is computed.
 
 Every process walks the schedule of all ranks, so that senders and receivers agree; it computes its own ranks'.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from .compute import Scores
 from .group import Group, Move, empty, module_of
 from .placement import Range, Segment
-from .schedule import Schedule, Step, Work
+from .schedule import AHEAD, Schedule, Step, Work
 
 Parts = dict[int, Any]
 """An array of each local rank."""
@@ -49,10 +50,10 @@ class Run:
 
     def run(self) -> None:
         group, count = self.group, max(map(len, self.stages), default=0)
-        coming, back = self._prefetch(0), None
+        coming, back = collections.deque(map(self._prefetch, range(AHEAD))), None
         for t in range(count):
-            started, coming = coming, self._prefetch(t + 1)
-            group.finish(started)
+            coming.append(self._prefetch(t + AHEAD))
+            group.finish(coming.popleft())
             sent = []
             for stage in self.at(t):
                 if stage.rank in group.local:

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from ..problem.mask import Mask
 from .placement import Placement, Range, Segment
 
+AHEAD = 2
+"""Steps that a step's arrays travel ahead of it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:

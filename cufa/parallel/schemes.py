@@ -19,6 +19,9 @@ _HEAD_GROUPS = 2
 """Head groups of a rank whose inputs travel one after another: the next group's under the products of this one. More
 groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
 
+_FEW = 8
+"""A part of the heads takes as long to compute, with a half of the keys, as the other heads' keys travel by NVLink."""
+
 
 @functools.lru_cache(64)
 def make_schedule(
@@ -94,6 +97,12 @@ def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
     return list(itertools.pairwise(ends))
 
 
+def head_groups(kv_heads: int) -> list[int]:
+    """Key/value heads of a rank's head groups."""
+    parts = max(min(_HEAD_GROUPS, kv_heads), 1)
+    return [(i + 1) * kv_heads // parts - i * kv_heads // parts for i in range(parts)]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Maker:
     mask: Whole
@@ -107,12 +116,21 @@ class _Maker:
     def ring(self, rank: int) -> list[Work]:
         """Zig-zag: the rank's own keys first, then those of the other ranks, one rank after another. Each segment comes
         straight from its owner. Backward: the own keys are computed in two halves of the heads, before and after the
-        others, so that the last gradients travel under the second half."""
+        others, so that the last gradients travel under the second half. Forward of two ranks: only some heads are
+        computed in two steps, under which the other heads' keys travel: those are computed at once, which needs no
+        running result."""
         ranks, own = self.queries.ranks, self.queries.segments(rank)
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
         if not self.backward:
-            return [self.work(everything, own, [home, *others])]
+            few = max(self.kv_heads // _FEW, 1) * (self.heads // max(self.kv_heads, 1))
+            if ranks != 2 or few >= self.heads:
+                return [self.work(everything, own, [home, *others])]
+            all_keys = sorted([*home, *others[0]], key=lambda x: x.token)
+            return [
+                self.work((0, few), own, [home, others[0]]),
+                self.work((few, self.heads), own, [all_keys]),
+            ]
         half = self.kv_heads // 2 * (self.heads // max(self.kv_heads, 1))
         if half == 0 or ranks == 1:
             return [self.work(everything, own, [home, *others])]
@@ -134,10 +152,9 @@ class _Maker:
         group = self.heads // max(self.kv_heads, 1)
         if begin % max(group, 1) or end % max(group, 1) or self.queries.ranks == 1:
             return [self.work((begin, end), queries, [keys])]
-        count = (end - begin) // group if group else 0
-        stages = max(min(_HEAD_GROUPS, count), 1)
-        ends = [begin + i * count // stages * group for i in range(stages + 1)]
-        return [self.work(x, queries, [keys]) for x in itertools.pairwise(ends)]
+        ends = itertools.accumulate(head_groups((end - begin) // group if group else 0), initial=0)
+        cuts = itertools.pairwise(begin + x * group for x in ends)
+        return [self.work(x, queries, [keys]) for x in cuts]
 
     def work(self, heads: Range, queries: Sequence[Segment], steps: Sequence[Sequence[Segment]]) -> Work:
         group = self.heads // max(self.kv_heads, 1)

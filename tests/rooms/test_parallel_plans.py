@@ -45,9 +45,22 @@ def test_zigzag_is_even_under_a_causal_mask(ranks):
     scores = {found.scores(r) for r in range(ranks)}
     assert max(scores) - min(scores) <= 4 * 48 * ranks  # the diagonal
     for works in found.works:
-        (work,) = works
+        work = works[0]
+        assert len(works) == (2 if ranks == 2 else 1)
         assert [len(step.calls) for step in work.steps] == [1] * ranks
         assert [str(step.calls[0].mask) for step in work.steps[1:]] == ["full"] * (ranks - 1)
+
+
+def test_two_ranks_join_results_of_few_heads_only():
+    """The keys of all others travel under the few, and are seen by one call a run of queries."""
+    found = schedule(masks.causal(), 2, seqlen=256, heads=(16, 8))
+    for rank, works in enumerate(found.works):
+        few, others = works
+        assert few.heads == (0, 2) and len(few.steps) == 2
+        (step,) = others.steps
+        assert others.heads == (2, 16) and all(call.plain for call in step.calls)
+        assert len(step.calls) == [2, 1][rank]
+    assert len(schedule(masks.causal(), 2, heads=(4, 1)).works[0]) == 1
 
 
 def test_hidden_keys_do_not_travel():
@@ -63,7 +76,7 @@ def test_hidden_keys_do_not_travel():
 def test_the_last_gradients_travel_under_own_keys(backward):
     found = schedule(masks.causal(), 2, backward=backward)
     heads = [work.heads for work in found.works[0]]
-    assert heads == ([(0, 2), (0, 4), (2, 4)] if backward else [(0, 4)])
+    assert heads == ([(0, 2), (0, 4), (2, 4)] if backward else [(0, 2), (2, 4)])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,7 @@ def test_volumes_are_those_of_the_schemes():
 def test_a_prediction_adds_up():
     slow = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, link=(1e9, 0.0), rate=1e15)
     fast = par.plan((1, 16, 4096, 128), ranks=2, placement="zigzag", causal=True, rate=1e14)
-    assert fast.efficiency > 0.9 > 0.1 > slow.efficiency
+    assert fast.efficiency > 0.8 > 0.1 > slow.efficiency
     for found in (slow, fast):
         for rank in range(2):
             split = found.split(rank)
