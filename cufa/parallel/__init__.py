@@ -16,9 +16,17 @@ Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b byte
 | 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |
 
 Bits of one GPU: if the planner takes the same tiles for a rank's heads. All repeat their bits for the same P; none but
-heads and ulysses has bits that do not depend on P. On two H100s (NOTES.md) zigzag reached 93% of one GPU's rate with
-32/4 heads, 84% with 16/16, where the host limits it; ulysses 92% and 58%. A host without peer access copies through its
-memory: only long sequences hide that. On GPUs, groups of processes and the decoding of this package have not been run.
+heads and ulysses has bits that do not depend on P.
+
+Partial results are joined in float32: by the kernel itself on Hopper with 16-bit elements (fa3_forward goes on from a
+running result), by their log-sum-exp in a pass of its own elsewhere. Shares of a gradient are rounded to q's dtype,
+travel once, and are added in float32.
+
+A host without peer access: the driver copies through host memory, one copy for each run of neighbouring bytes; only
+long sequences hide that. Processes: start them with mpiexec or the like; `cufa parallel bench` starts its own, to try.
+A rank that does not come to a call within the group's
+``timeout`` is named in the RuntimeError of the others; one that stops within a call ends it by that time, without its
+name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need no GPU.
 """
 
 from .attention import (
