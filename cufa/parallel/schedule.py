@@ -9,6 +9,7 @@ schedules.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 from ..problem.mask import Mask
@@ -64,12 +65,12 @@ class Work:
     def rows(self) -> int:
         return sum(x.length for x in self.queries)
 
-    @property
+    @functools.cached_property
     def uncovered(self) -> list[Range]:
         """Rows that no call has."""
         return rest((0, self.rows), [call.rows for step in self.steps for call in step.calls])
 
-    @property
+    @functools.cached_property
     def unfinished(self) -> list[Range]:
         """Rows with a partial result that no call finished."""
         calls = [call for step in self.steps for call in step.calls]

@@ -19,8 +19,9 @@ _HEAD_GROUPS = 2
 """Head groups of a rank whose inputs travel one after another: the next group's under the products of this one. More
 groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
 
-_FEW = 8
-"""A part of the heads takes as long to compute, with a half of the keys, as the other heads' keys travel by NVLink."""
+_TOKENS = 2000
+"""Tokens of a rank to which the attention of its own takes longer than their keys travel, by NVLink between H100s, with
+as many key/value heads as heads. (620 TFLOP/s over 397 GB/s are 1,561.)"""
 
 
 @functools.lru_cache(64)
@@ -103,6 +104,13 @@ def head_groups(kv_heads: int) -> list[int]:
     return [(i + 1) * kv_heads // parts - i * kv_heads // parts for i in range(parts)]
 
 
+def few_heads(heads: int, kv_heads: int, tokens: int) -> int:
+    """The least query heads, in whole query groups, whose attention takes as long as all keys of a rank travel; 0 if it
+    is more than half of them."""
+    kv = max(-(-_TOKENS * kv_heads * kv_heads // max(heads * tokens, 1)), 1)
+    return 0 if kv > kv_heads // 2 else kv * heads // kv_heads
+
+
 @dataclasses.dataclass(frozen=True)
 class _Maker:
     mask: Whole
@@ -123,8 +131,8 @@ class _Maker:
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
         if not self.backward:
-            few = max(self.kv_heads // _FEW, 1) * (self.heads // max(self.kv_heads, 1))
-            if ranks != 2 or few >= self.heads:
+            few = few_heads(self.heads, self.kv_heads, self.keys.seqlen // 2)
+            if ranks != 2 or few == 0:
                 return [self.work(everything, own, [home, *others])]
             all_keys = sorted([*home, *others[0]], key=lambda x: x.token)
             return [
