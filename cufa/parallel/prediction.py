@@ -41,6 +41,8 @@ class StepCost:
     compute: float
     transfer: float
     """Of what the step needs from other ranks."""
+    arrived: float
+    """When that has come, from the beginning of the call."""
     exposed: float
     """Time that the rank waited for it, or for what comes back."""
     bytes: int
@@ -196,7 +198,7 @@ def _timeline(
         now = begin + compute
         if returned:  # as much comes in as goes out
             back_end = max(back_end, now) + returned / bandwidth + latency
-        found.append(StepCost(rank, at, begin, compute, transfer, exposed, received + returned))
+        found.append(StepCost(rank, at, begin, compute, transfer, linked, exposed, received + returned))
     if back_end > now and found:
         found[-1] = dataclasses.replace(found[-1], exposed=found[-1].exposed + back_end - now)
         now = back_end

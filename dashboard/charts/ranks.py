@@ -30,7 +30,7 @@ def timeline(found: Prediction, palette: Palette) -> go.Figure:
         rows = [x for x in found.steps if name == "kernels" or x.transfer]
         copies = name != "kernels"
         width = [x.transfer if copies else x.compute for x in rows]
-        base = [max(x.begin - x.transfer, 0.0) if copies else x.begin for x in rows]
+        base = [x.arrived - x.transfer if copies else x.begin for x in rows]
         figure.add_bar(
             name=name, orientation="h", marker_color=colour,
             y=[f"rank {x.rank}{' copies' if copies else ''}" for x in rows],
@@ -51,7 +51,7 @@ def describe_timeline(found: Prediction) -> str:
     exposed = max((found.split(rank)["exposed"] for rank in range(found.schedule.ranks)), default=0.0)
     return (
         f"Predicted timeline of {found.schedule.ranks} ranks: one bar for the kernels of each step, and below it the "
-        f"copies that the step needs, which run under the step before. The last rank is done after "
+        f"copies that the step needs, which run under earlier steps. The last rank is done after "
         f"{found.seconds * _MS:.3f} ms; a rank waits at most {exposed * _MS:.3f} ms for copies."
     )
 
