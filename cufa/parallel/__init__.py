@@ -27,6 +27,9 @@ long sequences hide that. Processes: start them with mpiexec or the like; `cufa 
 A rank that does not come to a call within the group's
 ``timeout`` is named in the RuntimeError of the others; one that stops within a call ends it by that time, without its
 name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need no GPU.
+
+On two H100s in one process (NOTES.md; forward and backward, of one GPU's rate) zigzag reached 94% with 16/16 heads and
+98% with 32/4, 88% with documents; ulysses 95%; decoding over 1M tokens took 1/1.92 of the time. Two processes: 76 to 88%.
 """
 
 from .attention import (

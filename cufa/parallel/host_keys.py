@@ -101,9 +101,9 @@ class _FromHost:
         self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
         for move in moves:
             for target, source, pitches, width, height in boxes(move.target, move.source):
-                self._cupy.cuda.runtime.memcpy2DAsync(
-                    target, pitches[0], source, pitches[1], width, height, _TO_DEVICE, self._stream.ptr
-                )
+                for i in range(height):
+                    at = target + i * pitches[0], source + i * pitches[1]
+                    self._cupy.cuda.runtime.memcpyAsync(*at, width, _TO_DEVICE, self._stream.ptr)
         return self._stream.record(), moves
 
     def finish(self, started: Any) -> None:

@@ -15,14 +15,6 @@ from .slices import Whole
 
 SCHEMES = ("auto", "heads", "ulysses", "zigzag", "allgather", "2d")
 
-_HEAD_GROUPS = 2
-"""Head groups of a rank whose inputs travel one after another: the next group's under the products of this one. More
-groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
-
-_TOKENS = 2000
-"""Tokens of a rank to which the attention of its own takes longer than their keys travel, by NVLink between H100s, with
-as many key/value heads as heads. (620 TFLOP/s over 397 GB/s are 1,561.)"""
-
 
 @functools.lru_cache(64)
 def make_schedule(
@@ -98,17 +90,13 @@ def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
     return list(itertools.pairwise(ends))
 
 
-def head_groups(kv_heads: int) -> list[int]:
-    """Key/value heads of a rank's head groups."""
-    parts = max(min(_HEAD_GROUPS, kv_heads), 1)
-    return [(i + 1) * kv_heads // parts - i * kv_heads // parts for i in range(parts)]
-
-
-def few_heads(heads: int, kv_heads: int, tokens: int) -> int:
-    """The least query heads, in whole query groups, whose attention takes as long as all keys of a rank travel; 0 if it
-    is more than half of them."""
-    kv = max(-(-_TOKENS * kv_heads * kv_heads // max(heads * tokens, 1)), 1)
-    return 0 if kv > kv_heads // 2 else kv * heads // kv_heads
+def head_groups(kv_heads: int, backward: bool) -> list[int]:
+    """Key/value heads of a rank's head groups, whose inputs travel one after another: the next group's under the
+    products of this one. Forward: a small group first, which is waited for, then the rest in two. Backward: two. More
+    groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
+    first = 0 if backward else min(max(kv_heads // 8, 1), kv_heads)
+    rest = kv_heads - first
+    return [x for x in (first, rest - rest // 2, rest // 2) if x > 0] or [0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,21 +112,12 @@ class _Maker:
     def ring(self, rank: int) -> list[Work]:
         """Zig-zag: the rank's own keys first, then those of the other ranks, one rank after another. Each segment comes
         straight from its owner. Backward: the own keys are computed in two halves of the heads, before and after the
-        others, so that the last gradients travel under the second half. Forward of two ranks: only some heads are
-        computed in two steps, under which the other heads' keys travel: those are computed at once, which needs no
-        running result."""
+        others, so that the last gradients travel under the second half."""
         ranks, own = self.queries.ranks, self.queries.segments(rank)
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
         if not self.backward:
-            few = few_heads(self.heads, self.kv_heads, self.keys.seqlen // 2)
-            if ranks != 2 or few == 0:
-                return [self.work(everything, own, [home, *others])]
-            all_keys = sorted([*home, *others[0]], key=lambda x: x.token)
-            return [
-                self.work((0, few), own, [home, others[0]]),
-                self.work((few, self.heads), own, [all_keys]),
-            ]
+            return [self.work(everything, own, [home, *others])]
         half = self.kv_heads // 2 * (self.heads // max(self.kv_heads, 1))
         if half == 0 or ranks == 1:
             return [self.work(everything, own, [home, *others])]
@@ -160,7 +139,9 @@ class _Maker:
         group = self.heads // max(self.kv_heads, 1)
         if begin % max(group, 1) or end % max(group, 1) or self.queries.ranks == 1:
             return [self.work((begin, end), queries, [keys])]
-        ends = itertools.accumulate(head_groups((end - begin) // group if group else 0), initial=0)
+        ends = itertools.accumulate(
+            head_groups((end - begin) // group if group else 0, self.backward), initial=0
+        )
         cuts = itertools.pairwise(begin + x * group for x in ends)
         return [self.work(x, queries, [keys]) for x in cuts]
 

@@ -10,7 +10,7 @@ from support import assert_attention, make_inputs
 import cufa
 import cufa.parallel as par
 from cufa import masks
-from cufa.parallel import compute, schemes
+from cufa.parallel import compute
 from cufa.problem.options import Options
 
 SEQLEN = 300
@@ -91,16 +91,6 @@ def test_ranks_together_compute_attention(mask, placement, scheme, ranks, option
     options = {"none": {}, "softcap": {"softcap": 3.0}, "alibi": {"alibi_slopes": RNG.random(4)}}
     options["sink"] = {"sink": RNG.standard_normal(4)}
     check(par.Group(virtual=ranks), placement, scheme, *operands(), mask=MASKS[mask], **options[option])
-
-
-@pytest.mark.parametrize("option", ["none", "sink", "softcap"])
-@pytest.mark.parametrize("mask", MASKS)
-def test_two_ranks_join_results_of_few_heads_only(mask, option, monkeypatch):
-    monkeypatch.setattr(schemes, "_TOKENS", 1)  # as of long sequences
-    schemes.make_schedule.cache_clear()
-    options = {"none": {}, "softcap": {"softcap": 3.0}, "sink": {"sink": RNG.standard_normal(4)}}[option]
-    check(par.Group(virtual=2), "zigzag", "zigzag", *operands(), mask=MASKS[mask], **options)
-    schemes.make_schedule.cache_clear()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (8, 1), (8, 2), (2, 2), (5, 5)])

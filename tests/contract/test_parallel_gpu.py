@@ -9,7 +9,6 @@ from support import assert_attention, make_inputs
 import cufa
 import cufa.parallel as par
 from cufa import masks
-from cufa.parallel import schemes
 
 pytestmark = pytest.mark.gpu
 
@@ -55,23 +54,6 @@ def test_ranks_together_compute_attention(group, placement, scheme, mask, dtype)
         for x, y in zip(found, expected, strict=True):
             x, y = (z.astype("float32").get() for z in (par.collect(x, group, placement), y))
             assert np.linalg.norm(x - y) < 0.01 * np.linalg.norm(y)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_two_ranks_join_results_of_few_heads_only(mask, monkeypatch):
-    import cupy
-
-    monkeypatch.setattr(schemes, "_TOKENS", 1)  # as of long sequences
-    schemes.make_schedule.cache_clear()
-    groups = [par.Group(virtual=2), *([par.Group([0, 1])] if cupy.cuda.runtime.getDeviceCount() > 1 else [])]
-    host = make_inputs(1, 6, 6, 1024, 1024, 64, "bfloat16")
-    for group in groups:
-        parts = [par.distribute(cupy.asarray(x), group, "zigzag") for x in host]
-        options = {"placement": "zigzag", "scheme": "zigzag", "mask": MASKS[mask], "return_lse": True}
-        found = par.flash_attention(*parts, group=group, **options)
-        whole = [par.collect(x, group, "zigzag").get() for x in found]
-        assert_attention(*whole, *host, mask=MASKS[mask])
-    schemes.make_schedule.cache_clear()
 
 
 def test_decoding_over_a_spread_cache(group):

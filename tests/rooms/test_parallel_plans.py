@@ -14,7 +14,7 @@ from cufa.cli import main
 from cufa.parallel import placement
 from cufa.parallel.placement import Segment
 from cufa.parallel.run import neighbours
-from cufa.parallel.schemes import few_heads, make_schedule
+from cufa.parallel.schemes import head_groups, make_schedule
 from cufa.parallel.slices import Whole
 
 SIZES = 64, 64
@@ -48,21 +48,6 @@ def test_zigzag_is_even_under_a_causal_mask(ranks):
         (work,) = works
         assert [len(step.calls) for step in work.steps] == [1] * ranks
         assert [str(step.calls[0].mask) for step in work.steps[1:]] == ["full"] * (ranks - 1)
-
-
-def test_two_ranks_join_results_of_few_heads_only():
-    """The keys of all others travel under the few, and are seen by one call a run of queries."""
-    found = schedule(masks.causal(), 2, seqlen=32768, heads=(16, 16))
-    for rank, works in enumerate(found.works):
-        few, others = works
-        assert few.heads == (0, 2) and [len(step.calls) for step in few.steps] == [1, 1]
-        (step,) = others.steps
-        assert others.heads == (2, 16) and all(call.plain for call in step.calls)
-        assert len(step.calls) == [2, 1][rank]
-    assert few_heads(32, 4, 16384) == 8 and few_heads(16, 16, 4096) == 8
-    assert (
-        few_heads(16, 16, 2048) == few_heads(8, 1, 1 << 20) == few_heads(0, 0, 9) == few_heads(2, 2, 0) == 0
-    )
 
 
 def test_hidden_keys_do_not_travel():
@@ -141,3 +126,10 @@ def test_segments_that_follow_one_another_in_a_part_travel_together():
     assert neighbours([first, last]) == [Segment(0, 0, 0, 8)]
     for apart in (first.cut(0, 3), Segment(1, 0, 0, 4)):
         assert neighbours([apart, last]) == [apart, last]
+
+
+def test_head_groups_hold_all_heads():
+    assert head_groups(8, False) == [1, 4, 3] and head_groups(8, True) == [4, 4]
+    for kv_heads in range(20):
+        for backward in (False, True):
+            assert sum(head_groups(kv_heads, backward)) == kv_heads
