@@ -24,12 +24,13 @@ travel once, and are added in float32.
 
 A host without peer access: the driver copies through host memory, one copy for each run of neighbouring bytes; only
 long sequences hide that. Processes: start them with mpiexec or the like; `cufa parallel bench` starts its own, to try.
-A rank that does not come to a call within the group's
-``timeout`` is named in the RuntimeError of the others; one that stops within a call ends it by that time, without its
-name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need no GPU.
+A rank that does not come to a call within the group's ``timeout`` is named in the RuntimeError of the others; one that
+stops within a call ends it by that time, without its name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need
+no GPU.
 
-On two H100s in one process (NOTES.md; forward and backward, of one GPU's rate) zigzag reached 94% with 16/16 heads and
-98% with 32/4, 88% with documents; ulysses 95%; decoding over 1M tokens took 1/1.92 of the time. Two processes: 76 to 88%.
+On two H100s in one process (NOTES.md; forward and backward together, of one GPU's rate) zigzag reached 94% with 16/16
+heads, 98% with 32/4, 88% with documents; ulysses 95%. Decoding over 1M cached tokens was 1.92 times as fast as on one.
+In two processes (NCCL) zigzag's forward reached 76%, its backward 79%.
 """
 
 from .attention import (
