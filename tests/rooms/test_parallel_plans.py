@@ -130,6 +130,4 @@ def test_segments_that_follow_one_another_in_a_part_travel_together():
 
 def test_head_groups_hold_all_heads():
     assert head_groups(8, False) == [1, 4, 3] and head_groups(8, True) == [4, 4]
-    for kv_heads in range(20):
-        for backward in (False, True):
-            assert sum(head_groups(kv_heads, backward)) == kv_heads
+    assert all(sum(head_groups(n, backward)) == n for n in range(20) for backward in (False, True))
