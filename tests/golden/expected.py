@@ -64,8 +64,9 @@ def _approximation(function, x: np.ndarray, relative: float, absolute: float = 0
     with np.errstate(all="ignore"):
         exact = function(_flushed(x).astype(np.float64))
         values = _flushed(exact.astype(np.float32))
+        tolerance, tiny = np.abs(exact) * relative + absolute, np.finfo(np.float32).tiny
         # Around the smallest normal number a rounding decides whether the result is flushed.
-        tolerance = np.abs(exact) * relative + absolute + np.finfo(np.float32).tiny
+        tolerance += np.where(np.abs(np.abs(exact) - tiny) <= 4 * relative * tiny, tiny, 0)
     return Expected(values, np.where(np.isfinite(values), tolerance, 0))
 
 
