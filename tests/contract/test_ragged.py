@@ -25,7 +25,7 @@ from cufa.problem.lengths import Packed
 from cufa.run.emulate.calls import EmulationError, Execution, run_plan
 
 RAGGED = ("packed", "padded")
-#: Those of e4m3: test_float8.py, test_float8_gpu.py, test_emulate_fp8.py.
+#: Those of e4m3: test_float8.py, test_float8_kernels.py.
 FORWARD, BACKWARD = (
     [
         x

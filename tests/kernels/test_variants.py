@@ -134,7 +134,7 @@ OFFERED = {("auto", dtype, precision) for dtype, choices in PRECISIONS.items() f
     (spec.algorithm, dtype, precision)
     for spec in FORWARD.values()
     for dtype in spec.dtypes
-    for precision in PRECISIONS.get(dtype, ())  # inputs of e4m3 have scales: test_emulate_fp8.py
+    for precision in PRECISIONS.get(dtype, ())  # inputs of e4m3 have scales: test_float8_kernels.py
     if precision in spec.precisions
 }
 

@@ -241,7 +241,7 @@ def variants(backend: Backend, operation: str = "forward") -> list[Variant]:
         (backend, spec, dtype, None if precision == "native" else precision)
         for spec in kernels
         for dtype in spec.dtypes
-        if dtype != "float8_e4m3"  # test_float8.py, test_float8_gpu.py, test_emulate_fp8.py
+        if dtype != "float8_e4m3"  # test_float8.py, test_float8_kernels.py
         for precision in spec.precisions
         if (precision == "native") == (dtype != "float32")
     ]
