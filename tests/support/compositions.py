@@ -195,7 +195,8 @@ def compare(it: Composition, forward: Callable[..., Any], backward: Callable[...
     wrong = _far(it, "out", out, exact[0]) or _far(it, "lse", lse, exact[1], 0.2)
     names = ("dq", "dk", "dv", *["dsink"] * it.build.sink, *it.gradients)
     for name, x, y in zip(names, backward(it, out, lse), expected, strict=True):
-        wrong = wrong or _far(it, name, x, y, 1.0 if name in ("dq", "dk", "dv") else 4.0)
+        # Sums over all scores: those of a row, whose exact sum is 0, may meet in one element.
+        wrong = wrong or _far(it, name, x, y, 1.0 if name in ("dq", "dk", "dv") else 16.0)
     return wrong
 
 
