@@ -12,6 +12,7 @@ from .compiler import FOLDER, cubin_name, trace_constants, translation_unit
 from .score_text import score_text
 from .static_compile import compile_text
 
+
 def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
     """Compile the kernel of a plan without a GPU, and return the cubin file: programs that need it do not compile.
 
@@ -26,7 +27,9 @@ def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
     if plan.device is None:
         raise ValueError("this plan is for the CPU, where nothing is compiled: name a GPU, such as sm_90")
     constants = {**plan.constants, **trace_constants(False)}
-    unit = translation_unit(plan.spec.source_of(plan.config), constants, score_text(plan.problem, plan.spec.folds_score_scale))
+    unit = translation_unit(
+        plan.spec.source_of(plan.config), constants, score_text(plan.problem, plan.spec.folds_score_scale)
+    )
     target = own_folder(FOLDER) if folder is None else Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     file = target / cubin_name(plan.spec.name, unit, plan.device.arch.nvrtc_name)

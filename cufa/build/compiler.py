@@ -17,7 +17,6 @@ from pathlib import Path
 from ..cache import cache_dir, own_folder
 from ..kernels.params import SOURCE_DIR as SOURCE_DIR
 
-
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 _INSIDE_HEADER = "shared/phases.cuh"
@@ -103,8 +102,8 @@ def trace_constants(trace: bool, inside: bool = False) -> dict[str, int | bool]:
 
 
 def translation_unit(source: str, constants: Mapping[str, int | bool], score: str = "") -> str:
-    """The text given to NVRTC: the choices of a build, a score function (:func:`~cufa.build.score_text.score_text`), then
-    an include of the kernel, so that diagnostics keep the kernel's own file and line.
+    """The text given to NVRTC: the choices of a build, a score function (:func:`~cufa.build.score_text.score_text`),
+    then an include of the kernel, so that diagnostics keep the kernel's own file and line.
 
     The choices are the kernel's ``config.cuh`` with the values of this build; a kernel without that file (a probe) gets
     one ``constexpr`` line for each constant. Raises KeyError for a choice that ``constants`` has no value for.
@@ -204,16 +203,16 @@ FOLDER = "kernels"
 
 
 def cubin_name(name: str, unit: str, nvrtc_arch: str) -> str:
-    """The file of a translation unit, named after a digest of all that NVRTC is given: a changed kernel is compiled anew.
-    The folder of the headers is left out: the unit has a digest of their text."""
+    """The file of a translation unit, named after a digest of all that NVRTC is given: a changed kernel is compiled
+    anew. The folder of the headers is left out: the unit has a digest of their text."""
     options = nvrtc_options(nvrtc_arch, Path("cuda_src"))
     digest = hashlib.sha256("\0".join((unit, *options)).encode()).hexdigest()[:24]
     return f"{name}-{nvrtc_arch}-{digest}.cubin"
 
 
 def find_compiled(name: str, unit: str, nvrtc_arch: str) -> Path | None:
-    """The file that :func:`cufa.build.ahead.compile` left in the cache for a translation unit; None if there is none, or
-    if others may have put it there."""
+    """The file that :func:`cufa.build.ahead.compile` left in the cache for a translation unit; None if there is none,
+    or if others may have put it there."""
     file = cache_dir() / FOLDER / cubin_name(name, unit, nvrtc_arch)
     try:
         return own_folder(FOLDER) / file.name if file.is_file() else None

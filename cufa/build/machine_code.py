@@ -114,8 +114,8 @@ class Code:
 
     @functools.cached_property
     def product_loops(self) -> list[Loop]:
-        """Loops with products outside of their inner loops: in an attention kernel the loops over tiles, and the loop over
-        work items around them."""
+        """Loops with products outside of their inner loops: in an attention kernel the loops over tiles, and the loop
+        over work items around them."""
         found = {self._innermost(n) for n, i in enumerate(self.instructions) if i.kind == "tensor"}
         return sorted(filter(None, found), key=lambda loop: loop.head)
 

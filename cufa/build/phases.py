@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .compiler import SOURCE_DIR
 from ..kernels.params import TRACE_RECORD, numpy_struct
+from .compiler import SOURCE_DIR
 
 _HEADER, _LOG_HEADER = "shared/phases.cuh", "shared/phase_log.cuh"
 _TEXT = (SOURCE_DIR / _HEADER).read_text(encoding="utf-8")
@@ -215,10 +215,14 @@ def mistakes(logs: Logs) -> list[str]:
     """Errors and omissions in the logs of a kernel, one sentence each."""
     found = []
     if logs.refused:
-        found.append(f"{logs.refused} warps kept no log, because all logs were taken: their phases are missing")
+        found.append(
+            f"{logs.refused} warps kept no log, because all logs were taken: their phases are missing"
+        )
     if logs.lost:
         full = int((logs.heads["stamps"] > [len(x) for x in logs.stamps]).sum())
-        found.append(f"{logs.lost} stamps were lost, because {full} logs were full: the end of these logs is missing")
+        found.append(
+            f"{logs.lost} stamps were lost, because {full} logs were full: the end of these logs is missing"
+        )
     for index, (head, stamps) in enumerate(zip(logs.heads, logs.stamps, strict=True)):
         name = f"block {head['thread_block']} warp {head['warp']}"
         if not head["stamps"]:

@@ -40,8 +40,8 @@ _SPLIT = re.compile(r"setmaxnreg\.(?:inc|dec)\S*\s+(\d+)")
 
 
 def register_splits(text: str) -> dict[str, tuple[int, ...]]:
-    """By entry: the registers per thread that its warpgroups set at their begin (``setmaxnreg``), ascending; empty if none
-    sets any."""
+    """By entry: the registers per thread that its warpgroups set at their begin (``setmaxnreg``), ascending; empty if
+    none sets any."""
     return {name: tuple(sorted({int(n) for n in _SPLIT.findall(body)})) for name, body in _bodies(text)}
 
 

@@ -1,11 +1,11 @@
 """A problem's score function printed as CUDA: ``struct ScoreFunction`` of cuda_src/shared/score_function.cuh.
 
-Terms that depend on neither query nor key are members of the function, those of the query alone of its Row, those of the
-key alone of its Column: kernels compute each once per tile. What depends on both, or on the score, is computed for each
-score. Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give the product
-``x`` of query and key. If a kernel has registers for it (:attr:`cufa.kernels.base.Kernel.folds_score_scale`), the softmax
-scale becomes part of a constant that the score is multiplied by, and factors of a hyperbolic tangent part of the tangent.
-"""
+Terms that depend on neither query nor key are members of the function, those of the query alone of its Row, those of
+the key alone of its Column: kernels compute each once per tile. What depends on both, or on the score, is computed for
+each score. Integers that only become floats are computed as floats, which hold them exactly below 2^24. Kernels give
+the product ``x`` of query and key. If a kernel has registers for it
+(:attr:`cufa.kernels.base.Kernel.folds_score_scale`), the softmax scale becomes part of a constant that the score is
+multiplied by, and factors of a hyperbolic tangent part of the tangent."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def change_text(
 
 
 @functools.lru_cache(64)
-def _text(
-    change: ScoreChange, folds: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int
-) -> str:
+def _text(change: ScoreChange, folds: bool, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> str:
     e = change.differentiated
     found = change.bounds(batch, heads, seqlen_q + _PADDING, seqlen_k + _PADDING, e)
     return _Printer(change, with_floats(e, found), (batch, heads), folds).text()
@@ -116,7 +114,11 @@ def with_floats(e: Expression, found: dict[int, Bounds]) -> Expression:
         op, kind, *args = e.code[place]
         if kind == INT and op == "where":
             return t.where(new[args[0]], as_float(args[1]), as_float(args[2]))
-        if kind == INT and op in ("add", "sub", "mul", "min", "max", "neg", "abs") and all(map(is_exact, (place, *args))):
+        if (
+            kind == INT
+            and op in ("add", "sub", "mul", "min", "max", "neg", "abs")
+            and all(map(is_exact, (place, *args)))
+        ):
             parts = [as_float(x) for x in args]
             return t.unary(op, *parts) if len(parts) == 1 else t.binary(op, *parts)
         return t.as_float(new[place])
@@ -184,10 +186,16 @@ class _Printer:
         if op == "where":
             return self.put(type, "{} ? {} : {}", *x)
         if op in ("neg", "not", "bitnot"):
-            return self.put(type, f"{dict(neg='-', bitnot='~').get(op, '!')}{{}}", *x)
+            return self.put(type, f"{ {'neg': '-', 'bitnot': '~'}.get(op, '!') }{{}}", *x)
         if op in ("min", "max") and kind == FLOAT:
             op = f"f{op}f"
-        names = {"abs": "fabsf" if kind == FLOAT else "score_abs", "min": "min", "max": "max", "float": "float", "int": "int"}
+        names = {
+            "abs": "fabsf" if kind == FLOAT else "score_abs",
+            "min": "min",
+            "max": "max",
+            "float": "float",
+            "int": "int",
+        }
         name = op if op in ("fminf", "fmaxf") else names.get(op, f"score_{op}")
         return self.put(type, f"{name}({', '.join(['{}'] * len(x))})", *x)
 
@@ -270,7 +278,9 @@ class _Printer:
     def text(self) -> str:
         self.members: dict[int, list[int]] = {UNIFORM: [], ROW: [], COLUMN: []}
         needed = self._needed([self.results[0]])
-        of_scores = [*dict.fromkeys(self.tanh[n] for n in needed if n in self.tanh and self._level(n) & SCORE)]
+        of_scores = [
+            *dict.fromkeys(self.tanh[n] for n in needed if n in self.tanh and self._level(n) & SCORE)
+        ]
         unit = of_scores[0][1] if len(of_scores) == 1 else "1.0f"
         greatest: str | int = "0.0f"
         for of, scale in of_scores:
@@ -281,7 +291,9 @@ class _Printer:
         uniform, row, column = (self.members[level] for level in (UNIFORM, ROW, COLUMN))
         slope, weights = self.results[1], self.results[2:]
         reads = any(self._level(x) & SCORE for x in weights)
-        arguments = "[[maybe_unused]] float x, [[maybe_unused]] const Row& r, [[maybe_unused]] const Column& c"
+        arguments = (
+            "[[maybe_unused]] float x, [[maybe_unused]] const Row& r, [[maybe_unused]] const Column& c"
+        )
         lines = [
             '#include "shared/score_language.cuh"',
             "#define CUFA_SCORE",
@@ -308,7 +320,9 @@ class _Printer:
             "  }",
             f"  DEVICE float unit() const {{ return {unit}; }}",
             *self._section("Row row([[maybe_unused]] int i, [[maybe_unused]] float i_float)", ROW, row),
-            *self._section("Column column([[maybe_unused]] int j, [[maybe_unused]] float j_float)", COLUMN, column),
+            *self._section(
+                "Column column([[maybe_unused]] int j, [[maybe_unused]] float j_float)", COLUMN, column
+            ),
             "  template <bool SMALL>",
             *self._function("float", f"value({arguments})", self.results[0]),
             "  template <bool SMALL>",
@@ -319,7 +333,9 @@ class _Printer:
             lines += self._function("float", f"weight(Size<{n}>, {arguments})", weight)
             lines += self._function("int", f"place(Size<{n}>, {arguments.partition(', ')[2]})", target)
             array = self.arrays_of_targets[n]
-            lines.append(f"  static DEVICE float* target(const Params& p, Size<{n}>) {{ return p.dscore{array}; }}")
+            lines.append(
+                f"  static DEVICE float* target(const Params& p, Size<{n}>) {{ return p.dscore{array}; }}"
+            )
         if not self.targets:
             lines.append(_WITHOUT_GRADIENTS)
         return "\n".join([*lines, "};"]) + "\n"

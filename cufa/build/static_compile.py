@@ -33,6 +33,7 @@ _WARNING = re.compile(r": warning #|^ptxas warning")
 #: will be ignored". Each one changes the kernel against its author's intent.
 _PTXAS_TROUBLE = re.compile(r"\b(ignored|serialized)\b|^ptxas (warning|error|fatal)", re.IGNORECASE)
 
+
 class MissingCompilerError(RuntimeError):
     """NVRTC, or the Python package that calls it, is not installed."""
 
@@ -123,8 +124,8 @@ def compile_text(
 
 
 def check_report(report: CompileReport, *, spills_up_to: float = 0) -> tuple[str, ...]:
-    """Findings that must not ship, one sentence each: spill stores of more than ``spills_up_to`` bytes per thread, local
-    memory, and instructions that ptxas ignores or serialises, with or without a message."""
+    """Findings that must not ship, one sentence each: spill stores of more than ``spills_up_to`` bytes per thread,
+    local memory, and instructions that ptxas ignores or serialises, with or without a message."""
     findings = []
     for e in report.entries:
         if e.spill_store_bytes or e.spill_load_bytes:
@@ -150,8 +151,8 @@ def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
     all that are asked for at a time; where registers do not suffice, ptxas has one for each, and waits for each."""
     products = fences = 0
     for code in _executable(cubin):
-        # An instruction has 16 bytes; its lowest 12 bits are the opcode. HGMMA has two opcodes: A in shared memory, or in
-        # registers. In WARPGROUP instructions bit 47 means a wait for products (WARPGROUP.DEPBAR).
+        # An instruction has 16 bytes; its lowest 12 bits are the opcode. HGMMA has two opcodes: A in shared memory, or
+        # in registers. In WARPGROUP instructions bit 47 means a wait for products (WARPGROUP.DEPBAR).
         words = np.frombuffer(code, dtype="<u8")[::2]
         products += int(np.isin(words & 0xFFF, (0x9F0, 0xDF0)).sum())
         fences += int((words & (1 << 47 | 0xFFF) == 0x9C5).sum())

@@ -13,10 +13,10 @@ import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from ..gpu.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
-from ..plan.operation import OPERATIONS
-from ..problem.problem import Problem
 from ..kernels import KERNELS, Kernel, Launch, TileConfig
 from ..kernels.support import refusal
+from ..plan.operation import OPERATIONS
+from ..problem.problem import Problem
 from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
@@ -168,7 +168,8 @@ def _configs(spec: Kernel, arch: Architecture, head_dim: int) -> Iterator[Varian
 
 
 def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]:
-    """Configs that no standard head dim reaches, at their smallest head dim, on the first architecture where they fit."""
+    """Configs that no standard head dim reaches, at their smallest head dim, on the first architecture where they
+    fit."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
     for config in (c for c in spec.configs + spec.split_configs if c not in reached):
@@ -183,7 +184,9 @@ def _left_out(spec: Kernel, served: Sequence[Architecture]) -> Iterator[Variant]
 def _served(spec: Kernel, config: TileConfig, head_dim: int) -> tuple[Problem, ...]:
     """Not every problem's keys are split, and not all tiles serve every problem."""
     split = config in spec.split_configs
-    return tuple(p for p in _problems(spec, head_dim) if refusal(spec, p, config=config, split_keys=split) is None)
+    return tuple(
+        p for p in _problems(spec, head_dim) if refusal(spec, p, config=config, split_keys=split) is None
+    )
 
 
 def _other_branches(spec: Kernel, arch: Architecture) -> Iterator[Variant]:
