@@ -150,6 +150,9 @@ def unproven(kernel: Kernel, problem: Problem) -> str | None:
     if problem.deterministic and (kind or problem.score is not None):
         other = _IRREGULAR_MASKS.get(kind, kind) or _OPTIONS["score"]
         return f"has not run on a GPU with a fixed order and {other}: pass algorithm={kernel.algorithm!r}"
+    if kernel.name == "fa2_backward" and problem.score is not None and kind == "sets":
+        other = f"{_OPTIONS['score']} and {_IRREGULAR_MASKS[kind]}"
+        return f"has not run on a GPU with {other} since it was mended: pass algorithm='fa2'"
     return None
 
 

@@ -12,11 +12,8 @@ from cufa import masks
 RNG = np.random.default_rng(2)
 RUNS = np.sort(RNG.integers(0, 100, (1, 1, 130, 2)), axis=-1).astype(np.int32)
 SCORE = cufa.score(lambda s, b, h, i, j: s + 150.0)
-NOT_YET = pytest.mark.xfail(
-    strict=True, reason="the mend changes a build that auto picks and has not run on a GPU"
-)
 CASES = [
-    pytest.param("fa2", masks.prefix(9), marks=NOT_YET),
+    ("fa2", masks.prefix(9)),
     ("fa2", masks.from_flashmask(RUNS, causal=True)),
     ("fa3", masks.prefix(9)),
     ("fa3", masks.from_flashmask(RUNS, causal=True)),
