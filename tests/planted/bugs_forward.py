@@ -23,19 +23,20 @@ CAUSAL_FA2 = partial(forward, "fa2", "float16", None, 64, mask=Band(right=0), le
 MASKED, RAGGED = partial(listing, shown="documents both ways"), partial(listing, shown="packed")
 
 #: A running maximum that differs between lanes, or grows further than float16 holds.
-SLACK = "24 bits of slack, where float16 ends at 65,504", "int SLACK = 8", "int SLACK = 24", "wrong"
+SLACK = "24 bits of slack, where float16 ends at 65,504", "INVARIANT ? 0 : 8", "INVARIANT ? 0 : 24", "wrong"
 VOTES = "if (!warp_any(grown)) return false;\n#pragma unroll\n    for (int r = 0; r < ROWS; ++r) m_lane"
 
 # fmt: off
 SOFTMAX = [
     *of(steep_decoding, "decode/tile.cuh",
-        (SLACK[0], "INVARIANT ? 0 : 8", "INVARIANT ? 0 : 24", "wrong", {"kernel": "decode_split_tma"}),
+        (*SLACK, {"kernel": "decode_split_tma"}),
     ),
     *of(below_zero, "forward/fa3/integer_maxima.cuh",
         ("maxima below zero taken for integers that grow", " || softmax.m_scaled[r] < -SLACK", "", "wrong"),
     ),
+    *of(partial(steep, "fa2"), "forward/fa2/kernel.cu", (*SLACK, {"scale": 0.5})),
+    *of(partial(steep, "fa3"), "forward/fa3/consumer.cuh", (*SLACK, {"scale": 0.5})),
     *(bug for algorithm in ("fa2", "fa3") for bug in of(partial(steep, algorithm), "shared/softmax.cuh",
-        (*SLACK, {"scale": 0.5}),
         ("maxima of lanes for those of rows", "m_lane[r] = quad_max(m_lane[r]);", ";", "wrong"),
         ("the maximum of the last row alone", "grown |= m_lane[r]", "grown = m_lane[r]", "wrong"),
         ("a maximum that one lane raises alone", VOTES, VOTES.replace("warp_any(grown)", "grown"), "divergence"),

@@ -32,6 +32,7 @@ PICTURED = {
     "shared_question": masks.shared_question(30, [90, 40], seqlen=210),
     "columns": masks.columns(*_rng.integers(-5, 130, (4, 2, 3, 210)), window=(90, 4)),
     "from_flashmask": masks.from_flashmask(_rng.integers(0, 130, (1, 3, 210, 2)), causal=True),
+    "where": masks.where(lambda b, h, i, j: (i // 8 + j // 8) % 3 > 0, within=masks.window(90, 4)),
     "from_dense": masks.from_dense(_rng.random((1, 210)) > 0.5),
 }  # fmt: skip
 
