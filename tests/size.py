@@ -40,18 +40,18 @@ ADDED = {
 """Lines by which later capabilities raise the budgets of the product and of cufa."""
 RECORDED = "cufa/records"
 CEILINGS = {
-    "lines of the product": 75_300,
-    "lines of cufa": 36_000,
-    "lines of tests": 44_952,
+    "lines of the product": 75_055,
+    "lines of cufa": 35_865,
+    "lines of tests": 44_955,
     "lines of forward/fa3/kernel.cu with its includes": 4_279,
-    "lines of forward/fa2/kernel.cu with its includes": 3_072,
-    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_890,
-    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_904,
-    "lines of backward/fa3_pair/kernel.cu with its includes": 4_577,
-    "lines of backward/fa2/kernel.cu with its includes": 3_700,
-    "lines of backward/fa2_f32/kernel.cu with its includes": 3_235,
-    "lines of decode/split.cu with its includes": 3_533,
-    "lines of decode/balanced.cu with its includes": 3_525,
+    "lines of forward/fa2/kernel.cu with its includes": 3_071,
+    "lines of backward/fa3_narrow64/kernel.cu with its includes": 4_889,
+    "lines of backward/fa3_narrow128/kernel.cu with its includes": 4_903,
+    "lines of backward/fa3_pair/kernel.cu with its includes": 4_576,
+    "lines of backward/fa2/kernel.cu with its includes": 3_698,
+    "lines of backward/fa2_f32/kernel.cu with its includes": 3_234,
+    "lines of decode/split.cu with its includes": 3_532,
+    "lines of decode/balanced.cu with its includes": 3_524,
 }
 """By what is measured."""
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
