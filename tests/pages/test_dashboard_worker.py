@@ -196,7 +196,7 @@ def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> 
     assert "died" in run.message
     assert run.rows[:2] == before.rows[:2]  # nothing recorded is lost
     assert wait_for(store, following, over).status is Status.DONE
-    wait_for(Store(store.root), killed, lambda run: "SIGKILL" in run.message)  # once the server has its exit status
+    wait_for(Store(store.root), killed, lambda run: "SIGKILL" in run.message)
     assert worker_pid(store, "cpu") != pid
 
 
