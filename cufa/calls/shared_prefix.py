@@ -16,7 +16,7 @@ from ..problem.checks import as_array, is_device_array
 from .merge import merge_attention_states
 from .shapes import LAYOUTS, check_layout
 
-#: Options of the call over a prefix: those that change scores, and those by which the cache is read.
+#: Options of the call over a prefix: options that change scores, and options that say how the cache is read.
 _OF_PREFIX = ("k_scale", "v_scale", "softcap", "scale", "device")
 _REFUSED = ("window", "mask", "alibi_slopes", "softmax_max", "key_norms", "score", "bias")
 

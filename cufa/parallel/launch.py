@@ -72,7 +72,7 @@ def _send(pipe: Any, going: queue.SimpleQueue[Any]) -> None:
 
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: float = 600.0) -> list[Any]:
     """``function(Pipes, *arguments)`` in a new process for each rank: a function of a module. Returns each result, or a
-    RuntimeError with the text of its error. A process that returns nothing ``within`` so many seconds is ended."""
+    RuntimeError with the text of its error. A process that returns nothing for ``within`` seconds is ended."""
     context = multiprocessing.get_context("spawn")
     pipes: list[dict[int, Any]] = [{} for _ in range(ranks)]
     for one, other in itertools.combinations(range(ranks), 2):

@@ -161,7 +161,7 @@ def run_of(rank: int, segments: Sequence[Segment]) -> int | None:
 
 
 def neighbours(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, of which those that follow one another in a part are one: they travel together."""
+    """The segments; adjacent segments of one part are joined and travel in one copy."""
     found: list[Segment] = []
     for x in segments:
         if found and found[-1].rank == x.rank and found[-1].row + found[-1].length == x.row:

@@ -103,7 +103,7 @@ def _add_bias(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Any) -> Any:
 
 
 def named_arrays(arrays: Mapping[str, Any], what: str = "a score function") -> dict[str, Any]:
-    """As NumPy or CuPy arrays. Raises TypeError or ValueError for those that no kernel reads."""
+    """As NumPy or CuPy arrays. Raises TypeError or ValueError for an array that no kernel reads."""
     for name in arrays:
         if name in RESERVED:
             raise ValueError(

@@ -30,7 +30,8 @@ def test_the_generator_is_philox():
 
 
 def test_a_byte_of_a_call_for_each_score():
-    """As shared/dropout.cuh says: a call serves neighbouring queries and those 8 after them, times keys likewise."""
+    """As shared/dropout.cuh says: a call serves two neighbouring queries and the two that are 8 further on, each with
+    four keys at the same distances."""
     kept = cufa.dropout_mask((2, 3, 40, 50), 0.4, seed=SEED)
     for b, h, i, j in RNG.integers(0, [2, 3, 40, 50], (200, 4)):
         call = counters(j // 16 * 4 + j % 8 // 2, i // 16 * 4 + i % 8 // 2, 3 * b + h, 77)
