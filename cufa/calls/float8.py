@@ -4,13 +4,12 @@ them."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from ..plan.operation import OPERATIONS, Operand
+from ..plan.operation import OPERATIONS, SCALES, Operand
 from ..problem import float8
 from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.lengths import Packed
@@ -22,14 +21,6 @@ from .quantize import QuantizedValues
 from .warm import find
 
 _OUT_DTYPES = ("bfloat16", "float16", "float32")
-
-
-@functools.cache
-def _beside_scales(operation: str) -> tuple[int, int]:
-    """Numbers of operands before and after the three scales."""
-    names = [x.name for x in OPERATIONS[operation].all_operands]
-    before = names.index("q_scale")
-    return before, len(names) - before - 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +75,9 @@ class Float8Call(ForwardCall):
                     f"cufa.quantize(..., role={name!r}) returns, or {name}_scale=1.0"
                 )
         scales = [np.asarray(x) if isinstance(x, (int, float, np.number)) else x for x in scales]
-        call = cls.read(cls.operands((q, k, v, *others), scales), wanted, options)
+        operands = OPERATIONS[cls.name].placed((q, k, v, *others), SCALES[0].name, scales)
+        call = cls.read(operands, wanted, options)
         return dataclasses.replace(call, out_dtype=out_dtype, values=values)
-
-    @classmethod
-    def operands(cls, given: Sequence[Any], scales: Sequence[Any]) -> tuple[Any, ...]:
-        """All operands of the operation: the first ones are ``given``, the scales stand at their places; else None."""
-        before, after = _beside_scales(cls.name)
-        return (*given, *(None,) * (before - len(given)), *scales, *(None,) * after)
 
     @classmethod
     def warm_result(
@@ -111,8 +97,9 @@ class Float8Call(ForwardCall):
             scales = (*scales[:2], v.scale if scales[2] is None else scales[2])
             v = v.data
         options = (*options, "e4m3", form, out_dtype, accumulate, type(accumulate))
-        arrays = cls.operands((q, k, v, *others), scales)
-        seen, _, addresses = find(OPERATIONS[cls.name], arrays, options)
+        operation = OPERATIONS[cls.name]
+        arrays = operation.placed((q, k, v, *others), SCALES[0].name, scales)
+        seen, _, addresses = find(operation, arrays, options)
         return None if seen is None else seen(arrays, addresses), options
 
     def shape_of(self, name: str) -> tuple[int, ...]:

@@ -16,17 +16,12 @@ def with_score(operation: Operation, given: Sequence[Any], score: Score | None) 
     """The operands ``given``, in the operation's order, followed by the score function's arrays."""
     if score is None:
         return tuple(given)
-    place = operation.all_operands.index(SCORE_ARRAYS[0])
-    missing = (None,) * (place - len(given))
-    return (*given[:place], *missing, *score.arrays.values(), *given[place + len(score.arrays) :])
+    return operation.placed(given, SCORE_ARRAYS[0].name, [*score.arrays.values()])
 
 
 def with_seed(operation: Operation, given: Sequence[Any], seed: Any) -> tuple[Any, ...]:
     """The operands ``given``, followed by the seed if there is one."""
-    if seed is None:
-        return tuple(given)
-    place = operation.all_operands.index(SEED)
-    return (*given, *(None,) * (place - len(given)), seed)
+    return tuple(given) if seed is None else operation.placed(given, SEED.name, [seed])
 
 
 def refuse_score(score: Score | None, q: Any, dropped: int) -> None:

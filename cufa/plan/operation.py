@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Kernel, Split, TileConfig
@@ -200,6 +200,18 @@ class Operation:
         pointer in the structure."""
         optional = enumerate(self.optional_operands, len(self.operands))
         return [(place, params.offset(x.field)) for place, x in optional if x.field in params.names]
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """Of each operand among all operands, by name."""
+        return {x.name: place for place, x in enumerate(self.all_operands)}
+
+    def placed(self, given: Sequence[Any], first: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The operands ``given``, in order, with ``arrays`` for the operand ``first`` and those behind it. None stands
+        for operands between the two."""
+        place = self.places[first]
+        missing = (None,) * (place - len(given))
+        return (*given[:place], *missing, *arrays, *given[place + len(arrays) :])
 
     def operand(self, name: str) -> Operand:
         return next(x for x in self.all_operands if x.name == name)
