@@ -31,11 +31,12 @@ class Whole:
     def of(cls, mask: Mask, seqlen_q: int, seqlen_k: int, alibi: bool = False) -> Whole:
         """Chunks and global tokens become runs of rows: a part of them is no mask of the same kind. Raises ValueError
         for masks that are no runs either."""
+        given = mask
         if not isinstance(mask, (Band, Columns)):
             mask = mask.for_kernels(seqlen_q, seqlen_k)
         if not isinstance(mask, (Band, Columns)):
             raise ValueError(
-                f"mask={mask}: several ranks take bands, and masks that hide a key from at most two runs of queries; "
+                f"mask={given}: several ranks take bands, and masks that hide a key from at most two runs of queries; "
                 "cufa.flash_attention on one GPU takes this one"
             )
         if isinstance(mask, Band) and not _is_0(mask.global_tokens):

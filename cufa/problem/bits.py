@@ -58,7 +58,6 @@ class Bits(Mask):
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(seqlen_q, seqlen_k) of the calls that the mask fits."""
         return self.by_row.shape[2], self.keys
 
     def at(self, batch: int, head: int) -> Bits:
@@ -76,13 +75,10 @@ class Bits(Mask):
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         return None, None
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
-        exists = (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q)
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
         row, key = np.clip(row, 0, seqlen_q - 1), np.clip(key, 0, seqlen_k - 1)
         words: npt.NDArray[np.int32] = self.by_row.values[0, 0][row, key // WORD]
-        seen: Bools = exists & (words >> (key % WORD).astype(np.int32) & 1).astype(bool)
-        return seen
+        return (words >> (key % WORD).astype(np.int32) & 1).astype(bool)
 
     # --- Which matrices there are -------------------------------------------------------------------------
 
@@ -90,15 +86,6 @@ class Bits(Mask):
     def spread(self) -> tuple[int, int]:
         batch, heads, *_ = self.by_row.shape
         return batch, heads
-
-    def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
-        if self.matrix != (seqlen_q, seqlen_k):
-            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
-            rows, keys = self.matrix
-            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
-        return super().misfit(batch, kv_heads, seqlen_q, seqlen_k)
 
     @property
     def known(self) -> bool:

@@ -53,12 +53,11 @@ class Columns(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return self.band.shift(seqlen_q, seqlen_k)
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
-        place = np.asarray(rows, np.int64)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
-        exists = np.clip(keys, 0, seqlen_k - 1)  # keys outside are not in `seen`
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
+        seen = self.band._visible(row, key, seqlen_q, seqlen_k)
+        place, key = row + shift_of(self.rows, seqlen_q, seqlen_k), np.clip(key, 0, seqlen_k - 1)
         for lo, hi in self._runs(seqlen_k):
-            seen &= ~((lo[exists] <= place) & (place < hi[exists]))
+            seen &= ~((lo[key] <= place) & (place < hi[key]))
         return seen
 
     def _runs(self, seqlen_k: int) -> list[tuple[Ints, Ints]]:
@@ -240,27 +239,12 @@ class Chunks(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        return self.for_kernels(seqlen_q, seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
-
     @property
     def irregular_kind(self) -> str:
         return "columns"
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         return None, self.shift(seqlen_q, seqlen_k)
-
-    def rectangles(
-        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
-    ) -> tuple[Bools, Bools]:
-        return self.for_kernels(seqlen_q, seqlen_k).rectangles(
-            q_first, q_end, k_first, k_end, seqlen_q, seqlen_k
-        )
-
-    def visible_per_key(
-        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
-    ) -> Ints:
-        return self.for_kernels(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     def __str__(self) -> str:
         where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"

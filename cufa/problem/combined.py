@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .bits import WORD, Bits
 from .columns import Columns
@@ -42,11 +41,10 @@ class Combined(Mask):
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         return None, None
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        seen = [x.visible(rows, keys, seqlen_q, seqlen_k) for x in self.parts]
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
+        seen = [x._visible(row, key, seqlen_q, seqlen_k) for x in self.parts]
         if self.operation == "not":
-            row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
-            return (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q) & ~seen[0]
+            return ~seen[0]
         combine = np.logical_and if self.operation == "and" else np.logical_or
         found: Bools = functools.reduce(combine, seen)
         return found
@@ -81,17 +79,6 @@ class Combined(Mask):
             of_heads = [[self.dense(seqlen_q, seqlen_k, b, h) for h in range(heads)] for b in range(batches)]
             kept[seqlen_q, seqlen_k] = Bits.of(np.array(of_heads))
         return kept[seqlen_q, seqlen_k]
-
-    def rectangles(
-        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
-    ) -> tuple[Bools, Bools]:
-        bits = self.for_kernels(seqlen_q, seqlen_k)
-        return bits.rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
-
-    def visible_per_key(
-        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
-    ) -> Ints:
-        return self.for_kernels(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     def __str__(self) -> str:
         sign = SIGNS[self.operation]

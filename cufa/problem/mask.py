@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask_family import DIAGONALS, Edges, Mask, broadcast_count, rows_in, shift_of
@@ -33,16 +32,6 @@ class Band(Mask):
     keep: int | Integers = 0
     global_tokens: int | Integers = 0
     matrix: tuple[int, int] | None = None
-    """(seqlen_q, seqlen_k) of the only calls that the mask fits; None: it fits any. Sequences may be shorter."""
-
-    def misfit(
-        self, batch: int, kv_heads: int, seqlen_q: int | None = None, seqlen_k: int | None = None
-    ) -> str | None:
-        if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
-            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
-            rows, keys = self.matrix
-            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
-        return super().misfit(batch, kv_heads, seqlen_q, seqlen_k)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
@@ -54,18 +43,14 @@ class Band(Mask):
             None if self.right is None else shift + self.right,
         )
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
         (first, last), (prefix, keep) = self.edges(seqlen_q, seqlen_k), self._first_keys()
-        exists = (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q)
-        seen = exists
+        seen = np.ones(np.broadcast_shapes(row.shape, key.shape), bool)
         if first is not None:
-            seen = seen & ((key >= row + first) | (key < keep))
+            seen &= (key >= row + first) | (key < keep)
         if last is not None:
-            seen = seen & (key <= row + last)
-        if self.irregular_kind:
-            seen = seen | (key < prefix) | (row < self._global_rows(seqlen_q, seqlen_k))
-        return exists & seen
+            seen &= key <= row + last
+        return seen | (key < prefix) | (row < self._global_rows(seqlen_q, seqlen_k))
 
     @property
     def _sets(self) -> tuple[int | Integers, ...]:

@@ -39,8 +39,8 @@ _CELLS = 1 << 20
 
 
 class Mask:
-    """Base of all masks. A family defines ``_visible``, and consistently with it :meth:`rectangles` and
-    :meth:`visible_per_key`."""
+    """Base of all masks. A family defines :meth:`for_kernels`; one that kernels read defines ``_visible``, and
+    consistently with it :meth:`rectangles` and :meth:`visible_per_key`."""
 
     families: ClassVar[dict[str, type[Mask]]] = {}
 
@@ -60,12 +60,16 @@ class Mask:
         head: int = 0,
     ) -> Bools:  # fmt: skip
         """Which of ``keys`` each of ``rows`` sees, bool (rows, keys), in the score matrix (seqlen_q, seqlen_k) of
-        sequence ``batch`` and key/value head ``head``."""
-        return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
+        sequence ``batch`` and key/value head ``head``. False for rows and keys outside of the matrix."""
+        row, key = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
+        exists = (row >= 0) & (row < seqlen_q) & (key >= 0) & (key < seqlen_k)
+        seen: Bools = exists & self.at(batch, head)._visible(row, key, seqlen_q, seqlen_k)
+        return seen
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        """:meth:`visible` of a mask that all sequences and heads share."""
-        raise self._missing("_visible")
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
+        """:meth:`visible` of a mask that all sequences and heads share: ``row`` (rows, 1), ``key`` (1, keys). Any
+        value for rows and keys outside of the matrix."""
+        return self._read_by_kernels("_visible", seqlen_q, seqlen_k)._visible(row, key, seqlen_q, seqlen_k)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         """δ: the position of the first query among the keys. Masks and ALiBi measure distances from key i + δ."""
@@ -80,6 +84,11 @@ class Mask:
         return self.visible(np.arange(seqlen_q), np.arange(seqlen_k), seqlen_q, seqlen_k, batch, head)
 
     # --- Which matrices there are -------------------------------------------------------------------------
+
+    @property
+    def matrix(self) -> tuple[int, int] | None:
+        """(seqlen_q, seqlen_k) of the only calls that the mask fits; None: it fits any. Sequences may be shorter."""
+        return None
 
     @property
     def spread(self) -> tuple[int, int]:
@@ -100,6 +109,10 @@ class Mask:
     ) -> str | None:
         """Why the mask does not fit arrays of these sizes, and the cure; None if it fits. Lengths are None for
         sequences of different lengths."""
+        if self.matrix is not None and self.matrix != (seqlen_q, seqlen_k):
+            of = "packed sequences" if seqlen_q is None else f"{seqlen_q:,} queries and {seqlen_k:,} keys"
+            rows, keys = self.matrix
+            return f"is a matrix of {rows:,} queries and {keys:,} keys, not of {of}: make it for one call's lengths"
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):
@@ -165,11 +178,19 @@ class Mask:
     ) -> tuple[Bools, Bools]:
         """For blocks of rows ``q_first`` … ``q_end`` - 1 and adjacent blocks of keys ``k_first`` … ``k_end`` - 1: (may
         some score be visible, is every score surely visible), bool (blocks of rows, blocks of keys) each."""
-        raise self._missing("rectangles")
+        mask = self._read_by_kernels("rectangles", seqlen_q, seqlen_k)
+        return mask.rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
 
     def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Mask:
         """The same mask as kernels read it: a band, columns with runs for each of ``seqlen_k`` keys, or bits."""
         return self
+
+    def _read_by_kernels(self, method: str, seqlen_q: int, seqlen_k: int) -> Mask:
+        """:meth:`for_kernels`, which has ``method`` for a family that does not define it."""
+        found = self.for_kernels(seqlen_q, seqlen_k)
+        if found is self:
+            raise self._missing(method)
+        return found
 
     def params(self, seqlen_q: int, seqlen_k: int, by_key: bool = False) -> dict[str, int | Integers]:
         """Members of ``MaskParams`` (cuda_src/shared/params.cuh) other than ``workspace``; an array is a pointer there.
@@ -198,7 +219,8 @@ class Mask:
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
         """How many of the rows ``first_row`` … ``end_row`` - 1 see each key, int64 (seqlen_k,)."""
-        raise self._missing("visible_per_key")
+        mask = self._read_by_kernels("visible_per_key", seqlen_q, seqlen_k)
+        return mask.visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     # --- Operators ----------------------------------------------------------------------------------------
 

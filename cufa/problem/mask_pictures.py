@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bits import Bits
 from .columns import Columns
-from .mask import Band, Mask
+from .mask import Mask
 
 #: Length of a picture for masks without numbers per key.
 _LENGTH = 64
@@ -25,7 +24,7 @@ _NAMES = ("hidden", "partly seen", "seen")
 def lengths(mask: Mask, seqlen_q: int | None, seqlen_k: int | None) -> tuple[int, int]:
     """(seqlen_q, seqlen_k) of a picture: as given, else of the mask's own arrays, else 64."""
     band = mask.band if isinstance(mask, Columns) else mask
-    if isinstance(band, (Band, Bits)) and band.matrix:
+    if band.matrix:
         return seqlen_q or band.matrix[0], seqlen_k or band.matrix[1]
     own = mask.intervals.shape[-1] if isinstance(mask, Columns) else _LENGTH
     seqlen_k = seqlen_k or (seqlen_q if seqlen_q and not isinstance(mask, Columns) else own)

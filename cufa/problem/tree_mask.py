@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from .integers import Integers
 from .mask_family import Edges, Mask
@@ -45,11 +44,10 @@ class Tree(Mask):
 
         return self if self.known else FULL
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        seen = self.seen.values[0] != 0
-        new = np.asarray(keys) - self.shift(seqlen_q, seqlen_k)
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
+        seen, new = self.seen.values[0] != 0, key - self.shift(seqlen_q, seqlen_k)
         last = len(seen) - 1
-        visible: Bools = (new < 0) | seen[np.minimum(rows, last)][:, np.clip(new, 0, last)]
+        visible: Bools = (new < 0) | seen[np.clip(row, 0, last), np.clip(new, 0, last)]
         return visible
 
     def rectangles(
@@ -62,7 +60,7 @@ class Tree(Mask):
         self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
     ) -> Ints:
         rows = np.arange(first_row, seqlen_q if end_row is None else end_row)
-        count: Ints = self._visible(rows, np.arange(seqlen_k), seqlen_q, seqlen_k).sum(axis=0, dtype=np.int64)
+        count: Ints = self.visible(rows, np.arange(seqlen_k), seqlen_q, seqlen_k).sum(axis=0, dtype=np.int64)
         return count
 
     def __str__(self) -> str:

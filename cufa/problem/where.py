@@ -94,7 +94,7 @@ class Where(Mask):
         step = max(_SCORES_AT_ONCE // max(seqlen_k, 1), 1)
         keys = np.arange(seqlen_k)
         found = [
-            packed(self.at(b, h)._visible(np.arange(first, min(first + step, seqlen_q)), keys, seqlen_q, seqlen_k))
+            packed(self.visible(np.arange(first, min(first + step, seqlen_q)), keys, seqlen_q, seqlen_k, b, h))
             for b in range(batch) for h in range(heads) for first in range(0, seqlen_q, step)
         ]  # fmt: skip
         width = -(-seqlen_k // 32)
@@ -108,25 +108,14 @@ class Where(Mask):
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         return None, None
 
-    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
-        i, j = np.asarray(rows, np.int64)[:, None], np.asarray(keys, np.int64)[None, :]
-        exists = (i >= 0) & (i < seqlen_q) & (j >= 0) & (j < seqlen_k)
-        inputs = {"b": self.b, "h": self.h, "i": i, "j": j, "delta": seqlen_k - seqlen_q}
-        found: Bools = exists & (changed(self.change, inputs, [*self.arrays.values()], np.float32)[0] == 0)
+    def _visible(self, row: Ints, key: Ints, seqlen_q: int, seqlen_k: int) -> Bools:
+        inputs = {"b": self.b, "h": self.h, "i": row, "j": key, "delta": seqlen_k - seqlen_q}
+        found: Bools = changed(self.change, inputs, [*self.arrays.values()], np.float32)[0] == 0
         return found
 
-    def _bits(self, seqlen_q: int, seqlen_k: int) -> Bits:
+    def for_kernels(self, seqlen_q: int, seqlen_k: int) -> Bits:
+        """The bits of one head. A call reads those of all heads (:meth:`bound`)."""
         return Bits(Integers(self.words((1, 1, seqlen_q, seqlen_k))), seqlen_k)
-
-    def rectangles(
-        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
-    ) -> tuple[Bools, Bools]:
-        return self._bits(seqlen_q, seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
-
-    def visible_per_key(
-        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
-    ) -> Ints:
-        return self._bits(seqlen_q, seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
 
     @property
     def irregular_kind(self) -> str:

@@ -47,7 +47,7 @@ def test_pictures_show_the_matrix_and_never_make_it(name, seqlen_q, monkeypatch)
     """In squares, where it is larger than a picture."""
     mask = PICTURED[name]
     dense = mask.dense(seqlen_q, 210, 1, 2)
-    monkeypatch.setattr(Mask, "visible", None)
+    monkeypatch.setattr(Mask, "dense", None)
     shown = mask_pictures.cells(mask, seqlen_q, 210, 1, 2)
     step = -(-max(seqlen_q, 210) // 96)
     for (i, j), cell in np.ndenumerate(shown):
