@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -119,18 +119,13 @@ class Cached(Lengths):
 Numbers = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Padded(Lengths):
-    """Dense arrays with padding: a sequence is the first rows of its batch entry."""
+class _OfSequences(Lengths):
+    """What padded and packed lengths share."""
 
-    queries: Numbers | None = None
-    """Queries of each sequence; None: all rows, or known on the device only. ``keys`` is the same for keys."""
-    keys: Numbers | None = None
-    on_host: bool = True
-    cache: Cached | None = None
+    queries: Numbers | None
+    keys: Numbers | None
+    cache: Cached | None
     """Keys are in a cache; ``keys`` then counts those of a sequence after new tokens are appended."""
-
-    kind: ClassVar[str] = "padded"
 
     @property
     def in_cache(self) -> Cached | None:
@@ -139,6 +134,19 @@ class Padded(Lengths):
     @property
     def ragged(self) -> bool:
         return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(_OfSequences):
+    """Dense arrays with padding: a sequence is the first rows of its batch entry."""
+
+    queries: Numbers | None = None
+    """Queries of each sequence; None: all rows, or known on the device only. ``keys`` is the same for keys."""
+    keys: Numbers | None = None
+    on_host: bool = True
+    cache: Cached | None = None
+
+    kind: ClassVar[str] = "padded"
 
     @property
     def known(self) -> bool:
@@ -168,7 +176,7 @@ class Padded(Lengths):
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed(Lengths):
+class Packed(_OfSequences):
     """Concatenated sequences in arrays of ``total_q`` queries and ``total_k`` keys; rows after the last sequence are
     padding."""
 
@@ -178,17 +186,8 @@ class Packed(Lengths):
     """Queries of each sequence; None: known on the device only. ``keys`` is the same for keys."""
     keys: Numbers | None = None
     cache: Cached | None = None
-    """As :attr:`Padded.cache`."""
 
     kind: ClassVar[str] = "packed"
-
-    @property
-    def in_cache(self) -> Cached | None:
-        return self.cache
-
-    @property
-    def ragged(self) -> bool:
-        return True
 
     @property
     def known(self) -> bool:
@@ -273,30 +272,23 @@ def _parts(problem: Problem) -> Iterator[Part]:
     if sequences is None:
         step = 1 if of_batch > 1 else max(problem.batch, 1)
         sequences = [(b, slice(b, b + step), _ALL, _ALL) for b in range(0, problem.batch, step)]
-    kv_heads = 1 if of_heads > 1 else problem.kv_heads
-    if of_heads > problem.kv_heads:
-        yield from _of_query_heads(problem, sequences)
-        return
-    for sequence, batch, rows, keys in sequences:
-        for head in range(0, problem.kv_heads, max(kv_heads, 1)):
-            dense = dataclasses.replace(
-                problem, batch=batch.stop - batch.start, heads=kv_heads * problem.group_size, kv_heads=kv_heads,
-                seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
-                seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
-                mask=problem.mask.at(sequence, head), lengths=DENSE,
-            )  # fmt: skip
-            heads = slice(head * problem.group_size, (head + kv_heads) * problem.group_size)
-            yield Part(dense, sequence, batch, slice(head, head + kv_heads), heads, rows, keys)
-
-
-def _of_query_heads(problem: Problem, sequences: Iterable[Any]) -> Iterator[Part]:
-    """Of a mask that differs between the heads of a query group: one part each."""
-    for (sequence, batch, rows, keys), head in itertools.product(sequences, range(problem.heads)):
+    group = problem.group_size
+    if of_heads > problem.kv_heads:  # heads of a query group differ
+        each = [(h, slice(h // group, h // group + 1), slice(h, h + 1)) for h in range(problem.heads)]
+    else:
+        step = 1 if of_heads > 1 else max(problem.kv_heads, 1)
+        firsts = range(0, problem.kv_heads, step)
+        each = [(h, slice(h, h + step), slice(h * group, (h + step) * group)) for h in firsts]
+    for (sequence, batch, rows, keys), (head, kv_heads, heads) in itertools.product(sequences, each):
         dense = dataclasses.replace(
-            problem, batch=batch.stop - batch.start, heads=1, kv_heads=1,
-            seqlen_q=problem.seqlen_q if rows == _ALL else rows.stop - rows.start,
-            seqlen_k=problem.seqlen_k if keys == _ALL else keys.stop - keys.start,
+            problem, batch=_size(batch), heads=_size(heads), kv_heads=_size(kv_heads),
+            seqlen_q=problem.seqlen_q if rows == _ALL else _size(rows),
+            seqlen_k=problem.seqlen_k if keys == _ALL else _size(keys),
             mask=problem.mask.at(sequence, head), lengths=DENSE,
         )  # fmt: skip
-        kv_head = head // problem.group_size
-        yield Part(dense, sequence, batch, slice(kv_head, kv_head + 1), slice(head, head + 1), rows, keys)
+        yield Part(dense, sequence, batch, kv_heads, heads, rows, keys)
+
+
+def _size(part: slice) -> int:
+    size: int = part.stop - part.start
+    return size

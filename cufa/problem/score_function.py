@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .checks import as_array
-from .expression import FLOAT, INT, ArrayForm, Expression, trace
+from .expression import FLOAT, INT, ArrayForm, Expression
 from .score_change import ScoreChange
+from .tracing import takes_delta, trace
 
 #: Arrays of a score function: the most that a parameter structure holds (shared/score_params.cuh).
 MAX_ARRAYS, MAX_AXES = 4, 4
@@ -36,7 +36,7 @@ class Score:
 
     @property
     def takes_delta(self) -> bool:
-        return "delta" in self.expression.inputs or "delta" in parameters(self.function)
+        return takes_delta(self.function)
 
     def change(self, gradients: tuple[str, ...] = ()) -> ScoreChange:
         return ScoreChange(self.expression, tuple(tuple(x.shape) for x in self.arrays.values()), gradients)
@@ -130,22 +130,11 @@ def _made(function: Callable[..., Any], found: Mapping[str, Any]) -> Score:
 
 
 def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
-    named = tuple(x for x in ("delta",) if x in parameters(function))
-    inputs = _INPUTS | dict.fromkeys(named, INT)
-    name = getattr(function, "__name__", type(function).__name__)
-    what = "the score function" if name == "<lambda>" else f"the score function {name}"
-    return trace(function, what, inputs, forms, FLOAT, named)
+    return trace(function, "the score function", _INPUTS, forms, FLOAT)
 
 
 _traced_bias = functools.cache(_traced)
 """Traced once, as calls with ``bias=`` make a score function each."""
-
-
-def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a builtin
-        return ()
 
 
 def check_gradients(score: Score | None, gradients: Any) -> tuple[str, ...]:

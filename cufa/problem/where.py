@@ -14,13 +14,14 @@ import numpy.typing as npt
 from .bits import Bits, packed
 from .checks import is_device_array
 from .columns import Columns
-from .expression import BOOL, INT, ArrayForm, Expression, Trace, trace
+from .expression import BOOL, INT, ArrayForm, Expression, Trace
 from .integers import Integers
 from .mask import Band
 from .mask_family import Edges, Mask, shift_of
 from .score_change import ScoreChange, changed
-from .score_function import forms_of, named_arrays, parameters
+from .score_function import forms_of, named_arrays
 from .tile_classes import Bools, Ints
+from .tracing import takes_delta, trace
 
 _INPUTS = dict.fromkeys("bhij", INT)
 _SCORES_AT_ONCE = 1 << 20
@@ -163,11 +164,8 @@ def _element(b: Any, h: Any, i: Any, j: Any, mask: Any) -> Any:
 
 
 def _traced(function: Callable[..., Any], forms: tuple[ArrayForm, ...]) -> Expression:
-    named = tuple(x for x in ("delta",) if x in parameters(function))
-    name = getattr(function, "__name__", type(function).__name__)
-    what = "the mask's function" + ("" if name == "<lambda>" else f" {name}")
-    e = trace(function, what, _INPUTS | dict.fromkeys(named, INT), forms, BOOL, named)
-    t = Trace(what, forms, e.code)
+    e = trace(function, "the mask's function", _INPUTS, forms, BOOL)
+    t = Trace("the mask's function", forms, e.code)
     score = t.where(e.results[0], t.const(0.0), t.const(-np.inf))
     return Expression(tuple(t.code), forms, (score,)).pruned()
 
@@ -205,7 +203,7 @@ _Function = Callable[..., Any]  # (b, h, i, j, delta, arrays by name)
 
 def _as_function(mask: Mask) -> tuple[_Function, Mapping[str, Any]] | None:
     if isinstance(mask, Where):
-        more = ("delta" in mask.change.expression.inputs) or "delta" in parameters(mask.function)
+        more = takes_delta(mask.function)
         return (
             lambda b, h, i, j, delta, x: mask.function(b, h, i, j, **x, **({"delta": delta} if more else {})),
             mask.arrays,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import cufa
 from cufa.problem.derivative import derivative
 from cufa.problem.evaluation import bounds, evaluate
-from cufa.problem.expression import FLOAT, INT, ArrayForm, Expression, Trace, trace
+from cufa.problem.expression import FLOAT, INT, ArrayForm, Expression, Trace
 from cufa.problem.score_change import ScoreChange
+from cufa.problem.tracing import trace
 
 FORMS = (ArrayForm("table", "float64", 2), ArrayForm("ids", "int32", 1))
 INPUTS = {"s": FLOAT, "h": INT, "i": INT, "j": INT}
