@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from cufa.dashboard import glossary, pace
 from cufa.dashboard.model import source
+from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import DARK, LIGHT, Palette
 
 _CONFIG = {
@@ -36,15 +37,14 @@ _STYLE = """
   text-transform: uppercase; border: 1px solid currentColor; border-radius: 4px; padding: 0 .38rem;
   margin-right: .45rem; vertical-align: .12em; }}
 .cufa-tag.predicted {{ color: {predicted}; border-style: dashed; }}
-.cufa-tag.measured {{ color: {measured}; }}
-.cufa-tag.recorded {{ color: {measured}; }}
+.cufa-tag.measured, .cufa-tag.recorded {{ color: {measured}; }}
 .cufa-tag.published {{ color: {muted}; }}
 [data-testid="stBaseButton-primary"]:not(:disabled), [data-testid="stMultiSelect"] [data-tag],
 [data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
 [class*="st-key-describe-"] {{ margin: -.8rem 0 -.35rem 0; }}
 [class*="st-key-describe-"] button {{ opacity: .75; }}
-.cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; position: relative; }}
-.cufa-verdict {{ position: relative; }}
+.cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
+.cufa-lead, .cufa-verdict {{ position: relative; }}
 .cufa-term {{ border-bottom: 1px dotted {muted}; cursor: help; outline-offset: 2px; }}
 .cufa-term:hover::after, .cufa-term:focus::after {{ content: attr(data-tip); position: absolute; left: 0;
   top: calc(100% + .3rem); z-index: 999; box-sizing: border-box; width: max-content; max-width: min(30rem, 100%);
@@ -66,14 +66,14 @@ def palette() -> Palette:
     return DARK if getattr(theme, "type", None) == "dark" else LIGHT
 
 
-def begin(title: str, lead: str) -> Palette:
-    """Title and one sentence. Returns the colours for the page's figures."""
+def begin(name: str, title: str, lead: str) -> tuple[Controls, Palette]:
+    """Title and one sentence. Returns the page's controls, which have its name, and its figures' colours."""
     pace.begin_page()
     colours = palette()
     st.html(_STYLE.format(**vars(colours)))
     st.title(title, anchor=False)
     st.html(f'<p class="cufa-lead">{glossary.explained(lead)}</p>')
-    return colours
+    return Controls(name), colours
 
 
 def header(text: str, *, small: bool = False) -> None:
@@ -143,6 +143,26 @@ def button(
 ) -> None:
     """A button that calls ``action(*args)`` before the next run of the page."""
     st.button(label, key=key, icon=f":material/{icon}:", on_click=action, args=args, **options)
+
+
+def download(
+    label: str,
+    make: str | Callable[[], str | bytes],
+    name: str,
+    mime: str,
+    key: str,
+    icon: str,
+    **options: Any,
+) -> None:
+    """A download of a text, or of what ``make`` returns once it is asked for. The page does not run again."""
+    st.download_button(
+        label, make, name, mime, key=key, icon=f":material/{icon}:", on_click="ignore", **options
+    )
+
+
+def not_measured(text: str) -> None:
+    """In place of a measurement: that there is none."""
+    st.info(f"**Measured:** {text}", icon=":material/info:")
 
 
 def listing(text: str) -> None:

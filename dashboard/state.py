@@ -20,7 +20,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from cufa.dashboard.link import NONE, Link, distinct, said, several
 
-__all__ = ["Controls", "said"]
+__all__ = ["Controls", "Place", "said"]
 
 Number = TypeVar("Number", int, float)
 Read = TypeVar("Read")

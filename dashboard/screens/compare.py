@@ -1,15 +1,14 @@
 """Compare: kernels against sequence length, and published results reproduced here."""
 
 from cufa.dashboard import engine, page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import compare_error, compare_known, compare_two, compare_view, run_live
 
-palette = page.begin(
+controls, palette = page.begin(
+    "compare",
     "Compare",
     "Kernels against sequence length, from runs on this machine and from recorded measurements. Below: published "
     "results, and the same measurements on this machine.",
 )
-controls = Controls("compare")
 found = engine.all_measurements()
 engine.show_problems()
 chosen = []

@@ -4,7 +4,6 @@ import streamlit as st
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.model.many import grouped
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
     inside_traces,
     ladder_view,
@@ -15,12 +14,12 @@ from cufa.dashboard.views import (
     splits_view,
 )
 
-palette = page.begin(
+controls, palette = page.begin(
+    "decode",
     "Decode",
     "One new token reads the whole cache of keys and values. With few sequences most SMs are idle, unless the keys are "
     "split over thread blocks.",
 )
-controls = Controls("decode")
 choice = splits_view.choose(controls)
 links_here = st.container()  # filled after the first figure is sent
 found = [m for m in engine.all_measurements() if m.operation.split_selects_kernel]

@@ -1,14 +1,13 @@
 """Exercises: small tasks, each graded by cufa's planner or executor."""
 
 from cufa.dashboard import page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import exercises_view
 
-palette = page.begin(
+controls, palette = page.begin(
+    "exercises",
     "Exercises",
     "Small tasks on what Understand shows. cufa's planner, its simulation of a card or its executor grades each answer "
     "on this machine, without a GPU. A wrong answer shows why.",
 )
-controls = Controls("exercises")
 exercises_view.show(controls, palette)
 controls.finish()

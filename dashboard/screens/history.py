@@ -1,14 +1,13 @@
 """History: runs and recorded measurements, the difference between two, and downloads."""
 
 from cufa.dashboard import engine, page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import history_over_time, history_regressions, history_runs, history_view
 
-palette = page.begin(
+controls, palette = page.begin(
+    "history",
     "History",
     "All measurements of this machine, and recorded measurements of other machines. Choose two to compare them.",
 )
-controls = Controls("history")
 found = engine.all_measurements(listed=True)
 runs = engine.all_runs()
 engine.show_problems()

@@ -1,7 +1,6 @@
 """Machine code: PTX and SASS of each source line of a kernel."""
 
 from cufa.dashboard import page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
     links,
     machine_code_banks,
@@ -10,11 +9,11 @@ from cufa.dashboard.views import (
     occupancy_choice,
 )
 
-palette = page.begin(
+controls, palette = page.begin(
+    "code",
     "Machine code",
     "Source lines and their compiled instructions, live registers and issue slots. No GPU is needed.",
 )
-controls = Controls("code")
 choice = occupancy_choice.choose(controls)
 links.show("machine_code", occupancy_choice.subject_of(choice))
 machine_code_view.show(choice, controls, palette)

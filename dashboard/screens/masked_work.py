@@ -3,7 +3,6 @@
 import streamlit as st
 
 from cufa.dashboard import page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
     links,
     masked_controls,
@@ -15,12 +14,12 @@ from cufa.dashboard.views import (
     masked_tiles,
 )
 
-palette = page.begin(
+controls, palette = page.begin(
+    "masked",
     "Masked work",
     "A mask hides part of the score matrix: half of it, or all but a window. This page shows the work of each "
     "algorithm under a mask: by tile, by thread block, by SM.",
 )
-controls = Controls("masked")
 view = masked_controls.choose(controls)
 other = masked_pair.choose_other(controls, view)
 links_here = st.container()  # filled after the answer is sent

@@ -3,15 +3,14 @@
 import streamlit as st
 
 from cufa.dashboard import page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import links, occupancy_choice, occupancy_view
 
-palette = page.begin(
+controls, palette = page.begin(
+    "occupancy",
     "Occupancy",
     "Thread blocks and warps that fit on one SM, from the registers and shared memory of the compiled kernels. They "
     "are compiled on this machine; no GPU is needed.",
 )
-controls = Controls("occupancy")
 choice = occupancy_choice.choose(controls)
 links_here = st.container()  # filled after the first figures are sent
 occupancy_view.show_kernel(choice, controls, palette)

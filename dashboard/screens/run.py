@@ -1,15 +1,14 @@
 """Run: time kernels on this machine in a separate process; times and errors."""
 
 from cufa.dashboard import engine, page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import links, run_controls, run_live, run_result
 
-palette = page.begin(
+controls, palette = page.begin(
+    "run",
     "Run",
     "Time kernels side by side on this machine. A run continues when this page is closed. Each device runs one job at "
     "a time; other jobs wait.",
 )
-controls = Controls("run")
 runs = engine.all_runs()
 job = run_controls.choose(controls)
 if job.cases:
@@ -17,8 +16,7 @@ if job.cases:
 run_live.show_start(job, runs, controls.refused)
 run_live.show_active(runs, palette)
 left, right = page.fields(5, 1.1)
-with left:
-    run = run_live.choose_run(controls, runs)
+run = run_live.choose_run(controls, runs, left)
 zoomed = controls.flag(
     "zoom", "Zoom in", help="The axis begins at the fastest call and omits outliers.", at=right
 )

@@ -1,16 +1,15 @@
 """Understand: attention tile by tile, on a small case."""
 
 from cufa.dashboard import page
-from cufa.dashboard.state import Controls
 from cufa.dashboard.views import understand_view
 
-palette = page.begin(
+controls, palette = page.begin(
+    "understand",
     "Understand",
     "FlashAttention never stores the scores. It reads the keys tile by tile, and rescales its partial result when a "
     "larger maximum appears. This page shows every step. cufa's NumPy code computes the numbers in tiles on this "
     "machine; FA3's timeline is a model.",
 )
-controls = Controls("understand")
 case = understand_view.choose(controls)
 understand_view.show_walk(case, controls, palette)
 understand_view.show_lines(case)

@@ -17,8 +17,8 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links
+from cufa.dashboard.views.shape_controls import choose_regime
 from cufa.measure.quantized import BASELINE
-from cufa.measure.regimes import Regime
 
 _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "energy"}
 
@@ -36,12 +36,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     """FLOP, time or bytes by length, and the speed-up over a baseline, within one regime."""
     found = [m for m in found if m.label != BASELINE]  # a kernel that other suites time under its own name
     left, right = page.fields(1.6, 3)
-    regimes = list(dict.fromkeys(str(m.regime) for m in found))
-    with left:
-        help_text = "  \n".join(f"**{name}**: {Regime(name).how}" for name in regimes)
-        regime = Regime(
-            controls.choice("regime", "Regime", regimes, segmented=True, local=True, help=help_text)
-        )
+    regime = choose_regime(controls, list(dict.fromkeys(m.regime for m in found)), left, local=True)
     families = grouped(figures(found, Asked(regime=regime)), lambda m: m.family)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
@@ -51,9 +46,8 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     with_joules = figures((m for m in found if m.family == family and _joules(m)), Asked(regime=regime))
     metrics = {name: words for name, words in _METRICS.items() if name != "joules" or with_joules}
     columns = page.fields(2.4, 1.4, 1.2)
-    with columns[0]:
-        usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
-        metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)
+    usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
+    metric = controls.choice("metric", "Figure", metrics, usual, segmented=True, at=columns[0])
     base = controls.choice("base", "Baseline", labels, _slowest(rows), local=True, at=columns[1])
     shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [m for m in (with_joules if metric == "joules" else rows) if m.label in shown]

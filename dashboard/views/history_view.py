@@ -15,7 +15,7 @@ from cufa.dashboard.model import export
 from cufa.dashboard.model.asked import figures
 from cufa.dashboard.model.many import days, grouped, said_most, speedup
 from cufa.dashboard.model.measurements import Measurement, in_words
-from cufa.dashboard.state import Controls
+from cufa.dashboard.state import Controls, Place
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, repro
 from cufa.dashboard.views.compare_view import load_cells
@@ -30,21 +30,18 @@ _TABLE = "history.table"
 def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
     """Filtered measurements, the newest first."""
     with page.control_box():
-        columns = page.fields(2.3, 1.9, 2)
-        with columns[0]:
-            origin = controls.choice("from", "From", _ORIGINS, segmented=True)
-            operation = _one_of(
-                controls, "op", "Operation", {m.operation.name: m.operation.title for m in found}
-            )
+        left, middle, right = page.fields(2.3, 1.9, 2)
+        origin = controls.choice("from", "From", _ORIGINS, segmented=True, at=left)
+        operations = {m.operation.name: m.operation.title for m in found}
+        operation = _one_of(controls, "op", "Operation", operations, left)
         labels = list(dict.fromkeys(m.label.partition(" ")[0] if m.tiles else m.label for m in found))
-        with columns[1]:
-            kernels = controls.several("kernels", "Kernels (empty: all)", labels, [])
-            regime = _one_of(controls, "regime", "Regime", {str(m.regime): str(m.regime) for m in found})
+        kernels = controls.several("kernels", "Kernels (empty: all)", labels, [], at=middle)
+        regime = _one_of(controls, "regime", "Regime", {str(m.regime): str(m.regime) for m in found}, middle)
         machines = list(dict.fromkeys(m.machine for m in found))
-        with columns[2]:
-            chosen = controls.several("machines", "Machines (empty: all)", machines, [])
-            words = {_mask_key(m): m.mask for m in found}
-            masks = controls.several("masks", "Masks (empty: all)", words, [])
+        chosen = controls.several("machines", "Machines (empty: all)", machines, [], at=right)
+        masks = controls.several(
+            "masks", "Masks (empty: all)", {_mask_key(m): m.mask for m in found}, [], at=right
+        )
     kept = [
         m
         for m in found
@@ -63,9 +60,11 @@ def _mask_key(m: Measurement) -> str:
     return m.mask.replace(",", "")
 
 
-def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) -> str:
+def _one_of(controls: Controls, name: str, label: str, words: dict[str, str], at: Place) -> str:
     """One value or all; no control for a single value."""
-    return controls.choice(name, label, {_ALL: _ALL, **words}, segmented=True) if len(words) > 1 else _ALL
+    if len(words) < 2:
+        return _ALL
+    return controls.choice(name, label, {_ALL: _ALL, **words}, segmented=True, at=at)
 
 
 def show_table(rows: Sequence[Measurement]) -> None:
@@ -194,12 +193,11 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
              for s, found in sources.items()}  # fmt: skip
     alike = {b: [a for a in sources if a != b and _shared(sources[a], sources[b])] for b in sources}
     left, right = st.columns(2)
-    with right:  # first: the options of A depend on B
-        default = next((b for b, others in alike.items() if others), None)
-        b = controls.choice("rb", "Run B", words, default, local=True)
-    with left:
-        others = dict.fromkeys([*alike[b], *(s for s in sources if s != b)])
-        a = controls.choice("ra", "Run A", {s: words[s] for s in others}, local=True)
+    # B is first: the options of A depend on B.
+    default = next((b for b, others in alike.items() if others), None)
+    b = controls.choice("rb", "Run B", words, default, local=True, at=right)
+    others = dict.fromkeys([*alike[b], *(s for s in sources if s != b)])
+    a = controls.choice("ra", "Run A", {s: words[s] for s in others}, local=True, at=left)
     pairs = pair_up(sources[a], sources[b])
     if not pairs:
         page.verdict(_nothing_shared(sources[a], sources[b], any(alike.values())), "warn", small=True)
@@ -262,27 +260,20 @@ def show_downloads(rows: Sequence[Measurement]) -> None:
     page.header("Download")
     columns = page.fields(1, 2, 1.2)
     offers = (
-        ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),
+        ("CSV", export.csv_text, "cufa.csv", "text/csv", "table"),
         (
             "JSON Lines, all samples of runs",
+            export.json_lines,
             "cufa.jsonl",
             "application/x-ndjson",
-            export.json_lines,
             "data_object",
         ),
-        ("HTML report", "cufa-report.html", "text/html", export.html_report, "description"),
+        ("HTML report", export.html_report, "cufa-report.html", "text/html", "description"),
     )
-    for column, (label, name, mime, make, icon) in zip(columns, offers, strict=True):
-        column.download_button(
-            label,
-            functools.partial(make, rows),  # made on demand
-            name,
-            mime,
-            key=f"download.{name}",
-            icon=f":material/{icon}:",
-            on_click="ignore",
-            width="stretch",
-        )
+    for column, (label, make, file, mime, icon) in zip(columns, offers, strict=True):
+        with column:
+            on_demand = functools.partial(make, rows)
+            page.download(label, on_demand, file, mime, f"download.{file}", icon, width="stretch")
     st.caption(
         f"{sentences.count(len(rows), 'measurement')}, as filtered above. The report is one file and needs "
         "no network."

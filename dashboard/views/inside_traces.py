@@ -55,9 +55,8 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
             for name, x in zip(names, found, strict=True)
             if x is None or not is_same_card(str(x.environment["device"]), card)
         ]
-        st.info(
-            f"**Measured:** no trace from inside a block of {sentences.listed(missing)} is recorded on {card}.",
-            icon=":material/info:",
+        page.not_measured(
+            f"no trace from inside a block of {sentences.listed(missing)} is recorded on {card}."
         )
         return
     intervals = [x.intervals() for x in kept]

@@ -29,26 +29,16 @@ from cufa.plan.planner import fitting_configs
 from cufa.problem.lengths import DENSE, Cached, Lengths
 from cufa.problem.problem import Problem
 
-Parameters = dict[str, str]
-
 _CACHED = ("run", "decode", "occupancy", "machine_code", "roofline")
 _DENSE = ("run", "masked_work", "occupancy", "machine_code", "roofline")
-_WORDS = {
-    "run": ("Run this", "play_arrow"),
-    "masked_work": ("Masked work of this", "grid_on"),
-    "decode": ("Splits of this", "call_split"),
-    "occupancy": ("Occupancy of this tile", "stacks"),
-    "machine_code": ("Machine code of this", "code"),
-    "roofline": ("Roofline of this", "roofing"),
-}
 
 
-def link(page: str, subject: Subject) -> Parameters:
+def link(page: str, subject: Subject) -> dict[str, str]:
     """Query parameters with which a page shows the subject. Raises ValueError with the reason if the page cannot."""
     kind = subject.problem.lengths.kind
     if kind != DENSE.kind:
         raise ValueError(f"{kind.capitalize()} sequences are not shown on that page.")
-    return {name: said(value) for name, value in _MAKERS[page](subject).items()}
+    return {name: said(value) for name, value in _PAGES[page][2](subject).items()}
 
 
 def pages_of(subject: Subject) -> tuple[str, ...]:
@@ -64,7 +54,7 @@ def show(here: str, subject: Subject, words: str = "") -> None:
         for page in pages_of(subject):
             if page == here:
                 continue
-            label, icon = _WORDS[page]
+            label, icon, _ = _PAGES[page]
             look: dict[str, Any] = {"label": label, "icon": f":material/{icon}:"}
             try:
                 st.page_link(f"screens/{page}.py", query_params=link(page, subject), **look)
@@ -126,12 +116,8 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
         config = spec.choose(p, serving, device)
     if config_key(config) in map(config_key, serving):
         return found | {"tiles": config_key(config)}
-    return found | {
-        "tiles": "custom",
-        "bq": config.block_q,
-        "bkv": config.block_kv,
-        "per_sm": config.blocks_per_sm,
-    }
+    sizes = {"bq": config.block_q, "bkv": config.block_kv, "per_sm": config.blocks_per_sm}
+    return found | {"tiles": "custom", **sizes}
 
 
 def _run(subject: Subject) -> dict[str, Any]:
@@ -230,11 +216,12 @@ def _roofline(subject: Subject) -> dict[str, Any]:
     return found | here | {"mask": "all", "show": shown}
 
 
-_MAKERS: dict[str, Callable[[Subject], dict[str, Any]]] = {
-    "run": _run,
-    "masked_work": _masked_work,
-    "decode": _decode,
-    "occupancy": _occupancy,
-    "machine_code": _occupancy,
-    "roofline": _roofline,
+_PAGES: dict[str, tuple[str, str, Callable[[Subject], dict[str, Any]]]] = {
+    "run": ("Run this", "play_arrow", _run),
+    "masked_work": ("Masked work of this", "grid_on", _masked_work),
+    "decode": ("Splits of this", "call_split", _decode),
+    "occupancy": ("Occupancy of this tile", "stacks", _occupancy),
+    "machine_code": ("Machine code of this", "code", _occupancy),
+    "roofline": ("Roofline of this", "roofing", _roofline),
 }
+"""Label and icon of the link to a page, and its parameters for a subject."""

@@ -86,11 +86,9 @@ def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Pal
         name = controls.choice("entry", "Launch", list(entries), at=columns[2])
     code = entries[name]
     own = choice.spec.source_of(choice.config)
-    with columns[1]:
-        files = {
-            f: f"{f} ({sentences.count(n, 'instruction')})" for f, n in code.files.items() if source_lines(f)
-        }
-        file = controls.choice("file", "Source file", files or [own], own)
+    counts = {f: sentences.count(n, "instruction") for f, n in code.files.items() if source_lines(f)}
+    files = {f: f"{f} ({text})" for f, text in counts.items()}
+    file = controls.choice("file", "Source file", files or [own], own, at=columns[1])
     loops = code.tile_loops(own)
     page.verdict(_verdict(code, loops, choice), tag="compiled")
     if listing.missing:

@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
 from cufa.dashboard import page, sentences
-from cufa.dashboard.state import Controls
+from cufa.dashboard.state import Controls, Place
 from cufa.problem.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.problem.options import MAX_SOFTCAP
 from cufa.problem.problem import BAND_KINDS, Problem
@@ -23,7 +23,7 @@ AT = "at"
 _ALL = "all"
 MOST = 1 << 20
 _SOFTCAP_HELP = "Scores become cap · tanh(score / cap) before the mask, as in Gemma 2. Empty: no cap."
-SIDE_HELP = "Both ends are included. Empty: no bound on this side."
+_SIDE_HELP = "Both ends are included. Empty: no bound on this side."
 
 
 def choose(
@@ -38,24 +38,24 @@ def choose(
     kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True, at=next(columns), help=help)
     left, right = None, None if kind == "full" else 0
     if kind == "window":
-        left = controls.optional(
-            "left", "Keys before", begin["left"], 0, MOST, step=128, help=SIDE_HELP, at=next(columns)
-        )
+        left = choose_side(controls, "left", begin["left"], next(columns))
     if kind == "window" and not cached:
-        right = controls.optional(
-            "right", "Keys after", begin["right"], 0, MOST, step=128, help=SIDE_HELP, at=next(columns)
-        )
+        right = choose_side(controls, "right", begin["right"], next(columns))
     diagonal: str | int = DIAGONALS[0]
     if kind != "full" and not cached:
         diagonal = choose_diagonal(controls, begin, columns)
-    with next(columns):
-        cap = choose_softcap(controls, begin["softcap"])
-    return masks.window(left, right, diagonal), cap
+    return masks.window(left, right, diagonal), choose_softcap(controls, begin["softcap"], next(columns))
 
 
-def choose_softcap(controls: Controls, begin: float | None) -> float | None:
+def choose_side(controls: Controls, name: str, begin: int | None, at: Place) -> int | None:
+    """The ``left`` or the ``right`` end of a window."""
+    label = {"left": "Keys before", "right": "Keys after"}[name]
+    return controls.optional(name, label, begin, 0, MOST, at=at, step=128, help=_SIDE_HELP)
+
+
+def choose_softcap(controls: Controls, begin: float | None, at: Place) -> float | None:
     return controls.optional(
-        "softcap", "Soft cap", begin, 0.01, float(MAX_SOFTCAP), step=5.0, help=_SOFTCAP_HELP
+        "softcap", "Soft cap", begin, 0.01, float(MAX_SOFTCAP), at=at, step=5.0, help=_SOFTCAP_HELP
     )
 
 
@@ -64,15 +64,11 @@ def choose_diagonal(
 ) -> str | int:
     """Position of the diagonal. ``begin`` has ``diag`` and ``at``."""
     words = {name: name.replace("-", " ") for name in DIAGONALS} | {AT: "at a key"}
-    place = controls.choice(
-        "diag",
-        "Diagonal",
-        words,
-        begin["diag"],
-        help="Position of the causal diagonal. Bottom right: the last query's own key is the last key. Top left: the "
-        "first query's own key is the first key.",
-        at=next(columns),
+    help = (
+        "Position of the causal diagonal. Bottom right: the last query's own key is the last key. Top left: the first "
+        "query's own key is the first key."
     )
+    place = controls.choice("diag", "Diagonal", words, begin["diag"], help=help, at=next(columns))
     if place != AT:
         return place
     return controls.integer("at", "Key of query 0", begin["at"], -MOST, MOST, step=128, at=next(columns))

@@ -79,12 +79,11 @@ class _Fields:
             )  # fmt: skip
         return value
 
-    def side(self, name: str, label: str, default: int | None) -> int | None:
-        """An end of a window."""
-        return self.controls.optional(
-            name, label, self.begin(name, default), 0, mask_control.MOST, step=128,
-            help=mask_control.SIDE_HELP,
-        at=self.line.container(width=_NARROW))  # fmt: skip
+    def sides(self, left: int, right: int) -> list[int | None]:
+        """Both ends of a window."""
+        begin = {"left": left, "right": right}.items()
+        place = functools.partial(self.line.container, width=_NARROW)
+        return [mask_control.choose_side(self.controls, x, self.begin(x, n), place()) for x, n in begin]
 
     def diagonal(self) -> str | int:
         begin = {"diag": self.begin("diag", "bottom-right", str), "at": self.begin("at", 0)}
@@ -130,9 +129,7 @@ class _Fields:
 
 
 def _window(x: _Fields) -> Mask:
-    left = x.side("left", "Keys before", 1023)
-    right = x.side("right", "Keys after", 0)
-    return masks.window(left, right, x.diagonal())
+    return masks.window(*x.sides(1023, 0), x.diagonal())
 
 
 def _prefix(x: _Fields) -> Mask:
@@ -152,9 +149,7 @@ def _global_window(x: _Fields) -> Mask:
     tokens = x.number(
         "tokens", "Global tokens", 256, "These tokens see every key, and every query sees these tokens."
     )
-    left = x.side("left", "Keys before", 511)
-    right = x.side("right", "Keys after", 511)
-    return masks.global_window(tokens, left, right, x.diagonal())
+    return masks.global_window(tokens, *x.sides(511, 511), x.diagonal())
 
 
 def _documents(x: _Fields) -> Mask:
@@ -287,8 +282,8 @@ def choose(
     line = st.container(horizontal=True)
     fields = _Fields(controls, seqlen_q, seqlen_k, like, line, st.container(), [])
     mask = _KINDS[kind](fields)
-    with line.container(width=_NARROW):
-        softcap = mask_control.choose_softcap(controls, fields.begin("softcap", None, float))
+    begin_cap = fields.begin("softcap", None, float)
+    softcap = mask_control.choose_softcap(controls, begin_cap, line.container(width=_NARROW))
     alt = f"The mask over {seqlen_q:,} queries (downwards) and {seqlen_k:,} keys (to the right)"
     picture = tile_grid.preview(mask, seqlen_q, seqlen_k, page.palette().name, _PREVIEW, alt)
     st.html(_FIGURE.format(picture, f"{sections[kind][1]}<br><small>{alt}. {_LEGEND}</small>"))

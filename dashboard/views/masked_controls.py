@@ -48,29 +48,24 @@ def choose(controls: Controls) -> View:
     """The controls, and the view that they describe."""
     with page.control_box():
         first, left, middle, right = page.fields(1.4, 2.4, 1, 1.8)
-        with first:
-            titles = {name: OPERATIONS[name].title for name in DRAWN}
-            operation = controls.choice("op", "Operation", titles, DRAWN[0], segmented=True)
-        with right:
-            device = choose_card(controls)
-        with middle:
-            words = {name: element for name, (element, _) in _DTYPES.items()} | {"tf32": "float32 (tf32)"}
-            dtype, precision = _DTYPES[controls.choice("dtype", "Type", words)]
+        titles = {name: OPERATIONS[name].title for name in DRAWN}
+        operation = controls.choice("op", "Operation", titles, DRAWN[0], segmented=True, at=first)
+        device = choose_card(controls, right)
+        words = {name: element for name, (element, _) in _DTYPES.items()} | {"tf32": "float32 (tf32)"}
+        dtype, precision = _DTYPES[controls.choice("dtype", "Type", words, at=middle)]
         known = algorithms(operation, dtype)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
-        with left:
-            words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
-            algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True)
+        words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
+        algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True, at=left)
         columns = page.fields(1, 1, 1, 1, 1, 1)
         seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128, at=columns[0])
         seqlen_k = controls.integer("sk", "Keys", 4096, 1, MAX_LENGTH, step=128, at=columns[1])
         batch = controls.integer("batch", "Batch", 4, 1, 4096, at=columns[2])
         heads = controls.integer("heads", "Heads", 16, 1, 1024, at=columns[3])
-        with columns[4]:
-            help_text = (
-                "Divisors of the heads: fewer K/V heads are GQA, one is MQA. They change traffic, not tiles."
-            )
-            kv_heads = choose_kv_heads(controls, heads, help=help_text)
+        help_text = (
+            "Divisors of the heads: fewer K/V heads are GQA, one is MQA. They change traffic, not tiles."
+        )
+        kv_heads = choose_kv_heads(controls, heads, at=columns[4], help=help_text)
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[5]))
         mask, softcap = mask_editor.choose(controls, seqlen_q, seqlen_k)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)

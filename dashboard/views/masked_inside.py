@@ -39,10 +39,9 @@ def show_inside(view: View, palette: Palette) -> None:
 
 def _execute(view: View) -> InsideTrace | None:
     """Without a GPU trace: the order, on demand."""
-    st.info(
-        "**Measured:** no trace of the inside of such a thread block is recorded. Executing the kernel's source on "
-        "this CPU shows the order of its phases, not their time.",
-        icon=":material/info:",
+    page.not_measured(
+        "no trace of the inside of such a thread block is recorded. Executing the kernel's source on this CPU shows "
+        "the order of its phases, not their time."
     )
     reason = view.why_not_executed
     key = (view.problem, view.device, view.algorithm, view.config)

@@ -197,9 +197,8 @@ def _show_timelines(
     kept = [t for t in traces if t is not None and t.is_of(sides[0].device)]
     if len(kept) < len(sides) or kept[0].card != kept[1].card:
         missing = [name for name, t in zip(names, traces, strict=True) if t is None or t not in kept]
-        st.info(
-            f"**Measured:** no trace of {sentences.listed(missing) or 'both on one card'} is recorded for this card.",
-            icon=":material/info:",
+        page.not_measured(
+            f"no trace of {sentences.listed(missing) or 'both on one card'} is recorded for this card."
         )
         return
     seen = [

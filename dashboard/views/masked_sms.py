@@ -156,16 +156,11 @@ def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> N
 
 def offer_trace(make: Callable[[], bytes], name: str) -> None:
     """A download in the format of Chrome and Perfetto, made on demand."""
-    st.download_button(
-        "Chrome / Perfetto trace",
-        make,
-        f"cufa-{name}.json",
-        "application/json",
-        key=f"masked.export.{name}",
-        icon=":material/download:",
-        help="Open the file in ui.perfetto.dev or chrome://tracing. A predicted tile lasts one microsecond.",
-        on_click="ignore",
+    help_text = (
+        "Open the file in ui.perfetto.dev or chrome://tracing. A predicted tile lasts one microsecond."
     )
+    key, file, mime = f"masked.export.{name}", f"cufa-{name}.json", "application/json"
+    page.download("Chrome / Perfetto trace", make, file, mime, key, "download", help=help_text)
 
 
 def _offer_trace(view: View) -> None:
@@ -181,7 +176,7 @@ def _offer_trace(view: View) -> None:
     if view.refusal is not None:
         return
     why = "no kernel has these tiles" if devices.gpu_count() else "this machine has no GPU"
-    st.info(f"**Measured:** no trace of this problem is recorded, and {why}.", icon=":material/info:")
+    page.not_measured(f"no trace of this problem is recorded, and {why}.")
 
 
 def _choose_recorded() -> None:

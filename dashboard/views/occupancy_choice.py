@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import streamlit as st
-
 from cufa.build.variants import Variant
 from cufa.dashboard import page
 from cufa.dashboard.model import subject
@@ -76,40 +74,31 @@ def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
         columns = page.fields(4.2, 0.9, 1.5)
-        with columns[0]:
-            words = {
-                name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
-                for name, spec in KERNELS.items()
-            }
-            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
+        words = {name: f"{OPERATIONS[x.operation].title}: {name}, {x.title}" for name, x in KERNELS.items()}
+        spec = KERNELS[controls.choice("kernel", "Kernel", words, at=columns[0])]
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, str(HEAD_DIM), at=columns[1]))
         problems = compiled_problems(spec, head_dim)
-        with columns[2]:
-            kinds = {inputs_key(p): _inputs_words(p) for p in problems}
-            inputs = controls.choice("dtype", "Inputs", kinds)
+        kinds = {inputs_key(p): _inputs_words(p) for p in problems}
+        inputs = controls.choice("dtype", "Inputs", kinds, at=columns[2])
         problems = [p for p in problems if inputs_key(p) == inputs]
         columns = page.fields(1.9, 1.5, 1.2, 2)
         with columns[0]:
             problems = mask_control.choose_built(controls, problems)
-        lengths = {
-            str(number): text for number, text in enumerate(dict.fromkeys(map(lengths_words, problems)))
-        }
+        lengths = {str(n): text for n, text in enumerate(dict.fromkeys(map(lengths_words, problems)))}
         if len(lengths) > 1:
             wanted = lengths[controls.choice("cache", "Lengths", lengths, at=columns[1])]
             problems = [p for p in problems if lengths_words(p) == wanted]
-        with columns[2]:
-            served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
-            archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
-            arch = find_architecture(controls.choice("arch", "Architecture", archs, str(ARCH)))
+        served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
+        archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
+        arch = find_architecture(controls.choice("arch", "Architecture", archs, str(ARCH), at=columns[2]))
         shape = controls.carried("of", subject.problem_of, "a shape")
         choice = Choice(spec, problems[0], arch, None, shape)
-        with columns[3]:
-            configs = {config_key(c): c for c in choice.configs(arch)}
-            if not configs:
-                st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
-                return choice
-            words = {key: config_words(c) for key, c in configs.items()}
-            key = controls.choice("tiles", "Tiles (queries × keys)", words)
+        configs = {config_key(c): c for c in choice.configs(arch)}
+        if not configs:
+            columns[3].info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
+            return choice
+        words = {key: config_words(c) for key, c in configs.items()}
+        key = controls.choice("tiles", "Tiles (queries × keys)", words, at=columns[3])
     return dataclasses.replace(choice, config=configs[key])
 
 
@@ -132,13 +121,8 @@ def subject_of(choice: Choice) -> Subject:
     shape = choice.shape
     if shape is None or shape.operation != built.operation:
         shape = subject.sample(built.operation)
-    same = {
-        "head_dim": built.head_dim,
-        "scale": built.scale,
-        "dtype": built.dtype,
-        "precision": built.precision,
-    }
-    shape = dataclasses.replace(shape, **same, k_dtype=built.k_dtype, v_dtype=built.v_dtype)
+    same = ("head_dim", "scale", "dtype", "precision", "k_dtype", "v_dtype")
+    shape = dataclasses.replace(shape, **{name: getattr(built, name) for name in same})
     if shape.mask_kind != built.mask_kind:
         shape = dataclasses.replace(shape, mask=built.mask)
     if (shape.softcap is None) != (built.softcap is None):

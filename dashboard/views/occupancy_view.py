@@ -56,27 +56,18 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
         st.error(finding, icon=":material/error:")
     if not built.entries:
         return
-    main = _main_entry(built, choice)
-    entry = _choose_entry(controls, built, main)
+    # Traces belong to the launch over tiles.
+    main = next(e for e in built.entries if e.name == choice.spec.entry)
+    entry = main
+    if len(built.entries) > 1:
+        entries = {e.name: e for e in built.entries}
+        entry = entries[controls.choice("entry", "Launch", list(entries), main.name, segmented=True)]
     page.verdict(charts.verdict(entry.occupancy(choice.arch)), tag="compiled")
     _show_facts(entry, choice)
     _show_limits(entry, choice)
     if entry is main:
         _show_achieved(entry, choice)
     _show_what_if(entry, choice, controls, palette)
-
-
-def _main_entry(built: Compiled, choice: Choice) -> Entry:
-    """The launch over tiles, to which traces belong."""
-    return next(e for e in built.entries if e.name == choice.spec.entry)
-
-
-def _choose_entry(controls: Controls, built: Compiled, main: Entry) -> Entry:
-    if len(built.entries) == 1:
-        return built.entries[0]
-    names = [e.name for e in built.entries]
-    name = controls.choice("entry", "Launch", names, main.name, segmented=True)
-    return next(e for e in built.entries if e.name == name)
 
 
 def _show_facts(entry: Entry, choice: Choice) -> None:
@@ -124,20 +115,13 @@ def _show_limits(entry: Entry, choice: Choice) -> None:
 
 def _show_achieved(entry: Entry, choice: Choice) -> None:
     """Achieved occupancy in traces of the same build."""
+    assert choice.config is not None
+    wanted = choice.spec.name, config_key(choice.config), _compiled_as(choice.problem), choice.arch.name
     for kept in counters.all_traces()[0].values():
-        trace = kept.trace
-        of_build = (
-            trace.kernel,
-            config_key(trace.config),
-            _compiled_as(trace.problem),
-            trace.environment.get("arch"),
-        )
-        wanted = choice.spec.name, config_key(choice.config or trace.config), _compiled_as(choice.problem)
-        if of_build != (*wanted, choice.arch.name):
+        trace, p = kept.trace, kept.trace.problem
+        build = trace.kernel, config_key(trace.config), _compiled_as(p), trace.environment.get("arch")
+        if build != wanted or not kept.has_every_block:
             continue
-        if not kept.has_every_block:
-            continue
-        p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
         device = Device(kept.card, choice.arch, trace.num_sms)
         order = choice.spec.order(p, schedule, device, trace.config)
@@ -164,24 +148,15 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     arch = choice.arch
     _begin_anew(entry, choice, controls)
     columns = st.columns(3)
-    with columns[0]:
-        most = arch.max_registers_per_thread
-        registers = controls.integer("regs", "Registers per thread", entry.registers, 16, most, slider=True)
-    shared = controls.integer(
-        "smem",
-        "Shared memory per block (bytes)",
-        entry.shared_bytes,
-        0,
-        arch.shared_memory_per_block,
-        step=16,
-        slider=True,
-        at=columns[1],
+    sliders = (
+        ("regs", "Registers per thread", entry.registers, 16, arch.max_registers_per_thread, 1),
+        ("smem", "Shared memory per block (bytes)", entry.shared_bytes, 0, arch.shared_memory_per_block, 16),
+        ("threads", "Threads per block", entry.threads, 32, arch.max_threads_per_block, 32),
     )
-    with columns[2]:
-        most = arch.max_threads_per_block
-        threads = controls.integer(
-            "threads", "Threads per block", entry.threads, 32, most, step=32, slider=True
-        )
+    registers, shared, threads = (
+        controls.integer(name, label, begin, least, most, step=step, slider=True, at=column)
+        for (name, label, begin, least, most, step), column in zip(sliders, columns, strict=True)
+    )
     kernel = Point(entry.registers, entry.threads, entry.shared_bytes, entry.barriers)
     what_if = Point(registers, threads, shared, entry.barriers)
     if what_if == kernel:

@@ -34,8 +34,7 @@ def show(controls: Controls, palette: Palette) -> None:
         columns = page.fields(1, 1, 1, 1.2, 1, 1.6)
         ranks = controls.integer("ranks", "Ranks", 2, 1, _MOST_RANKS, at=columns[0])
         heads = controls.integer("heads", "Heads", 16, 1, 128, at=columns[1])
-        with columns[2]:
-            kv_heads = choose_kv_heads(controls, heads)
+        kv_heads = choose_kv_heads(controls, heads, at=columns[2])
         tokens = controls.integer("tokens", "Tokens", 32768, 1, 1 << 20, step=1024, at=columns[3])
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[4]))
         link = controls.choice("link", "Link", {name: _LINKS[name] for name in LINKS}, at=columns[5])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.commands import repro
+from cufa.dashboard import page
 from cufa.dashboard.model.measurements import Measurement
 
 
@@ -18,14 +19,8 @@ def show(found: Sequence[Measurement], name: str) -> None:
         st.caption(f"No Python file repeats {found[0].label}: {error}")
         return
     what = "this shape" if name == "run" else name
-    st.download_button(
-        f"Python file that repeats {what}",
-        text,
-        f"cufa-{found[0].id.replace('@', '-').replace(':', '')}.py",
-        "text/x-python",
-        key=f"repro.{name}",
-        icon=":material/replay:",
-        type="tertiary",
-        on_click="ignore",
+    file = f"cufa-{found[0].id.replace('@', '-').replace(':', '')}.py"
+    page.download(
+        f"Python file that repeats {what}", text, file, "text/x-python", f"repro.{name}", "replay", type="tertiary",
         help="Runs with cufa and CuPy, or with NumPy (`--cpu`); `--once LABEL` launches once, for a profiler.",
-    )
+    )  # fmt: skip

@@ -19,13 +19,11 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs, roofline_why
 from cufa.dashboard.views.compare_view import load_lines
+from cufa.dashboard.views.shape_controls import choose_regime
 from cufa.kernels import KERNELS, TileConfig
 from cufa.measure.cases import Work
-from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 from cufa.problem.problem import Problem
-
-_OWN = ", run here"
 
 
 def show(controls: Controls, palette: Palette) -> None:
@@ -37,18 +35,14 @@ def show(controls: Controls, palette: Palette) -> None:
     by_name = {e.name: e for e in found}
     with page.control_box():
         left, middle, right = page.fields(1.8, 2.2, 1.6)
-        with left:
-            words = {e.name: f"{where(e.rows)}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
-            chosen = by_name[
-                controls.choice("machine", "Measured on", words, _of_this_machine(found), local=True)
-            ]
+        words = {e.name: f"{where(e.rows)}{', run here' * (e.rows[0].origin == 'run')}" for e in found}
+        here = _of_this_machine(found)
+        chosen = by_name[controls.choice("machine", "Measured on", words, here, local=True, at=left)]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
-        with middle:
-            words = {name: SUITES[name].title if name in SUITES else name for name in suites}
-            suite = controls.choice("suite", "Shapes", words, local=True)
+        words = {name: SUITES[name].title if name in SUITES else name for name in suites}
+        suite = controls.choice("suite", "Shapes", words, local=True, at=middle)
         rows = [r for r in chosen.rows if r.suite == suite]
-        regimes = list(dict.fromkeys(str(r.regime) for r in rows))
-        regime = controls.choice("regime", "Regime", regimes, segmented=True, local=True, at=right)
+        regime = choose_regime(controls, list(dict.fromkeys(r.regime for r in rows)), right, local=True)
         rows = [r for r in rows if r.regime == regime]
         mask = mask_control.choose_among(controls, (r.problem for r in rows))
         rows = [r for r in rows if mask in ("", r.mask)]
@@ -58,15 +52,15 @@ def show(controls: Controls, palette: Palette) -> None:
     if not rows:
         page.verdict("No kernel is chosen: choose at least one kernel.", "warn")
         return
-    here = None if asked is None else _show_asked(asked, chosen, suite)
-    _show_roofline(chosen, rows, palette, here)
+    star = None if asked is None else _show_asked(asked, chosen, suite)
+    _show_roofline(chosen, rows, palette, star)
     row = roofline_needs.show(controls, rows, asked, chosen, palette)
     roofline_why.show(row, chosen)
     if asked is None:
         links.show("roofline", row.subject)
         roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
         return
-    same = Asked(asked.problem, asked.kernel, asked.config, Regime(regime), suite=suite)
+    same = Asked(asked.problem, asked.kernel, asked.config, regime, suite=suite)
     mine = next((m for m in figures(chosen.rows, same) if m.kernel == asked.kernel), None)
     roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
 

@@ -16,7 +16,7 @@ from cufa.dashboard.model.measurements import in_words
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
-from cufa.dashboard.views.shape_controls import card_key, choose_kv_heads
+from cufa.dashboard.views.shape_controls import card_key, choose_kv_heads, choose_regime
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
@@ -42,15 +42,13 @@ def choose(controls: Controls) -> Job:
         columns = page.fields(1.9, 2.1, 3.4)
         device_name = controls.choice("on", "Run on", run_devices(), local=True, at=columns[0])
         device = device_of(device_name)
-        with columns[1]:
-            named = dict.fromkeys(suite.operation for suite in SUITES.values())
-            titles = {name: OPERATIONS[name].title for name in named if presets.presets(name)}
-            operation = OPERATIONS[controls.choice("op", "Operation", titles, segmented=True)]
+        named = dict.fromkeys(suite.operation for suite in SUITES.values())
+        titles = {name: OPERATIONS[name].title for name in named if presets.presets(name)}
+        operation = OPERATIONS[controls.choice("op", "Operation", titles, segmented=True, at=columns[1])]
         shapes, suites = presets.presets(operation.name), presets.suites(device, operation.name)
-        with columns[2]:
-            words = {name: p.words for name, p in shapes.items()} | suites
-            first = list(shapes)[0 if device is None else 1]
-            preset = controls.choice("preset", "Start from", words, first, local=True)
+        words = {name: p.words for name, p in shapes.items()} | suites
+        first = list(shapes)[0 if device is None else 1]
+        preset = controls.choice("preset", "Start from", words, first, local=True, at=columns[2])
         kernels = _choose_kernels(controls, operation, device_name, device)
         if preset in suites:
             name = preset.removeprefix(presets.SUITE)
@@ -62,11 +60,8 @@ def choose(controls: Controls) -> Job:
         columns = page.fields(1.8, 1.9, 1.7, 1)
         with columns[0]:
             tilings = _choose_tiles(controls, kernels, problem, device)
-        with columns[1]:
-            also = [str(n) for n in _LENGTHS]
-            lengths = controls.several(
-                "also", "Also at these lengths", also, [], help="For a curve in Compare."
-            )
+        also, help_text = [str(n) for n in _LENGTHS], "For a curve in Compare."
+        lengths = controls.several("also", "Also at these lengths", also, [], at=columns[1], help=help_text)
         regime = _choose_regime(controls, columns[2:])
     wanted = tuple(c for kernel in kernels for c in tilings.get(kernel, (Contender(kernel),)))
     problems = dict.fromkeys([problem, *(_at_length(problem, int(n)) for n in lengths)])
@@ -82,15 +77,10 @@ def subject_of(job: Job) -> Subject:
     capability = None if device is None else device.arch.capability
     for contender in case.contenders:
         problem = case.problem_of(contender)
-        serving = (
-            spec
-            for spec in kernels_of(problem.operation).values()
-            if spec.algorithm == contender.algorithm and spec.refuses(problem, capability) is None
-        )
-        spec = next(serving, None)
-        if spec is not None:
-            card = "" if device is None else card_key(device)
-            return Subject(problem, spec.name, contender.config, card)
+        for spec in kernels_of(problem.operation).values():
+            if spec.algorithm == contender.algorithm and spec.refuses(problem, capability) is None:
+                card = "" if device is None else card_key(device)
+                return Subject(problem, spec.name, contender.config, card)
     return Subject(case.problem)
 
 
@@ -107,11 +97,8 @@ def _choose_kernels(
         titles["auto"] = "the planner's choice of split"
         default = ["auto"]
     else:
-        default = [
-            name
-            for name in (("naive", "fa1", "fa2") if device is None else ("fa2", "fa3"))
-            if name in default
-        ] or default
+        usual = ("naive", "fa1", "fa2") if device is None else ("fa2", "fa3")
+        default = [name for name in usual if name in default] or default
     if operation.memory_bound and device is not None:
         offered.append(READ)
         titles[READ] = "a kernel that only reads keys and values"
@@ -122,17 +109,14 @@ def _choose_kernels(
 
 def _choose_regime(controls: Controls, columns: list[DeltaGenerator]) -> tuple[float, Regime]:
     """Seconds and regime, in the order of a job's fields."""
-    with columns[0]:
-        help_text = "  \n".join(f"**{regime}**: {regime.how}" for regime in Regime)
-        words = {str(regime): str(regime) for regime in Regime}
-        regime = Regime(controls.choice("regime", "Regime", words, segmented=True, help=help_text))
-    with columns[1]:
-        choices = {"0.2": "0.2 s", "0.5": "0.5 s", "1": "1 s", "3": "3 s", "10": "10 s"}
-        help_text = "For all kernels of a shape together; at least ten rounds."
-        if regime is Regime.SUSTAINED:
-            help_text = "For each kernel alone, after a warm-up. Joules need 3 s."
-        seconds = controls.choice("seconds", "Measure for", choices, f"{regime.seconds:g}", help=help_text)
-    return float(seconds), regime
+    regime = choose_regime(controls, list(Regime), columns[0])
+    help_text = "For all kernels of a shape together; at least ten rounds."
+    if regime is Regime.SUSTAINED:
+        help_text = "For each kernel alone, after a warm-up. Joules need 3 s."
+    words, begin = {n: f"{n} s" for n in ("0.2", "0.5", "1", "3", "10")}, f"{regime.seconds:g}"
+    return float(
+        controls.choice("seconds", "Measure for", words, begin, at=columns[1], help=help_text)
+    ), regime
 
 
 def _suite_words(cases: tuple[Case, ...]) -> str:
@@ -181,15 +165,12 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     columns = page.fields(1, 1, 1, 1, 1, 1)
     batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096, at=columns[0])
     heads = controls.integer("heads", "Heads", start.heads, 1, 1024, at=columns[1])
-    with columns[2]:
-        kv_heads = choose_kv_heads(controls, heads, start.kv_heads)
-    with columns[3]:
-        most, step = (MAX_TOKENS, 1) if cached else (1 << 20, 128)
-        label = "New tokens" if cached else "Queries"
-        seqlen_q = controls.integer("sq", label, start.seqlen_q, 1, most, step=step)
-    with columns[4]:
-        label = "Cached tokens" if cached else "Keys"
-        seqlen_k = controls.integer("sk", label, start.seqlen_k, 1, 1 << 20, step=128)
+    kv_heads = choose_kv_heads(controls, heads, start.kv_heads, at=columns[2])
+    most, step = (MAX_TOKENS, 1) if cached else (1 << 20, 128)
+    label = "New tokens" if cached else "Queries"
+    seqlen_q = controls.integer("sq", label, start.seqlen_q, 1, most, step=step, at=columns[3])
+    label = "Cached tokens" if cached else "Keys"
+    seqlen_k = controls.integer("sk", label, start.seqlen_k, 1, 1 << 20, step=128, at=columns[4])
     head_dim = controls.integer(
         "d", "Head dim", start.head_dim, 8, MAX_HEAD_DIM, step=HEAD_DIM_STEP, at=columns[5]
     )
@@ -200,14 +181,13 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     mask, softcap = mask_control.choose(controls, start.mask, start.softcap, cached=cached)
     columns = page.fields(2.6, 1.6, 2)
     precisions = {p for s in kernels_of(start.operation).values() for p in s.precisions}
-    with columns[0]:
-        dtypes = [d for d in FORWARD_DTYPES if device is None or _served(start.operation, d)]
-        dtype = controls.choice("dtype", "Data type", dtypes, start.dtype, segmented=True)
+    served = {d for s in kernels_of(start.operation).values() for d in s.dtypes}
+    dtypes = [d for d in FORWARD_DTYPES if device is None or d in served]
+    dtype = controls.choice("dtype", "Data type", dtypes, start.dtype, segmented=True, at=columns[0])
     precision = "float32" if dtype == "float32" and "float32" in precisions else "native"
     if precision != "native" and device is not None:  # only float32 on a GPU has a choice
-        with columns[1]:
-            words = {"float32": "float32 accuracy", "tf32": "tf32 products"}
-            precision = controls.choice("precision", "Precision", words, segmented=True)
+        words = {"float32": "float32 accuracy", "tf32": "tf32 products"}
+        precision = controls.choice("precision", "Precision", words, segmented=True, at=columns[1])
     problem = dataclasses.replace(
         start, batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
         dtype=dtype, mask=mask, scale=default_scale(head_dim), softcap=softcap, precision=precision,
@@ -215,17 +195,12 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     return _choose_cache(controls, problem, device, columns[1:]) if cached else problem
 
 
-def _served(operation: str, dtype: str) -> bool:
-    return any(dtype in spec.dtypes for spec in kernels_of(operation).values())
-
-
 def _choose_cache(
     controls: Controls, problem: Problem, device: Device | None, columns: list[DeltaGenerator]
 ) -> Problem:
     """Layout and element type of keys and values."""
-    with columns[0]:
-        words = {size: f"pages of {size}" if size != "0" else "contiguous" for size in _PAGES}
-        page_size = int(controls.choice("pages", "Cache", words))
+    words = {size: f"pages of {size}" if size != "0" else "contiguous" for size in _PAGES}
+    page_size = int(controls.choice("pages", "Cache", words, at=columns[0]))
     elements = {"same": "as the queries"}
     known = dict.fromkeys(x for s in kernels_of(problem.operation).values() for x in s.k_dtypes)
     elements |= {x: x for x in known if problem.itemsize == 2 and device is not None}
@@ -266,10 +241,8 @@ def tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, T
         return {}  # another library
     if device is None:
         return {f"{q}x{kv}": TileConfig(q, kv, num_warps=0) for q, kv in _CPU_TILES}
-    serving = (s for s in named if s.refuses(problem, device.arch.capability) is None)
-    spec = next(serving, None)
-    configs = serving_configs(spec, problem, device) if spec else ()
-    return {config_key(c): c for c in configs}
+    spec = next((s for s in named if s.refuses(problem, device.arch.capability) is None), None)
+    return {config_key(c): c for c in (serving_configs(spec, problem, device) if spec else ())}
 
 
 def seconds_expected(job: Job, rate: float | None) -> float | None:

@@ -13,7 +13,7 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model.measurements import in_words
-from cufa.dashboard.state import Controls
+from cufa.dashboard.state import Controls, Place
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.run_controls import seconds_expected
 from cufa.dashboard.worker import client
@@ -89,15 +89,15 @@ def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
     return float(limits["flops"].get(kind, limits["flops"]["float32"]))
 
 
-def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
+def choose_run(controls: Controls, runs: list[Run], at: Place) -> Run | None:
     """The run that the page shows; None if there is none."""
     wanted = controls.asked("run")  # may be an older run
     shown = [*runs[:_MOST_LISTED], *(r for r in runs[_MOST_LISTED:] if r.id == wanted)]
     if not shown:
-        controls.choice("run", "Result of", {"none": "no run yet"})
+        controls.choice("run", "Result of", {"none": "no run yet"}, at=at)
         return None
     # Without the status, which changes: a browser keeps the words of the chosen option.
-    chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True)
+    chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True, at=at)
     return next(r for r in shown if r.id == chosen)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 from cufa.dashboard.model import devices
-from cufa.dashboard.state import Controls
+from cufa.dashboard.state import Controls, Place
 from cufa.gpu.architectures import ARCHITECTURES, Device
+from cufa.measure.regimes import Regime
 from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 
 _MOST_SMS = 1024
@@ -18,14 +20,14 @@ _H100 = dataclasses.replace(Device.typical(90), name="H100")
 
 
 def choose_kv_heads(
-    controls: Controls, heads: int, default: int | None = None, help: str | None = None
+    controls: Controls, heads: int, default: int | None = None, *, at: Place, help: str | None = None
 ) -> int:
     """A divisor of the heads: all of them unless ``default`` says otherwise."""
     divisors = [str(n) for n in range(heads, 0, -1) if heads % n == 0]
-    return int(controls.choice("kv", "K/V heads", divisors, str(default or heads), help=help))
+    return int(controls.choice("kv", "K/V heads", divisors, str(default or heads), at=at, help=help))
 
 
-def choose_card(controls: Controls) -> Device:
+def choose_card(controls: Controls, at: Place) -> Device:
     """This machine's GPU, an architecture's typical card, or an H100. Links name the architecture, and the number of
     SMs if it is not typical: a link means the same on every machine."""
     cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
@@ -40,7 +42,16 @@ def choose_card(controls: Controls) -> Device:
     if asked not in cards and (found := device_of(asked)) is not None:
         cards[asked] = found
     words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
-    return cards[controls.choice("card", "Card to predict for", words, default, local=True)]
+    return cards[controls.choice("card", "Card to predict for", words, default, local=True, at=at)]
+
+
+def choose_regime(controls: Controls, regimes: Sequence[Regime], at: Place, *, local: bool = False) -> Regime:
+    """One of these regimes, each explained."""
+    help_text = "  \n".join(f"**{regime}**: {regime.how}" for regime in regimes)
+    words = [str(regime) for regime in regimes]
+    return Regime(
+        controls.choice("regime", "Regime", words, segmented=True, local=local, help=help_text, at=at)
+    )
 
 
 def card_key(device: Device) -> str:

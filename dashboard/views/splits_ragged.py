@@ -29,9 +29,8 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     """Fixed splits against shares: predicted, and measured if available."""
     page.header("A ragged batch")
     left, right, _ = page.fields(1.4, 1.2, 2)
-    with left:
-        default = max(8, choice.problem.batch)
-        size = controls.integer("ragged", "Sequences of different length", default, 2, 512)
+    default = max(8, choice.problem.batch)
+    size = controls.integer("ragged", "Sequences of different length", default, 2, 512, at=left)
     spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024, at=right)
     given = dataclasses.replace(choice.problem.cache, given=True)
     problem = dataclasses.replace(choice.problem, batch=size, lengths=given)

@@ -72,18 +72,15 @@ def choose(controls: Controls) -> Choice | None:
         columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
         batch = controls.integer("batch", "Sequences", 1, 1, 512, at=columns[0])
         heads = controls.integer("heads", "Heads", 32, 1, 256, at=columns[1])
-        with columns[2]:
-            kv_heads = choose_kv_heads(controls, heads, 8)
+        kv_heads = choose_kv_heads(controls, heads, 8, at=columns[2])
         cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024, at=columns[3])
         head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128", at=columns[4]))
         dtype, _, cache = controls.choice("dtype", "Type", _DTYPES, at=columns[5]).partition(".")
         mask, softcap = mask_control.choose(controls, cached=True)
         columns = page.fields(1, 1.5, 2.9, 1.3)
-        with columns[0]:
-            help_text = "Query tokens per sequence: more than one for speculative decoding."
-            tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
-        with columns[1]:
-            device = choose_card(controls)
+        help_text = "Query tokens per sequence: more than one for speculative decoding."
+        tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, at=columns[0], help=help_text)
+        device = choose_card(controls, columns[1])
         problem = make_decode(
             batch, heads, kv_heads, cached, tokens=tokens, head_dim=head_dim, dtype=dtype,
             cache_dtype=cache or None, mask=mask, softcap=softcap,
@@ -94,14 +91,16 @@ def choose(controls: Controls) -> Choice | None:
             page.verdict(f"No kernel decodes this on {device.arch.name}.", "warn")
             st.info(str(error))
             return None
-        with columns[2]:
-            configs = fitting_configs(planned.spec, head_dim, device)
-            words = {config_key(c): config_words(c) for c in configs}
-            key = controls.choice("tiles", "Tiles (rows × keys)", words, config_key(planned.config))
-            config = next((c for c in configs if config_key(c) == key and c != planned.config), None)
-        with columns[3]:
-            help_text = "Assumed cost of each thread block besides its tiles: start, partial result, merge."
-            overhead = controls.integer("overhead", "Extra tiles per block", 1, 0, 64, help=help_text)
+        configs = fitting_configs(planned.spec, head_dim, device)
+        words = {config_key(c): config_words(c) for c in configs}
+        key = controls.choice(
+            "tiles", "Tiles (rows × keys)", words, config_key(planned.config), at=columns[2]
+        )
+        config = next((c for c in configs if config_key(c) == key and c != planned.config), None)
+        help_text = "Assumed cost of each thread block besides its tiles: start, partial result, merge."
+        overhead = controls.integer(
+            "overhead", "Extra tiles per block", 1, 0, 64, at=columns[3], help=help_text
+        )
     return Choice(problem, device, config, overhead)
 
 

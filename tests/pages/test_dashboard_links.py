@@ -23,7 +23,7 @@ from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.problem.problem import Problem, default_scale
 
-LABELS = {label: page for page, (label, _) in links._WORDS.items()}
+LABELS = {label: page for page, (label, *_) in links._PAGES.items()}
 
 
 def forward(dtype: str = "bfloat16", precision: str = "native", **changes: object) -> Problem:
