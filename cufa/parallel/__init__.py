@@ -15,18 +15,18 @@ Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b byte
 | allgather | windows, documents: only visible keys travel | any | at most zigzag's | of a call for a run of queries |
 | 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |
 
-Bits of one GPU: if the planner takes the same tiles for a rank's heads. All repeat their bits for the same P; none but
-heads and ulysses has bits that do not depend on P.
+"The bits of one GPU" holds if the planner takes the same tiles for a rank's heads. Every scheme repeats its bits for
+the same P; for another P only heads and ulysses do.
 
-Partial results are joined in float32: by the kernel itself on Hopper with 16-bit elements (fa3_forward goes on from a
-running result), by their log-sum-exp in a pass of its own elsewhere. Shares of a gradient are rounded to q's dtype,
-travel once, and are added in float32.
+Partial results are joined in float32: on Hopper with 16-bit elements by fa3_forward itself, which starts from the
+running result; elsewhere by their log-sum-exp in a separate pass. Each rank's share of a gradient is rounded to q's
+dtype, travels once, and is added in float32.
 
-A host without peer access: the driver copies through host memory, one copy for each run of neighbouring bytes; only
-long sequences hide that. Processes: start them with mpiexec or the like; `cufa parallel bench` starts its own, to try.
-A rank that does not come to a call within the group's ``timeout`` is named in the RuntimeError of the others; one that
-stops within a call ends it by that time, without its name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need
-no GPU.
+Without peer access the driver copies through host memory, one copy for each run of neighbouring bytes; only long
+sequences hide that. Start processes with mpiexec or the like; to try several, `cufa parallel bench` starts its own. If
+a rank does not make a call within the group's ``timeout``, the others raise a RuntimeError that names it. If a rank
+stops during a call, the others raise one without a name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need no
+GPU.
 
 On two H100s in one process (NOTES.md; forward and backward together, of one GPU's rate) zigzag reached 94% with 16/16
 heads, 98% with 32/4, 88% with documents; ulysses 95%. Decoding over 1M cached tokens was 1.92 times as fast as on one.

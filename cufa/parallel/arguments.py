@@ -12,8 +12,6 @@ from ..problem.checks import as_array, check_choice, is_device_array
 from ..problem.columns import TO_THE_END, Columns
 from ..problem.integers import Integers
 from ..problem.mask import Band, Mask
-from ..problem.options import Options
-from .compute import Scores
 from .group import Group
 from .placement import Placement, resolve
 from .schedule import Schedule
@@ -30,6 +28,8 @@ class Arguments:
     """Local parts by name and rank, axes (batch, heads, tokens, head_dim); empty for what was left out."""
     queries: Placement
     keys: Placement
+    heads: tuple[tuple[int, int], ...]
+    """Query heads and key/value heads that each rank holds."""
     scheme: str
     layout: str
     alibi_slopes: Any
@@ -54,21 +54,19 @@ class Arguments:
                 if array.ndim != axes:
                     raise ValueError(f"{name} of rank {rank} has shape {array.shape}: it takes {axes} axes")
                 parts[name][rank] = array if axes == 3 else array.transpose(LAYOUTS[layout])
-        heads = placement == "heads" or getattr(placement, "kind", "") == "heads"
-        lengths = cls._check(group, parts, heads)
-        queries = resolve(placement, [x[0] for x in lengths], "q")
-        keys = queries
-        if not isinstance(placement, Placement) or [x[1] for x in lengths] != queries.lengths:
-            keys = resolve(
-                queries.kind if isinstance(placement, Placement) else placement, [x[1] for x in lengths], "k"
-            )
-        return cls(group, parts, queries, keys, scheme, layout, slopes, sink)
+        kind = placement.kind if isinstance(placement, Placement) else placement
+        sizes = cls._check(group, parts, kind == "heads")
+        seqlens_q, seqlens_k = [x[0] for x in sizes], [x[1] for x in sizes]
+        queries = keys = resolve(placement, seqlens_q, "q")
+        if seqlens_k != seqlens_q:
+            keys = resolve(kind, seqlens_k, "k")
+        heads = tuple((x[2], x[3]) for x in sizes)
+        return cls(group, parts, queries, keys, heads, scheme, layout, slopes, sink)
 
     @staticmethod
-    def _check(group: Group, parts: dict[str, dict[int, Any]], by_heads: bool) -> list[tuple[int, int]]:
-        """(queries, keys) of every rank. Raises ValueError if the parts do not belong together; in every process, as
-        all know the shapes of all."""
-        first = parts["q"]
+    def _check(group: Group, parts: dict[str, dict[int, Any]], by_heads: bool) -> list[tuple[int, ...]]:
+        """(queries, keys, heads, kv_heads) of every rank. Raises ValueError if the parts do not belong together: in
+        every process, as all know the shapes of all."""
         for name, of_ranks in parts.items():
             like = "k" if name in ("k", "v") else "q"
             for rank, x in of_ranks.items():
@@ -79,24 +77,20 @@ class Arguments:
                     )
         sizes = {
             rank: [
-                q.shape[2], parts["k"][rank].shape[2], q.shape[0], q.shape[1], parts["k"][rank].shape[1], q.shape[3],
+                q.shape[2], parts["k"][rank].shape[2], q.shape[1], parts["k"][rank].shape[1], q.shape[0], q.shape[3],
                 sum(map(ord, str(q.dtype))), int(is_device_array(q)),
             ]
-            for rank, q in first.items()
+            for rank, q in parts["q"].items()
         }  # fmt: skip
-        every = group.gather(sizes)
+        every = [tuple(map(int, x)) for x in group.gather(sizes)]
+        equal = slice(4, 5) if by_heads else slice(2, None)
         for rank, x in enumerate(every):
-            if [*x][2 : 3 if by_heads else None] != [*every[0]][2 : 3 if by_heads else None]:
+            if x[equal] != every[0][equal]:
                 raise ValueError(
-                    f"q and k of rank {rank} have (batch, heads, kv_heads, head_dim) {tuple(x[2:6])}, those of rank 0 "
-                    f"{tuple(every[0][2:6])}: all but tokens must be equal, dtype and place too"
+                    f"q and k of rank {rank} have (heads, kv_heads, batch, head_dim) {x[2:6]}, those of rank 0 "
+                    f"{every[0][2:6]}: all but tokens must be equal, dtype and place too"
                 )
-        return [(int(x[0]), int(x[1])) for x in every]
-
-    @property
-    def _heads(self) -> tuple[int, int]:
-        (q, *_), (k, *_) = self.given["q"].values(), self.given["k"].values()
-        return q.shape[1], k.shape[1]
+        return [x[:4] for x in every]
 
     def mask(self, mask: Mask, seqlens: Any) -> Whole:
         """The mask of the whole score matrix."""
@@ -104,31 +98,17 @@ class Arguments:
             raise ValueError(f"mask={mask} has its numbers on a GPU: several ranks take mask.on_host()")
         seqlen_q, seqlen_k = self.queries.seqlen, self.keys.seqlen
         batch = next(iter(self.given["q"].values())).shape[0]
-        misfit = mask.misfit(batch, self._heads[1], seqlen_q, seqlen_k)
-        if misfit:
-            raise ValueError(f"mask={mask} {misfit}")
+        for rank in self.group.local:
+            if misfit := mask.misfit(batch, self.heads[rank][1], seqlen_q, seqlen_k):
+                raise ValueError(f"mask={mask} {misfit}")
         if seqlens is not None:
             mask = _shortened(mask, np.asarray(seqlens), batch, seqlen_q, seqlen_k)
         return Whole.of(mask, seqlen_q, seqlen_k, self.alibi_slopes is not None)
 
     def schedule(self, whole: Whole, backward: bool) -> Schedule:
-        heads, kv_heads = self._heads
-        if kv_heads and heads % kv_heads:
-            raise ValueError(f"q has {heads} heads and k {kv_heads}: heads must be a multiple of kv_heads")
         return make_schedule(
-            self.scheme, whole, self.queries, self.keys, heads, kv_heads, backward, self.sink is not None
+            self.scheme, whole, self.queries, self.keys, self.heads, backward, self.sink is not None
         )
-
-    def scores(
-        self,
-        scale: float | None,
-        softcap: float | None,
-        algorithm: str,
-        precision: str | None,
-        device: str | None,
-    ) -> Scores:
-        Options(softcap=softcap, scale=scale)
-        return Scores(scale, softcap, self.alibi_slopes, self.sink, algorithm, precision, device=device)
 
     def in_layout(self, parts: dict[int, Any]) -> dict[int, Any]:
         return {rank: x.transpose(LAYOUTS[self.layout]) for rank, x in parts.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from ..problem.mask import Mask
 from ..problem.options import resolve_mask
 from .arguments import Arguments
 from .backward import Backward
+from .compute import Scores
 from .forward import Forward
-from .group import Group, Move, module_of
+from .group import Group, exchange, module_of
 from .run import on_device
 
 
@@ -72,7 +72,7 @@ def flash_attention(
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
     whole = call.mask(resolve_mask(causal, window, mask), seqlens)
     schedule = call.schedule(whole, False)
-    scores = call.scores(scale, softcap, algorithm, precision, device)
+    scores = Scores(scale, softcap, alibi_slopes, sink, algorithm, precision, device=device)
     run = Forward(group, schedule, call.given, scores)
     run.run()
     out = group.returned(call.in_layout(run.out))
@@ -97,9 +97,7 @@ def flash_attention_backward(
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
     schedule = call.schedule(call.mask(resolve_mask(causal, window, mask), seqlens), True)
-    scores = dataclasses.replace(
-        call.scores(scale, softcap, algorithm, precision, device), deterministic=deterministic
-    )
+    scores = Scores(scale, softcap, alibi_slopes, sink, algorithm, precision, deterministic, device)
     run = Backward(group, schedule, call.given, scores)
     run.run()
     found = []
@@ -171,7 +169,7 @@ def _of_sequences(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
 def _dsink(call: Arguments, sink: Any) -> Any:
     """The gradient of the sink: of each head the sum of -exp(sink - lse) (rowsum(dout ∘ out) - dlse) over all rows.
     Every rank adds the shares of all, in the order of ranks."""
-    group, shares, all_of = call.group, {}, {}
+    group, shares, every = call.group, {}, {}
     for rank in group.local:
         with group.on(rank):
             lse = call.given["lse"][rank]
@@ -183,26 +181,13 @@ def _dsink(call: Arguments, sink: Any) -> Any:
             logit = on_device(sink, lse)[:, None]
             weight = xp.where(xp.isfinite(logit) & xp.isfinite(lse), xp.exp(logit - lse), 0)
             shares[rank] = -(weight * delta).sum(axis=(0, 2))
-            all_of[rank] = xp.empty((group.size, *shares[rank].shape), lse.dtype)
-    like = next(iter(shares.values()))
+            every[rank] = xp.empty((group.size, *shares[rank].shape), lse.dtype)
+            every[rank][rank] = shares[rank]
     if call.queries.kind == "heads":
         return group.returned(shares)
-    moves = [
-        Move(
-            one,
-            other,
-            shares.get(one),
-            all_of[other][one] if other in all_of else None,
-            like.shape,
-            like.dtype,
-        )
-        for one in range(group.size)
-        for other in range(group.size)
-        if one in shares or other in shares
-    ]
-    group.finish(group.start(moves))
+    exchange(group, every)
     found = {}
-    for rank, x in all_of.items():
+    for rank, x in every.items():
         with group.on(rank):
             found[rank] = x.sum(axis=0)
     return group.returned(found)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .compute import Scores, backward_call
-from .group import Group, Move, empty
+from .group import Group, empty
 from .placement import Range, Segment
-from .run import Parts, Run, Stage, run_of
+from .run import Parts, Result, Run, Stage, first_row
 from .schedule import Schedule
 from .sums import Sum
 
@@ -38,7 +38,7 @@ class Backward(Run):
         sums = []
         for (name, _), like in zip(_GRADIENTS, (q, k, v), strict=True):
             heads, segments = _of_gradient(name, stage)
-            own = run_of(rank, segments)
+            own = first_row(rank, segments)
             if own is None:
                 sums.append((Sum(self.group, rank, like), (0, heads[1] - heads[0]), 0))
                 stage.arrays[name] = sums[-1][0]
@@ -55,36 +55,32 @@ class Backward(Run):
                 if place is None:
                     total.add(*box, x)
 
-    def results(self, stage: Stage) -> list[tuple[Move, Any]]:
-        rank, found = stage.rank, []
+    def results(self, stage: Stage) -> Iterator[Result]:
+        rank = stage.rank
         if not stage.step.calls:
-            return []
+            return
         for name, given in _GRADIENTS:
             heads, segments = _of_gradient(name, stage)
-            if run_of(rank, segments) is not None:
+            if first_row(rank, segments) is not None:
                 continue
             like, total = next(iter(self.given[given].values())), None
-            width = like.shape[3]
             if rank in self.group.local:
                 with self.group.on(rank):
                     total = stage.arrays[name].total()
+            yield Result(name, heads, segments, total, like, like.dtype)
 
-            def into(
-                owner: int, x: Segment, array: Any, name: str = name, heads: Range = heads, width: int = width
-            ) -> Any:
-                total, box = self.sums[owner, name], (heads, (x.row, x.row + x.length))
-                if array is not None:
-                    return total.add(*box, array)
-                place = total.place(*box, coming=True)
-                if place is not None:
-                    return place, total.arrived
-                like = self.given["q"][owner]
-                place = empty(self.group, owner, (like.shape[0], heads[1] - heads[0], x.length, width), like)
-                return place, lambda: total.add(*box, place)
+    def keep(self, result: Result, segment: Segment, x: Any) -> None:
+        rows = segment.row, segment.row + segment.length
+        self.sums[segment.rank, result.name].add(result.heads, rows, x)
 
-            shape = (like.shape[0], heads[1] - heads[0], 0, width)
-            found += self.moves_back(rank, segments, total, shape, like.dtype, into)
-        return found
+    def expect(self, result: Result, segment: Segment) -> tuple[Any, Any]:
+        total, rows = self.sums[segment.rank, result.name], (segment.row, segment.row + segment.length)
+        place = total.place(result.heads, rows, coming=True)
+        if place is not None:
+            return place, total.arrived
+        like = self.given["q"][segment.rank]
+        share = empty(self.group, segment.rank, result.shape(segment.length), like)
+        return share, lambda: total.add(result.heads, rows, share)
 
 
 def _of_gradient(name: str, stage: Stage) -> tuple[Range, Sequence[Segment]]:

@@ -12,7 +12,6 @@ from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.merge import merge_attention_states
 from ..calls.running import attend
-from ..problem.checks import is_device_array
 from ..problem.options import Options
 from .group import module_of
 from .placement import Range
@@ -31,6 +30,9 @@ class Scores:
     precision: str | None = None
     deterministic: bool = False
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        Options(softcap=self.softcap, scale=self.scale)  # refuses values that no kernel takes
 
     def of_heads(self, heads: Range) -> Scores:
         """The same of some query heads."""
@@ -63,9 +65,8 @@ def forward_call(
         return
     begin = call.rows[0]
     rows = call.fresh[0] - begin, call.fresh[1] - begin, call.done[0] - begin, call.done[1] - begin
-    joined = attend_or_merge if is_device_array(q) else attend
     options = Options(call.mask, scores.softcap, scores.scale, scores.precision, "bhsd", scores.algorithm)
-    joined(
+    attend_or_merge(
         q, k, v, out, rows_of(running, call.rows), lse, rows, options,
         alibi_slopes=scores.alibi_slopes, device=scores.device,
     )  # fmt: skip
@@ -99,34 +100,39 @@ def attend_or_merge(
     fresh, fresh_end, done, done_end = rows
     found = found.astype(np.float32)
     end = lse.shape[-1]
-    for begin, stop, begins in (
-        (0, fresh, False),
-        (fresh, fresh_end, True),
-        (max(fresh_end, fresh), end, False),
-    ):
+    for begin, stop, is_fresh in ((0, fresh, False), (fresh, fresh_end, True), (fresh_end, end, False)):
         if begin == stop:
             continue
-        part = [x[:, :, begin:stop] for x in (running, running_lse, found, lse)]
-        if not begins:
-            part[2:] = merge_attention_states(*part)
-        part[0][...], part[1][...] = part[2], part[3]
-    out[:, :, done:done_end] = running[:, :, done:done_end]
+        before, before_lse, new, new_lse = (
+            rows_of(x, (begin, stop)) for x in (running, running_lse, found, lse)
+        )
+        if not is_fresh:
+            new, new_lse = merge_attention_states(before, before_lse, new, new_lse)
+        before[...], before_lse[...] = new, new_lse
+    rows_of(out, (done, done_end))[...] = rows_of(running, (done, done_end))
 
 
 def backward_call(
-    call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any] = (None, None, None)
+    call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any]
 ) -> tuple[Any, ...]:  # fmt: skip
     """dq of the call's rows, dk and dv of its keys. ``of_queries`` are dout, q, out, lse and dlse of the work; ``into``
     says where to write the results, None: to new arrays."""
     dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in of_queries)
     lse, dlse = (None if x is None else module_of(x).ascontiguousarray(x) for x in (lse, dlse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
-    more = scores.keywords("deterministic")
     dq, dk, dv = into
     found: tuple[Any, ...] = flash_attention_backward(
-        dout, q, k, v, out, lse, dlse=dlse, mask=call.mask, dq=dq, dk=dk, dv=dv, **more
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse=dlse,
+        mask=call.mask,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        **scores.keywords("deterministic"),
     )
     return found
-
-
-__all__ = ["Scores", "backward_call", "forward_call", "rows_of"]

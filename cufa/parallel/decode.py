@@ -11,7 +11,7 @@ import numpy as np
 from ..calls.decode import flash_decode as decode_here
 from ..problem.checks import as_array, is_device_array
 from ..run.cpu.combine import combine
-from .group import Group, Move, empty, module_of
+from .group import Group, empty, exchange, module_of
 from .run import lse_dtype, on_device
 
 
@@ -74,21 +74,7 @@ def flash_decode(
             given = parts["q"][rank], parts["k_cache"][rank], parts["v_cache"][rank]
             place = rank, capacities, interleave
             _partial(*given, lengths[rank], place, options_here, *packs[rank].of(rank))
-    like = next(iter(packs.values())).bytes[0]
-    moves = [
-        Move(
-            one,
-            other,
-            packs[one].bytes[one] if one in packs else None,
-            packs[other].bytes[one] if other in packs else None,
-            like.shape,
-            like.dtype,
-        )
-        for one in range(group.size)
-        for other in range(group.size)
-        if one != other and (one in packs or other in packs)
-    ]
-    group.finish(group.start(moves))
+    exchange(group, {rank: pack.bytes for rank, pack in packs.items()})
     found, of_rows = {}, {}
     for rank, pack in packs.items():
         with group.on(rank):

@@ -10,18 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..problem.checks import is_device_array
-from .group import Move
+from .group import Move, Transport
 
 _PEER_ALREADY = 704  # cudaErrorPeerAccessAlreadyEnabled
 _ANY_KIND = 4  # cudaMemcpyDefault: the addresses say which memory
 _EVENTS = 8
-"""Copies of a rank that may be awaited at a time: a step awaits those of two. A wait keeps what its event had recorded,
-so that events are recorded again."""
+"""Pairs of events of a rank, recorded in turn. A step waits for the copies of two :meth:`Devices.start`; a wait holds
+what its event had recorded at the time, so that a pair may then be recorded again."""
 
 
-class Devices:
-    one_process = True
-
+class Devices(Transport):
     def __init__(self, devices: list[int]) -> None:
         import cupy
 

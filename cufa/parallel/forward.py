@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .compute import Scores, forward_call, rows_of
-from .group import Group, Move, empty, module_of
+from .group import Group, empty, module_of
 from .placement import Segment
-from .run import Parts, Run, Stage, lse_dtype, on_device, run_of
+from .run import Parts, Result, Run, Stage, box_of, first_row, lse_dtype, on_device
 from .schedule import Schedule
 from .sums import add_up
 
@@ -46,7 +46,7 @@ class Forward(Run):
     def _begin(self, stage: Stage) -> dict[str, Any]:
         """The work's arrays: results in place if the queries are the rank's own, and the running result."""
         work, rank, q = stage.work, stage.rank, stage.arrays["q"]
-        xp, begin = module_of(q), run_of(rank, work.queries)
+        xp, begin = module_of(q), first_row(rank, work.queries)
         shape = (*q.shape[:3], self.out[rank].shape[3])
         if begin is not None:
             out, lse = (
@@ -66,22 +66,20 @@ class Forward(Run):
     def _lse_of_nothing(self, scores: Scores, like: Any) -> Any:
         return -float("inf") if scores.sink is None else on_device(scores.sink, like)[:, None]
 
-    def results(self, stage: Stage) -> list[tuple[Move, Any]]:
+    def results(self, stage: Stage) -> Iterator[Result]:
         work, rank = stage.work, stage.rank
-        if not stage.last or run_of(rank, work.queries) is not None:
-            return []
-        held, found = self.held.get(rank, {}), []
-        like = next(iter(self.out.values()))
-        shape = (like.shape[0], work.heads[1] - work.heads[0], 0, like.shape[3])
-        for name, parts, size, dtype in (
-            ("out", self.out, shape, like.dtype), ("lse", self.lse, shape[:3], lse_dtype(like)),
-        ):  # fmt: skip
+        if not stage.last or first_row(rank, work.queries) is not None:
+            return
+        for name, parts in (("out", self.out), ("lse", self.lse)):
+            like = next(iter(parts.values()))
+            yield Result(name, work.heads, work.queries, self.held.get(rank, {}).get(name), like, like.dtype)
 
-            def into(owner: int, x: Segment, array: Any, parts: Parts = parts) -> tuple[Any, None]:
-                target = parts[owner][:, slice(*work.heads), x.row : x.row + x.length]
-                if array is not None:
-                    add_up([array], target)
-                return target, None
+    def _target(self, result: Result, segment: Segment) -> Any:
+        parts = self.out if result.name == "out" else self.lse
+        return box_of(parts[segment.rank], result.heads, segment)
 
-            found += self.moves_back(rank, work.queries, held.get(name), size, dtype, into)
-        return found
+    def keep(self, result: Result, segment: Segment, x: Any) -> None:
+        add_up([x], self._target(result, segment))
+
+    def expect(self, result: Result, segment: Segment) -> tuple[Any, None]:
+        return self._target(result, segment), None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,40 @@ class Move:
     dtype: Any
 
 
+class Transport:
+    """How arrays travel between ranks; :class:`Group` says what the methods do. As written here, ranks have no device
+    of their own and nothing is awaited."""
+
+    one_process = True
+    size: int
+    local: tuple[int, ...]
+
+    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        """The numbers of every process; unless all ranks are in one."""
+        raise NotImplementedError
+
+    def start(self, moves: Sequence[Move]) -> Any:
+        raise NotImplementedError
+
+    def finish(self, started: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Virtual(Transport):
+    """Ranks of one process that share its memory: arrays are copied at once."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.local = size, tuple(range(size))
+
+    def start(self, moves: Sequence[Move]) -> Any:
+        for move in moves:
+            move.target[...] = move.source
+
+
 class Group:
     """Ranks that compute one attention together.
 
@@ -45,8 +80,8 @@ class Group:
     virtual : int, optional
         This many ranks in this process, on its CPU or on one GPU: to try schedules out, and for tests.
     timeout : float
-        Seconds after which a call or :meth:`synchronize` gives a rank up that does not answer: RuntimeError. Of
-        processes only. A rank that did not come to the call is named.
+        Processes only: seconds that a call or :meth:`synchronize` waits for a rank before it raises RuntimeError. The
+        message names a rank that did not make the call.
 
     Raises TypeError or ValueError for other arguments, and RuntimeError if two processes have the same GPU.
     """
@@ -67,7 +102,7 @@ class Group:
         if virtual is not None:
             if isinstance(virtual, bool) or not isinstance(virtual, int) or virtual < 1:
                 raise ValueError(f"virtual={virtual!r}: it takes the number of ranks, from 1 up")
-            self._transport: Any = Virtual(virtual)
+            self._transport: Transport = Virtual(virtual)
         elif isinstance(ranks, Sequence):
             from .devices import Devices
 
@@ -80,8 +115,8 @@ class Group:
             from .processes import Processes
 
             self._transport = Processes(ranks, timeout)
-        self.size: int = self._transport.size
-        self.local: tuple[int, ...] = self._transport.local
+        self.size = self._transport.size
+        self.local = self._transport.local
         """The ranks of this process."""
 
     @property
@@ -92,7 +127,7 @@ class Group:
     @property
     def one_process(self) -> bool:
         """Calls take and return a list with the local part of each rank; else one local part."""
-        return bool(self._transport.one_process)
+        return self._transport.one_process
 
     def parts(self, name: str, x: Any) -> dict[int, Any]:
         """The local parts of an argument by rank. Raises TypeError or ValueError naming the argument."""
@@ -114,20 +149,18 @@ class Group:
         """The numbers of every rank, on the host."""
         if self.one_process:
             return [numbers[rank] for rank in range(self.size)]
-        found: list[Sequence[int]] = self._transport.gather(numbers[self.local[0]])
-        return found
+        return self._transport.gather(numbers[self.local[0]])
 
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
-        """Work of a rank is launched within."""
-        found: contextlib.AbstractContextManager[Any] = self._transport.on(rank)
-        return found
+        """A context in which work of a rank is launched."""
+        return self._transport.on(rank)
 
     def start(self, moves: Sequence[Move]) -> Any:
-        """Let arrays travel beside what the ranks compute. Returns what :meth:`finish` takes."""
+        """Begin to copy arrays, beside the kernels of the ranks. Returns what :meth:`finish` takes."""
         return self._transport.start(moves)
 
     def finish(self, started: Any) -> None:
-        """Work that a rank launches from now on sees the arrays that reached it."""
+        """Work that a rank launches after this waits for the arrays sent to the rank."""
         self._transport.finish(started)
 
     def synchronize(self) -> None:
@@ -136,29 +169,23 @@ class Group:
         self._transport.synchronize()
 
 
-class Virtual:
-    """Ranks of one process that share its memory: arrays are copied at once."""
-
-    one_process = True
-
-    def __init__(self, size: int) -> None:
-        self.size, self.local = size, tuple(range(size))
-
-    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def start(self, moves: Sequence[Move]) -> Any:
-        for move in moves:
-            move.target[...] = move.source
-
-    def finish(self, started: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
+def exchange(group: Group | Transport, every: Mapping[int, Any]) -> None:
+    """All-gather. ``every``: of each local rank an array with a row for each rank, whose own row is filled in."""
+    like = next(iter(every.values()))[0]
+    moves = [
+        Move(
+            one, other, every[one][one] if one in every else None, every[other][one] if other in every else None,
+            like.shape, like.dtype,
+        )
+        for one, other in itertools.permutations(range(group.size), 2)
+        if one in every or other in every
+    ]  # fmt: skip
+    group.finish(group.start(moves))
 
 
 def local_rank() -> int:
-    """This process's number on its host, as mpiexec, srun and their like tell it: the GPU to use. Raises RuntimeError
-    if no launcher said it."""
+    """This process's number on its host, which mpiexec, srun and torchrun set: the GPU to use. Raises RuntimeError if
+    no launcher set it."""
     for name in _LOCAL_RANK:
         if name in os.environ:
             return int(os.environ[name])

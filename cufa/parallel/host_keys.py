@@ -3,21 +3,20 @@ piece before is computed (Fully Pipelined Distributed Transformer, Yao et al., 2
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from ..calls.shapes import LAYOUTS
 from ..problem.checks import as_array, is_device_array
 from ..problem.mask import Mask
-from ..problem.options import Options, resolve_mask
+from ..problem.options import resolve_mask
 from .compute import Scores
 from .devices import boxes
 from .forward import Forward
-from .group import Move, Virtual
+from .group import Move, Transport, Virtual
 from .placement import Placement, Segment
 from .schedule import Schedule
-from .schemes import pieces
+from .schemes import Maker
 from .slices import Whole
 
 _PIECE_BYTES = 128 << 20
@@ -60,21 +59,17 @@ def flash_attention_from_host(
             )
     batch, heads, seqlen_q, head_dim = arrays["q"].shape
     _, kv_heads, seqlen_k, v_dim = arrays["v"].shape
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads and k {kv_heads}: heads must be a multiple of kv_heads")
     whole = Whole.of(resolve_mask(causal, window, mask), seqlen_q, seqlen_k, alibi_slopes is not None)
-    of_token = batch * kv_heads * (head_dim + v_dim) * arrays["k"].itemsize
+    of_token = max(batch * kv_heads * (head_dim + v_dim) * arrays["k"].itemsize, 1)
     piece = max(_PIECE_BYTES // of_token // 1024 * 1024, 1024) if piece is None else piece
     if piece < 1:
         raise ValueError(f"piece={piece} must be 1 or more keys")
-    Options(softcap=softcap, scale=scale)
-    keys = [Segment(1, at, at, min(piece, seqlen_k - at)) for at in range(0, seqlen_k, piece)]
-    work = pieces(whole, (heads, kv_heads), [Segment(0, 0, 0, seqlen_q)], keys, sink is not None)
-    queries = Placement.of_lengths([seqlen_q, 0])
-    schedule = Schedule(
-        "from host", queries, Placement.of_lengths([0, seqlen_k]), heads, kv_heads, ((work,), ())
-    )
     scores = Scores(scale, softcap, alibi_slopes, sink, algorithm)
+    pieces = [[Segment(1, at, at, min(piece, seqlen_k - at))] for at in range(0, seqlen_k, piece)]
+    queries, keys = Placement.of_lengths([seqlen_q, 0]), Placement.of_lengths([0, seqlen_k])
+    maker = Maker(whole, queries, keys, heads, kv_heads, False, sink is not None)
+    work = maker.work((0, heads), queries.segments(0), pieces)
+    schedule = Schedule("from host", queries, keys, ((heads, kv_heads),) * 2, ((work,), ()))
     group: Any = _FromHost() if is_device_array(arrays["q"]) else Virtual(2)
     given = {"q": {0: arrays["q"]}, "k": {1: arrays["k"]}, "v": {1: arrays["v"]}}
     run = Forward(group, schedule, given, scores)
@@ -83,18 +78,14 @@ def flash_attention_from_host(
     return (out, run.lse[0]) if return_lse else out
 
 
-class _FromHost:
+class _FromHost(Transport):
     """Rank 0 is the current GPU; rank 1, the host, has the keys."""
-
-    size, local = 2, (0,)
 
     def __init__(self) -> None:
         import cupy
 
+        self.size, self.local = 2, (0,)
         self._cupy, self._stream = cupy, cupy.cuda.Stream(non_blocking=True)
-
-    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def start(self, moves: Sequence[Move]) -> Any:
         """After the work that the new arrays' memory was used by before."""

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .group import Move
+from .group import Move, Transport
 from .roll import Roll, late
 
 _TAG = 4748
 _POLL_S = 0.0002
 
 
-class HostProcesses:
+class HostProcesses(Transport):
     one_process = False
 
     def __init__(self, comm: Any, timeout: float) -> None:
         self._comm, self._roll = comm, Roll(comm, timeout)
         self.size, self.local = self._roll.size, (self._roll.rank,)
         self._posted = collections.deque[Any](maxlen=1024)
-
-    def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         return self._roll.gather(numbers)
@@ -49,5 +45,3 @@ class HostProcesses:
                     raise RuntimeError(late([move.sender], self._roll))
                 time.sleep(_POLL_S)
             move.target[...] = self._comm.recv(source=move.sender, tag=_TAG)
-
-    def synchronize(self) -> None: ...

@@ -1,5 +1,5 @@
-"""Processes of this machine, to try several ranks out: `cufa parallel bench` and tests start them. Programs are started
-by mpiexec and its like."""
+"""Processes of this machine that `cufa parallel bench` and tests start, to try several ranks. Users start programs by
+mpiexec or the like."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that start do not run this one's script again."""
+    """New processes do not run the script of this one again."""
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
         yield

@@ -116,22 +116,26 @@ def _joined(ranges: list[Range]) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def resolve(placement: Any, lengths: Sequence[int], name: str) -> Placement:
-    """The placement of parts with ``lengths`` tokens: the object as given, or made from its name. ``name`` is that of
-    the arrays. Raises ValueError if the lengths do not fit."""
-    if not isinstance(placement, Placement) and placement not in KINDS:
+def placed(placement: Any, seqlen: int, ranks: int) -> Placement:
+    """The placement of ``seqlen`` tokens: the object as given, or made from its name. Raises ValueError for an unknown
+    name."""
+    if isinstance(placement, Placement):
+        return placement
+    if placement not in KINDS:
         raise ValueError(
             f"placement={placement!r} is not known; use {', '.join(map(repr, KINDS))}, or a cufa.parallel.Placement"
         )
-    found: Placement
-    if isinstance(placement, Placement):
-        found = placement
-    elif placement == "contiguous":
+    found: Placement = getattr(Placement, placement)(seqlen, ranks)
+    return found
+
+
+def resolve(placement: Any, lengths: Sequence[int], name: str) -> Placement:
+    """The placement of parts with ``lengths`` tokens: the object as given, or made from its name. ``name`` is that of
+    the arrays. Raises ValueError if the lengths do not fit."""
+    if placement == "contiguous":
         found = Placement.of_lengths(lengths)
-    elif placement == "heads":
-        found = Placement.heads(lengths[0], len(lengths))
     else:
-        found = Placement.zigzag(sum(lengths), len(lengths))
+        found = placed(placement, lengths[0] if placement == "heads" else sum(lengths), len(lengths))
     if found.lengths != list(lengths):
         raise ValueError(
             f"{name} has local parts of {', '.join(map(str, lengths))} tokens, but the {found.kind} placement of "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 from ..problem.checks import check_choice
 from ..problem.element import ELEMENTS
 from ..problem.mask import Mask
 from ..problem.options import resolve_mask
-from .placement import Placement
-from .schedule import AHEAD, Schedule, Step, Work
+from .placement import placed
+from .schedule import AHEAD, Schedule
 from .schemes import make_schedule
 from .slices import Whole
 
@@ -28,6 +28,11 @@ H100s (NOTES.md) six are then predicted within 10%."""
 
 _LAUNCH_S = 8e-6
 """Of each call of a kernel: its launch, first loads and last blocks."""
+
+_RECEIVED = {("q", False): 1, ("q", True): 3, ("kv", False): 2, ("kv", True): 2}
+"""Arrays that travel, by what a step needs and backward: q (and dout, out); k and v."""
+_RETURNED = {("q", False): 1, ("q", True): 1, ("kv", False): 0, ("kv", True): 2}
+"""Arrays that travel back: out or dq; dk and dv."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +79,11 @@ class Prediction:
     @property
     def received(self) -> int:
         """Most bytes that reach a rank."""
-        found: dict[int, int] = {}
-        for x in self.steps:
-            found[x.rank] = found.get(x.rank, 0) + x.bytes
-        return max(found.values(), default=0)
-
-    def of_rank(self, rank: int) -> list[StepCost]:
-        return [x for x in self.steps if x.rank == rank]
+        return max(sum(x.bytes for x in self.steps if x.rank == rank) for rank in range(self.schedule.ranks))
 
     def split(self, rank: int) -> dict[str, float]:
         """A rank's time: compute, exposed communication, overlapped communication (within compute), idle."""
-        mine = self.of_rank(rank)
+        mine = [x for x in self.steps if x.rank == rank]
         compute, exposed = sum(x.compute for x in mine), sum(x.exposed for x in mine)
         overlapped = sum(x.overlapped for x in mine)
         return {
@@ -136,19 +135,16 @@ def plan(
     batch, heads, seqlen_q, head_dim = q
     if ranks < 1:
         raise ValueError(f"ranks={ranks} must be 1 or more")
-    makers = {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag, "heads": Placement.heads}
-    if not isinstance(placement, Placement):
-        check_choice("placement", placement, {name: repr(name) for name in makers})
-        queries, keys = makers[placement](seqlen_q, ranks), makers[placement](k[2], ranks)
-    else:
-        queries = keys = placement
+    queries, keys = placed(placement, seqlen_q, ranks), placed(placement, k[2], ranks)
     if isinstance(link, str):
         check_choice("link", link, {name: repr(name) for name in LINKS})
         link = LINKS[link]
-    by_heads = queries.kind == "heads"
-    counts = (heads // ranks, max(k[1] // ranks, 1)) if by_heads else (heads, k[1])
+    counts = [(heads, k[1])] * ranks
+    if queries.kind == "heads":
+        group, ends = heads // max(k[1], 1), [r * k[1] // ranks for r in range(ranks + 1)]
+        counts = [((end - begin) * group, end - begin) for begin, end in itertools.pairwise(ends)]
     whole = Whole.of(resolve_mask(causal, window, mask), seqlen_q, k[2])
-    schedule = make_schedule(scheme, whole, queries, keys, *counts, backward)
+    schedule = make_schedule(scheme, whole, queries, keys, tuple(counts), backward)
     rate = rate or (BACKWARD_FLOPS if backward else FORWARD_FLOPS)
     size, flops = ELEMENTS[dtype].itemsize * head_dim * batch, (10 if backward else 4) * head_dim * batch
     steps, end = [], 0.0
@@ -173,15 +169,13 @@ def _timeline(
     """A rank's steps: what a step needs travels from the beginning of the call, or of the step :data:`AHEAD` steps
     before, on; results travel back under the step after it."""
     bandwidth, latency = link
-    moves, found = list(schedule.moves(rank)), []
+    arrivals, found = list(schedule.arrivals(rank)), []
     now = linked = back_end = 0.0
     begins = [0.0] * AHEAD
-    for at, (work, step) in enumerate(_steps(schedule.works[rank])):
-        here = [x for x in moves if x[0] == at]
-        received = sum(
-            {"q": 3 if backward else 1, "kv": 2}[what] * x.length * (heads[1] - heads[0]) * size
-            for _, what, _, x, heads in here
-        )
+    steps = ((work, step) for work in schedule.works[rank] for step in work.steps)
+    for at, (work, step) in enumerate(steps):
+        here = [x for x in arrivals if x.step == at]
+        received = sum(_RECEIVED[x.what, backward] * x.rows * size for x in here)
         transfer = received / bandwidth + latency if received else 0.0
         linked = max(linked, begins[at]) + transfer
         begin = max(now, linked)
@@ -189,11 +183,7 @@ def _timeline(
         scores = step.scores * (work.heads[1] - work.heads[0])
         slower = _SLOWER[backward] if schedule.ranks > 1 else 1.0
         compute = scores * seconds_per_score * slower + _LAUNCH_S * len(step.calls)
-        returned = sum(
-            {"q": 1, "kv": 2}[what] * x.length * (heads[1] - heads[0]) * size
-            for _, what, _, x, heads in here
-            if what == "q" or backward
-        )
+        returned = sum(_RETURNED[x.what, backward] * x.rows * size for x in here)
         begins.append(begin)
         now = begin + compute
         if returned:  # as much comes in as goes out
@@ -203,10 +193,3 @@ def _timeline(
         found[-1] = dataclasses.replace(found[-1], exposed=found[-1].exposed + back_end - now)
         now = back_end
     return found, now
-
-
-def _steps(works: tuple[Work, ...]) -> Iterator[tuple[Work, Step]]:
-    for work in works:
-        if work.queries:
-            for step in work.steps or (Step((), ()),):
-                yield work, step

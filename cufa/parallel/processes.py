@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from .group import Move
+from .group import Move, Transport, exchange
 from .roll import Roll, late
 
 _POLL_S = 0.02
 
 
-class Processes:
+class Processes(Transport):
     one_process = False
 
     def __init__(self, comm: Any, timeout: float) -> None:
@@ -59,16 +59,8 @@ class Processes:
         cupy = self._cupy
         mine = cupy.asarray(np.asarray(numbers, np.int64))
         every = cupy.empty((self.size, len(mine)), np.int64)
-        moves = [
-            Move(self.rank, r, mine, None, mine.shape, mine.dtype) for r in range(self.size) if r != self.rank
-        ]
-        moves += [
-            Move(r, self.rank, None, every[r], mine.shape, mine.dtype)
-            for r in range(self.size)
-            if r != self.rank
-        ]
         every[self.rank] = mine
-        self.finish(self.start(moves))
+        exchange(self, {self.rank: every})
         self.synchronize()
         return [x.tolist() for x in every.get()]
 
@@ -110,7 +102,7 @@ class Processes:
 
 
 class _Watch:
-    """A thread that looks whether communication goes on: what waits for a rank that is gone would wait forever."""
+    """A thread that aborts communication without progress: kernels that wait for a dead rank would wait forever."""
 
     def __init__(
         self, device: Any, timeout: float, say: Callable[[], str], abort: Callable[[], None]

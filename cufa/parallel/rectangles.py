@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from ..problem.columns import Columns
@@ -26,7 +27,7 @@ def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -
     queries, keys = _merged(queries), _merged(keys)
     if not queries or not keys:
         return []
-    row, key = _starts(queries), _starts(keys)
+    row, key = (list(itertools.accumulate((x.length for x in xs), initial=0)) for xs in (queries, keys))
     scores = [[mask.visible((q.token, q.end), (k.token, k.end)) for k in keys] for q in queries]
     band = mask.mask.band if isinstance(mask.mask, Columns) else mask.mask
     assert isinstance(band, Band)
@@ -76,7 +77,7 @@ def _runs(mask: Whole, in_band: Whole, q: Segment, keys: Sequence[Segment]) -> l
     return found
 
 
-def with_order(steps: Sequence[Step], rows: int, sink: bool) -> tuple[Step, ...]:
+def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
     """The steps, whose calls know which of their rows begin and end with them."""
     calls = [call for step in steps for call in step.calls]
     numbered = []
@@ -105,11 +106,4 @@ def _merged(segments: Sequence[Segment]) -> list[Segment]:
             last = found.pop()
             x = Segment(last.rank, last.row, last.token, last.length + x.length)
         found.append(x)
-    return found
-
-
-def _starts(segments: Sequence[Segment]) -> list[int]:
-    found = [0]
-    for x in segments:
-        found.append(found[-1] + x.length)
     return found

@@ -1,4 +1,4 @@
-"""The roll of processes: every call begins with it, so that a rank that is slow or gone is named and not waited for."""
+"""The roll call of processes: every call begins with it, so that a slow or dead rank is named instead of awaited."""
 
 from __future__ import annotations
 

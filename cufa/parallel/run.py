@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .compute import Scores
+from .compute import Scores, rows_of
 from .group import Group, Move, empty, module_of
 from .placement import Range, Segment
 from .schedule import AHEAD, Schedule, Step, Work
@@ -34,6 +33,24 @@ class Stage:
     arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """An array that a stage computes, of tokens that other ranks own."""
+
+    name: str
+    heads: Range
+    segments: Sequence[Segment]
+    array: Any
+    """None: another process has it."""
+    like: Any
+    """Any array of the same axes, but for heads and tokens."""
+    dtype: Any
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        batch, *_ = self.like.shape
+        return (batch, self.heads[1] - self.heads[0], tokens, *self.like.shape[3:])
+
+
 class Run:
     """What forward and backward share: which arrays a stage needs, and how they come."""
 
@@ -54,12 +71,13 @@ class Run:
         for t in range(count):
             coming.append(self._prefetch(t + AHEAD))
             group.finish(coming.popleft())
-            sent = []
+            sent: list[tuple[Move, Any]] = []
             for stage in self.at(t):
                 if stage.rank in group.local:
                     with group.on(stage.rank):
                         self.compute(stage)
-                sent += self.results(stage)
+                for result in self.results(stage):
+                    sent += self._moves_back(stage.rank, result)
                 stage.arrays.clear()
             self._take(back)  # what came back from the step before arrived under this one
             back = group.start([move for move, _ in sent]), sent
@@ -89,7 +107,7 @@ class Run:
     def _needed(self, stage: Stage, name: str, segments: Sequence[Segment], heads: Range) -> Iterator[Move]:
         """Of an array of some tokens and heads: a view of the rank's own part, or a new array and what goes there."""
         rank, group, parts = stage.rank, self.group, self.given[name]
-        begin = run_of(rank, segments)
+        begin = first_row(rank, segments)
         like = next(iter(parts.values()))
         rows = sum(x.length for x in segments)
         if begin is not None:
@@ -103,8 +121,8 @@ class Run:
             target = stage.arrays[name] = empty(group, rank, shape, here, like.dtype)
         at = 0
         for x in neighbours(segments):
-            source = parts[x.rank][:, slice(*heads), x.row : x.row + x.length] if x.rank in parts else None
-            into = None if target is None else target[:, :, at : at + x.length]
+            source = box_of(parts[x.rank], heads, x) if x.rank in parts else None
+            into = None if target is None else rows_of(target, (at, at + x.length))
             at += x.length
             if x.rank in group.local or rank in group.local:
                 yield Move(x.rank, rank, source, into, (*shape[:2], x.length, *shape[3:]), like.dtype)
@@ -112,52 +130,54 @@ class Run:
     def compute(self, stage: Stage) -> None:
         raise NotImplementedError
 
-    def results(self, stage: Stage) -> list[tuple[Move, Any]]:
-        """What goes to other ranks after a stage, each with a function that takes the array at the receiver."""
+    def results(self, stage: Stage) -> Iterator[Result]:
+        """The arrays of a stage that other ranks own some tokens of."""
         raise NotImplementedError
 
-    def moves_back(
-        self, rank: int, segments: Sequence[Segment], x: Any, shape: tuple[int, ...], dtype: Any, into: Any
-    ) -> list[tuple[Move, Any]]:
-        """The segments of ``x`` to their owners. ``into`` takes (owner, segment, array), and returns where the array
-        that is still to come goes, and a function to call when it has come; array None: it comes from elsewhere.
-        ``shape`` is that of ``x`` for one token. The rank's own segments are taken at once."""
-        found, at, group = [], 0, self.group
-        for segment in neighbours(segments):
-            part = None if x is None else x[:, :, at : at + segment.length]
-            at += segment.length
-            owner = segment.rank
-            if owner == rank:
+    def keep(self, result: Result, segment: Segment, x: Any) -> None:
+        """Takes the tokens of a result that the computing rank itself owns."""
+        raise NotImplementedError
+
+    def expect(self, result: Result, segment: Segment) -> tuple[Any, Any]:
+        """For the owner of a segment: where its tokens go, and None or a function to call when they have come."""
+        raise NotImplementedError
+
+    def _moves_back(self, rank: int, result: Result) -> Iterator[tuple[Move, Any]]:
+        """The segments of a result to their owners, each with what :meth:`expect` wants to be called."""
+        at, group = 0, self.group
+        for x in neighbours(result.segments):
+            source = None if result.array is None else rows_of(result.array, (at, at + x.length))
+            at += x.length
+            if x.rank == rank:
                 if rank in group.local:
                     with group.on(rank):
-                        into(owner, segment, part)
+                        self.keep(result, x, source)
                 continue
-            size = (*shape[:2], segment.length, *shape[3:])
             target = come = None
-            if owner in group.local:
-                with group.on(owner):
-                    target, come = into(owner, segment, None)
-            if rank in group.local or owner in group.local:
-                found.append((Move(rank, owner, part, target, size, dtype), come))
-        return found
+            if x.rank in group.local:
+                with group.on(x.rank):
+                    target, come = self.expect(result, x)
+            if rank in group.local or x.rank in group.local:
+                yield Move(rank, x.rank, source, target, result.shape(x.length), result.dtype), come
 
 
 def _stages(rank: int, works: Sequence[Work]) -> Iterator[Stage]:
     for work in works:
-        if not work.queries:
-            continue
-        steps = work.steps or (Step((), ()),)
-        for i, step in enumerate(steps):
-            yield Stage(rank, work, step, i == 0, i == len(steps) - 1)
+        for i, step in enumerate(work.steps):
+            yield Stage(rank, work, step, i == 0, i == len(work.steps) - 1)
 
 
-def run_of(rank: int, segments: Sequence[Segment]) -> int | None:
-    """The first row, if the segments are neighbours in the rank's own part."""
-    if any(x.rank != rank for x in segments):
-        return None
-    if any(x.row + x.length != y.row for x, y in itertools.pairwise(segments)):
-        return None
-    return segments[0].row if segments else 0
+def first_row(rank: int, segments: Sequence[Segment]) -> int | None:
+    """The first row, if the segments are neighbours in the rank's own part; None if they are not."""
+    joined = neighbours(segments)
+    if not joined:
+        return 0
+    return joined[0].row if len(joined) == 1 and joined[0].rank == rank else None
+
+
+def box_of(x: Any, heads: Range, segment: Segment) -> Any:
+    """A view of some heads of a segment of a part."""
+    return x[:, slice(*heads), segment.row : segment.row + segment.length]
 
 
 def neighbours(segments: Sequence[Segment]) -> list[Segment]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ..problem.mask import Mask
@@ -60,6 +61,7 @@ class Work:
     kv_heads: Range
     queries: tuple[Segment, ...]
     steps: tuple[Step, ...]
+    """At least one, unless the work has no queries: a step without keys if no key is visible."""
 
     @property
     def rows(self) -> int:
@@ -78,29 +80,50 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
+class Arrival:
+    """Tokens of another rank that a step needs."""
+
+    step: int
+    """Counted over all works of the rank."""
+    what: str
+    """ "q" or "kv"."""
+    segment: Segment
+    heads: Range
+
+    @property
+    def rows(self) -> int:
+        """Rows of one array: a row is one token of one head."""
+        return self.segment.length * (self.heads[1] - self.heads[0])
+
+    def __str__(self) -> str:
+        x = self.segment
+        return f"    gets {self.what} {x.token}-{x.end - 1} from rank {x.rank}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Schedule:
     """The works of every rank, in order. Prints who computes what with which keys, and what travels."""
 
     scheme: str
     queries: Placement
     keys: Placement
-    heads: int
-    kv_heads: int
+    heads: tuple[tuple[int, int], ...]
+    """Query heads and key/value heads that each rank holds."""
     works: tuple[tuple[Work, ...], ...]
 
     @property
     def ranks(self) -> int:
         return len(self.works)
 
-    def moves(self, rank: int) -> Iterator[tuple[int, str, int, Segment, Range]]:
-        """What ``rank`` receives: (step counted over all works, "q" or "kv", sender, tokens, heads)."""
-        at = 0
+    def arrivals(self, rank: int) -> Iterator[Arrival]:
+        """What ``rank`` receives, step by step."""
+        steps = itertools.count()
         for work in self.works[rank]:
-            for i, step in enumerate(work.steps or (Step((), ()),)):
+            for i, step in enumerate(work.steps):
+                at = next(steps)
                 if i == 0:
-                    yield from ((at, "q", x.rank, x, work.heads) for x in work.queries if x.rank != rank)
-                yield from ((at, "kv", x.rank, x, work.kv_heads) for x in step.keys if x.rank != rank)
-                at += 1
+                    yield from (Arrival(at, "q", x, work.heads) for x in work.queries if x.rank != rank)
+                yield from (Arrival(at, "kv", x, work.kv_heads) for x in step.keys if x.rank != rank)
 
     def scores(self, rank: int) -> int:
         """Visible scores that a rank computes, over all its heads, of one sequence."""
@@ -108,40 +131,20 @@ class Schedule:
             step.scores * (work.heads[1] - work.heads[0]) for work in self.works[rank] for step in work.steps
         )
 
-    def received(self, rank: int, head_dim: int, itemsize: int, backward: bool = False) -> int:
-        """Bytes of q, k, v, results and gradients that reach a rank in one direction of one sequence."""
-        size = head_dim * itemsize
-        found = 0
-        for _, what, _, x, (first, end) in self.moves(rank):
-            arrays = {"q": 3 if backward else 1, "kv": 2}[what]  # backward: q, dout, out
-            found += arrays * x.length * (end - first) * size
-        for other in range(self.ranks):  # results: what was sent out comes back
-            for _, what, sender, x, (first, end) in self.moves(other):
-                if sender == rank and (what == "q" or backward):
-                    found += {"q": 1, "kv": 2}[what] * x.length * (end - first) * size
-        return found
-
     def __str__(self) -> str:
-        lines = [f"{self.scheme}: {self.heads}/{self.kv_heads} heads", str(self.queries)]
+        heads, kv_heads = self.heads[0]
+        lines = [f"{self.scheme}: {heads}/{kv_heads} heads", str(self.queries)]
         for rank, works in enumerate(self.works):
             lines.append(f"rank {rank} computes {self.scores(rank):,} scores")
-            moves = list(self.moves(rank))
-            at = 0
-            for work in works:
-                for step in work.steps or (Step((), ()),):
-                    heads = f"heads {work.heads[0]}-{work.heads[1] - 1}"
-                    lines.append(f"  step {at}   {heads}")
-                    lines += [
-                        f"    gets {what} {x.token}-{x.end - 1} from rank {sender}"
-                        for when, what, sender, x, _ in moves
-                        if when == at
-                    ]
-                    lines += [
-                        f"    queries {_tokens(work.queries, call.rows)} × keys {_tokens(step.keys, call.keys)}: "
-                        f"{call.mask}"
-                        for call in step.calls
-                    ]
-                    at += 1
+            arrivals = list(self.arrivals(rank))
+            for at, (work, step) in enumerate((x, step) for x in works for step in x.steps):
+                lines.append(f"  step {at}   heads {work.heads[0]}-{work.heads[1] - 1}")
+                lines += [str(x) for x in arrivals if x.step == at]
+                lines += [
+                    f"    queries {_tokens(work.queries, call.rows)} × keys {_tokens(step.keys, call.keys)}: "
+                    f"{call.mask}"
+                    for call in step.calls
+                ]
         return "\n".join(lines)
 
 

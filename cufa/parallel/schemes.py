@@ -18,30 +18,36 @@ SCHEMES = ("auto", "heads", "ulysses", "zigzag", "allgather", "2d")
 
 @functools.lru_cache(64)
 def make_schedule(
-    scheme: str, mask: Whole, queries: Placement, keys: Placement, heads: int, kv_heads: int,
+    scheme: str, mask: Whole, queries: Placement, keys: Placement, heads: tuple[tuple[int, int], ...],
     backward: bool = False, sink: bool = False,
 ) -> Schedule:  # fmt: skip
     """The schedule of a scheme for these placements. Raises ValueError for a scheme that needs another placement.
 
+    ``heads``: (query heads, key/value heads) that each rank holds; all equal unless heads are placed.
     ``backward``: of the gradients, whose calls are independent of each other. ``sink``: partial results begin with it,
     so that no row of them is fresh."""
     ranks, kind = queries.ranks, queries.kind
-    chosen = choose(mask, queries, heads, kv_heads) if scheme == "auto" else scheme
+    chosen = choose(mask, queries, heads[0][1]) if scheme == "auto" else scheme
     _check(chosen, kind)
-    make = _Maker(mask, queries, keys, heads, kv_heads, backward, sink)
+    makers = [Maker(mask, queries, keys, *held, backward, sink) for held in heads]
+    make = makers[0]
+    works: list[list[Work]]
     if chosen == "heads":
-        works = [[make.work((0, heads), queries.segments(r), [keys.segments(r)])] for r in range(ranks)]
+        works = [
+            [each.work((0, each.heads), queries.segments(r), [keys.segments(r)])]
+            for r, each in enumerate(makers)
+        ]
+    elif make.heads == 0:
+        works = [[]] * ranks
     elif chosen == "zigzag":
         works = [make.ring(r) for r in range(ranks)]
-    elif chosen == "allgather":
-        works = [make.gathered(r, 1) for r in range(ranks)]
     else:
-        degree = ranks if chosen == "ulysses" else _inner(ranks, kv_heads)
+        degree = {"allgather": 1, "ulysses": ranks, "2d": _inner(ranks, make.kv_heads)}[chosen]
         works = [make.gathered(r, degree) for r in range(ranks)]
-    return Schedule(chosen, queries, keys, heads, kv_heads, tuple(map(tuple, works)))
+    return Schedule(chosen, queries, keys, heads, tuple(map(tuple, works)))
 
 
-def choose(mask: Whole, queries: Placement, heads: int, kv_heads: int) -> str:
+def choose(mask: Whole, queries: Placement, kv_heads: int) -> str:
     """The scheme of "auto": the valid one with the least exposed traffic and equal work on all ranks."""
     ranks, plain = queries.ranks, isinstance(mask.mask, Band) and not mask.mask.irregular_kind
     if queries.kind == "heads":
@@ -64,15 +70,6 @@ def _check(scheme: str, kind: str) -> None:
         )
 
 
-def pieces(
-    mask: Whole, heads: Range, queries: Sequence[Segment], keys: Sequence[Segment], sink: bool
-) -> Work:
-    """Attention of ``queries`` to pieces of keys that come one after another. ``heads``: of queries and of keys."""
-    placement = Placement.of_lengths([0])
-    make = _Maker(mask, placement, placement, *heads, False, sink)
-    return make.work((0, heads[0]), queries, [[x] for x in keys])
-
-
 def _inner(ranks: int, kv_heads: int) -> int:
     """The largest number of ranks that divides both: the ranks that share the heads."""
     return max(n for n in range(1, ranks + 1) if ranks % n == kv_heads % n == 0)
@@ -81,9 +78,8 @@ def _inner(ranks: int, kv_heads: int) -> int:
 def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
     """Query heads of each part: whole query groups, or if there are more parts than key/value heads equal pieces of
     them where that is possible."""
-    group = heads // kv_heads if kv_heads else 0
-    pieces = parts // kv_heads if kv_heads and parts % kv_heads == 0 else 1
-    if parts > kv_heads and pieces > 1 and group % pieces == 0:
+    group, pieces = heads // kv_heads, parts // kv_heads
+    if pieces > 1 and parts % kv_heads == group % pieces == 0:
         each = group // pieces
         return [(i * each, (i + 1) * each) for i in range(parts)]
     ends = [i * kv_heads // parts * group for i in range(parts + 1)]
@@ -100,7 +96,9 @@ def head_groups(kv_heads: int, backward: bool) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Maker:
+class Maker:
+    """Makes the works of ranks. Raises ValueError for heads that are no multiple of the key/value heads."""
+
     mask: Whole
     queries: Placement
     keys: Placement
@@ -109,6 +107,17 @@ class _Maker:
     backward: bool
     sink: bool
 
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads if self.kv_heads else self.heads:
+            raise ValueError(
+                f"q has {self.heads} heads and k {self.kv_heads}: heads must be a multiple of kv_heads"
+            )
+
+    @property
+    def query_group(self) -> int:
+        """Query heads of a key/value head."""
+        return self.heads // self.kv_heads
+
     def ring(self, rank: int) -> list[Work]:
         """Zig-zag: the rank's own keys first, then those of the other ranks, one rank after another. Each segment comes
         straight from its owner. Backward: the own keys are computed in two halves of the heads, before and after the
@@ -116,10 +125,8 @@ class _Maker:
         ranks, own = self.queries.ranks, self.queries.segments(rank)
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
-        if not self.backward:
-            return [self.work(everything, own, [home, *others])]
-        half = self.kv_heads // 2 * (self.heads // max(self.kv_heads, 1))
-        if half == 0 or ranks == 1:
+        half = self.kv_heads // 2 * self.query_group
+        if not self.backward or half == 0 or ranks == 1:
             return [self.work(everything, own, [home, *others])]
         halves = (0, half), (half, self.heads)
         return [
@@ -136,25 +143,23 @@ class _Maker:
         keys = [x for r in range(self.keys.ranks) for x in self.keys.segments(r)]
         queries, keys = sorted(queries, key=lambda x: x.token), sorted(keys, key=lambda x: x.token)
         begin, end = shares(self.heads, self.kv_heads, degree)[rank - first]
-        group = self.heads // max(self.kv_heads, 1)
-        if begin % max(group, 1) or end % max(group, 1) or self.queries.ranks == 1:
+        group = self.query_group
+        if begin % group or end % group or self.queries.ranks == 1:
             return [self.work((begin, end), queries, [keys])]
-        ends = itertools.accumulate(
-            head_groups((end - begin) // group if group else 0, self.backward), initial=0
-        )
+        ends = itertools.accumulate(head_groups((end - begin) // group, self.backward), initial=0)
         cuts = itertools.pairwise(begin + x * group for x in ends)
         return [self.work(x, queries, [keys]) for x in cuts]
 
     def work(self, heads: Range, queries: Sequence[Segment], steps: Sequence[Sequence[Segment]]) -> Work:
-        group = self.heads // max(self.kv_heads, 1)
-        kv_heads = (heads[0] // group, -(-heads[1] // group)) if heads[1] > heads[0] else (0, 0)
-        if kv_heads == (0, 0) or not queries:
-            return Work(heads, kv_heads, tuple(queries) if kv_heads != (0, 0) else (), ())
+        """Attention of some heads of ``queries``: the keys of a step are those of its segments that a query sees."""
+        if heads[0] == heads[1] or not queries:
+            return Work(heads, (0, 0), (), ())
+        kv_heads = heads[0] // self.query_group, -(-heads[1] // self.query_group)
         mask = self.mask.of_heads(kv_heads, self.kv_heads)
         found = []
         for keys in steps:
             there = [x for x in (seen(mask, queries, segment) for segment in keys) if x.length]
             if calls := calls_of(mask, queries, there):
                 found.append(Step(tuple(there), tuple(calls)))
-        rows = sum(x.length for x in queries)
-        return Work(heads, kv_heads, tuple(queries), with_order(found, rows, self.sink))
+        ordered = with_order(found, self.sink) or (Step((), ()),)
+        return Work(heads, kv_heads, tuple(queries), ordered)

@@ -10,7 +10,7 @@ import numpy as np
 from ..calls.shapes import LAYOUTS
 from ..problem.checks import as_array
 from .group import Group, module_of
-from .placement import Placement
+from .placement import placed, resolve
 
 
 def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str = "bhsd") -> Any:
@@ -18,17 +18,12 @@ def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str 
     ranks, on their GPUs, as copies. NumPy arrays give views where tokens are neighbours. Waits for the array's GPU."""
     x = as_array("x", x)
     axis = _axis(x, layout)
-    seqlen = x.shape[axis]
-    if not isinstance(placement, Placement):
-        make = {"contiguous": Placement.contiguous, "zigzag": Placement.zigzag, "heads": Placement.heads}
-        if placement not in make:
-            raise ValueError(f"placement={placement!r} is not known; use {', '.join(map(repr, make))}")
-        placement = make[placement](seqlen, group.size)
+    placement = placed(placement, x.shape[axis], group.size)
     found, xp = {}, module_of(x)
     for rank in group.local:
         with contextlib.nullcontext() if isinstance(x, np.ndarray) else x.device:
             if placement.kind == "heads":
-                of_heads = 2 if layout == "bshd" and x.ndim == 4 else 1
+                of_heads = _heads_axis(x, layout)
                 n = x.shape[of_heads]
                 cut = slice(rank * n // group.size, (rank + 1) * n // group.size)
                 part = x[(slice(None),) * of_heads + (cut,)]
@@ -50,18 +45,12 @@ def collect(parts: Any, group: Group, placement: Any = "contiguous", layout: str
         )
     given = list(group.parts("parts", parts).values())
     axis = _axis(given[0], layout)
-    heads = placement == "heads" or getattr(placement, "kind", "") == "heads"
+    placement = resolve(placement, [x.shape[axis] for x in given], "parts")
     with group.on(0):
         xp = module_of(given[0])
         here = [xp.asarray(_settled(x)) for x in given]
-        if heads:
-            return xp.concatenate(here, axis=2 if layout == "bshd" and given[0].ndim == 4 else 1)
-        if not isinstance(placement, Placement):
-            total = sum(x.shape[axis] for x in here)
-            make = Placement.zigzag if placement == "zigzag" else None
-            placement = (
-                make(total, group.size) if make else Placement.of_lengths([x.shape[axis] for x in here])
-            )
+        if placement.kind == "heads":
+            return xp.concatenate(here, axis=_heads_axis(given[0], layout))
         shape = list(here[0].shape)
         shape[axis] = placement.seqlen
         whole = xp.empty(tuple(shape), here[0].dtype)
@@ -80,6 +69,10 @@ def _settled(x: Any) -> Any:
         found = module_of(x).ascontiguousarray(x)
         x.device.synchronize()
     return found
+
+
+def _heads_axis(x: Any, layout: str) -> int:
+    return 2 if layout == "bshd" and x.ndim == 4 else 1
 
 
 def _axis(x: Any, layout: str) -> int:

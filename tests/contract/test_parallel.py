@@ -94,12 +94,14 @@ def test_ranks_together_compute_attention(mask, placement, scheme, ranks, option
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (8, 1), (8, 2), (2, 2), (5, 5)])
-@pytest.mark.parametrize("scheme", ["ulysses", "2d"])
+@pytest.mark.parametrize("scheme", ["ulysses", "2d", "heads"])
 def test_heads_that_the_ranks_do_not_divide(heads, kv_heads, scheme):
     """Uneven shares, ranks without heads, and key/value heads that several ranks share."""
+    placement = "heads" if scheme == "heads" else "contiguous"
+    heads = kv_heads if scheme == "heads" else heads
     for ranks in (2, 4):
         inputs = operands(heads, kv_heads, 40, 40, batch=1)
-        check(par.Group(virtual=ranks), "contiguous", scheme, *inputs, causal=True)
+        check(par.Group(virtual=ranks), placement, scheme, *inputs, causal=True)
 
 
 @pytest.mark.parametrize("scheme", ["ulysses", "allgather", "zigzag"])
@@ -258,11 +260,10 @@ def test_kernels_without_running_results_merge(monkeypatch):
     q, k, v = make_inputs(1, 2, 2, 40, 30, 16, "float32")
     expected = [np.zeros_like(q), np.full_like(q, 0.5), np.full(q.shape[:3], 2.0, np.float32)]
     found = [x.copy() for x in expected]
-    for call in (compute.attend, compute.attend_or_merge):
-        if call is compute.attend_or_merge:
-            monkeypatch.setattr(compute, "attend", refuses)
-            monkeypatch.setattr(compute, "_without", set())
-        given = expected if call is not compute.attend_or_merge else found
-        call(q, k, v, *given, (5, 20, 10, 40), Options(), alibi_slopes=None, device="cpu")
+    options = {"alibi_slopes": None, "device": "cpu"}
+    compute.attend(q, k, v, *expected, (5, 20, 10, 40), Options(), **options)
+    monkeypatch.setattr(compute, "attend", refuses)
+    monkeypatch.setattr(compute, "_without", set())
+    compute.attend_or_merge(q, k, v, *found, (5, 20, 10, 40), Options(), **options)
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cufa.parallel as par
-from cufa import masks
 from cufa.parallel.launch import launch
 
 RANKS, TIMEOUT_S = 3, 2.0
@@ -29,17 +28,15 @@ def results(group, rank=None):
         parts = par.distribute(x, virtual, placement)
         return parts if rank is None else parts[rank]
 
-    sink = np.linspace(-1, 1, 6, dtype=np.float32)
+    options = {
+        "group": group,
+        "causal": True,
+        "sink": np.linspace(-1, 1, 6, dtype=np.float32),
+        "device": "cpu",
+    }
     for placement, scheme in CASES:
         q, k, v, dout = (cut(x, placement) for x in operands())
-        options = {
-            "group": group,
-            "placement": placement,
-            "scheme": scheme,
-            "mask": masks.causal(),
-            "sink": sink,
-        }
-        options["device"] = "cpu"
+        options |= {"placement": placement, "scheme": scheme}
         out, lse = par.flash_attention(q, k, v, return_lse=True, **options)
         found += [out, lse, *par.flash_attention_backward(dout, q, k, v, out, lse, **options)]
     caches = [cut(x, "contiguous") for x in operands()[1:3]]
