@@ -12,53 +12,62 @@ namespace cufa_host {
 
 using Row = float __attribute__((vector_size(32)));  // 8 columns of D or B
 
-inline float half_value(u32 x) { return float_from_half(static_cast<u16>(x)); }
-inline float bfloat16_value(u32 x) { return u32_as_float(x << 16); }
-
 inline const std::array<float, 256> kValuesOfE4m3 = [] {
   std::array<float, 256> values;
   for (u32 byte = 0; byte < 256; ++byte) values[byte] = cvt_f32_f16(u16(cvt_f16x2_e4m3x2(u16(byte))));
   return values;
 }();
 
-// 4n numbers of e4m3 in n words, in order.
-inline void widen_e4m3(const u32* words, int n, float* out) {
-  for (int i = 0; i < 4 * n; ++i) out[i] = kValuesOfE4m3[words[i / 4] >> i % 4 * 8 & 0xff];
+// The formats of operands: bits of an element, and its value.
+struct Half {
+  static constexpr int kBits = 16;
+  static float value(u32 x) { return float_from_half(u16(x)); }
+};
+struct Bfloat16 {
+  static constexpr int kBits = 16;
+  static float value(u32 x) { return u32_as_float(x << 16); }
+};
+struct Tf32 {
+  static constexpr int kBits = 32;
+  static float value(u32 x) { return u32_as_float(x & 0xffffe000u); }
+};
+struct E4m3 {
+  static constexpr int kBits = 8;
+  static float value(u32 x) { return kValuesOfE4m3[x]; }
+};
+// f(Half{}), or the other format's.
+template <typename F>
+void with_element(Format format, F f) {
+  switch (format) {
+    case Format::f16: return f(Half{});
+    case Format::bf16: return f(Bfloat16{});
+    case Format::tf32: return f(Tf32{});
+    case Format::e4m3: return f(E4m3{});
+  }
 }
+template <typename Element>
+constexpr int kPerWord = 32 / Element::kBits;
+// Columns of A, and rows of B, that 16 bytes hold: half of a product's K.
+template <typename Element>
+constexpr int kWidth = 128 / Element::kBits;
 
-// 2n 16-bit values in n words, in order.
-template <float (*VALUE)(u32)>
+// The elements of n words, in order.
+template <typename Element>
 inline void widen(const u32* words, int n, float* out) {
+  constexpr int kUnused = 32 - Element::kBits;
   for (int i = 0; i < n; ++i) {
-    out[2 * i] = VALUE(words[i] & 0xffff);
-    out[2 * i + 1] = VALUE(words[i] >> 16);
+    for (int e = 0; e < kPerWord<Element>; ++e) *out++ = Element::value(words[i] << (kUnused - e * Element::kBits) >> kUnused);
   }
 }
 #ifdef __F16C__
 template <>
-inline void widen<half_value>(const u32* words, int n, float* out) {
+inline void widen<Half>(const u32* words, int n, float* out) {
   for (int i = 0; i < n; i += 4) {
     const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(words + i));
     _mm256_storeu_ps(out + 2 * i, _mm256_cvtph_ps(eight));
   }
 }
 #endif
-
-// A (16 x 8*KB) in 2*KB blocks of 8x8, B in KB blocks of rows k; D is 16x8.
-template <float (*VALUE)(u32)>
-void load_operands_16bit(const u32 (*a)[32], const u32 (*b)[32], float (*A)[8][8], Row* B) {
-  widen<VALUE>(a[0], 128, &A[0][0][0]);
-  for (int half = 0; half < 2; ++half) {
-    float pairs[4][8][2];  // [t][column][k parity]
-    widen<VALUE>(b[half], 32, &pairs[0][0][0]);
-    for (int t = 0; t < 4; ++t) {
-      for (int column = 0; column < 8; ++column) {
-        B[8 * half + 2 * t][column] = pairs[t][column][0];
-        B[8 * half + 2 * t + 1][column] = pairs[t][column][1];
-      }
-    }
-  }
-}
 
 // C += A B, 16 x K times K x 8, added in order of k. (The hardware adds in a wider fixed-point sum; golden vectors bound the
 // difference.)

@@ -3,12 +3,30 @@
 // GPU compare results.
 //
 // A warp-collective twin parks the calling lane; the last lane to arrive executes for the warp. Products (mma) are queued, and
-// executed at the warp's next collective; mma_fence() is the cheapest.
+// executed at the warp's next collective; mma_fence() is the cheapest. A warp executes its 16 rows of a wgmma when it waits for it.
+// Bulk copies land when they are issued, or when no warp has anything else to do; bulk stores read shared memory when they are
+// issued, or when they are waited for. Checked mode finds missing fences: between proxies (race_detector.h), and of wgmma
+// (warpgroup.h).
 //
 // The twins cannot tell how fast a kernel is, how many registers it takes, whether the operand string of an asm statement is
 // right, or how warps interleave inside one instruction.
 #pragma once
 #include "primitives/types.cuh"
+
+// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/run/emulate/memory.py writes it. A box is copied
+// with the 128-byte swizzle.
+struct TensorMap {
+  const unsigned char* address;
+  u32 item_bytes;
+  u64 sizes[4];    // elements, innermost axis first
+  u64 strides[4];  // bytes
+  u32 box[4];      // elements
+};
+
+namespace cufa_host {
+// Of the operands of tensor cores.
+enum class Format { f16, bf16, tf32, e4m3 };
+}  // namespace cufa_host
 
 // ---- barrier.cuh: barriers.cpp
 void bar_sync(int id, int num_threads, SITE);
@@ -111,3 +129,151 @@ DEVICE int lane_id() { return cufa_host::context->thread_index.x % 32; }
 DEVICE int thread_id() { return cufa_host::context->thread_index.x; }
 u32 sm_id();
 u32 atomic_add(u32* p, u32 v, SITE);
+
+// ---- bulk_copy.cuh: bulk_copy.cpp
+void bulk_load(u32 smem, const void* global, u32 bytes, u32 barrier, SITE);
+void bulk_add_f32(float* global, u32 smem, u32 bytes, SITE);
+void global_proxy_fence();
+void bulk_wait();
+
+// ---- cluster.cuh: cluster_memory.cpp, cluster_barrier.cpp, mbarrier.cpp
+u32 cluster_rank();
+void cluster_arrive(SITE);
+void cluster_arrive_relaxed(SITE);
+void cluster_wait(SITE);
+u32 cluster_address(u32 smem, u32 rank, SITE);
+void st_cluster_vec2(u32 address, vec2 v, SITE);
+void st_cluster_vec4(u32 address, vec4 v, SITE);
+void st_async_vec2(u32 address, vec2 v, u32 barrier, SITE);
+void st_async_vec4(u32 address, vec4 v, u32 barrier, SITE);
+void cluster_copy(u32 address, u32 smem, u32 bytes, u32 barrier, SITE);
+void mbarrier_arrive_cluster_relaxed(u32 barrier, SITE);
+
+// ---- float8.cuh: arithmetic.cpp, tensor_core.cpp
+u32 cvt_f16x2_e4m3x2(u16 x);
+u32 cvt_e4m3x2(float lo, float hi);
+void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, SITE);
+u32 byte_permute(u32 lo, u32 hi, u32 selector);
+
+// ---- grid.cuh: memory.cpp. Launches run one after another here; checked mode finds what a launch touches too early.
+u32 atomic_inc_wrap(u32* counter, u32 last, SITE);
+void grid_release_next();
+void grid_await_previous();
+
+// ---- mbarrier.cuh: mbarrier.cpp, bulk_copy.cpp
+void mbarrier_init(u32 barrier, u32 arrivals, SITE);
+void mbarrier_init_fence();
+void async_proxy_fence();
+void mbarrier_arrive(u32 barrier, SITE);
+void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE);
+void mbarrier_wait(u32 barrier, u32 parity, SITE);
+void mbarrier_wait_cluster(u32 barrier, u32 parity, SITE);
+
+// ---- opaque.cuh
+DEVICE u32 opaque(u32 x) { return x; }
+
+// ---- reduction.cuh, maximum.cuh, semaphore.cuh: reductions.cpp
+void red_add_f32(float* p, float v, SITE);
+void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, SITE);
+void red_max_u32(u32* p, u32 v, SITE);
+void red_release_gpu_add(u32* counter, u32 v, SITE);
+u32 ld_acquire_gpu(const u32* counter, SITE);
+
+// ---- register_budget.cuh: deadlock.cpp. Called by all lanes of a warp: waits until `count` registers for each lane are free.
+namespace cufa_host {
+void set_registers(int count, Site site);
+}  // namespace cufa_host
+template <int COUNT>
+DEVICE void registers_release_to(SITE) {
+  cufa_host::set_registers(COUNT, site);
+}
+template <int COUNT>
+DEVICE void registers_raise_to(SITE) {
+  cufa_host::set_registers(COUNT, site);
+}
+
+// ---- stamp.cuh: arithmetic.cpp. The clock counts what this worker has executed: products, exponentials, copies, shuffles, barriers
+// and readings of the clock. It orders events and does not measure time.
+u64 sm_clock();
+u32 sm_clock_low();
+DEVICE void st_global_if(bool is_on, void* p, vec2 v, SITE) {
+  if (is_on) cufa_host::store_global(p, &v, sizeof(v), site);
+}
+
+// ---- stmatrix.cuh: collectives.cpp
+void stmatrix_x4(u32 smem, const u32 (&r)[4], SITE);
+void stmatrix_x4_trans(u32 smem, const u32 (&r)[4], SITE);
+
+// ---- tma.cuh: bulk_copy.cpp
+void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE);
+void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE);
+void bulk_commit();
+void bulk_wait_read();
+
+// ---- wgmma.cuh, wgmma_transposed.cuh, wgmma_e4m3.cuh: warpgroup.cpp
+namespace cufa_host {
+struct WarpgroupProduct {
+  int n;
+  Format format;
+  bool accumulate, transposed;
+  bool a_in_registers;
+  u32 a[4];
+  const u32* a_registers;  // the address of four consecutive operand registers; null: not known
+  u64 a_descriptor, b_descriptor;
+  float* d;
+};
+void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
+void await_warpgroup_products(u32 pending, Site site);
+
+// An operand register of a product: its value, and its address if the argument is an lvalue.
+struct RegisterOperand {
+  RegisterOperand(const u32& lvalue) : value(lvalue), place(&lvalue) {}
+  RegisterOperand(u32&& rvalue) : value(rvalue), place(nullptr) {}
+  u32 value;
+  const u32* place;
+};
+// The address of four registers if they are consecutive, else null.
+inline const u32* consecutive(RegisterOperand a0, RegisterOperand a1, RegisterOperand a2, RegisterOperand a3) {
+  const u32* first = a0.place;
+  return first && a1.place == first + 1 && a2.place == first + 2 && a3.place == first + 3 ? first : nullptr;
+}
+
+template <int N, Format FORMAT>
+struct WgmmaTwin {
+  using Operand = RegisterOperand;
+  template <bool ACCUMULATE, bool TRANSPOSED = false>
+  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
+    queue_warpgroup_product({N, FORMAT, ACCUMULATE, TRANSPOSED, false, {}, nullptr, a, b, d}, site);
+  }
+  template <bool ACCUMULATE, bool TRANSPOSED = false>
+  static DEVICE void rs(float (&d)[N / 2], Operand a0, Operand a1, Operand a2, Operand a3, u64 b, SITE) {
+    const u32* const place = consecutive(a0, a1, a2, a3);
+    queue_warpgroup_product(
+        {N, FORMAT, ACCUMULATE, TRANSPOSED, true, {a0.value, a1.value, a2.value, a3.value}, place, 0, b, d}, site);
+  }
+};
+}  // namespace cufa_host
+
+template <int N, bool BF16>
+struct Wgmma : cufa_host::WgmmaTwin<N, BF16 ? cufa_host::Format::bf16 : cufa_host::Format::f16> {};
+template <int N>
+struct WgmmaE4m3 : cufa_host::WgmmaTwin<N, cufa_host::Format::e4m3> {};
+template <int N, bool BF16>
+struct WgmmaTransposedB {
+  template <bool ACCUMULATES>
+  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
+    Wgmma<N, BF16>::template ss<ACCUMULATES, true>(d, a, b, site);
+  }
+};
+
+void wgmma_fence();
+void wgmma_commit();
+template <int PENDING>
+DEVICE void wgmma_wait(SITE) {
+  cufa_host::await_warpgroup_products(PENDING, site);
+}
+template <int COUNT>
+DEVICE void wgmma_registers(float (&)[COUNT]) {}
+template <int COUNT>
+DEVICE void wgmma_registers(u32 (&)[COUNT]) {}
+DEVICE void pair_registers(float, float, bool) {}

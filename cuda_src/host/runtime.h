@@ -5,20 +5,16 @@
 #include <unordered_map>
 #include <vector>
 
-#include "host/backward_hopper_host.h"
-#include "host/backward_host.h"
 #include "host/bank_model.h"
 #include "host/cluster.h"
-#include "host/cluster_host.h"
 #include "host/copy_groups.h"
 #include "host/counters.h"
-#include "host/decode_host.h"
 #include "host/fiber.h"
 #include "host/findings.h"
 #include "host/launch.h"
 #include "host/owners.h"
+#include "host/primitives_host.h"
 #include "host/race_detector.h"
-#include "host/stamp_host.h"
 #include "host/tensor_core.h"
 #include "host/warpgroup.h"
 

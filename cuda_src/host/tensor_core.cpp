@@ -8,7 +8,7 @@
 
 namespace cufa_host {
 
-void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site) {
+void ProductQueue::push(int lane, Format format, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site) {
   const u32 n = count_[lane]++;
   if (n == entries_.size()) entries_.emplace_back();
   Entry& entry = entries_[n];
@@ -23,7 +23,7 @@ void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, 
     std::memcpy(entry.kept[lane], d, 16);
     for (int i = 0; i < 4; ++i) d[i] = u32_as_float(kPoison);
   }
-  entry.kind = kind;
+  entry.format = format;
   entry.site = site;
 }
 
@@ -41,6 +41,23 @@ void ProductQueue::restore(Block& block, Warp& warp, const Entry& entry) {
   }
 }
 
+template <typename Element>
+void ProductQueue::multiply(Block& block, const Entry& entry) {
+  constexpr int kPer = kPerWord<Element>, kHalf = kWidth<Element>;
+  alignas(32) float A[4][8][kHalf];
+  float columns[2][4][8][kPer];  // [half of K][t][column][k % kPer]
+  Row B[2 * kHalf], C[16];
+  widen<Element>(entry.a[0], 128, &A[0][0][0]);
+  widen<Element>(entry.b[0], 64, &columns[0][0][0][0]);
+  for (int k = 0; k < 2 * kHalf; ++k) {
+    for (int column = 0; column < 8; ++column) B[k][column] = columns[k / kHalf][k % kHalf / kPer][column][k % kPer];
+  }
+  gather_rows(entry.d, 0, C);
+  multiply_add<kHalf>(A, B, C);
+  scatter_rows(C, entry.d, 0);
+  block.counters.products += 16 * 8 * 2 * kHalf;
+}
+
 void ProductQueue::execute(Block& block, Warp& warp) {
   const u32 n = count_[0];
   for (const u32 other : count_) {
@@ -52,64 +69,30 @@ void ProductQueue::execute(Block& block, Warp& warp) {
   for (u32 i = 0; i < n; ++i) {
     const Entry& entry = entries_[i];
     if (block.checked) restore(block, warp, entry);
-    alignas(32) float A[4][8][8];
-    Row B[32], C[16];
-    gather_rows(entry.d, 0, C);
-    if (entry.kind == Product::m16n8k8_tf32) {
-      float narrow[4][8][4];
-      for (int r = 0; r < 4; ++r) {
-        for (int l = 0; l < 32; ++l) (&narrow[r][0][0])[l] = u32_as_float(entry.a[r][l] & 0xffffe000u);
-      }
-      for (int k = 0; k < 8; ++k) {
-        for (int c = 0; c < 8; ++c) B[k][c] = u32_as_float(entry.b[k / 4][(k % 4) * 8 + c] & 0xffffe000u);
-      }
-      multiply_add<4>(narrow, B, C);
-      block.counters.products += 16 * 8 * 8;
-    } else if (entry.kind == Product::m16n8k32_e4m3) {
-      float wide[4][8][16];
-      for (int r = 0; r < 4; ++r) widen_e4m3(entry.a[r], 32, &wide[r][0][0]);
-      for (int half = 0; half < 2; ++half) {
-        float four[4][8][4];  // [t][column][k % 4]
-        widen_e4m3(entry.b[half], 32, &four[0][0][0]);
-        for (int k = 0; k < 16; ++k) {
-          for (int column = 0; column < 8; ++column) B[16 * half + k][column] = four[k / 4][column][k % 4];
-        }
-      }
-      multiply_add<16>(wide, B, C);
-      block.counters.products += 16 * 8 * 32;
-    } else {
-      if (entry.kind == Product::m16n8k16_f16) {
-        load_operands_16bit<half_value>(entry.a, entry.b, A, B);
-      } else {
-        load_operands_16bit<bfloat16_value>(entry.a, entry.b, A, B);
-      }
-      multiply_add<8>(A, B, C);
-      block.counters.products += 16 * 8 * 16;
-    }
-    scatter_rows(C, entry.d, 0);
+    with_element(entry.format, [&](auto element) { multiply<decltype(element)>(block, entry); });
   }
   block.counters.mma += n;
   clear();
 }
 
-static void queue(Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site) {
+static void queue(Format format, float* d, const u32* a, u32 b0, u32 b1, Site site) {
   Thread& thread = current();
-  thread.warp->products.push(thread.lane, kind, d, a, b0, b1, thread.block->checked, site);
+  thread.warp->products.push(thread.lane, format, d, a, b0, b1, thread.block->checked, site);
 }
 
 }  // namespace cufa_host
 
 void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
-  queue(Product::m16n8k16_f16, d, a, b0, b1, site);
+  queue(Format::f16, d, a, b0, b1, site);
 }
 void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
-  queue(Product::m16n8k16_bf16, d, a, b0, b1, site);
+  queue(Format::bf16, d, a, b0, b1, site);
 }
 void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
-  queue(Product::m16n8k8_tf32, d, a, b0, b1, site);
+  queue(Format::tf32, d, a, b0, b1, site);
 }
 void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Site site) {
-  queue(Product::m16n8k32_e4m3, d, a, b0, b1, site);
+  queue(Format::e4m3, d, a, b0, b1, site);
 }
 void mma_fence(Site site) {
   static const Collective kFence = {"mma_fence", [](Block&, Warp&) {}, false};

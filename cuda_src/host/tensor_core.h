@@ -9,13 +9,11 @@ namespace cufa_host {
 struct Block;
 struct Warp;
 
-enum class Product { m16n8k16_f16, m16n8k16_bf16, m16n8k8_tf32, m16n8k32_e4m3 };
-
 class ProductQueue {
  public:
   // `guard`: keep D and leave poison in its place until the product is executed. A kernel that forgets mma_fence() then computes
   // NaN, or is found out when it writes.
-  void push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site);
+  void push(int lane, Format format, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site);
   // All lanes are at a common point: multiply in order.
   void execute(Block& block, Warp& warp);
   void clear() {
@@ -31,10 +29,12 @@ class ProductQueue {
     float* d[32];
     float kept[32][4];  // D of the lanes in `first`
     u32 first;          // guarded: lanes for which this is the first product queued for its D
-    Product kind;
+    Format format;
     Site site;
   };
   static void restore(Block& block, Warp& warp, const Entry& entry);
+  template <typename Element>
+  static void multiply(Block& block, const Entry& entry);
 
   std::vector<Entry> entries_;  // grows to the longest run between two collectives
   u32 count_[32] = {};          // queued by each lane

@@ -55,66 +55,40 @@ void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site
   });
 }
 
-// An 8-bit operand: rows of 16 bytes, k along the rows. A in four blocks of 8 rows and 16 columns; columns 8 j ... 8 j + 7 of B.
-void load_a_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site, float (&A)[4][8][16]) {
-  const Operand64 operand(p.a_descriptor);
-  for (int m = 0; m < 4; ++m) {
-    for (int r = 0; r < 8; ++r) {
-      u32 words[4] = {};
-      if (p.a_in_registers) {
-        std::memcpy(words, &a[m][4 * r], 16);
-      } else {
-        const u32 row = operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2);
-        const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
-        if (bytes) std::memcpy(words, bytes, 16);
-      }
-      widen_e4m3(words, 4, A[m][r]);
-    }
-  }
-}
-void load_b_e4m3(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[32]) {
-  const Operand64 operand(p.b_descriptor);
-  for (int half = 0; half < 2; ++half) {
-    for (int column = 0; column < 8; ++column) {
-      const u32 row = operand.k_major(8 * j + column, half);
-      const auto* bytes = shared_bytes(block.thread(warp, 0), row, 16, "wgmma operand", site);
-      for (int k = 0; k < 16; ++k) B[16 * half + k][column] = bytes ? kValuesOfE4m3[bytes[k]] : 0.0f;
-    }
-  }
-}
-
-template <float (*VALUE)(u32)>
+template <typename Element>
 void load_row(Block& block, Warp& warp, u32 address, Site site, float* out) {
   const unsigned char* bytes = shared_bytes(block.thread(warp, 0), address, 16, "wgmma operand", site);
   u32 words[4] = {};
   if (bytes) std::memcpy(words, bytes, 16);
-  widen<VALUE>(words, 4, out);
+  widen<Element>(words, 4, out);
 }
 
-template <float (*VALUE)(u32)>
+// In four blocks of 8 rows and 16 bytes.
+template <typename Element>
 void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site,
-            float (&A)[4][8][8]) {
-  if (p.a_in_registers) return widen<VALUE>(a[0], 128, &A[0][0][0]);
+            float (&A)[4][8][kWidth<Element>]) {
+  if (p.a_in_registers) return widen<Element>(a[0], 128, &A[0][0][0]);
   const Operand64 operand(p.a_descriptor);
   for (int m = 0; m < 4; ++m) {
     for (int r = 0; r < 8; ++r) {
-      load_row<VALUE>(block, warp, operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2), site, A[m][r]);
+      load_row<Element>(block, warp, operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2), site, A[m][r]);
     }
   }
 }
 
 // Columns 8 j ... 8 j + 7.
-template <float (*VALUE)(u32)>
-void load_b(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[16]) {
+template <typename Element>
+void load_b(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[2 * kWidth<Element>]) {
+  constexpr int kHalf = kWidth<Element>;
   const Operand64 operand(p.b_descriptor);
-  float row[8];
+  if (p.transposed) {  // 16-bit elements only
+    for (int k = 0; k < 16; ++k) load_row<Element>(block, warp, operand.mn_major(k, j), site, reinterpret_cast<float*>(&B[k]));
+    return;
+  }
+  float row[kHalf];
   for (int i = 0; i < 16; ++i) {
-    if (p.transposed) {
-      load_row<VALUE>(block, warp, operand.mn_major(i, j), site, reinterpret_cast<float*>(&B[i]));
-      continue;
-    }
-    load_row<VALUE>(block, warp, operand.k_major(8 * j + i % 8, i / 8), site, row);
-    for (int k = 0; k < 8; ++k) B[i / 8 * 8 + k][i % 8] = row[k];
+    load_row<Element>(block, warp, operand.k_major(8 * j + i % 8, i / 8), site, row);
+    for (int k = 0; k < kHalf; ++k) B[i / 8 * kHalf + k][i % 8] = row[k];
   }
 }
 
@@ -195,31 +169,20 @@ void WarpgroupQueue::check_registers(Thread& thread, const Entry& entry) {
   thread.wgmma_registers.hand_back(a);
 }
 
-template <float (*VALUE)(u32)>
+template <typename Element>
 void WarpgroupQueue::multiply(Block& block, Warp& warp, const Entry& entry) {
+  constexpr int kHalf = kWidth<Element>;
   const WarpgroupProduct& p = entry.shared;
-  float A[4][8][8];
-  load_a<VALUE>(block, warp, p, entry.a, entry.site, A);
+  float A[4][8][kHalf];
+  load_a<Element>(block, warp, p, entry.a, entry.site, A);
   for (int j = 0; j < p.n / 8; ++j) {
-    Row B[16], C[16] = {};
-    load_b<VALUE>(block, warp, p, j, entry.site, B);
+    Row B[2 * kHalf], C[16] = {};
+    load_b<Element>(block, warp, p, j, entry.site, B);
     if (p.accumulate) gather_rows(entry.d, 4 * j, C);
-    multiply_add<8>(A, B, C);
+    multiply_add<kHalf>(A, B, C);
     scatter_rows(C, entry.d, 4 * j);
   }
-}
-
-void WarpgroupQueue::multiply_e4m3(Block& block, Warp& warp, const Entry& entry) {
-  const WarpgroupProduct& p = entry.shared;
-  float A[4][8][16];
-  load_a_e4m3(block, warp, p, entry.a, entry.site, A);
-  for (int j = 0; j < p.n / 8; ++j) {
-    Row B[32], C[16] = {};
-    load_b_e4m3(block, warp, p, j, entry.site, B);
-    if (p.accumulate) gather_rows(entry.d, 4 * j, C);
-    multiply_add<16>(A, B, C);
-    scatter_rows(C, entry.d, 4 * j);
-  }
+  block.counters.products += 16 * 2 * kHalf * p.n;
 }
 
 void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
@@ -231,15 +194,8 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
     abandon(block, "barrier", entry.site, text_of("only wgmma descriptors with 128-byte swizzle are emulated: ", entry.site));
   }
-  if (p.e4m3) {
-    multiply_e4m3(block, warp, entry);
-  } else if (p.bfloat16) {
-    multiply<bfloat16_value>(block, warp, entry);
-  } else {
-    multiply<half_value>(block, warp, entry);
-  }
+  with_element(p.format, [&](auto element) { multiply<decltype(element)>(block, warp, entry); });
   ++block.counters.wgmma;
-  block.counters.products += 16 * (p.e4m3 ? 32 : 16) * p.n;
   if (!block.counted) return;
   int part = 0;
   for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool is_a) {

@@ -3,7 +3,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 
 namespace cufa_host {
 
@@ -30,9 +30,8 @@ class WarpgroupQueue {
     Site site;
   };
   void run(Block& block, Warp& warp, Entry& entry);
-  template <float (*VALUE)(u32)>
+  template <typename Element>
   static void multiply(Block& block, Warp& warp, const Entry& entry);
-  static void multiply_e4m3(Block& block, Warp& warp, const Entry& entry);
   // Checked mode: the registers of a lane were not touched during the product; the thread owns them again.
   static void check_registers(Thread& thread, const Entry& entry);
   std::vector<Entry> entries_;  // oldest first

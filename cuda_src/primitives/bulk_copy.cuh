@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/tma.cuh"
 #ifndef __CUDACC__
-#include "host/backward_hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // cp.async.bulk, global -> shared. Its bytes count towards `barrier`, an mbarrier.

@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/mbarrier.cuh"
 #ifndef __CUDACC__
-#include "host/cluster_host.h"
+#include "host/primitives_host.h"
 #else
 
 // %cluster_ctarank: number of this block in its cluster.

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/decode_host.h"
+#include "host/primitives_host.h"
 #else
 
 // cvt.rn.f16x2.e4m3x2: exact. The lower byte goes to the lower half.

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/decode_host.h"
+#include "host/primitives_host.h"
 #else
 
 // atom.inc.acq_rel.gpu: returns the old value. The counter becomes 0 if the old value was `last` or more, else one more: no reset

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/backward_host.h"
+#include "host/primitives_host.h"
 #else
 
 // red.relaxed.gpu.global.max.u32: *p = max(*p, v). The bits of floats from 0 up are ordered as the floats are.

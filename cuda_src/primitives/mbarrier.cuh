@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // mbarrier.init: `arrivals` arrivals complete a phase.

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/backward_hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // No instruction. Values derived from the result are recomputed where they are used, not kept in registers over a loop.

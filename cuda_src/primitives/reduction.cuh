@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/backward_host.h"
+#include "host/primitives_host.h"
 #else
 
 // red.relaxed.gpu.global.add.f32: *p += v; no old value is returned. Subnormal numbers become zeros.

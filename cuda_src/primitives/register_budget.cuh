@@ -13,7 +13,7 @@ constexpr bool registers_suffice(int producer, int consumers, int each) {
 }
 
 #ifndef __CUDACC__
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 template <int COUNT>

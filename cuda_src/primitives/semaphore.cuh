@@ -4,7 +4,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/backward_host.h"
+#include "host/primitives_host.h"
 #else
 
 // red.release.gpu.global.add.u32: *counter += v. A thread that loads the new count sees the earlier writes of this thread and,

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/stamp_host.h"
+#include "host/primitives_host.h"
 #else
 
 // %clock64: cycles of this SM at its current clock rate; not comparable between SMs.

@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/backward_host.h"
+#include "host/primitives_host.h"
 #else
 
 DEVICE void stmatrix_x4(u32 smem, const u32 (&r)[4]) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // CUtensorMap, encoded by the driver on the host: address, sizes, strides, box, swizzle. A __grid_constant__ kernel argument.

@@ -9,7 +9,7 @@
 #pragma once
 #include "primitives/types.cuh"
 #ifndef __CUDACC__
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // wgmma.fence: the next wgmma sees the registers written before the fence.

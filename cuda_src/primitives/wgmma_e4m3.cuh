@@ -5,7 +5,7 @@
 #include "primitives/types.cuh"
 #include "primitives/wgmma.cuh"
 #ifndef __CUDACC__
-#include "host/hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 // wgmma.mma_async.m64nNk32. `ss`: A and B in shared memory; `rs`: A in four registers: bytes k = 4t ... 4t + 3 of rows g and

@@ -3,7 +3,7 @@
 #pragma once
 #include "primitives/wgmma.cuh"
 #ifndef __CUDACC__
-#include "host/backward_hopper_host.h"
+#include "host/primitives_host.h"
 #else
 
 template <int N, bool BF16>

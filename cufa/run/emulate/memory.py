@@ -99,7 +99,7 @@ def guarded_copy(name: str, x: npt.NDArray[Any], gap: int, writable: bool) -> Gl
 
 
 class TensorMap(ctypes.Structure):
-    """``TensorMap`` of cuda_src/host/hopper_host.h: a CUtensorMap in the clear, axes innermost first."""
+    """``TensorMap`` of cuda_src/host/primitives_host.h: a CUtensorMap in the clear, axes innermost first."""
 
     _fields_ = [
         ("address", ctypes.c_void_p),
