@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bugs_backward import FA2_BACKWARD, FA2_BACKWARD_F32
 from bugs_backward_hopper import FA3_BACKWARD, FA3_BACKWARD_PASSES, FA3_BACKWARD_WIDE
+from bugs_contract import CONTRACTS
 from bugs_forward import DECODE_APPEND, DECODE_MERGE, DECODE_PAGES, FA2_FORWARD, FA3_LISTS, SOFTMAX
 from planted_runs import Bug, steep, steep_decoding
 
@@ -20,6 +21,7 @@ BUGS = {
     "decode, merge in clusters": DECODE_MERGE,
     "decode, new tokens": DECODE_APPEND,
     "decode, pages": DECODE_PAGES,
+    **CONTRACTS,
 }
 ALL = [pytest.param(group, bug, id=f"{group}-{bug.what}") for group, bugs in BUGS.items() for bug in bugs]
 #: Each run once.

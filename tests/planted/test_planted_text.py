@@ -6,28 +6,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import test_emulate_contract_bugs
-import test_emulate_planted
 from mutant_table import MUTANTS, file_of_tests
+from test_emulate_planted import BUGS
 
 from cufa.build.compiler import SOURCE_DIR
 
-#: File and text, by the module that plants the bug and the bug's name.
-PLACES = {
-    **{
-        (group, f"{i} {bug.what}"): (bug.file, bug.old)
-        for group, bugs in test_emulate_planted.BUGS.items()
-        for i, bug in enumerate(bugs)
-    },
-    **{("contract", name): (bug.file, bug.old) for name, bug in test_emulate_contract_bugs.PLANTED.items()},
-}
-
 
 def test_texts_stand_once():
-    found = {
-        place: (SOURCE_DIR / file).read_text("utf-8").count(text) for place, (file, text) in PLACES.items()
-    }
-    assert {place: n for place, n in found.items() if n != 1} == {}
+    for group, bugs in BUGS.items():
+        for bug in bugs:
+            assert (SOURCE_DIR / bug.file).read_text("utf-8").count(bug.old) == 1, (group, bug.what)
+            assert bug.new != bug.old, (group, bug.what)
 
 
 def test_mutants_apply():
