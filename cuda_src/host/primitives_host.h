@@ -3,10 +3,10 @@
 // GPU compare results.
 //
 // A warp-collective twin parks the calling lane; the last lane to arrive executes for the warp. Products (mma) are queued, and
-// executed at the warp's next collective; mma_fence() is the cheapest. A warp executes its 16 rows of a wgmma when it waits for it.
-// Bulk copies land when they are issued, or when no warp has anything else to do; bulk stores read shared memory when they are
-// issued, or when they are waited for. Checked mode finds missing fences: between proxies (race_detector.h), and of wgmma
-// (warpgroup.h).
+// executed at the warp's next collective; mma_fence() is the cheapest. A warp executes its 16 rows of a wgmma when it waits for
+// the product. Bulk copies land when they are issued, or when no warp has anything else to do; bulk stores read shared memory
+// when they are issued, or when they are waited for. Checked mode finds missing fences: between proxies (race_detector.h), and
+// of wgmma (warpgroup.h).
 //
 // The twins cannot tell how fast a kernel is, how many registers it takes, whether the operand string of an asm statement is
 // right, or how warps interleave inside one instruction.
@@ -192,8 +192,8 @@ DEVICE void registers_raise_to(SITE) {
   cufa_host::set_registers(COUNT, site);
 }
 
-// ---- stamp.cuh: arithmetic.cpp. The clock counts what this worker has executed: products, exponentials, copies, shuffles, barriers
-// and readings of the clock. It orders events and does not measure time.
+// ---- stamp.cuh: arithmetic.cpp. The clock counts what this worker has executed: products, exponentials, copies, shuffles,
+// barriers and readings of the clock. It orders events and does not measure time.
 u64 sm_clock();
 u32 sm_clock_low();
 DEVICE void st_global_if(bool is_on, void* p, vec2 v, SITE) {
