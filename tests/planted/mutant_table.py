@@ -38,7 +38,7 @@ def _of(file: str, tests: str, *changes: tuple[str, str, str]) -> list[Mutant]:
 CORE = [
     *_of("cufa/problem/mask.py", "masks schedule",
         ("shift - self.left", "shift - self.left + 1", "a window one key too narrow on the left"),
-        ("(key <= row + last)", "(key < row + last)", "the last key of each row is hidden"),
+        ("key <= row + last", "key < row + last", "the last key of each row is hidden"),
         ("np.maximum(row_first + first, 0)\n    high", "np.maximum(row_last + first, 0)\n    high",
          "tiles that only the first rows of a block see are skipped"),
         ("clear_end = (clear_high + 1) // block_columns", "clear_end = clear_high // block_columns",
