@@ -118,6 +118,10 @@ def compile_command(
         named = click.get_current_context().get_parameter_source("archs") == ParameterSource.COMMANDLINE
         _compile_ahead([f"sm_{x}" for x in archs] if named else [None], as_json, **ahead_options)
         return
+    try:
+        version = nvrtc_version()
+    except MissingCompilerError as error:
+        common.fail(common.Exit.MISSING, str(error))
     wanted = list(variants(archs, kernels or None, head_dims, everything=everything))[part]
     if not wanted:
         raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
@@ -126,10 +130,6 @@ def compile_command(
         return
     common.stderr().print(f"{len(wanted):,} builds of {len({v.spec.name for v in wanted})} kernels to make")
     start = time.perf_counter()
-    try:
-        version = nvrtc_version()
-    except MissingCompilerError as error:
-        common.fail(common.Exit.MISSING, str(error))
     builds = _with_progress(wanted, jobs or usable_cores())
     seconds = time.perf_counter() - start
     bad = [build for build in builds if build.findings]
@@ -185,10 +185,7 @@ def _verdict(builds: list[Build]) -> str:
 
 
 def _list(variant: Variant, as_json: bool) -> None:
-    try:
-        found = take_apart(variant)
-    except MissingCompilerError as error:
-        common.fail(common.Exit.MISSING, str(error))
+    found = take_apart(variant)
     if as_json:
         common.print_json(listing_record(variant, found))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import pytest
@@ -18,52 +17,42 @@ from cufa.problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 FORWARD = kernels_of("forward")
 
 
-def is_first(spec):
-    """Whether no kernel before it is of the same source, and would leave it fewer builds."""
-    return next(s for s in KERNELS.values() if s.source == spec.source) is spec
-
-
-@functools.cache
-def built(name):
-    """The builds of one kernel when no other is asked for."""
-    if is_first(KERNELS[name]):
-        return tuple(v for v in everything() if v.spec.name == name)
-    return tuple(variants(kernels=[name]))
-
-
-@functools.cache
-def product(name):
-    """All builds of one kernel, however many."""
-    return tuple(variants(kernels=[name], everything=True))
-
-
-@functools.cache
-def everything():
-    return tuple(variants())
-
-
-def test_no_variant_is_built_twice():
-    assert len(set(everything())) == len(everything())
-    assert {v.spec.name for v in everything()} == set(KERNELS)
-
-
-def test_builds_grow_with_the_choices_and_not_with_their_product():
-    """CI has a few minutes on two cores for them; `make compile-nightly` has the night."""
-    assert len(everything()) < 1000
+@pytest.mark.in_turn
+def test_all_kernels_together():
+    """CI has a few minutes on two cores for them; `make compile-nightly` has the night for the product."""
+    everything = list(variants())
+    assert len(set(everything)) == len(everything) < 1000
+    assert {v.spec.name for v in everything} == set(KERNELS)
     assert next(itertools.islice(variants(everything=True), 20 * 500, None), None) is not None
 
 
-def test_an_ablation_is_built_only_where_it_skips_less():
+@pytest.mark.parametrize(
+    ("kernel", "ablation"), [("fa2_forward", "fa2_noskip"), ("fa2_forward_f32", "fa2_noskip_f32")]
+)
+def test_an_ablation_is_built_only_where_it_skips_less(kernel, ablation):
     """Without a mask its machine code is the kernel's own."""
-    for name, spec in FORWARD.items():
-        masks = {v.problem.mask_kind for v in everything() if v.spec is spec}
-        assert masks == set(spec.masks[0 if is_first(spec) else 1 :]), name
+    found = list(variants(kernels=[kernel, ablation]))
+    assert len(set(found)) == len(found)
+    for name, masks in (kernel, KERNELS[kernel].masks), (ablation, KERNELS[ablation].masks[1:]):
+        assert {v.problem.mask_kind for v in found if v.spec.name == name} == set(masks)
 
 
-@pytest.mark.sampled(fixed=1, dated=2)
+@pytest.mark.sampled(fixed=1, dated=3)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_config_element_mask_and_width_is_built(name):
-    spec, mine = KERNELS[name], built(name)
+def test_the_builds_of_a_kernel_cover_its_choices(name):
+    spec, mine = KERNELS[name], list(variants(kernels=[name]))
+    possible = list(variants(kernels=[name], everything=True))
+    assert_every_value_occurs(spec, mine, possible)
+    assert_every_two_choices_meet(spec, mine, possible)
+    assert_every_architecture_and_head_dim_occurs(spec, mine)
+    for v in mine:
+        assert all(launch.shared_memory <= v.arch.shared_memory_per_block for launch in v.launches), v
+        assert spec.entry in {launch.entry for launch in v.launches}, v
+        assert (v.problem.precision == "native") == (v.problem.dtype != "float32")
+        assert v.problem.alignment >= v.problem.itemsize
+
+
+def assert_every_value_occurs(spec, mine, possible):
     assert {v.config for v in mine} == {*spec.configs, *spec.split_configs}
     assert {v.problem.dtype for v in mine} == set(spec.dtypes)
     assert {v.problem.k_element.name for v in mine} == set(spec.k_dtypes or spec.dtypes)
@@ -73,51 +62,33 @@ def test_every_config_element_mask_and_width_is_built(name):
     narrowest = 16 if spec.uses_copy_engine else min(v.problem.itemsize for v in mine)
     assert {v.problem.alignment for v in mine} == {n for n in (16, 8, 4, 2) if n >= narrowest}
     assert {(v.trace, v.problem.mask_kind) for v in mine} >= {(True, kind) for kind in spec.masks}
-    own, possible = ([spec.own_constants(v.problem) for v in builds] for builds in (mine, product(name)))
+    own, of_product = ([spec.own_constants(v.problem) for v in builds] for builds in (mine, possible))
     for switch in own[0]:  # some have one value in all builds of a kernel
-        assert {x[switch] for x in own} == {x[switch] for x in possible}, switch
+        assert {x[switch] for x in own} == {x[switch] for x in of_product}, switch
 
 
-@pytest.mark.sampled(fixed=1, dated=2)
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_two_choices_that_can_meet_do(name):
-    own = KERNELS[name].own_constants(built(name)[0].problem)
-    pairs = pairs_of(built(name)[0])
-    assert {frozenset(pair) for pair in pairs} >= {
-        frozenset((one, other)) for one in (*PAIRED, *own) for other in (*PAIRED, *own) if one != other
-    }
+def assert_every_two_choices_meet(spec, mine, possible):
+    pairs, own = pairs_of(mine[0]), spec.own_constants(mine[0].problem)
+    wanted = itertools.combinations((*PAIRED, *own), 2)
+    assert {frozenset(pair) for pair in pairs} >= {frozenset(pair) for pair in wanted}
 
     def met(found):
         return {(one, c[one], other, c[other]) for c in (v.choices for v in found) for one, other in pairs}
 
-    assert met(built(name)) == met(product(name))
+    assert met(mine) == met(possible)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_architecture_and_head_dim_is_built(name):
-    spec, mine = KERNELS[name], built(name)
+def assert_every_architecture_and_head_dim_occurs(spec, mine):
     classes = {(v.arch.capability, v.choices["head dim class"]) for v in mine}
-    for arch in COMPILED_ARCHITECTURES:
-        for head_dim in HEAD_DIMS:
-            fits = fitting_configs(spec, head_dim, Device.typical(arch))
-            assert ((arch, head_dim) in classes) == bool(fits)
+    for arch, head_dim in itertools.product(COMPILED_ARCHITECTURES, HEAD_DIMS):
+        fits = fitting_configs(spec, head_dim, Device.typical(arch))
+        assert ((arch, head_dim) in classes) == bool(fits)
     problems = [p for d in ODD_HEAD_DIMS for p in OPERATIONS[spec.operation].compiled(spec, d)]
     first = Device.typical(next(arch for arch in COMPILED_ARCHITECTURES if spec.runs_on(arch)))
     served = {
         p.head_dim for p in problems if spec.refuses(p) is None and fitting_configs(spec, p.head_dim, first)
     }
     assert {v.problem.head_dim for v in mine} >= served
-
-
-def test_a_variant_fits_the_block_limit_of_its_architecture():
-    for v in everything():
-        assert all(launch.shared_memory <= v.arch.shared_memory_per_block for launch in v.launches), v
-
-
-def test_float32_alone_has_a_choice_of_precision():
-    for v in everything():
-        assert (v.problem.precision == "native") == (v.problem.dtype != "float32")
-        assert v.problem.alignment >= v.problem.itemsize
 
 
 def test_asking_for_less_gives_less():
@@ -155,8 +126,3 @@ def test_every_head_dim_has_a_kernel_on_every_architecture(arch, algorithm, dtyp
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, precision=precision)
         plan = make_plan(problem, device, algorithm)
         assert all(launch.shared_memory <= device.arch.shared_memory_per_block for launch in plan.launches)
-
-
-def test_every_kernel_launches_the_entry_that_it_is_about():
-    for variant in everything():
-        assert variant.spec.entry in {launch.entry for launch in variant.launches}, str(variant)
