@@ -14,7 +14,7 @@ from ..cache import runs_dir
 from ..gpu.architectures import Device
 from ..kernels import KERNELS
 from ..measure import cards
-from ..measure.cases import Case, Contender, one_item_a_block
+from ..measure.cases import Case, Contender, as_launched
 from ..measure.inputs import Inputs
 from ..measure.limits import measure_limits
 from ..measure.measured import Json, Measured, digest, rows_of
@@ -153,8 +153,8 @@ def _contender(row: Measured, of_case: Problem, device: Device | None) -> Conten
         raise ValueError(
             f"{row.label}, {row.problem}: {error}. Repeat this row in commit {commit}"
         ) from error
-    grids = [[list(x.grid) for x in each.launches] for each in (plan, one_item_a_block(plan))]
-    return dataclasses.replace(found, one_item_a_block=row.json["grid"] == grids[1] != grids[0])
+    as_recorded = as_launched(plan, row.json["grid"])
+    return dataclasses.replace(found, one_item_a_block=as_recorded is not plan)
 
 
 def _figures(row: Measured) -> Json:

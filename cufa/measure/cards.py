@@ -1,8 +1,9 @@
 """Measurements that ship with the package: one file of JSON lines for each GPU model, ``cufa/records/<card>.jsonl``.
 
 A line without ``what`` is a measurement row. The contenders of one case form a group (:attr:`Measured.group`); the
-newest session of a group is the measurement, older sessions are its past. Beside the fields of
-:func:`cufa.measure.measured.row_of`, without samples and rates, a row has
+newest session of a group is the measurement, older sessions are its past. A row has the fields of
+:func:`cufa.measure.measured.row_of` without samples and without what follows from others (rates, shares of a ceiling,
+predictions), and
 
 ========================  ============================================================================================
 ``problem``               number of the line ``problem`` that has the problem

@@ -149,6 +149,14 @@ def one_item_a_block(plan: Plan) -> Plan:
     return dataclasses.replace(plan, launches=tuple(launches))
 
 
+def as_launched(plan: Plan, grids: list[list[int]]) -> Plan:
+    """The plan as a row with these grids was launched: with one thread block per work item if that is their only
+    explanation."""
+    other = one_item_a_block(plan)
+    own, of_items = ([list(launch.grid) for launch in x.launches] for x in (plan, other))
+    return other if grids == of_items != own else plan
+
+
 @dataclasses.dataclass(frozen=True)
 class Work:
     """The least work for one result: the numerator of rates."""

@@ -11,6 +11,7 @@ from ..gpu.architectures import Device
 from ..kernels import KERNELS
 from ..plan.planner import Plan, make_plan
 from . import additions, bounds, costs
+from .cases import as_launched
 from .limits import Limits
 from .measured import Measured
 from .regimes import Regime
@@ -35,9 +36,10 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
     try:
         config = spec.read_config(row.json["config"])
         whole = 1 if spec.split_configs else None
-        return make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=whole)
+        plan = make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=whole)
     except (TypeError, ValueError):
         return None
+    return as_launched(plan, row.json["grid"])
 
 
 def predicted(row: Measured, device: Device, limits: Limits) -> float | None:

@@ -137,8 +137,8 @@ class Measurement:
             rate, clock = self.clock_flops, self.load.get("clock_mhz")
             at_clock = (row["flops"] / rate, f"products at {clock:,.0f} MHz") if rate else least
             return max(least, at_clock)
-        share = row["of_ceiling"] or self.of_read or 0.0  # earlier decoding rows have no ceiling
-        return float(share) * self.seconds, str(row["ceiling"] or "a plain read")
+        share = row.get("of_ceiling") or self.of_read or 0.0  # without ceilings, against a plain read
+        return float(share) * self.seconds, str(row.get("ceiling") or "a plain read")
 
     @property
     def clock_flops(self) -> float:

@@ -69,8 +69,10 @@ def _text(line: Json) -> str:
     return json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-_LEFT_OUT = ("samples_ns", "tflops", "gbytes_per_s")
-"""Rates follow from work and time."""
+_LEFT_OUT = (
+    "samples_ns", "tflops", "gbytes_per_s", "scores", "of_ceiling", "ceiling", "needs_ns", "predicted_ns",
+)  # fmt: skip
+"""Samples, and what follows from time, problem, plan and the card's ceilings."""
 
 
 def without_samples(group: list[Json]) -> Iterator[Json]:
@@ -86,7 +88,7 @@ def without_samples(group: list[Json]) -> Iterator[Json]:
         for other in rows:
             if _keeps(row, other, rows):
                 ratio = speedup(other.timing, row.timing)
-                over[other.label] = [float(f"{x:.7g}") for x in (ratio.low, ratio.high)]
+                over[other.label] = [float(f"{x:.6g}") for x in (ratio.low, ratio.high)]
         yield kept | ({"over": over} if over else {})
 
 

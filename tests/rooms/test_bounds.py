@@ -188,6 +188,12 @@ class TestPredictions:
         assert predictions.left_out(make_plan(problem, H200)) == ""
         assert predictions.left_out(make_plan(suites.make(4, 8, 4096, 256, "bfloat16", False), unknown)) == ""
 
+    def test_a_row_is_predicted_for_the_grid_that_it_was_launched_with(self):
+        card = SHIPPED["nvidia-h200"]
+        plans = [(row, predictions.plan_of(row, card.device)) for row in card.of_suite("ladder")]
+        grids = [(row.json["grid"], [list(x.grid) for x in plan.launches]) for row, plan in plans if plan]
+        assert all(recorded == found for recorded, found in grids) and len({str(x) for x, _ in grids}) > 2
+
     def test_a_row_without_a_derivation_is_not_predicted(self):
         rows = next(iter(SHIPPED.values())).rows
         told = {predictions.predicted(row, H200, LIMITS) for row in rows if "config" not in row.json}
