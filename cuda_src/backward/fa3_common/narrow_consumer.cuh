@@ -24,7 +24,6 @@ struct NarrowConsumer : TracedConsumer {
   u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1]{}, V_rmem[V_HELD > 0 ? 4 * V_HELD : 1]{};
   u32 P_rmem[Br / 4]{}, dS_rmem[Br / 4]{};
   u32 P_slope_rmem[DS_HAS_WEIGHTS ? Br / 4 : 1]{};  // P times the slope of soft cap and score function, a factor of dS
-  Kept kept{};  // DROPOUT: of the tile
 
   SumsOfArrays sums;
   bool masked = false;   // the tile has hidden scores
@@ -37,6 +36,7 @@ struct NarrowConsumer : TracedConsumer {
   u32 pending_kv = 0;  // kv of the item whose K the pending dQ needs
   u32 unpublished_batch_plus_1 = 0;  // IS_PERSISTENT: head batch whose dQ additions are done but not yet counted; 0: none
   u64 start_ns = 0;    // TRACE
+  Kept kept{};         // DROPOUT: of the tile. Last: before other members it costs builds without dropout other code
 
   DEVICE NarrowConsumer(const KernelParams& p, const NarrowMemory& smem, int consumer, int thread)
       : TracedConsumer(p, thread), smem(smem), consumer(consumer) {}
