@@ -25,7 +25,6 @@ from cufa import masks
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.plan.planner import make_plan
-from cufa.problem.options import decode_mask
 from cufa.problem.problem import Kept
 from cufa.run.emulate.calls import Execution, run_plan
 from cufa.schedule.decode import num_tiles
@@ -251,8 +250,7 @@ def test_counters(length, scores, keys):
     """Each key that is read is read once, whatever the query group; of a window, in groups of 16 keys, nothing of what
     lies before, of streaming no tile between. Rows of 128 bytes: no bank conflicts."""
     case = make_case([length], heads=8, kv_heads=1, head_dim=64, capacity=length, **scores)
-    mask = decode_mask(case.options.get("window"), case.options.get("mask"))
-    plan = plan_of(case, "decode_split_tma", 1, mask=mask)
+    plan = plan_of(case, "decode_split_tma", 1)
     run = run_plan(plan, operands_of(case.hidden()), Execution("counted"), trace=False)
     if keys is None:
         keys = num_tiles(length, plan.config.block_kv, Kept(100, 4)) * plan.config.block_kv

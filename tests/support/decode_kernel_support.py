@@ -1,35 +1,23 @@
-"""Decode cases as kernels take them: operands, the problem, a plan for one kernel of the registry."""
+"""Decode cases as kernels take them: operands, a plan for one kernel of the registry, the spans of its blocks."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from decode_support import Case
+from decode_support import Case, prepare
 
-from cufa.calls import arrays
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import DecodeConfig, row_blocks
 from cufa.plan.decode import ragged_shares
-from cufa.plan.operation import PER_HEAD
 from cufa.plan.planner import Plan, fitting_configs, make_plan
-from cufa.problem.element import ELEMENTS
-from cufa.problem.float8 import cache_scale_shapes
-from cufa.problem.lengths import Cached
-from cufa.problem.mask import CAUSAL, Mask
-from cufa.problem.problem import Problem
 from cufa.schedule.decode import WAVES, balanced_shares, split_range, used_splits
 
 H200 = Device.typical("sm_90")
-
-NAMES = (
-    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale", "out", "lse"
-)  # fmt: skip
 
 
 def merged_by_a_launch(config: DecodeConfig) -> DecodeConfig:
@@ -39,56 +27,15 @@ def merged_by_a_launch(config: DecodeConfig) -> DecodeConfig:
 
 def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[str, Any]:
     """Fresh copies of the caches; out and lse are NaN."""
-    given: dict[str, Any] = dict.fromkeys(NAMES)
-    given |= {name: x for name, x in case.options.items() if name in NAMES}
-    given |= {name: given[name].copy() for name in ("k_scale", "v_scale") if case.fine}
-    given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
-    given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
-    given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)
-    few = {x.name: case.options.get(x.name) for x in PER_HEAD}
-    given |= few if any(x is not None for x in few.values()) else {}
-    return {name: None if x is None else place(x) for name, x in given.items()}
-
-
-def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) -> Problem:
-    batch, heads, tokens, head_dim = case.q.shape
-    outer, kv_heads, length, _ = case.k_cache.shape
-    table, new = case.options.get("block_table"), case.options.get("k_new")
-    k_dtype = "float8_e4m3" if case.k_cache.dtype == np.uint8 else str(case.q.dtype)
-    read = [case.q, case.k_cache, case.v_cache] + ([] if new is None else [new, case.options["v_new"]])
-    lengths = Cached(
-        page_size=0 if table is None else length,
-        max_pages=0 if table is None else table.shape[1],
-        num_pages=0 if table is None else outer,
-        given=case.options["cache_seqlens"] is not None,
-        new_tokens=0 if new is None else new.shape[2],
-        quantize_new=case.fine and new is not None,
-    )
-    scales = cache_scale_shapes(case.k_cache.shape, table is not None, head_dim)
-    modes = [
-        mode for mode, (shape, _) in scales.items() if case.fine and shape == case.options["k_scale"].shape
-    ]
-    return Problem(
-        batch, heads, kv_heads, tokens, length if table is None else table.shape[1] * length, head_dim,
-        str(case.q.dtype), mask, 1 / math.sqrt(head_dim), softcap,
-        lengths=lengths,
-        k_dtype=k_dtype,
-        v_dtype=k_dtype,
-        operation="decode",
-        alibi="alibi_slopes" in case.options,
-        sink="sink" in case.options,
-        softmax_max=case.options.get("softmax_max", ""),
-        scales=("", *2 * modes[:1]) if modes else (),
-        alignment=math.gcd(arrays.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
-    )  # fmt: skip
+    return prepare(case, on_gpu=True, place=place)[1]
 
 
 def plan_of(
     case: Case, kernel: str, num_splits: int | None = None, config: TileConfig | None = None,
-    device: Device = H200, **how: Any,
+    device: Device = H200,
 ) -> Plan:  # fmt: skip
-    """``how``: mask and softcap of the problem."""
-    return make_plan(problem_of(case, **how), device, num_splits=num_splits, config=config, kernel=kernel)
+    problem, _ = prepare(case, on_gpu=True)
+    return make_plan(problem, device, num_splits=num_splits, config=config, kernel=kernel)
 
 
 def cache_of(kernel: str) -> bool | str:

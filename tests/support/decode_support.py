@@ -15,10 +15,11 @@ from cufa import decode_reference
 from cufa.calls import dispatch
 from cufa.calls.decode_checks import DecodeCall
 from cufa.calls.maximum import option_and_array
-from cufa.plan.operation import OPERATIONS
+from cufa.plan.operation import OPERATIONS, SCORE_ARRAYS
 from cufa.problem.float8 import cache_scale_shapes
 from cufa.problem.options import Options, decode_mask
 from cufa.problem.problem import Problem
+from cufa.problem.score_function import resolve_score
 from cufa.run.cpu.cache import append, tokens_a_scale
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -56,10 +57,8 @@ class Case:
         arrays, options = self.arguments()
         if self.fine:
             arrays = [self.q, *(self.stored[f"{x}_cache"] for x in "kv")]
-            options |= {f"{x}_scale": self.stored[f"{x}_scale"] for x in "kv"} | {
-                "k_new": None,
-                "v_new": None,
-            }
+            options |= {f"{x}_scale": self.stored[f"{x}_scale"] for x in "kv"}
+            options |= {"k_new": None, "v_new": None}
             options["cache_seqlens"] = np.array(self.lengths, np.int32)
         options = {name: x for name, x in options.items() if name not in _OF_KERNELS}
         return decode_reference(*arrays, **options, return_lse=True)
@@ -185,17 +184,13 @@ class Case:
     def hidden(self) -> Case:
         """The same with NaN in place of the cached keys that no token sees; pages before a window are given back."""
         mask = decode_mask(self.options.get("window"), self.options.get("mask"))
-        caches, tokens, size = (
-            [self.k_cache.copy(), self.v_cache.copy()],
-            self.q.shape[2],
-            self.k_cache.shape[2],
-        )
+        caches = [self.k_cache.copy(), self.v_cache.copy()]
+        tokens, size = self.q.shape[2], self.k_cache.shape[2]
         options, new, scales = dict(self.options), self.options.get("k_new"), []
         if self.fine:
             options |= {f"{x}_scale": options[f"{x}_scale"].copy() for x in "kv"}
-            scales = [
-                x for x in (options["k_scale"], options["v_scale"]) if x.shape == self.k_cache.shape[:3]
-            ]
+            scales = [options[f"{x}_scale"] for x in "kv"]
+            scales = [x for x in scales if x.shape == self.k_cache.shape[:3]]
         for b, n in enumerate(self.lengths):
             seen = mask.dense(tokens, n).any(axis=0) if n else np.zeros(0, bool)
             for at in self.places(b, np.flatnonzero(~seen[: n - (0 if new is None else new.shape[2])])):
@@ -297,7 +292,11 @@ def prepare(
     scores = {name: options.get(name) for name in ("softcap", "scale")}
     fixed, given["softmax_max"] = option_and_array(given.get("softmax_max"))
     more = {"softmax_max": "" if fixed is None else fixed, "invariant": options.get("invariant", False)}
-    asked = Options(decode_mask(options.get("window"), options.get("mask")), layout=layout, **scores, **more)
+    score = resolve_score(options.get("score"), options.get("bias"))
+    mask = decode_mask(options.get("window"), options.get("mask"))
+    asked = Options(mask, layout=layout, score=score, **scores, **more)
+    arrays = score.arrays.values() if score is not None else ()
+    given |= {x.name: place(array) for x, array in zip(SCORE_ARRAYS, arrays, strict=False)}
     in_order = [given.get(x.name) for x in OPERATIONS["decode"].all_operands]
     call, problem = DecodeCall.read(in_order, ("out", "lse"), asked).check(on_gpu)
     operands = call.arrays(call.allocate(problem, lambda shape, dtype: place(np.full(shape, np.nan, dtype))))
