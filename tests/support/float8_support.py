@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from backends import GPU
 
 import cufa
+from cufa.calls import quantize as calls
 from cufa.calls.quantize import QuantizedValues
+from cufa.kernels.quantize import NUM_MEMBERS, PARAMETER, SOURCE, Quantizer
+from cufa.run.emulate import build
+from cufa.run.emulate.launch import Execution, execute
+from cufa.run.emulate.memory import GlobalArray
 
 ROLES = ("q", "k", "v")
 HEADS, KV_HEADS = 4, 2
@@ -60,3 +70,61 @@ def device_array(cp: Any, x: np.ndarray) -> Any:
 def bits(x: Any) -> np.ndarray:
     x = x.data if isinstance(x, QuantizedValues) else x
     return np.asarray(x if isinstance(x, np.ndarray) else x.get()).view(np.uint8)
+
+
+def quantize(
+    backend: Any,
+    x: np.ndarray,
+    *,
+    role: str,
+    per: str = "head",
+    rotate: int | None = None,
+    smooth: bool = False,
+    layout: str = "bhsd",
+    **lengths: Any,
+) -> tuple[Any, Any]:
+    """``cufa.quantize`` where the backend computes: (e4m3 or values, scale)."""
+    how = {"role": role, "per": per, "smooth": smooth, "layout": layout}
+    if backend is GPU:
+        import cupy
+
+        return cufa.quantize(device_array(cupy, x), rotate=rotate, **how, **lengths)
+    of_x, given = calls._lengths(x, layout, lengths.get("seqlens"), lengths.get("cu_seqlens"))
+    signs = None if rotate is None else calls._signs(rotate, role, x.shape[-1])
+    executor = SimpleNamespace(Quantizer=Quantizer, quantize=_executed)
+    arrays = SimpleNamespace(empty=lambda shape, dtype: np.full(shape, 0x55, dtype), asarray=np.asarray)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "_device", lambda: executor)
+        return calls._quantized(x, role, per, signs, smooth, layout, of_x, given, arrays)
+
+
+def _executed(
+    quantizer: Quantizer,
+    x: Any,
+    out: Any,
+    scale_shape: tuple[int, ...],
+    lengths: Any,
+    sequences: int,
+    signs: bytes,
+) -> Any:
+    """As :func:`cufa.run.cuda.quantize.quantize`, by kernels executed in checked mode."""
+    sizes, count, num_sms = (sequences, *x.shape[1:3]), math.prod(scale_shape), 1
+    words = np.zeros(count + quantizer.zeros(*sizes), np.float32)
+    words[:count] = np.nan if quantizer.lengths == "dense" else 1
+    of_sums, of_means = quantizer.workspace(*sizes)
+    root = lambda y: y if y.base is None else root(y.base)  # noqa: E731 - the executor knows whole arrays
+    memory = [
+        GlobalArray("x", root(x), False), GlobalArray("out", root(out), True), GlobalArray("words", words, True),
+        GlobalArray("sums", np.full(max(of_sums, 1) // 8 + 1, np.nan), True),
+        GlobalArray("mean", np.full(max(of_means, 1) // 4 + 1, np.nan, np.float32), True),
+        GlobalArray("lengths", np.zeros(1, np.int32) if lengths is None else lengths, False),
+    ]  # fmt: skip
+    pointers = [x.ctypes.data, out.ctypes.data, *(y.address for y in memory[2:])]
+    numbers = quantizer.numbers(pointers, signs, x, out, sequences, count, num_sms)
+    launches = quantizer.launches(*sizes, num_sms)
+    entries = build.kernel(SOURCE, quantizer.constants, [y.entry for y in launches], True, (PARAMETER,))
+    argument = (ctypes.c_int64 * NUM_MEMBERS)(*numbers)
+    for launch in launches:
+        _, findings = execute(entries[launch.entry], launch, [argument], memory, Execution("checked"))
+        assert not findings
+    return words[:count].reshape(scale_shape)

@@ -3,6 +3,7 @@
 #pragma once
 #include "forward/fa3/config.cuh"
 #include "forward/cache.cuh"
+#include "forward/fa3/shared_structs.cuh"
 #include "forward/splits.cuh"
 #include "wgmma/pipeline.cuh"
 
@@ -53,31 +54,6 @@ constexpr int ITEM_BYTES = LISTED ? 48 : 16;
 // Descriptors in use at once: one that the producer writes, the next item's, and two of the consumers: the item that they
 // compute and the one that they store. The lister may be ahead by one item for each entry of the list.
 constexpr int ITEM_DESCRIPTORS = LISTED ? 4 + LIST_STAGES : 4;
-
-// Values of 8 or 16 bytes, to and from shared memory in one access.
-template <typename To, typename From>
-DEVICE To bits_as(const From& x) {
-  static_assert(sizeof(To) == sizeof(From), "one access moves 8 or 16 bytes");
-  To bits;
-  memcpy(&bits, &x, sizeof(To));
-  return bits;
-}
-template <typename T>
-DEVICE void write_shared(u32 smem, const T& x) {
-  if constexpr (sizeof(T) == 16) {
-    st_shared_vec4(smem, bits_as<vec4>(x));
-  } else {
-    st_shared_vec2(smem, bits_as<vec2>(x));
-  }
-}
-template <typename T>
-DEVICE T read_shared(u32 smem) {
-  if constexpr (sizeof(T) == 16) {
-    return bits_as<T>(ld_shared_vec4(smem));
-  } else {
-    return bits_as<T>(ld_shared_vec2(smem));
-  }
-}
 
 // ---- Shared memory
 

@@ -142,11 +142,11 @@ struct Consumer {
       inside.enter(WAIT_ITEM);
       mbarrier_wait(smem.Q_full + 8 * consumer, round % 2);
       const u32 descriptor = smem.item(round);
-      item = read_16_bytes<Item>(descriptor);
+      item = read_shared<Item>(descriptor);
       if (item.q_block == NO_MORE_ITEMS) break;
       const u64 start_ns = TRACE ? global_timer() : 0;
       inside.item(item.index);
-      mask = read_16_bytes<HeadMask>(descriptor + MASK_AT);
+      mask = read_shared<HeadMask>(descriptor + MASK_AT);
       compute(descriptor);
       if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of<Br>(mask, item.q_block), start_ns);
       store(descriptor);
@@ -171,7 +171,7 @@ struct Consumer {
     }
     qk_scale = ld_shared_f32(descriptor + SCALES_AT + 4 * consumer);
     if constexpr (K_SCALE == OF_BLOCK) {
-      const int first_key = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT).first_key;
+      const int first_key = read_shared<SequenceOfItem>(descriptor + SEQUENCE_AT).first_key;
       k_scales = p.k_scale + key_scale_index(p, item.batch, item.head / (p.heads / p.kv_heads), first_key);
     }
     skip_tiles(block.end - tiles.end);
@@ -386,8 +386,8 @@ struct Consumer {
   // Alg. 1, l. 19-20: O v_scale / l, L = m + log l. Rows in padding get 0 and -inf.
   DEVICE void store(u32 descriptor) {
     inside.enter(STORE, item.index);
-    const auto s = read_16_bytes<SequenceOfItem>(descriptor + SEQUENCE_AT);
-    const float v_scale = read_16_bytes<ScalesOfItem>(descriptor + SCALES_AT).v;
+    const auto s = read_shared<SequenceOfItem>(descriptor + SEQUENCE_AT);
+    const float v_scale = read_shared<ScalesOfItem>(descriptor + SCALES_AT).v;
     const int batch = LENGTHS_KIND == PACKED ? 0 : item.batch;
     const RaggedSequence sequence{s.sequence_index, mask.rows, mask.keys, s.stored_rows, 0, s.first_row, s.first_key};
     float* const lse = p.lse == nullptr ? nullptr : p.lse + row_stats_index(p, sequence, i64(batch) * p.heads + item.head);

@@ -6,6 +6,7 @@ constexpr bool SPLIT_KEYS = false;  // a thread block visits all keys of its row
 constexpr int PACKED_HEADS = 1;     // a query tile has rows of one head
 constexpr int V_DIM = HEAD_DIM;     // v has as many columns as q
 #include "forward/fa3/persistent_items.cuh"
+#include "forward/fa3/shared_structs.cuh"
 #include "wgmma/pipeline.cuh"
 #include "forward/float8_scores.cuh"
 
@@ -40,22 +41,6 @@ struct alignas(16) ScalesOfItem {
 };
 constexpr int MASK_AT = 16, SEQUENCE_AT = 32, SCALES_AT = 48, ITEM_BYTES = 64;
 constexpr int ITEM_DESCRIPTORS = 4;
-
-template <typename T>
-DEVICE void write_16_bytes(u32 smem, const T& x) {
-  static_assert(sizeof(T) == 16, "one access moves 16 bytes");
-  vec4 bits;
-  memcpy(&bits, &x, sizeof(T));
-  st_shared_vec4(smem, bits);
-}
-template <typename T>
-DEVICE T read_16_bytes(u32 smem) {
-  static_assert(sizeof(T) == 16, "one access moves 16 bytes");
-  const vec4 bits = ld_shared_vec4(smem);
-  T x;
-  memcpy(&x, &bits, sizeof(T));
-  return x;
-}
 
 // ---- Shared memory
 

@@ -31,7 +31,7 @@ struct Producer {
       load_item({work, index}, head_mask(p, sequence), sequence);
     }
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
-    write_16_bytes(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
+    write_shared(smem.item(round), Item{{NO_MORE_ITEMS, 0, 0}, 0});
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_arrive(smem.Q_full + 8 * w);
     inside.close();
   }
@@ -71,10 +71,10 @@ struct Producer {
     const ScalesOfItem scales = has_scales ? scales_of(item, sequence, kv_head) : ScalesOfItem{};
     for (int w = 0; w < CONSUMERS; ++w) mbarrier_wait(smem.Q_empty + 8 * w, round % 2 ^ 1);
     const u32 descriptor = smem.item(round++);
-    write_16_bytes(descriptor, item);
-    write_16_bytes(descriptor + MASK_AT, mask);
-    write_16_bytes(descriptor + SCALES_AT, scales);
-    write_16_bytes(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
+    write_shared(descriptor, item);
+    write_shared(descriptor + MASK_AT, mask);
+    write_shared(descriptor + SCALES_AT, scales);
+    write_shared(descriptor + SEQUENCE_AT, SequenceOfItem{sequence.sequence_index, sequence.stored_rows(),
                                                             int(sequence.first_row()), first_key});
     for (int w = 0; w < CONSUMERS; ++w) {
       const int row = int(sequence.first_row()) + item.q_block * Br + w * GROUP_ROWS;
