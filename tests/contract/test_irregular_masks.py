@@ -11,8 +11,8 @@ import random
 
 import numpy as np
 import pytest
-from backends import EMULATE, GPU, backends
-from backward_support import assert_gradients, make_case, near
+from backends import CPU, EMULATE, GPU, backends
+from backward_support import assert_gradients, expected, make_case, near, seen
 from sampling import of_today
 from support import assert_attention, assert_tiles, make_inputs
 
@@ -124,6 +124,95 @@ def execute(
 # --- Results ----------------------------------------------------------------------------------------------
 
 NAMES = tuple(examples(1, 1))
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa2_noskip", "fa1", "naive"])
+@pytest.mark.parametrize("name", NAMES)
+def test_numpy(name, algorithm):
+    """Forward, and for FA2 also gradients. Keys that no query sees may hold NaN, and their values inf."""
+    for lengths in LENGTHS:
+        case = make_case(2, 4, 2, *lengths, 8, "float64", mask=examples(*lengths)[name])
+        hidden = ~np.broadcast_to(seen(case), (2, 4, *lengths)).reshape(2, 2, -1, lengths[1]).any(axis=2)
+        k, v = (np.where(hidden[..., None], bad, x) for bad, x in ((np.nan, case.k), (np.inf, case.v)))
+        done = CPU.forward(case.q, *((k, v) if algorithm == "fa2" else (case.k, case.v)), algorithm=algorithm,
+                           **case.options)  # fmt: skip
+        np.testing.assert_allclose(done.out, case.out, atol=1e-12)
+        np.testing.assert_allclose(done.lse, case.lse, atol=1e-12)
+        if algorithm == "fa2":
+            found = CPU.backward(*case.arrays, **case.options).gradients
+            for x, exact in zip(found, expected(case), strict=True):
+                np.testing.assert_allclose(x, exact, atol=1e-11)
+
+
+#: Of 50 keys, for up to 2 sequences and 3 key/value heads.
+MADE = [
+    lambda to: masks.prefix(to(np.array([3, 40]))),
+    lambda to: masks.streaming(to(np.array([2, 9])), 5),
+    lambda to: masks.global_window(to(np.array([0, 4])), 3, 3),
+    lambda to: masks.documents(to(np.array([10, 0, 40])), seqlen=50),
+    lambda to: masks.documents(to(np.array([[10, 20, 20], [30, 5, 0]])), causal=False, seqlen=50),
+    lambda to: masks.shared_question(5, to(np.array([[20, 25], [30, 2]])), seqlen=50),
+    lambda to: masks.shared_question(to(np.array([5, 9])), to(np.array([[20, 25], [30, 2]])), seqlen=50),
+    lambda to: masks.evict(to(np.arange(100).reshape(2, 50))),
+    lambda to: masks.evict(to(np.arange(300).reshape(2, 3, 50) % 61)),
+    lambda to: masks.columns(to(np.arange(50)), to(np.arange(50) + 7), causal=True),
+    lambda to: masks.columns(
+        to(np.arange(150).reshape(1, 3, 50) % 47), to(np.arange(100).reshape(2, 1, 50) % 53)
+    ),
+    lambda to: masks.from_flashmask(to(np.arange(2 * 3 * 50 * 4).reshape(2, 3, 50, 4) % 50), causal=False),
+    lambda to: masks.from_flashmask(to(np.arange(2 * 50).reshape(2, 1, 50, 1)), causal=True),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_a_mask_for_each_sequence_and_head(make):
+    """As calls of one sequence and head: of the reference, and the scores that are counted."""
+    mask = make(lambda x: x.astype(np.int32))
+    case = make_case(2, 6, 3, 17, 50, 8, "float64", mask=mask)
+    gradients, visible = expected(case), 0
+    for b, h in np.ndindex(2, 3):
+        of_keys, of_queries = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(2 * h, 2 * h + 2))
+        alone = mask.at(b, h)
+        assert alone.spread == (1, 1)
+        np.testing.assert_array_equal(mask.dense(17, 50, b, h), alone.dense(17, 50))
+        visible += 2 * alone.visible_scores(17, 50)
+        q, dout, k, v = case.q[of_queries], case.dout[of_queries], case.k[of_keys], case.v[of_keys]
+        np.testing.assert_allclose(
+            case.out[of_queries], cufa.attention_reference(q, k, v, mask=alone), atol=1e-12
+        )
+        exact = cufa.attention_reference_backward(dout, q, k, v, mask=alone)
+        for found, x, part in zip(gradients, exact, (of_queries, of_keys, of_keys), strict=True):
+            np.testing.assert_allclose(found[part], x, atol=1e-11)
+    plan = cufa.plan(case.q, case.k, mask=mask, device="cpu")
+    assert plan.problem.all_visible_scores == visible and plan.problem.flops == 4 * 8 * visible
+    assert "visited" in str(plan)
+
+
+DECODED = [
+    masks.causal(), masks.window(9, 0), masks.streaming(4, 9), masks.streaming([4, 0, 90], 9),
+    masks.prefix(20), masks.global_window(20, 9, 0), masks.chunks(32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", DECODED, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("options", [{"num_splits": 1}, {"num_splits": 3}, {"schedule": "balanced"}], ids=str)
+def test_decoding_under_masks(mask, tokens, options):
+    """As the last rows of a dense call."""
+    q, k, v = make_inputs(3, 4, 2, tokens, 700, 8, "float64")
+    lengths = [tokens, 64, 700]
+    found = cufa.flash_decode(
+        q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True, device="cpu", **options
+    )
+    exact = cufa.decode_reference(q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True)
+    for x, y in zip(found, exact, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-12)
+    for b, n in enumerate(lengths):
+        one = slice(b, b + 1)
+        dense = cufa.attention_reference(q[one], k[one, :, :n], v[one, :, :n], mask=mask.at(b, 0))
+        np.testing.assert_allclose(found[0][one], dense, atol=1e-12)
+
+
 KINDS = (("float16", None), ("bfloat16", None), ("float32", "float32"), ("float32", "tf32"))
 
 
@@ -242,7 +331,7 @@ def test_runs_that_cover_a_tile_exactly_or_all_but_a_row():
         ((block_q, block_q),): 2,
         ((block_q, 3 * block_q // 2), (3 * block_q // 2, 2 * block_q)): 1,
     }
-    for runs, expected in cases.items():
+    for runs, kind in cases.items():
         vectors = np.zeros((2 * len(runs), 1, 1, 3 * block_kv), np.int32)
         for n, (lo, hi) in enumerate(runs):
             for vector, end in ((2 * n, lo), (2 * n + 1, hi)):
@@ -250,8 +339,8 @@ def test_runs_that_cover_a_tile_exactly_or_all_but_a_row():
         mask = Columns(Band(), Integers(vectors))
         done = execute(EMULATE, spec, mask, 3 * block_q, 3 * block_kv, config=config)
         record = next(x for x in done.records if x["q_block"] == 1)
-        assert done.plan.schedule.classes[1, 1] == expected
-        assert (record["tiles_visited"], record["tiles_clear"]) == (2 + (expected > 0), 2 + (expected == 2))
+        assert done.plan.schedule.classes[1, 1] == kind
+        assert (record["tiles_visited"], record["tiles_clear"]) == (2 + (kind > 0), 2 + (kind == 2))
 
 
 @pytest.mark.emulate
@@ -333,19 +422,6 @@ def test_streams_share_an_upload(cp):
 
 # --- Masks on a GPU, and what is refused ------------------------------------------------------------------
 
-MADE = [
-    lambda to: masks.prefix(to(np.array([3, 40]))),
-    lambda to: masks.streaming(to(np.array([2, 9])), 5),
-    lambda to: masks.documents(to(np.array([10, 0, 40])), seqlen=50),
-    lambda to: masks.documents(to(np.array([[10, 20, 20], [30, 5, 0]])), causal=False, seqlen=50),
-    lambda to: masks.shared_question(5, to(np.array([[20, 25], [30, 2]])), seqlen=50),
-    lambda to: masks.shared_question(to(np.array([5, 9])), to(np.array([[20, 25], [30, 2]])), seqlen=50),
-    lambda to: masks.evict(to(np.arange(100).reshape(2, 50))),
-    lambda to: masks.columns(to(np.arange(50)), to(np.arange(50) + 7), causal=True),
-    lambda to: masks.from_flashmask(to(np.arange(2 * 3 * 50 * 4).reshape(2, 3, 50, 4) % 50), causal=False),
-    lambda to: masks.from_flashmask(to(np.arange(2 * 50).reshape(2, 1, 50, 1)), causal=True),
-]
-
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", MADE)
@@ -405,6 +481,42 @@ def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves(cp):
         cufa.flash_attention(q, k, v, device="cuda", **options)
     with pytest.raises(ValueError, match=r"its numbers on a GPU.*mask\.on_host\(\)"):
         cufa.flash_attention(q, k, v, mask=masks.evict(cp.arange(50, dtype=cp.int32)), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["prefix", "documents", "two runs, of both", "bits"])
+def test_which_kernels_take_a_mask(name):
+    mask, shape, wide = examples(65, 65)[name], (2, 2, 65, 64), (2, 2, 65, 136)
+    assert cufa.plan(shape, mask=mask, device="sm_90").spec.name == "fa3_forward"
+    assert cufa.plan_backward(shape, mask=mask, device="sm_90").spec.name == "fa3_backward"
+    assert cufa.plan_backward(wide, mask=mask, device="sm_90").spec.name == "fa3_backward_wide"
+    assert cufa.plan_backward(shape, mask=mask, device="sm_80").spec.name == "fa2_backward"
+    with pytest.raises(ValueError, match=r"fa1_forward serves band masks, not masks .*Fix: the CPU"):
+        cufa.plan(wide, mask=mask, algorithm="fa1", device="sm_90")
+    with pytest.raises(ValueError, match=r"fa2_backward has not run on a GPU with a fixed order and masks"):
+        cufa.plan_backward(shape, mask=mask, deterministic=True, device="sm_80")
+
+
+def test_masks_that_decoding_does_not_take():
+    q, k, v = make_inputs(3, 4, 2, 1, 70, 64, "float16")
+    wrong = (
+        masks.full(),
+        masks.window(3, 1),
+        masks.causal("top-left"),
+        masks.documents([70]),
+        masks.chunks(3, 5),
+    )
+    for mask in wrong:
+        with pytest.raises(ValueError, match="the queries of a decoding call are the last tokens") as refused:
+            cufa.flash_decode(q, k, v, mask=mask)
+        assert "global_window(tokens, left, 0)" in str(refused.value)
+    with pytest.raises(ValueError, match=r"mask=causal and window=\(3, 0\) both say"):
+        cufa.flash_decode(q, k, v, mask=masks.causal(), window=(3, 0))
+    with pytest.raises(ValueError, match="is of 2 sequences but k has 3"):
+        cufa.flash_decode(q, k, v, mask=masks.streaming([1, 2], 3))
+    with pytest.raises(ValueError, match="takes one number of first keys for all sequences"):
+        cufa.plan_decode(q, k, mask=masks.streaming([1, 2, 3], 9), device="sm_90")
+    with pytest.raises(ValueError, match="band masks, not masks that hide each key from one run of rows"):
+        cufa.plan_decode(q, k, mask=masks.chunks(16), device="sm_90")
 
 
 def test_what_is_refused_is_refused_in_words():

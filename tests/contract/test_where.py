@@ -129,6 +129,14 @@ def test_bits_are_made_once_and_again_after_a_refresh():
     )
 
 
+def test_booleans_are_read_by_every_call():
+    seen, (q, k, v, _) = SEEN.copy(), case()
+    for _ in range(2):
+        out = cufa.flash_attention(q, k, v, mask=seen, device="cpu")
+        np.testing.assert_allclose(out, written_out(q, k, v, seen)[0], atol=1e-12)
+        seen ^= True
+
+
 @pytest.mark.parametrize(
     ("mask", "says"),
     [

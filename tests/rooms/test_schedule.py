@@ -1,104 +1,143 @@
-"""The schedule against a classification of every single score."""
+"""Tiles: which a block visits and which need no mask, against every single score."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_support import BANDS
+from mask_support import BANDS, tiles_of
+from support import make_inputs
 
+import cufa
 from cufa import masks
 from cufa.gpu.architectures import Device
+from cufa.kernels import TileConfig
 from cufa.plan.planner import make_plan
-from cufa.problem.columns import Columns
-from cufa.problem.mask import CAUSAL, FULL
-from cufa.problem.mask_family import Mask
+from cufa.problem.columns import FROM_THE_START, TO_THE_END, Columns, columns_of
+from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 from cufa.problem.problem import Problem
+from cufa.problem.tile_classes import TileClass, TileLists
+from cufa.run.cpu import backward as cpu_backward
+from cufa.run.cpu import forward as cpu
 from cufa.schedule.schedule import Schedule, Tile
 
-LENGTH = st.integers(1, 70)
+SIDE = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])
-SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, BANDS, st.booleans(), st.booleans())
 
 
-def visible(schedule: Schedule) -> np.ndarray:
-    """Every score that counts, (seqlen_q, seqlen_k)."""
-    return schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
+@st.composite
+def any_mask(draw, seqlen_q, seqlen_k):
+    """A band, a band with sets, or columns with any runs within one, with rows counted in any way."""
+    band, few = draw(BANDS), st.integers(0, 12)
+    if draw(st.booleans()):
+        return band
+    band = Band(band.left, band.right, band.diagonal, draw(few), draw(few), draw(few))
+    if draw(st.booleans()):
+        return band
+    edge = st.one_of(st.integers(-5, 45), st.sampled_from([FROM_THE_START, TO_THE_END]))
+    run = st.lists(edge, min_size=seqlen_k, max_size=seqlen_k)
+    if draw(st.booleans()):  # runs of neighbours alike, so that tiles are covered
+        run = edge.map(lambda x: [x] * seqlen_k)
+    runs = [np.array(draw(run)) for _ in range(2 * draw(st.integers(1, 2)))]
+    rows = draw(st.sampled_from(["top-left", "bottom-right", -3, 4]))
+    return columns_of(band, runs, rows, "")
 
 
-def tile_of(schedule: Schedule, scores: np.ndarray, i: int, j: int) -> np.ndarray:
-    return scores[
-        i * schedule.block_q : (i + 1) * schedule.block_q, j * schedule.block_kv : (j + 1) * schedule.block_kv
-    ]
+@st.composite
+def schedules(draw, block=BLOCK):
+    seqlen_q, seqlen_k = draw(SIDE), draw(SIDE)
+    mask = draw(any_mask(seqlen_q, seqlen_k))
+    return Schedule(
+        seqlen_q, seqlen_k, draw(block), draw(block), mask, draw(st.booleans()), draw(st.booleans())
+    )
 
 
-def classify(schedule: Schedule) -> np.ndarray:
-    """The tiles' kinds, as their definitions say, from every score."""
-    scores = visible(schedule)
-    kinds = np.empty((schedule.num_q_blocks, schedule.num_kv_blocks), np.uint8)
-    for i, j in np.ndindex(kinds.shape):
-        tile = tile_of(schedule, scores, i, j)
-        if schedule.skip_masked_tiles and not tile.any():
-            kinds[i, j] = Tile.SKIPPED
-        elif not tile.all():
-            kinds[i, j] = Tile.PARTIAL
-        elif tile.shape != (schedule.block_q, schedule.block_kv):
-            kinds[i, j] = Tile.PADDED
-        else:
-            kinds[i, j] = Tile.FULL
-    return kinds
+@given(schedules())
+def test_tiles_are_what_every_score_says(schedule):
+    """No visible score is skipped, and no hidden one left unmasked. Under bands both are exact: nothing is visited or
+    masked in vain."""
+    seen, sides = (
+        schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k),
+        (schedule.block_q, schedule.block_kv),
+    )
+    exact, by_keys = isinstance(schedule.mask, Band), schedule.by_keys
+    assert schedule.mask.visible_scores(*seen.shape) == seen.sum()
+    some, whole = tiles_of(seen.T, *sides[::-1]) if by_keys else tiles_of(seen, *sides)
+    visited, clear = schedule.classes != TileClass.SKIP, schedule.classes == TileClass.CLEAR
+    assert visited.shape == some.shape == (schedule.num_blocks, schedule.tiles_of_block)
+    assert (visited >= some).all() and (clear <= whole).all()
+    assert visited.all() or schedule.skip_masked_tiles
+    if exact:
+        np.testing.assert_array_equal(clear, whole)
+        np.testing.assert_array_equal(visited, some | (not schedule.skip_masked_tiles))
+    ranges = schedule.ranges
+    for count in (schedule.visits, ranges.count):
+        np.testing.assert_array_equal(count, visited.sum(axis=1))
+    np.testing.assert_array_equal(ranges.clear, clear.sum(axis=1))
+    if exact and not schedule.mask.irregular_kind:
+        assert (ranges.first <= ranges.clear_first).all() and (ranges.clear_end <= ranges.end).all()
+        assert (ranges.clear_first == ranges.first)[ranges.clear == 0].all(), "as in the kernels' walk"
+        assert not ranges.first[ranges.count == 0].any()
+    for (i, j), kind in np.ndenumerate(schedule.tiles):
+        tile = seen[i * sides[0] : (i + 1) * sides[0], j * sides[1] : (j + 1) * sides[1]]
+        of_scores = Tile.PARTIAL if not tile.all() else Tile.FULL if tile.shape == sides else Tile.PADDED
+        skipped = not visited[(j, i) if by_keys else (i, j)]
+        assert kind == (Tile.SKIPPED if skipped else of_scores) or (kind == Tile.PARTIAL and not exact)
+    counts = {tile: schedule.count(tile) for tile in Tile}
+    assert (
+        schedule.total == schedule.tiles.size == schedule.visited + schedule.skipped == sum(counts.values())
+    )
+    assert schedule.skipped == counts[Tile.SKIPPED]
 
 
-@given(SCHEDULES)
-def test_tiles(schedule):
-    np.testing.assert_array_equal(schedule.tiles, classify(schedule))
+@settings(max_examples=40)
+@given(schedules(BLOCK.filter(lambda n: n > 4)))
+def test_the_cpu_path_walks_these_tiles(schedule):
+    """Small tiles, so that many are skipped and some visited in vain: forward and backward against float64."""
+    lengths = schedule.seqlen_q, schedule.seqlen_k
+    q, k, v = make_inputs(1, 2, 1, *lengths, 8, "float64")
+    config = TileConfig(schedule.block_q, schedule.block_kv, num_warps=0)
+    problem = Problem(1, 2, 1, *lengths, 8, "float64", schedule.mask, 8**-0.5)
+    plan = make_plan(problem, None, "fa2" if schedule.skip_masked_tiles else "fa2_noskip", config)
+    out, lse = np.full_like(q, np.nan), np.full(q.shape[:3], np.nan)
+    cpu.run(plan, q, k, v, out, lse)
+    expected = cufa.attention_reference(q, k, v, mask=schedule.mask, return_lse=True)
+    for x, exact in zip((out, lse), expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
+    given |= {f"d{name}": np.full_like(given[name], np.nan) for name in "qkv"}
+    plan = make_plan(dataclasses.replace(problem, operation="backward"), None, "fa2", config)
+    cpu_backward.run(plan, given)
+    exact = cufa.attention_reference_backward(dout, q, k, v, mask=schedule.mask)
+    for name, x in zip(("dq", "dk", "dv"), exact, strict=True):
+        np.testing.assert_allclose(given[name], x, atol=1e-11)
 
 
-@given(SCHEDULES)
-def test_blocks_cover_the_scores_exactly(schedule):
-    assert (schedule.num_q_blocks - 1) * schedule.block_q < schedule.seqlen_q
-    assert schedule.num_q_blocks * schedule.block_q >= schedule.seqlen_q
-    assert (schedule.num_kv_blocks - 1) * schedule.block_kv < schedule.seqlen_k
-    assert schedule.num_kv_blocks * schedule.block_kv >= schedule.seqlen_k
+def test_a_run_that_covers_a_tile_exactly_and_by_one_row_less():
+    """Rows 8…15 of keys 8…15: hidden; with a row less of one key, not; by two runs together, visited in vain."""
+    lo, hi = np.full(32, 8), np.full(32, 16)
+    assert Schedule(32, 32, 8, 8, masks.columns(lo, hi)).tiles[1, 1] == Tile.SKIPPED
+    hi[9] = 15
+    schedule = Schedule(32, 32, 8, 8, masks.columns(lo, hi))
+    assert schedule.tiles[1, 1] == Tile.PARTIAL and schedule.tiles[1, 0] == Tile.SKIPPED
+    assert schedule.tiles[0, 1] == schedule.tiles[2, 1] == Tile.FULL
+    middle = np.full(32, 12)
+    both = Schedule(32, 32, 8, 8, masks.columns(np.full(32, 8), middle, middle, np.full(32, 16)))
+    assert both.tiles[1, 1] == Tile.PARTIAL and not both.mask.dense(32, 32)[8:16].any()
 
 
-@given(SCHEDULES)
-def test_visits_are_the_tiles_that_are_not_skipped(schedule):
-    kept, ranges = classify(schedule) != Tile.SKIPPED, schedule.ranges
-    kept = kept.T if schedule.by_keys else kept  # (blocks, tiles that a block visits)
-    tile = np.arange(kept.shape[1])
-    assert len(kept) == schedule.num_blocks
-    np.testing.assert_array_equal(schedule.visits, kept.sum(axis=1))
-    np.testing.assert_array_equal(kept, (tile >= ranges.first[:, None]) & (tile < ranges.end[:, None]))
-
-
-@given(SCHEDULES)
-def test_clear_tiles_need_no_mask(schedule):
-    """A tile that a block visits is whole, and each of the block's rows sees all of it; or, where keys visit
-    queries, each of its keys is seen by all of it. No other tile is so."""
-    scores, ranges = visible(schedule), schedule.ranges
-    of_block, of_tile = schedule.block_q, schedule.block_kv
-    if schedule.by_keys:
-        scores, of_block, of_tile = scores.T, of_tile, of_block
-    for i in range(schedule.num_blocks):
-        block = scores[i * of_block : (i + 1) * of_block]
-        tiles = [block[:, start : start + of_tile] for start in range(0, block.shape[1], of_tile)]
-        clear = range(ranges.clear_first[i], ranges.clear_end[i])
-        needs_none = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == of_tile]
-        assert needs_none == list(clear)
-        if not clear:  # all that is visited counts as masked on the right
-            assert ranges.clear_first[i] == ranges.clear_end[i] == ranges.first[i]
-    assert (ranges.first <= ranges.clear_first).all() and (ranges.clear_end <= ranges.end).all()
-
-
-@given(SCHEDULES)
-def test_counts(schedule):
-    kinds = classify(schedule)
-    assert {tile: schedule.count(tile) for tile in Tile} == {tile: (kinds == tile).sum() for tile in Tile}
-    assert schedule.total == kinds.size
-    assert schedule.skipped == (kinds == Tile.SKIPPED).sum()
-    assert schedule.visited + schedule.skipped == schedule.total
+def test_empty_runs_cost_nothing():
+    """Beside keys with runs, wherever the empty runs are said to begin."""
+    lo, hi = np.full(32, 20), np.full(32, 28)
+    for empty in ((0, 0), (31, 5), (TO_THE_END, FROM_THE_START)):
+        lo[9], hi[9] = empty
+        schedule = Schedule(32, 32, 8, 8, masks.columns(lo, hi))
+        assert schedule.tiles[0, 1] == schedule.tiles[1, 1] == Tile.FULL
+        assert schedule.tiles[2, 1] == schedule.tiles[3, 1] == Tile.PARTIAL
 
 
 def test_the_figure_of_a_causal_square():
@@ -117,6 +156,16 @@ def test_long_sequences_are_not_enumerated_score_by_score(mask):
     blocks_q, blocks_kv = n // 128, n // 64
     assert schedule.total == blocks_q * blocks_kv
     assert schedule.visited == (blocks_q * (blocks_q + 1) if mask is CAUSAL else schedule.total)
+
+
+def test_documents_at_a_million_tokens():
+    """Lists are as long as what is visited: no matrix of scores, or of tiles."""
+    n = 1 << 20
+    mask = masks.documents([1 << 14] * 64)
+    schedule = Schedule(n, n, 128, 128, mask)
+    assert isinstance(schedule.ranges, TileLists)
+    assert schedule.visited == 64 * (128 * 129 // 2) and schedule.ranges.clear.sum() == 64 * (128 * 127 // 2)
+    assert mask.visible_scores(n, n) == 64 * (1 << 14) * ((1 << 14) + 1) // 2
 
 
 def test_of_a_problem():
