@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ..cache import own_folder
 from ..plan.planner import Plan
-from .compiler import FOLDER, cubin_name, trace_constants, translation_unit
-from .score_text import score_text
+from .compiler import FOLDER, cubin_name, unit_of
 from .static_compile import compile_text
 
 
@@ -26,10 +25,7 @@ def compile(plan: Plan, folder: str | os.PathLike[str] | None = None) -> Path:
     """
     if plan.device is None:
         raise ValueError("this plan is for the CPU, where nothing is compiled: name a GPU, such as sm_90")
-    constants = {**plan.constants, **trace_constants(False)}
-    unit = translation_unit(
-        plan.spec.source_of(plan.config), constants, score_text(plan.problem, plan.spec.folds_score_scale)
-    )
+    unit = unit_of(plan)
     target = own_folder(FOLDER) if folder is None else Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     file = target / cubin_name(plan.spec.name, unit, plan.device.arch.nvrtc_name)

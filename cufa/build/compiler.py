@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ..cache import cache_dir, own_folder
 from ..kernels.params import SOURCE_DIR as SOURCE_DIR
+from ..plan.planner import Plan
+from .score_text import score_text
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
@@ -122,6 +124,13 @@ def translation_unit(source: str, constants: Mapping[str, int | bool], score: st
     lines += [score] if score else []
     lines.append(f'#include "{source}"')
     return "\n".join(lines) + "\n"
+
+
+def unit_of(plan: Plan, trace: bool = False, inside: bool = False) -> str:
+    """The translation unit of a plan's kernel."""
+    constants = {**plan.constants, **trace_constants(trace, inside)}
+    score = score_text(plan.problem, plan.spec.folds_score_scale)
+    return translation_unit(plan.spec.source_of(plan.config), constants, score)
 
 
 _CHOICE = re.compile(r"^constexpr (int|bool) (\w+) = (-?\d+|true|false);", re.MULTILINE)

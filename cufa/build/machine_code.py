@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .flow import Loop
@@ -180,6 +180,18 @@ def _counted(found: Iterable[Instruction]) -> dict[str, int]:
     """By kind, in their order."""
     counts = Counter(i.kind for i in found)
     return {kind: counts[kind] for kind in KINDS if counts[kind]}
+
+
+Patterns = Sequence[tuple[str, re.Pattern[str]]]
+"""Kinds, each with the opcodes that it has. An opcode is of the first kind that it matches."""
+
+_GUARD = re.compile(r"^@!?\S+\s+")
+
+
+def kind_of(text: str, kinds: Patterns) -> str:
+    """What an instruction is counted as, its guard aside."""
+    opcode = _GUARD.sub("", text).partition(" ")[0]
+    return next((kind for kind, pattern in kinds if pattern.match(opcode)), "other")
 
 
 _SHAPES = (

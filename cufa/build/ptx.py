@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .compiler import SOURCE_DIR
 from .flow import Jump, loops_of
-from .machine_code import Code, Instruction, Place
+from .machine_code import Code, Instruction, Place, kind_of
 
 _ENTRY = re.compile(r"\.entry\s+(\w+)\s*\(")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
@@ -21,7 +21,6 @@ _LOC = re.compile(
 _LABEL = re.compile(r"(\$?\w+):(?!:)")
 _JUMP = re.compile(r"\bbra(?:\.uni)?\s+(\$?\w+)")
 
-#: The first that an opcode matches; the order decides.
 _KINDS = (
     ("tensor", re.compile(r"mma\.sync|wgmma\.mma_async|mma\.m\d")),
     ("wait", re.compile(r"bar|mbarrier|fence|membar|wgmma\.|cp\.async\.(wait|commit|bulk\.(wait|commit))|griddep"
@@ -86,7 +85,7 @@ def _entry(body: str, files: dict[int, str]) -> Code:
         elif not statement.startswith("."):
             if jump := _JUMP.search(statement):
                 jumps.append((len(instructions), jump[1], tuple(scopes)))
-            instructions.append(Instruction(statement, kind_of(statement), here))
+            instructions.append(Instruction(statement, kind_of(statement, _KINDS), here))
     found_jumps = [
         Jump(
             index,
@@ -133,9 +132,3 @@ def _chain(
         outer = chains.get(at) or (Place(files.get(at[0], "?"), at[1]),)
     chains[file, line, column] = (Place(files.get(file, "?"), line), *outer)
     return chains[file, line, column]
-
-
-def kind_of(statement: str) -> str:
-    """What an instruction is counted as, its guard aside."""
-    opcode = re.sub(r"^@!?\S+\s+", "", statement).partition(" ")[0]
-    return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), "other")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .flow import Jump, loops_of
-from .machine_code import Code, Instruction, Place
+from .machine_code import Code, Instruction, Place, kind_of
 from .ptx import parse_ptx, relative_place
 from .static_compile import static_compile
 from .variants import Variant
@@ -29,7 +29,6 @@ _INSTRUCTION = re.compile(r"^\s+/\*(?P<offset>[0-9a-f]{4,})\*/\s+(?P<text>.*?)\s
 _LIVE = re.compile(r"//\s*\|\s*(\d+)?\s*\|")
 _JUMP = re.compile(r"\bBRA\b.*`\((\.L\w+)\)")
 _END = re.compile(r"(EXIT|RET|BRX|JMX|KILL)\b")
-_GUARD = re.compile(r"^@!?U?P\w+\s+")
 _TIMEOUT = 300
 
 _KINDS = (
@@ -73,9 +72,8 @@ def disassemble(cubin: bytes) -> dict[str, Code]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        lines, live = (
-            _run([tool, "-c", *options, str(file)]) for options in (("-gi",), ("-lrm", "count"))
-        )  # of the two, one run gives one
+        # One run prints either line numbers or live registers.
+        lines, live = (_run([tool, "-c", *x, str(file)]) for x in (("-gi",), ("-lrm", "count")))
     return parse_sass(lines, live)
 
 
@@ -140,7 +138,9 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
             text = found["text"]
             if jump := _JUMP.search(text):
                 jumps.append((len(instructions), jump[1]))
-            instructions.append(Instruction(text, kind_of(text), here, live.get((name, found["offset"]))))
+            instructions.append(
+                Instruction(text, kind_of(text, _KINDS), here, live.get((name, found["offset"])))
+            )
     while instructions and instructions[-1].text == "NOP":  # what fills the section
         instructions.pop()
     last = len(instructions) - 1
@@ -157,12 +157,6 @@ def _places(line: str) -> list[Place]:
         Place(relative_place(file or outer), int(number or outer_number))
         for file, number, outer, outer_number in _PLACE.findall(line)
     ]
-
-
-def kind_of(text: str) -> str:
-    """What an instruction is counted as, its guard aside."""
-    opcode = _GUARD.sub("", text).partition(" ")[0]
-    return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), "other")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +197,7 @@ def listing(variant: Variant) -> Listing:
         found, missing = disassemble(report.cubin), None
     except MissingDisassemblerError as error:
         found, missing = {}, str(error)
-    launched = {
-        launch.entry for launch in variant.launches
-    }  # of what a file defines: some serve other problems
+    launched = {x.entry for x in variant.launches}  # the file may define entries for other problems
     ptx = parse_ptx(report.ptx)
     return Listing(
         {name: code for name, code in ptx.items() if name in launched},

@@ -20,16 +20,15 @@ import cupy
 import cupy.cuda  # an ImportError where cupy is just a folder of that name in the path
 import numpy as np
 
-from ...build.compiler import announced, cupy_options, find_compiled, trace_constants, translation_unit
+from ...build.compiler import announced, cupy_options, find_compiled, unit_of
 from ...build.phases import Logs, Room
-from ...build.score_text import score_text
 from ...gpu.architectures import Device, find_architecture
 from ...kernels import Box
 from ...kernels.params import TRACE_RECORD
 from ...plan.operation import Arrays, Operand
 from ...plan.planner import Plan
 from . import mask_bits, mask_uploads  # noqa: F401 - mask_bits: what masks of bits need on a GPU
-from .launches import Graphs, Launches
+from .launches import Graphs, Launches, NumberKernel
 from .tensor_map import TensorMap
 from .workspace import workspace_of
 
@@ -72,9 +71,7 @@ class _Module:
                     self._module = cupy.RawModule(path=str(file))
                     self._module.compile()
                     return
-                except (
-                    cupy.cuda.driver.CUDADriverError
-                ) as error:  # of a compiler that is newer than the driver
+                except cupy.cuda.driver.CUDADriverError as error:  # the compiler is newer than the driver
                     logging.getLogger("cufa").warning("%s is not used: %s", file, error)
             with announced(name, arch.name):
                 self._module = cupy.RawModule(code=source, options=options)
@@ -105,9 +102,13 @@ def _compile(name: str, source: str, device_id: int, options: tuple[str, ...]) -
         return _modules[key]
 
 
-def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
-    """CuPy's function of a kernel that belongs to no plan, for the current device."""
-    return _compile(entry, source, device_id, options).function(entry, 0).kernel
+def number_kernel(
+    entry: str, unit: str, num_arguments: int, num_threads: int, device_id: int, **options: Any
+) -> NumberKernel:
+    """A kernel that belongs to no plan, of a translation unit, for the current device. ``options``: of
+    :class:`NumberKernel`."""
+    function = _compile(entry, unit, device_id, cupy_options()).function(entry, 0).kernel
+    return NumberKernel(function, num_arguments, num_threads, device_id, **options)
 
 
 class Prepared:
@@ -116,19 +117,10 @@ class Prepared:
     def __init__(self, plan: Plan, device_id: int, trace: bool, inside: bool = False) -> None:
         self.plan = plan
         self.device_id = device_id
-        constants = {**plan.constants, **trace_constants(trace, inside)}
-        source = translation_unit(
-            plan.spec.source_of(plan.config), constants, score_text(plan.problem, plan.spec.folds_score_scale)
-        )
-        module = _compile(plan.spec.name, source, device_id, cupy_options(plan.spec.min_capability))
+        options = cupy_options(plan.spec.min_capability)
+        module = _compile(plan.spec.name, unit_of(plan, trace, inside), device_id, options)
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
-
-    @property
-    def attributes(self) -> dict[str, dict[str, int]]:
-        """What the driver reports of each loaded function: registers, local memory, shared memory."""
-        with cupy.cuda.Device(self.device_id):
-            return {entry: dict(f.attributes) for entry, f in self.functions.items()}
 
 
 def prepare(plan: Plan, device_id: int | None = None, trace: bool = False, inside: bool = False) -> Prepared:
@@ -286,10 +278,9 @@ def addresses(given: Arrays) -> list[int]:
     return [0 if x is None else int(x.data.ptr) for x in given.values()]
 
 
-def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
+def run(plan: Plan, given: Arrays) -> None:
     """Compute once, asynchronously, on CuPy arrays by operand name. Compiles on first use."""
-    device_id = given["q"].data.device_id if device_id is None else device_id
-    Binding(prepare(plan, device_id), given).launch(addresses(given))
+    Binding(prepare(plan, given["q"].data.device_id), given).launch(addresses(given))
 
 
 def trace(plan: Plan, given: Arrays) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import cupy
 
-from ...build.compiler import cupy_options, translation_unit
+from ...build.compiler import translation_unit
 from ...build.score_text import change_text
 from ...kernels.config import ceil_div
 from ...kernels.mask_bits import NUM_MEMBERS, SOURCE, WARPS, blocks, numbers
@@ -59,7 +59,7 @@ def _launch(entry: str, text: str, members: list[int], sizes: Sequence[int], dev
 
 @functools.lru_cache(256)
 def _kernel(entry: str, text: str, device_id: int) -> NumberKernel:
-    from .backend import compiled_function  # which imports this module
+    from .backend import number_kernel  # which imports this module
 
-    function = compiled_function(translation_unit(SOURCE, {}, text), device_id, cupy_options(), entry)
-    return NumberKernel(function, NUM_MEMBERS, WARPS * 32, device_id, as_structure=True)
+    unit = translation_unit(SOURCE, {}, text)
+    return number_kernel(entry, unit, NUM_MEMBERS, WARPS * 32, device_id, as_structure=True)

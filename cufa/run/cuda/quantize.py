@@ -9,10 +9,10 @@ from typing import Any
 
 import cupy
 
-from ...build.compiler import cupy_options, translation_unit
+from ...build.compiler import translation_unit
 from ...kernels.quantize import MIN_CAPABILITY, NUM_MEMBERS, SOURCE, Quantizer
 from ...plan.planner import MAX_GRID_YZ
-from .backend import compiled_function, device
+from .backend import device, number_kernel
 from .launches import NumberKernel
 from .workspace import workspace_of
 
@@ -70,6 +70,8 @@ def quantize(
 def _kernel(
     build: Quantizer, entry: str, num_threads: int, shared_memory: int, device_id: int
 ) -> NumberKernel:
-    source = translation_unit(SOURCE, build.constants)
-    function = compiled_function(source, device_id, cupy_options(), entry)
-    return NumberKernel(function, NUM_MEMBERS, num_threads, device_id, shared_memory, as_structure=True)
+    unit, options = (
+        translation_unit(SOURCE, build.constants),
+        {"shared_memory": shared_memory, "as_structure": True},
+    )
+    return number_kernel(entry, unit, NUM_MEMBERS, num_threads, device_id, **options)

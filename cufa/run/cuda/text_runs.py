@@ -7,9 +7,9 @@ from typing import Any
 
 import cupy
 
-from ...build.compiler import cupy_options, translation_unit
+from ...build.compiler import translation_unit
 from ...kernels.config import ceil_div
-from .backend import compiled_function
+from .backend import number_kernel
 from .launches import NumberKernel
 
 #: Of cuda_src/shared/text_runs.cu.
@@ -45,5 +45,4 @@ def _text_runs(lengths: Any, seqlen: int, form: str, device_id: int) -> Any:
 
 @functools.cache
 def _kernel(device_id: int) -> NumberKernel:
-    function = compiled_function(translation_unit(SOURCE, {}), device_id, cupy_options(), ENTRY)
-    return NumberKernel(function, 6, WARPS * 32, device_id)
+    return number_kernel(ENTRY, translation_unit(SOURCE, {}), 6, WARPS * 32, device_id)

@@ -7,11 +7,11 @@ from typing import Any
 
 import cupy
 
-from ...build.compiler import cupy_options, translation_unit
+from ...build.compiler import translation_unit
 from ...kernels.quantize import MIN_CAPABILITY
 from ...kernels.widen import ENTRY, NUM_MEMBERS, SOURCE, THREADS, constants, launch, numbers
 from ...plan.planner import MAX_GRID_YZ
-from .backend import compiled_function, device
+from .backend import device, number_kernel
 from .launches import NumberKernel
 
 
@@ -38,6 +38,5 @@ def widen(x: Any, out: Any, scale: Any, mode: str, block: int, dtype: str) -> No
 
 @functools.cache
 def _kernel(head_dim: int, dtype: str, aligned: bool, device_id: int) -> NumberKernel:
-    source = translation_unit(SOURCE, constants(head_dim, dtype, aligned))
-    function = compiled_function(source, device_id, cupy_options(), ENTRY)
-    return NumberKernel(function, NUM_MEMBERS, THREADS, device_id, as_structure=True)
+    unit = translation_unit(SOURCE, constants(head_dim, dtype, aligned))
+    return number_kernel(ENTRY, unit, NUM_MEMBERS, THREADS, device_id, as_structure=True)
