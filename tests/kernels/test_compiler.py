@@ -15,8 +15,8 @@ import cufa
 from cufa.build import compiler
 from cufa.build import static_compile as static
 from cufa.build.compiler import (
+    INSIDE,
     included_files,
-    nvrtc_options,
     source_digest,
     trace_constants,
     translation_unit,
@@ -33,7 +33,6 @@ from cufa.build.static_compile import (
     static_compile,
 )
 from cufa.gpu.architectures import ARCHITECTURES
-from cufa.kernels import KERNELS
 from cufa.problem.checks import install
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
@@ -49,48 +48,47 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '#pragma once\n#include "host/twin.h"\n__device__ float scaled(float x) { return 2 * x; }\n'
     )
     (tmp_path / "host/twin.h").write_text("// what a host compiler sees\n")
+    (tmp_path / "shared/phases.cuh").write_text(
+        "#ifdef TRACE_INSIDE\n#define INSIDE(...) __VA_ARGS__\n#endif\n"
+    )
+    (tmp_path / "shared/phase_log.cuh").write_text("")
     (tmp_path / "kernels/k.cu").write_text(
-        '#include "tiles/scale.cuh"\n'
-        'extern "C" __global__ void k(float* x) { x[threadIdx.x] = scaled(x[threadIdx.x]) + OFFSET; }\n'
+        '#include "shared/phases.cuh"\n#include "tiles/scale.cuh"\n'
+        'extern "C" __global__ void k(float* x) { INSIDE(if (f(g(h()))) stamp(1, (2)));'
+        " x[threadIdx.x] = scaled(x[threadIdx.x]) + OFFSET; }\n"
     )
     return tmp_path
 
 
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
 # Digests and translation units
 
-
-def test_digest_ignores_comments_and_white_space_in_every_file(sources):
-    before = source_digest("kernels/k.cu")
-    _edit(sources / "tiles/scale.cuh", "return 2 * x;", "// twice\n  /* as much,\n in */ return  2*x;")
-    _edit(sources / "kernels/k.cu", "{ x[", "{\n\tx[")
-    assert source_digest("kernels/k.cu") == before
+K, SCALE, TWIN, PHASES = "kernels/k.cu", "tiles/scale.cuh", "host/twin.h", "shared/phases.cuh"
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new"), [("kernels/k.cu", "+ OFFSET", "- OFFSET"), ("tiles/scale.cuh", "2 * x", "3 * x")]
+    ("file", "old", "new", "digest_changes", "unit_changes"),
+    [
+        (K, "+ OFFSET", "- OFFSET", True, True),
+        (SCALE, "2 * x", "3 * x", True, True),
+        (SCALE, "return 2 * x;", "// twice\n  /* as much,\n in */ return  2*x;", False, True),
+        (K, "= scaled(", "\n\t=  scaled(", False, True),
+        (K, "stamp(1, (2))", "stamp(2, (1))", False, True),
+        (PHASES, "__VA_ARGS__", "", False, True),
+        (TWIN, "sees", "reads", False, False),
+    ],
 )
-def test_digest_sees_code_in_every_file(sources, file, old, new):
-    before = source_digest("kernels/k.cu")
-    _edit(sources / file, old, new)
-    assert source_digest("kernels/k.cu") != before
+def test_digests_see_what_is_compiled(sources, file, old, new, digest_changes, unit_changes):
+    """A digest of the source leaves out comments, white space, stamps, and what only a host compiles. The text that a
+    compiler gets changes with every byte of a header: caches see no included file."""
+    before, text = (source_digest(K), translation_unit(K, {})), (sources / file).read_text()
+    assert old in text
+    (sources / file).write_text(text.replace(old, new))
+    after = source_digest(K), translation_unit(K, {})
+    assert [x != y for x, y in zip(before, after, strict=True)] == [digest_changes, unit_changes]
 
 
-def test_digest_leaves_out_what_only_a_host_compiles(sources):
-    before = source_digest("kernels/k.cu")
-    (sources / "host/twin.h").write_text("int other;\n")
-    assert source_digest("kernels/k.cu") == before
-    assert [path.name for path in included_files("kernels/k.cu")] == ["k.cu", "scale.cuh"]
-
-
-def test_translation_unit_is_constants_then_an_include(sources):
-    unit = translation_unit("kernels/k.cu", {"OFFSET": 3, "SOFTCAP": True, "TF32": False})
-    first, *rest = unit.splitlines()
+def test_a_translation_unit_is_constants_then_an_include(sources):
+    first, *rest = translation_unit(K, {"OFFSET": 3, "SOFTCAP": True, "TF32": False}).splitlines()
     assert first.startswith("// headers ")
     assert rest == [
         "[[maybe_unused]] constexpr int OFFSET = 3;",
@@ -98,72 +96,50 @@ def test_translation_unit_is_constants_then_an_include(sources):
         "[[maybe_unused]] constexpr bool TF32 = false;",
         '#include "kernels/k.cu"',
     ]
-
-
-def test_translation_unit_changes_with_any_byte_of_a_header(sources):
-    """It is the key of compile caches, which see neither included files nor, here, line numbers."""
-    before = translation_unit("kernels/k.cu", {})
-    _edit(sources / "tiles/scale.cuh", "#pragma once\n", "#pragma once\n\n")
-    assert translation_unit("kernels/k.cu", {}) != before
-
-
-def test_every_registered_source_is_there_with_all_it_includes():
-    for spec in KERNELS.values():
-        files = [path for source in spec.sources for path in included_files(source)]
-        assert all(path.is_file() for path in files)
-        assert any(path.name == "params.cuh" for path in files)
+    found = {stamps: {x.name for x in included_files(K, stamps)} for stamps in (False, True)}
+    assert found[False] == {"k.cu", "scale.cuh"} == found[True] - {"phases.cuh", "phase_log.cuh"}
+    assert [INSIDE in translation_unit(K, trace_constants(True, x)) for x in (False, True)] == [False, True]
 
 
 # Static compiles
 
 
-def test_report_of_a_small_kernel(sources, nvrtc):
-    report = static_compile("kernels/k.cu", {"OFFSET": 3}, HOPPER)
-    assert report.arch == "sm_90a"
-    assert [entry.name for entry in report.entries] == ["k"]
-    assert 4 <= report.entry("k").registers <= 16
-    assert report.warnings == ()
-    assert check_report(report) == ()
-    assert report.nvrtc == nvrtc_version()
+PLAIN = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] += 1; }'
+
+
+def test_report_of_a_small_kernel(nvrtc):
+    report = compile_text(PLAIN, HOPPER)
+    assert report.arch == "sm_90a" and report.nvrtc == nvrtc_version()
+    assert [entry.name for entry in report.entries] == ["k"] and 4 <= report.entry("k").registers <= 16
+    assert report.warnings == check_report(report) == ()
     with pytest.raises(KeyError, match=r"no entry 'other'; compiled: k"):
         report.entry("other")
-
-
-def test_the_cubin_is_whole(sources, nvrtc):
-    """Its ELF section table, the last thing in the file, ends where the file does."""
-    cubin = static_compile("kernels/k.cu", {"OFFSET": 3}, AMPERE).cubin
-    assert cubin[:4] == b"\x7fELF"
-    (phoff, shoff) = struct.unpack_from("<QQ", cubin, 32)
-    (phentsize, phnum, shentsize, shnum) = struct.unpack_from("<HHHH", cubin, 54)
-    assert max(phoff + phentsize * phnum, shoff + shentsize * shnum) == len(cubin)
-
-
-def test_options_are_those_of_a_launch_and_set_the_code(sources, nvrtc):
-    options = nvrtc_options("sm_80")
-    assert f"-I{sources}" in options
-    assert {"-ftz=true", "-std=c++17", "-arch=sm_80", "--device-as-default-execution-space"} <= set(options)
+    # The cubin is whole: its ELF section table, the last thing in the file, ends where the file does.
+    assert report.cubin[:4] == b"\x7fELF"
+    (phoff, shoff) = struct.unpack_from("<QQ", report.cubin, 32)
+    (phentsize, phnum, shentsize, shnum) = struct.unpack_from("<HHHH", report.cubin, 54)
+    assert max(phoff + phentsize * phnum, shoff + shentsize * shnum) == len(report.cubin)
 
 
 def test_a_source_that_does_not_compile_says_what_was_given_to_nvrtc(sources, nvrtc):
-    _edit(sources / "kernels/k.cu", "OFFSET", "OFFSETS")
+    (sources / K).write_text('#include "tiles/scale.cuh"\nfloat x = OFFSETS;\n')
     with pytest.raises(CompileError) as caught:
-        static_compile("kernels/k.cu", {"OFFSET": 3}, AMPERE)
+        static_compile(K, {"OFFSET": 3}, AMPERE)
     message = str(caught.value)
     assert f'{sources}/kernels/k.cu(2): error: identifier "OFFSETS" is undefined' in message
     assert "-arch=sm_80" in message
     assert "    2 | [[maybe_unused]] constexpr int OFFSET = 3;" in message
     assert '    3 | #include "kernels/k.cu"' in message
-    assert "error: identifier" in caught.value.summary
-    assert "\n" not in caught.value.summary
+    assert "error: identifier" in caught.value.summary and "\n" not in caught.value.summary
 
 
 def test_bad_ptx_is_a_compile_error_too(nvrtc):
     with pytest.raises(CompileError, match=r"no\.such\.instruction"):
-        compile_text('extern "C" __global__ void k() { asm volatile("no.such.instruction;"); }', AMPERE)
+        compile_text(PLAIN.replace("x[threadIdx.x] += 1", 'asm volatile("no.such.instruction;")'), AMPERE)
 
 
-SPILLING = """
-extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
+SPILLS = """
+extern "C" __global__ void __launch_bounds__(1024, 2) k(float* x) {
   float s[200];
 #pragma unroll
   for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
@@ -172,48 +148,33 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
   for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = 2 * s[199 - i] - s[i];
 }
 """
+LOCAL_MEMORY = """
+extern "C" __global__ void k(float* x, int n) {
+  float s[64];
+  for (int i = 0; i < 64; ++i) s[i] = x[i * n];
+  for (int i = 0; i < n; ++i) s[int(x[i]) & 63] += 1;
+  x[threadIdx.x] = s[n & 63];
+}
+"""
+IGNORED = PLAIN.replace("{ ", '{ asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); ')
+BOUNDS = PLAIN.replace("void k", "void __launch_bounds__(1024, 2) k")
 
 
-def test_a_spill_is_a_finding(nvrtc):
-    report = compile_text(SPILLING, AMPERE)
-    entry = report.entry("spilling")
-    assert entry.spill_store_bytes > 0
-    assert entry.spill_load_bytes > 0
-    (finding,) = check_report(report)
-    assert finding.startswith(f"spilling: spills, {entry.spill_store_bytes} bytes stored")
-
-
-def test_an_array_in_local_memory_is_a_finding(nvrtc):
-    unit = """
-    extern "C" __global__ void indexed(float* x, int n) {
-      float s[64];
-      for (int i = 0; i < 64; ++i) s[i] = x[i * n];
-      for (int i = 0; i < n; ++i) s[int(x[i]) & 63] += 1;
-      x[threadIdx.x] = s[n & 63];
-    }
-    """
-    report = compile_text(unit, AMPERE)
-    assert report.entry("indexed").spill_store_bytes == 0
-    assert check_report(report) == ("indexed: 256 bytes of local memory per thread (a stack frame)",)
-
-
-def test_an_ignored_instruction_is_a_finding(nvrtc):
-    unit = """
-    extern "C" __global__ void k(float* x) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-      x[0] = 1;
-    }
-    """
-    (finding,) = check_report(compile_text(unit, HOPPER))
-    assert "C7508" in finding
-    assert "ignored" in finding
-
-
-def test_launch_bounds_that_ptxas_cannot_keep_are_a_finding(nvrtc):
-    unit = 'extern "C" __global__ void __launch_bounds__(1024, 2) k(float* x) { x[threadIdx.x] = 1; }'
-    assert check_report(compile_text(unit, AMPERE)) == ()  # 2048 threads an SM
-    (finding,) = check_report(compile_text(unit, ARCHITECTURES[120]))  # 1536
-    assert "ignored" in finding
+@pytest.mark.parametrize(
+    ("unit", "capability", "finding"),
+    [
+        (SPILLS, 80, r"^k: spills, [1-9]\d* bytes stored and [1-9]\d* loaded"),
+        (LOCAL_MEMORY, 80, r"^k: 256 bytes of local memory per thread \(a stack frame\)$"),
+        (IGNORED, 90, "C7508.*ignored"),
+        (BOUNDS, 80, None),  # 2048 threads an SM
+        (BOUNDS, 120, "ignored"),  # 1536
+    ],
+    ids=["spills", "local memory", "setmaxnreg", "bounds", "bounds that ptxas cannot keep"],
+)
+def test_findings(unit, capability, finding, nvrtc):
+    found = check_report(compile_text(unit, ARCHITECTURES[capability]))
+    assert len(found) == (finding is not None)
+    assert finding is None or re.search(finding, found[0])
 
 
 LOG = """\
@@ -271,38 +232,6 @@ def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
         compile_text("", AMPERE)
 
 
-# Stamps of inside traces
-
-
-def _include_stamps(sources: Path) -> None:
-    (sources / "shared/phases.cuh").write_text("#define INSIDE(...)\n")
-    (sources / "shared/phase_log.cuh").write_text("")
-    kernel = sources / "kernels/k.cu"
-    kernel.write_text('#include "shared/phases.cuh"\n' + kernel.read_text())
-
-
-def test_digest_leaves_out_stamps(sources):
-    before = source_digest("kernels/k.cu")
-    _include_stamps(sources)
-    _edit(sources / "kernels/k.cu", "{ x[", "{ INSIDE(if (f(g(h()))) stamp(1, (2));) x[")
-    assert source_digest("kernels/k.cu") == before
-    _edit(sources / "kernels/k.cu", "+ OFFSET", "- OFFSET")
-    assert source_digest("kernels/k.cu") != before
-    assert "shared/phases.cuh" in [
-        path.parent.name + "/" + path.name for path in included_files("kernels/k.cu", stamps=True)
-    ]
-
-
-def test_stamps_change_what_a_translation_unit_is_known_by(sources):
-    """CuPy's cache must not take an inside trace of other stamps for this one."""
-    _include_stamps(sources)
-    before = translation_unit("kernels/k.cu", trace_constants(True, inside=True))
-    (sources / "shared/phases.cuh").write_text("#define INSIDE(...) __VA_ARGS__\n")
-    assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before
-    assert "TRACE_INSIDE" in before
-    assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))
-
-
 @pytest.mark.parametrize(
     ("seconds", "lines"), [(30, []), (0, ["compiling fa3_forward for sm_90 (once, about 2 s)"])]
 )
@@ -323,7 +252,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plan_compiled_ahead_is_found_by_what_the_compiler_would_get(cache, tmp_path, nvrtc):
     plan = cufa.plan((1, 4, 256, 64), device="sm_80", dtype="bfloat16")
-    unit = translation_unit(plan.spec.source, {**plan.constants, **trace_constants(False)})
+    unit = compiler.unit_of(plan)
     assert compiler.find_compiled("fa2_forward", unit, "sm_80") is None and not cache.exists()
     file = cufa.compile(plan)
     assert file.read_bytes() == static.compile_text(unit, AMPERE).cubin and file.parent == cache
