@@ -11,9 +11,9 @@ __all__ = ["asked", "fresh", "shared", "store"]
 
 if importlib.util.find_spec("streamlit"):  # the run engine's tests need no Streamlit
     from dashboard_measured_support import measured, measured_once, with_gpu, with_runs
-    from dashboard_page_support import elsewhere, real_listing
+    from dashboard_page_support import elsewhere, real_listing, shipped
 
-    __all__ += ["elsewhere", "measured", "measured_once", "real_listing", "with_gpu", "with_runs"]
+    __all__ += ["elsewhere", "measured", "measured_once", "real_listing", "shipped", "with_gpu", "with_runs"]
 
 
 @pytest.fixture(autouse=True)

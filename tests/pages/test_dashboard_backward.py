@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dashboard_page_support import alts, chosen, has, open_page, parameters, words
-from dashboard_support import DEVICE, make_trace, schedules
+from dashboard_page_support import alts, chosen, has, open_page, save_trace, words
+from dashboard_support import DEVICE, make_records, schedules
 from sampling import of_today
 
 from cufa.dashboard import engine, theme
@@ -18,7 +18,6 @@ from cufa.dashboard.model import evidence, launch, work
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
-from cufa.measure import cards, traces
 from cufa.measure.cases import of_forward
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
@@ -107,27 +106,12 @@ def test_wide_heads_are_drawn_by_their_own_kernel() -> None:
     assert f"{plan.launches[1].grid[0]:,} thread blocks" in words(app)  # both of each pair
 
 
-def test_a_recorded_trace_is_opened_and_agrees_with_every_column(elsewhere: Path) -> None:
-    trace = make_trace(backward_plan(2, 4, 2048, 64))
-    trace.environment["device"] = "NVIDIA H200"
-    traces.save(trace, elsewhere / "records" / "traces")
-    app = open_page("masked_work")
-    app.selectbox(key="masked.open").select(trace.name).run()
-    found = parameters(app)
-    assert found["op"] == "backward" and app.number_input(key="masked.sq").value == 2048
-    said = words(app)
-    has(said, "agree with every column of the schedule", "The tail is as predicted")
-    app.segmented_control(key="masked.op").select("forward").run()
-    assert "agree with every" not in words(app)
-
-
 @pytest.mark.in_turn
 def test_a_trace_of_pairs_is_not_judged_by_sms_whose_blocks_keep_no_record(elsewhere: Path) -> None:
-    trace = make_trace(make_plan(of_forward(make(2, 4, 1024, 256, "bfloat16", CAUSAL)), DEVICE, "fa3"))
-    first_of_pairs = trace.records[trace.records["thread_block"] % 2 == 0]
-    trace = dataclasses.replace(trace, records=first_of_pairs)
-    trace.environment["device"] = "NVIDIA H200"
-    traces.save(trace, elsewhere / "records" / "traces")
+    plan = make_plan(of_forward(make(2, 4, 1024, 256, "bfloat16", CAUSAL)), DEVICE, "fa3")
+    records = make_records(plan)
+    first_of_pairs = records[records["thread_block"] % 2 == 0]
+    trace = save_trace(elsewhere / "records", plan, records=first_of_pairs)
     app = open_page("masked_work")
     app.selectbox(key="masked.open").select(trace.name).run()
     said = words(app)
@@ -153,20 +137,12 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 # --- Other pages --------------------------------------------------------------------------------------------
 
 
-SHIPPED = cards.RECORDS_DIR, traces.TRACES_DIR
 RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
 assert RECORDED
 
 
-@pytest.fixture
-def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the records of the package."""
-    monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED[0])
-    monkeypatch.setattr(traces, "TRACES_DIR", SHIPPED[1])
-
-
 @pytest.fixture(params=RECORDED)
-def recorded(request: pytest.FixtureRequest, shipped: None) -> evidence.Evidence:
+def recorded(request: pytest.FixtureRequest, shipped: Path) -> evidence.Evidence:
     """Evidence of each card."""
     return next(e for e in evidence.load() if e.name == request.param)
 
@@ -216,7 +192,7 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
 
 
 @pytest.mark.in_turn
-def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
+def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: Path) -> None:
     each = next(c for c in KERNELS["fa3_backward"].configs if c.fits(128) and not c.persistent)
     app = open_page("occupancy", kernel="fa3_backward", tiles=config_key(each))
     entries = app.segmented_control(key="occupancy.entry")

@@ -54,10 +54,6 @@ def test_errors_of_a_run_against_its_times(
     assert spread["data"][0]["y"][-1] == 1.0 and max(spread["data"][1]["x"]) > max(spread["data"][0]["x"])
 
 
-def test_without_a_run_the_section_says_what_to_do(with_runs: Store) -> None:
-    assert "start the suite fp8" in words(open_page("compare"))
-
-
 def test_the_suite_keeps_its_precisions() -> None:
     for case in SUITES["fp8"].cases(None):
         assert _only(case, ["fa2"]).contenders == case.contenders
@@ -84,14 +80,3 @@ def test_a_tile_in_8_bits_is_what_cufa_computes(case: Case) -> None:
     out = cufa.flash_attention(**given, scale=found.problem.scale, out_dtype="float32", device="cpu")
     np.testing.assert_allclose(out[0, 0, 0, :8], bits.result8, atol=2e-3)
     assert len(bits.lines()) == bits.seen.sum()
-
-
-def test_understand_has_a_tab_of_it() -> None:
-    said = " ".join(words(open_page("understand")).split())
-    has(
-        said,
-        "What 8 bits do to a tile",
-        "e4m3 has 4 significant bits",
-        "448 · exp(s − m)",
-        "Scores change by at most",
-    )

@@ -11,15 +11,8 @@ from cufa.dashboard.views.shape_controls import capability_of, card_key
 from cufa.gpu.architectures import Device
 from cufa.measure import inside
 
-INSIDE = inside.INSIDE_DIR
 
-
-@pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "INSIDE_DIR", INSIDE)
-
-
-def test_decode_shows_its_recorded_trace(shipped: None) -> None:
+def test_decode_shows_its_recorded_trace(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = open_page("decode")
     has(words(app), "Inside a block", "warps that multiply wait")
     (choice,) = (x for x in app.selectbox if x.label == "Recorded trace")
@@ -27,13 +20,11 @@ def test_decode_shows_its_recorded_trace(shipped: None) -> None:
     assert {x.partition(",")[0] for x in choice.options} >= {"NVIDIA H100 80GB HBM3"}, (
         "each with the card that it is of"
     )
-
-
-def test_decode_without_a_trace(elsewhere: Path) -> None:
+    monkeypatch.setattr(inside, "INSIDE_DIR", shipped / "none")
     has(words(open_page("decode")), "No trace from inside a decoding block is recorded.")
 
 
-def test_two_kernels_side_by_side(shipped: None) -> None:
+def test_two_kernels_side_by_side(shipped: Path) -> None:
     asked = {
         "sq": "2048", "sk": "2048", "batch": "2", "heads": "32", "d": "128", "alg": "fa3", "two": "1",
         "b_alg": "fa2",

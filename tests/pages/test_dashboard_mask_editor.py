@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard_page_support import alts, open_page, parameters, words
-from dashboard_support import DEVICE, make_trace, write_evidence
+from dashboard_support import DEVICE, write_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,7 +24,6 @@ from cufa.dashboard.model import mask_settings, mask_texts, subject
 from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views import links, mask_editor
-from cufa.measure import traces
 from cufa.measure.cases import of_forward
 from cufa.measure.mask_cases import DOCUMENTS, others
 from cufa.measure.suites import SUITES, make
@@ -239,27 +237,6 @@ def test_what_cannot_be_read_is_told_and_the_page_goes_on(shown: list[Mask]) -> 
     assert not app.error and shown[-1] != before and not np.array_equal(pixels(app), picture)
 
 
-@pytest.mark.sampled(fixed=1, dated=2)
-@pytest.mark.parametrize(
-    "link",
-    [
-        {"mask": "documents", "lengths": "12a"},
-        {"mask": "columns", "hidden": "5-3:1-2"},
-        {"mask": "evict", "rows": "no"},
-        {"mask": "prefix", "length": "-1"},
-        {"mask": "chunks", "size": "0"},
-        {"mask": "streaming", "keep": "1.5"},
-        {"mask": "global_window", "left": "few"},
-        {"mask": "hexagonal"},
-    ],
-    ids=str,
-)
-def test_a_link_that_asks_for_what_cannot_be_is_told(link: dict[str, str]) -> None:
-    app = open_page("masked_work", **link)
-    name = [x for x in link if x != "mask"] or ["mask"]
-    assert f"The link asks for {name[0]} = {link[name[0]]!r}" in app.warning[0].value
-
-
 def test_more_tokens_than_keys_are_left_out_or_made_room_for(shown: list[Mask]) -> None:
     app = open_page("masked_work", mask="documents", lengths="3000,3000", sq="4096", sk="4096")
     assert "add up to 6,000, but there is room for 4,096" in words(app)
@@ -304,29 +281,6 @@ def test_another_mask_beside_it_begins_with_the_same(shown: list[Mask]) -> None:
     assert not app.exception and "the arithmetic of" in words(app)
     app.text_area(key="masked.lengths").set_value("apples").run()
     assert "'apples'" in app.error[0].value
-
-
-def test_a_trace_of_such_a_mask_stands_beside_its_prediction_alone(
-    elsewhere: Path, shown: list[Mask]
-) -> None:
-    mask = masks.documents([1000, 3096])
-    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", mask), DEVICE, "fa2")
-    trace = make_trace(plan)
-    trace.environment["device"] = "NVIDIA H200"
-    traces.save(trace, elsewhere / "records" / "traces")
-    same = open_page("masked_work", mask="documents", lengths="1000,3096")
-    assert "agree with every row of the schedule" in words(same)
-    other = open_page("masked_work", mask="documents", lengths="1001,3095")
-    assert "agree with every row" not in words(other)
-    other.selectbox(key="masked.open").select(trace.name).run()
-    assert shown[-1] == mask
-    assert "agree with every row" in words(other)
-
-
-def test_pages_that_cannot_show_the_mask_are_not_linked_to() -> None:
-    app = open_page("masked_work", mask="evict", op="backward")
-    found = [json.loads(json.dumps(x.proto.disabled)) for x in app.get("page_link")]
-    assert any(found)
 
 
 def test_masks_of_the_benchmark_have_the_pages_names() -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from card_support import edit
 from conftest import why_no_compiler
-from dashboard_page_support import alts, chosen, figures, has, open_page, parameters, words
-from dashboard_support import DEVICE, make_trace, write_evidence
+from dashboard_page_support import alts, chosen, figures, has, open_page, parameters, save_trace, words
+from dashboard_support import DEVICE, make_records, write_evidence
 
+from cufa import masks
 from cufa.dashboard.model import devices
 from cufa.gpu.architectures import Device
-from cufa.measure import inside, traces
+from cufa.measure import inside
+from cufa.measure.cases import of_forward
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL
+from cufa.problem.problem import Problem
 
 LINKS = (
     {"alg": "fa1"},
@@ -55,70 +58,86 @@ def test_every_algorithm_and_shape_can_be_drawn(link: dict[str, str]) -> None:
     assert parameters(app).get("op", "forward") == link.get("op", "forward")
 
 
-def test_an_algorithm_that_the_card_does_not_run_is_not_shown() -> None:
-    app = open_page("masked_work", alg="fa3", card="80")
-    assert "'fa3'" in app.warning[0].value
-    assert parameters(app)["card"] == "80"
-
-
 def test_tiles_that_would_be_too_many_are_made_larger_and_it_says_so() -> None:
     app = open_page("masked_work", sq="131072", tiles="custom", bq="16")
     assert "are too many" in app.warning[0].value
 
 
-def test_no_trace_is_said_plainly() -> None:
-    assert "no trace of this problem is recorded" in words(open_page("masked_work"))
-
-
-def test_a_trace_stands_beside_the_prediction(elsewhere: Path) -> None:
-    app = open_page("masked_work")
-    save_trace(elsewhere)
+@pytest.mark.parametrize(
+    ("folder", "card", "device"),
+    [
+        ("records", "90", "NVIDIA H200"),
+        ("cache", "90", "NVIDIA H200"),
+        ("records", "80", "NVIDIA H200"),
+        ("records", "90x114", "NVIDIA H200"),
+        ("records", "90", "NVIDIA H100 80GB HBM3"),
+    ],
+    ids=[
+        "recorded",
+        "measured here",
+        "another architecture",
+        "fewer SMs",
+        "another card of the architecture",
+    ],
+)
+def test_a_trace_stands_beside_the_prediction(folder: str, card: str, device: str, elsewhere: Path) -> None:
+    """A trace of another card is shown as that, and judges nothing."""
+    app = open_page("masked_work", card=card)
+    assert "no trace of this problem is recorded" in words(app)
+    save_trace(
+        elsewhere / folder, make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, "fa2"), device
+    )
     app.run()
     said = words(app)
-    has(said, "agree with every row of the schedule", "NVIDIA H200", "recorded</span>")
-    assert "measured</span>" not in said
-    assert "The tail is as predicted" in said
-
-
-def save_trace(elsewhere: Path, **environment: object) -> None:
-    """A trace of the default view on an H200."""
-    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, "fa2")
-    trace = make_trace(plan)
-    trace.environment.update({"device": "NVIDIA H200", **environment})
-    traces.save(trace, elsewhere / "records" / "traces")
+    origin, other = ("recorded", "measured") if folder == "records" else ("measured", "recorded")
+    has(said, "agree with every row of the schedule", device, f"{origin}</span>The kernel")
+    assert f"{other}</span>" not in said
+    judged = ["The tail is as predicted"]
+    foreign = [
+        f"On another card, {device}: ",
+        "This says nothing about ",
+        "no trace of this problem is recorded",
+    ]
+    is_own = (card, device) == ("90", "NVIDIA H200")
+    has(said, *(judged if is_own else foreign))
+    assert not [text for text in (foreign if is_own else judged) if text in said]
+    assert any("predicted, " in alt and "SMs sorted" in alt for alt in alts(app)) == is_own
 
 
 @pytest.mark.parametrize(
-    ("card", "environment"),
-    [("80", {}), ("90x114", {}), ("90", {"device": "NVIDIA H100 80GB HBM3"})],
-    ids=["another architecture", "fewer SMs", "another card of the architecture"],
+    ("problem", "algorithm"),
+    [
+        (make(2, 4, 2048, 64, "bfloat16", CAUSAL), "fa1"),
+        (make(4, 16, 4096, 128, "bfloat16", masks.documents([1000, 3096])), "fa2"),
+        (of_forward(make(2, 4, 2048, 64, "bfloat16", CAUSAL)), "fa2"),
+    ],
+    ids=["forward", "documents", "backward"],
 )
-def test_a_trace_of_another_card_is_shown_as_that_and_judges_nothing(
-    card: str, environment: dict[str, str], elsewhere: Path
-) -> None:
-    save_trace(elsewhere, **environment)
-    app = open_page("masked_work", card=card)
-    assert not app.warning
-    said = words(app)
-    where = environment.get("device", "NVIDIA H200")
-    has(said, f"On another card, {where}: ", "This says nothing about ")
-    assert "The tail is" not in said
-    assert "no trace of this problem is recorded" in said
-    told = alts(app)
-    assert not any("predicted, " in alt and "SMs sorted" in alt for alt in told)
+def test_a_recorded_trace_can_be_opened(problem: Problem, algorithm: str, elsewhere: Path) -> None:
+    """The controls become those of its launch, with which its counters agree; with others they do not stand there."""
+    trace = save_trace(elsewhere / "records", make_plan(problem, DEVICE, algorithm))
+    app = open_page("masked_work", sq="2000")
+    assert "agree with every" not in words(app)
+    app.selectbox(key="masked.open").select(trace.name).run()
+    assert app.selectbox(key="masked.open").value is None
+    assert app.number_input(key="masked.sq").value == problem.seqlen_q
+    found = parameters(app)
+    assert (found.get("op", "forward"), found.get("alg", "fa2")) == (problem.operation, algorithm)
+    line = "column" if problem.operation == "backward" else "row"
+    has(words(app), f"agree with every {line} of the schedule", "The tail is as predicted")
 
 
-def test_a_trace_of_this_machine_is_measured(elsewhere: Path) -> None:
-    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, "fa2")
-    trace = make_trace(plan)
-    trace.environment["device"] = "NVIDIA H200"
-    traces.save(trace, elsewhere / "cache" / "traces")
-    said = words(open_page("masked_work"))
-    assert "measured</span>The kernel" in said
-    assert "recorded</span>" not in said
+def test_damaged_files_are_named_and_the_page_goes_on(elsewhere: Path) -> None:
+    folder = elsewhere / "records" / "traces"
+    folder.mkdir(parents=True)
+    (folder / "broken.trace").write_bytes(b"no trace")
+    assert "broken.trace" in open_page("masked_work").warning[0].value
+    write_evidence(elsewhere / "records", "versions").write_text('{"what": "tests"}')
+    for name in ("masked_work", "roofline"):
+        assert "cannot be read" in words(open_page(name))
 
 
-def test_idle_time_is_told_by_sms_and_by_places(elsewhere: Path) -> None:
+def test_idle_time_is_told_by_sms_and_by_places() -> None:
     """In the last wave, each SM has a block, and half of the places are empty."""
     said = words(open_page("masked_work", mask="full"))
     assert "2,048 thread blocks, 7.8 waves: 0% of SM time is idle at the end, 3.0% of the places" in said
@@ -127,32 +146,13 @@ def test_idle_time_is_told_by_sms_and_by_places(elsewhere: Path) -> None:
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_a_disagreement_is_an_alarm(operation: str, elsewhere: Path) -> None:
     problem = dataclasses.replace(make(4, 16, 4096, 128, "bfloat16", CAUSAL), operation=operation)
-    trace = make_trace(make_plan(problem, DEVICE, "fa2"))
-    trace.records["tiles_visited"][7] += 1
-    traces.save(trace, elsewhere / "records" / "traces")
+    plan = make_plan(problem, DEVICE, "fa2")
+    records = make_records(plan)
+    records["tiles_visited"][7] += 1
+    save_trace(elsewhere / "records", plan, records=records)
     app = open_page("masked_work", op=operation)
     assert "Alarm" in words(app)
     assert "1 of 2,048 records differ" in app.error[0].value
-
-
-def test_a_recorded_trace_can_be_opened(elsewhere: Path) -> None:
-    plan = make_plan(make(2, 4, 2048, 64, "bfloat16", CAUSAL), DEVICE, "fa1")
-    trace = make_trace(plan)
-    traces.save(trace, elsewhere / "records" / "traces")
-    app = open_page("masked_work")
-    app.selectbox(key="masked.open").select(trace.name).run()
-    assert app.selectbox(key="masked.open").value is None
-    assert parameters(app)["alg"] == "fa1"
-    assert app.number_input(key="masked.sq").value == 2048
-    assert "agree with every row" in words(app)
-
-
-def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
-    folder = elsewhere / "records" / "traces"
-    folder.mkdir(parents=True)
-    (folder / "broken.trace").write_bytes(b"no trace")
-    app = open_page("masked_work")
-    assert "broken.trace" in app.warning[0].value
 
 
 def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,23 +192,16 @@ def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
     app = open_page("masked_work")
     drawn = figures(app)
     names = [trace.get("name", "") for figure in drawn for trace in figure["data"]]
-    assert any(name.startswith("Made-up GPU, float16") for name in names)
-    assert "no measurement with and without skipping under window" in words(
-        open_page("masked_work", mask="window")
+    for dtype in ("float16", "float32"):
+        assert any(name.startswith(f"Made-up GPU, {dtype}") for name in names)
+    shape = "float16 d64, 4 heads, in turns"
+    has(
+        words(app),
+        f"skipping alone, {shape}: 1.50× at 512",
+        f"FA1→FA2 with all changes, {shape}: 2.50× at 512",
     )
-    assert any(name.startswith("Made-up GPU, float32") for name in names)
-    said = words(app)
-    assert "Made-up GPU, 2026-01-02, skipping alone, float16 d64, 4 heads, in turns: 1.50× at 512" in said
-    assert (
-        "Made-up GPU, 2026-01-02, FA1→FA2 with all changes, float16 d64, 4 heads, in turns: 2.50× at 512"
-        in said
-    )
-
-
-def test_damaged_evidence_is_said_and_the_page_goes_on(elsewhere: Path) -> None:
-    write_evidence(elsewhere / "records", "versions").write_text('{"what": "tests"}')
-    assert "cannot be read" in words(open_page("masked_work"))
-    assert "cannot be read" in words(open_page("roofline"))
+    other = words(open_page("masked_work", mask="window"))
+    assert "no measurement with and without skipping under window" in other
 
 
 def test_tiles_are_sorted_by_predicted_time_and_measured_ones_show_the_error(elsewhere: Path) -> None:
@@ -220,14 +213,8 @@ def test_tiles_are_sorted_by_predicted_time_and_measured_ones_show_the_error(els
     assert ratios[0] == 1
     assert ratios == sorted(ratios)
     assert len(ratios) > 2
-    assert set(table["bound by"]) <= {
-        "products",
-        "power",
-        "exponentials",
-        "shared memory",
-        "memory",
-        "busiest block",
-    }
+    bounds = {"products", "power", "exponentials", "shared memory", "memory", "busiest block"}
+    assert set(table["bound by"]) <= bounds
     (row,) = (
         n for n, x in enumerate(table["recorded"]) if x != "–"
     )  # the planner's, on a shape of the suite
@@ -250,15 +237,11 @@ def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(else
 
 
 SMALL = {"sq": "512", "sk": "512", "alg": "fa3", "batch": "1", "heads": "2"}
+needs_compiler = pytest.mark.skipif(bool(why_no_compiler()), reason=str(why_no_compiler()))
 
 
-@pytest.fixture
-def compiler() -> None:
-    if reason := why_no_compiler():
-        pytest.skip(reason)
-
-
-def test_without_a_recorded_trace_the_order_is_executed(elsewhere: Path, compiler: None) -> None:
+@needs_compiler
+def test_without_a_recorded_trace_the_order_is_executed() -> None:
     app = open_page("masked_work", **SMALL)
     assert "no trace of the inside of such a thread block is recorded" in words(app)
     app.button(key="masked.inside").click().run(timeout=120)
@@ -267,42 +250,27 @@ def test_without_a_recorded_trace_the_order_is_executed(elsewhere: Path, compile
     assert "Executed on the CPU: order, not time." in said
     assert "of the softmax overlaps products" not in said  # that would be a statement about time
     assert "µs on one SM" not in said
-
-
-def test_a_kernel_without_stamps_says_so(elsewhere: Path) -> None:
+    assert open_page("masked_work", alg="fa3", sq="65536", sk="65536").button(key="masked.inside").disabled
     assert "fa1_forward has no time stamps" in words(open_page("masked_work", alg="fa1"))
 
 
-def test_too_long_to_execute_is_said_before(elsewhere: Path) -> None:
-    app = open_page("masked_work", alg="fa3", sq="65536", sk="65536")
-    assert app.button(key="masked.inside").disabled
-
-
-def test_a_recorded_trace_is_shown_with_its_sums(
-    elsewhere: Path, compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@needs_compiler
+def test_a_recorded_trace_is_shown_with_its_sums(elsewhere: Path) -> None:
     problem = make(1, 1, 512, 128, "bfloat16", CAUSAL)
     trace = inside.execute(make_plan(problem, Device.typical("sm_90"), "fa3"))
     environment = {"device": "NVIDIA H200", "recorded": "2026-11-22T10:00:00", "arch": "sm_90"}
     heads = trace.logs.heads.copy()
     heads["start_ns"], heads["end_ns"] = heads["start_clock"], heads["end_clock"]
     logs = dataclasses.replace(trace.logs, heads=heads)
-    folder = elsewhere / "inside"
+    folder = elsewhere / "records" / "inside"
     measured = dataclasses.replace(trace, clock="cycles", environment=environment, slowdown=1.125, logs=logs)
     inside.save(measured, folder)
-    monkeypatch.setattr(inside, "INSIDE_DIR", folder)
-    tiles = f"{trace.config.block_q}x{trace.config.block_kv}"
-    app = open_page("masked_work", **{**SMALL, "d": "128"})
-    said = words(app)
-    assert not app.exception
-    if "no trace of the inside" in said:
-        pytest.fail(f"tiles {tiles} of the trace are not those that the page shows")
     has(
-        said,
+        words(open_page("masked_work", **SMALL, d="128")),
         "µs on one SM",
         "warps that multiply wait",
         "of the softmax overlaps products",
         "in a special build: its run takes 12.5% longer than a run without stamps.",
     )
     (folder / "damaged.trace").write_text("nothing")
-    assert not open_page("masked_work", **{**SMALL, "d": "128"}).exception
+    open_page("masked_work", **SMALL, d="128")

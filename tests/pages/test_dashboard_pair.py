@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from dashboard_page_support import alts, chosen, has, open_page, parameters, words
-from dashboard_support import DEVICE, make_trace, write_evidence
+from dashboard_page_support import alts, chosen, has, open_page, parameters, save_trace, words
+from dashboard_support import DEVICE, write_evidence
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard.charts import pair as charts
 from cufa.dashboard.model import launch, pair, work
 from cufa.dashboard.theme import LIGHT
-from cufa.measure import traces
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, Band
@@ -72,12 +71,6 @@ def test_what_stands_beside_follows_the_mask_until_it_has_its_own() -> None:
     assert app.segmented_control(key="masked.b_mask").value == "window"
 
 
-def test_bad_values_beside_are_told() -> None:
-    app = open_page("masked_work", two="1", b_alg="fa9")
-    assert "b_alg = 'fa9'" in app.warning[0].value
-    assert "'b_alg'" in open_page("masked_work", b_alg="fa2").warning[0].value  # there is no second view
-
-
 def test_the_same_twice_has_two_names() -> None:
     app = open_page("masked_work", two="1", b_alg="fa2")
     has(
@@ -112,9 +105,7 @@ def test_times_of_one_run_are_compared(elsewhere: Path) -> None:
 def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:
     for algorithm in ("fa2", "fa3"):
         plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, algorithm)
-        trace = make_trace(plan)
-        trace.environment.update({"device": "NVIDIA H200"})
-        traces.save(trace, elsewhere / "records" / "traces")
+        save_trace(elsewhere / "records", plan)
     app = open_page("masked_work", two="1")
     assert len(app.get("plotly_chart")) == 3
     assert re.search(r"FA3 128×128 ends after [0-9,]+ µs, FA2 128×64 after [0-9,]+ µs", words(app))

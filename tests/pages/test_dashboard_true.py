@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dashboard_page_support import figures, open_page, without_compiler, words
+from dashboard_page_support import figures, open_page, words
 
 from cufa.commands.common import seconds_text
 from cufa.dashboard.link import several
@@ -15,19 +15,10 @@ from cufa.dashboard.model.levels import levels_of
 from cufa.dashboard.model.needs import with_needs
 from cufa.dashboard.model.subject import problem_key
 from cufa.dashboard.worker.jobs import Job
-from cufa.measure import cards, inside
 from cufa.measure.regimes import Regime
 
-SHIPPED = Path(cards.__file__).parents[1] / "records"
 
-
-@pytest.fixture
-def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "RECORDS_DIR", SHIPPED)
-    monkeypatch.setattr(inside, "INSIDE_DIR", SHIPPED / "inside")
-
-
-def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: None) -> None:
+def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: Path) -> None:
     """Over all cards, suites and regimes, with the ceilings of the page Roofline."""
     sustained = 0
     for card in evidence.load():
@@ -48,7 +39,7 @@ def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: None
     assert sustained > 20
 
 
-def test_the_roofline_says_at_best_no_more_than_it_says_recorded(shipped: None) -> None:
+def test_the_roofline_says_at_best_no_more_than_it_says_recorded(shipped: Path) -> None:
     card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
     row = min(
         (m for m in card.rows if m.suite == "decode" and m.kernel), key=lambda m: m.seconds / m.bound[0]
@@ -60,7 +51,7 @@ def test_the_roofline_says_at_best_no_more_than_it_says_recorded(shipped: None) 
     assert card.limits.floor(row.problem)[0] <= row.seconds  # type: ignore[union-attr]
 
 
-def test_sustained_figures_show_clock_power_and_energy(shipped: None) -> None:
+def test_sustained_figures_show_clock_power_and_energy(shipped: Path) -> None:
     app = open_page("roofline", machine="nvidia-h200", suite="energy")
     table = next(e.value for e in app.dataframe if "bound" in e.value)
     assert {"clock", "power", "energy per call"} <= set(table.columns)
@@ -68,7 +59,7 @@ def test_sustained_figures_show_clock_power_and_energy(shipped: None) -> None:
     assert "same run" not in words(app)
 
 
-def test_a_trace_of_another_card_or_problem_says_so(shipped: None) -> None:
+def test_a_trace_of_another_card_or_problem_says_so(shipped: Path) -> None:
     trace = next(iter(counters.inside_traces()[0].values()))
     p = trace.problem
     assert counters.differences(trace, p, str(trace.environment["device"])) == ""
@@ -79,7 +70,7 @@ def test_a_trace_of_another_card_or_problem_says_so(shipped: None) -> None:
     assert "Not of the controls above, but of NVIDIA H" in said
 
 
-def test_names_with_commas_come_back_from_a_link(shipped: None) -> None:
+def test_names_with_commas_come_back_from_a_link(shipped: Path) -> None:
     """Kernels of the ladder are named by sentences with commas."""
     card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
     label = next(m.label for m in card.rows if m.suite == "ladder" and "," in m.label)
@@ -88,15 +79,7 @@ def test_names_with_commas_come_back_from_a_link(shipped: None) -> None:
     assert app.multiselect(key="roofline.show").value == [label]
 
 
-@pytest.mark.parametrize("name", ["roofline", "occupancy", "machine_code"])
-def test_rubbish_for_a_shape_is_refused_in_words(shipped: None, name: str) -> None:
-    if name == "occupancy":
-        without_compiler()
-    app = open_page(name, of="rubbish")
-    assert "'rubbish', which is not a shape; the page ignores it." in app.warning[0].value
-
-
-def test_energy_has_a_verdict_in_joules_and_looks_stay_in_all_regimes(shipped: None) -> None:
+def test_energy_has_a_verdict_in_joules_and_looks_stay_in_all_regimes(shipped: Path) -> None:
     rows = next(e for e in evidence.load() if e.name == "nvidia-h200").rows
     family = next(m.family for m in rows if m.suite == "energy")
     link = {"machine": "recorded:NVIDIA H200", "shapes": family}
@@ -123,7 +106,7 @@ def test_a_run_is_named_after_a_preset_only_while_the_fields_are_its_own(
 
 
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
-def test_two_kernels_have_the_times_of_the_chosen_card(shipped: None, device: str) -> None:
+def test_two_kernels_have_the_times_of_the_chosen_card(shipped: Path, device: str) -> None:
     found = evidence.measurements()
     first = next(m for m in found if m.suite == "forward" and m.kernel and m.regime is Regime.IN_TURNS)
     sides = [
@@ -136,7 +119,7 @@ def test_two_kernels_have_the_times_of_the_chosen_card(shipped: None, device: st
     assert {m.machine for m in kept} == {device} or "A100" in device
 
 
-def test_waits_are_those_of_consumers_and_of_the_producer_apart(shipped: None) -> None:
+def test_waits_are_those_of_consumers_and_of_the_producer_apart(shipped: Path) -> None:
     said = words(open_page("masked_work", alg="fa3", sq="2048", sk="2048", d="128"))
     assert "warps that multiply wait " in said
     assert "; the producer waits " in said

@@ -320,17 +320,6 @@ def test_a_link_shows_what_it_says(link: dict[str, str]) -> None:
     assert not app.warning
 
 
-@pytest.mark.parametrize(
-    "link",
-    [{"step": "17"}, {"step": "0"}, {"mask": "diagonal"}, {"algorithm": "fa9"}, {"seed": "-1"}],
-    ids=str,
-)
-def test_a_bad_link_is_told(link: dict[str, str]) -> None:
-    app = open_page("understand", **link)
-    assert "the link asks for" in app.warning[0].value.lower()
-    assert parameters(app) == {}
-
-
 def test_another_algorithm_keeps_within_its_steps() -> None:
     app = open_page("understand", step="14")
     app.segmented_control[0].set_value("decode").run()

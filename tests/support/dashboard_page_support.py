@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import streamlit as st
-from dashboard_support import APP, own_cache
+from dashboard_support import APP, make_trace, own_cache
 from streamlit.testing.v1 import AppTest
 
 from cufa.build import sass
@@ -24,6 +24,7 @@ from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, devices, listed
 from cufa.dashboard.views import occupancy_view
 from cufa.measure import cards, inside, traces
+from cufa.plan.planner import Plan
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
 with contextlib.suppress(
@@ -58,9 +59,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
     monkeypatch.setenv("CUFA_CACHE_DIR", str(own_cache(tmp_path / "cache")))
     monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(cards, "RECORDS_DIR", tmp_path / "records")
-    monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
-    monkeypatch.setattr(inside, "INSIDE_DIR", tmp_path / "records" / "inside")
+    use_records(tmp_path / "records", monkeypatch)
     monkeypatch.setattr(devices, "gpu_count", lambda: 0)
     # Only what a page waits for is compiled: the table's hundred builds would take minutes.
     monkeypatch.setattr(compiled.Compiler, "want", want_one)
@@ -73,6 +72,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     st.cache_resource.clear()
     yield tmp_path
     st.cache_resource.clear()
+
+
+SHIPPED = cards.RECORDS_DIR
+
+
+def use_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements and traces of this folder are the recorded ones."""
+    monkeypatch.setattr(cards, "RECORDS_DIR", folder)
+    monkeypatch.setattr(traces, "TRACES_DIR", folder / "traces")
+    monkeypatch.setattr(inside, "INSIDE_DIR", folder / "inside")
+
+
+@pytest.fixture
+def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The records of the package."""
+    use_records(SHIPPED, monkeypatch)
+    return SHIPPED
 
 
 real_want = compiled.Compiler.want
@@ -131,6 +147,14 @@ def has(text: str, *parts: str) -> None:
     """Each part is in the text."""
     for part in parts:
         assert part in text, f"{part!r} is missing in:\n{text}"
+
+
+def save_trace(folder: Path, plan: Plan, device: str = "NVIDIA H200", **changes: Any) -> traces.Trace:
+    """A trace of this plan from this card; ``changes`` overwrite its fields."""
+    trace = make_trace(plan, **changes)
+    trace.environment["device"] = device
+    traces.save(trace, folder / "traces")
+    return trace
 
 
 def alts(app: AppTest) -> list[str]:
