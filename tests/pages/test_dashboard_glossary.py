@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
 import pytest
@@ -16,12 +19,9 @@ from cufa.dashboard.model import source
 # --- Words ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("term", glossary.TERMS)
-def test_a_meaning_is_two_sentences_at_most(term: str) -> None:
-    meaning = glossary.TERMS[term]
-    assert meaning.endswith(".")
-    sentences = re.findall(r"[.!?](?:\s|$)", meaning)
-    assert 1 <= len(sentences) <= 2, meaning
+def test_a_meaning_is_two_sentences_at_most() -> None:
+    for meaning in glossary.TERMS.values():
+        assert meaning.endswith(".") and len(re.findall(r"[.!?](?:\s|$)", meaning)) <= 2, meaning
 
 
 def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
@@ -33,16 +33,10 @@ def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
 
 
 def test_words_of_everyday_are_explained_only_where_they_are_terms() -> None:
-    assert (
-        glossary.found("K and V take the place of the last ones; a share of it; a product of ours; this page")
-        == []
-    )
-    assert glossary.found("12 places, products; paged, and 7 shares") == [
-        "place",
-        "product",
-        "paged",
-        "share",
-    ]
+    everyday = "K and V take the place of the last ones; a share of it; a product of ours; this page"
+    assert glossary.found(everyday) == []
+    terms = ["place", "product", "paged", "share"]
+    assert glossary.found("12 places, products; paged, and 7 shares") == terms
 
 
 def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:
@@ -62,12 +56,8 @@ def test_help_is_none_where_nothing_is_to_be_explained() -> None:
 # --- Lines of the kernels ---------------------------------------------------------------------------------
 
 
-EXCERPTS = dict.fromkeys(
-    [
-        *(x for found in source.FIGURES.values() for x in found),
-        *(x for p in source.PHASES.values() for x in p.values()),
-    ]
-)
+_SHOWN = [*source.FIGURES.values(), *(found.values() for found in source.PHASES.values())]
+EXCERPTS = dict.fromkeys(itertools.chain.from_iterable(_SHOWN))
 
 
 @pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda x: f"{x.file}: {x.title}")
@@ -102,62 +92,20 @@ def test_lines_stand_beside_figures_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "noun", "text"),
+    ("said", "cases"),
     [
-        (0, "run", "no runs"),
-        (1, "run", "1 run"),
-        (2, "run", "2 runs"),
-        (12_345, "run", "12,345 runs"),
-        (1, "query", "1 query"),
-        (2, "query", "2 queries"),
-        (1, "thread block", "1 thread block"),
-        (3, "thread block", "3 thread blocks"),
+        (lambda n: sentences.count(n, "run"), {0: "no runs", 1: "1 run", 2: "2 runs", 12_345: "12,345 runs"}),
+        (lambda n: sentences.count(n, "query"), {1: "1 query", 2: "2 queries"}),
+        (lambda n: sentences.count(n, "thread block"), {1: "1 thread block", 3: "3 thread blocks"}),
+        (lambda n: sentences.plural(n, "is"), {0: "are", 1: "is", 2: "are", 1000: "are"}),
+        (sentences.listed, {"": "", "a": "a", "ab": "a and b", "abc": "a, b and c",
+                            "abcdef": "a, b, c, d, e and f", "abcdefgh": "a, b, c, d, e and 3 more"}),
+        (sentences.seconds, {0.0: "2 s", 8.2: "8 s", 99.0: "99 s", 100.0: "2 min", 3600.0: "60 min", 7200.0: "2.0 h",
+                             259_200.0: "3 days", 253_887_556 * 3600.0: "28,963 years"}),
+        (sentences.share, {0.0: "0%", 1e-9: "less than 0.1%", 0.03: "3.0%", 0.9999: "more than 99.9%", 1.0: "100%"}),
     ],
-)
-def test_a_number_of_things(number: int, noun: str, text: str) -> None:
-    assert sentences.count(number, noun) == text
-
-
-@pytest.mark.parametrize(("number", "word"), [(0, "are"), (1, "is"), (2, "are"), (1000, "are")])
-def test_verbs_follow_the_number(number: int, word: str) -> None:
-    assert sentences.plural(number, "is") == word
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("", ""),
-        ("a", "a"),
-        ("ab", "a and b"),
-        ("abc", "a, b and c"),
-        ("abcdef", "a, b, c, d, e and f"),
-        ("abcdefgh", "a, b, c, d, e and 3 more"),
-    ],
-)
-def test_lists(words: str, text: str) -> None:
-    assert sentences.listed(words) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0.0, "2 s"),
-        (8.2, "8 s"),
-        (99.0, "99 s"),
-        (100.0, "2 min"),
-        (3600.0, "60 min"),
-        (7200.0, "2.0 h"),
-        (259_200.0, "3 days"),
-        (253_887_556 * 3600.0, "28,963 years"),
-    ],
-)
-def test_how_long_somebody_waits(number: float, text: str) -> None:
-    assert sentences.seconds(number) == text
-
-
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [(0.0, "0%"), (1e-9, "less than 0.1%"), (0.03, "3.0%"), (0.9999, "more than 99.9%"), (1.0, "100%")],
-)
-def test_shares_are_nothing_or_all_only_when_they_are(part: float, text: str) -> None:
-    assert sentences.share(part) == text
+    ids=["runs", "queries", "thread blocks", "verbs", "lists", "seconds", "shares"],
+)  # fmt: skip
+def test_numbers_in_sentences(said: Callable[[Any], str], cases: dict[Any, str]) -> None:
+    """Shares are nothing or all only when they are."""
+    assert {x: said(x) for x in cases} == cases

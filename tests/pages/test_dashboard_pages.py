@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from urllib.parse import parse_qsl
 
 import pytest
-import streamlit as st
 from card_support import write_lines
 from dashboard_page_support import PAGES, chosen, has, open_page, parameters, without_compiler, words
 from dashboard_support import APP, write_evidence
+from streamlit import cache_data
 from streamlit.elements.lib import policies
 
 from cufa.dashboard import glossary
@@ -242,7 +242,7 @@ def test_the_doctor_says_what_the_command_says_and_shows_problems_with_their_fix
         Check("nvrtc", CheckStatus.PROBLEM, "too <old>", "pip install `x`"),
     ]
     monkeypatch.setattr(doctor, "_doctor", lambda: made_up)
-    st.cache_data.clear()
+    cache_data.clear()
     said = words(open_page("doctor", show="open"))
     has(said, "1 to fix: nvrtc.", "too <old>", "`x`")
     assert "**python**" not in said

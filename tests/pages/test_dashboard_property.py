@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_page_support import open_page
+from dashboard_page_support import SHIPPED, open_page, use_records
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard.model import evidence
@@ -22,9 +22,8 @@ from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.subject import problem_key
 from cufa.dashboard.views import roofline_view, splits_view
-from cufa.measure import cards, inside, traces
+from cufa.measure import cards
 
-SHIPPED = Path(cards.__file__).parents[1] / "records"
 CARDS = {"nvidia-h200": "H200", "nvidia-h100-80gb-hbm3": "H100"}
 SUITES = sorted(
     {
@@ -47,12 +46,6 @@ OTHERS = {
 KEYS = {"80": "A100", "90": "H200", "90-h100": "H100", "100": "B200"}
 TIMES = "p10_ns", "p50_ns", "p90_ns", "low_ns", "high_ns"
 PERCENT = re.compile(r"(\d+)% of (?:the limit|the bound|its ceiling)")
-
-
-def use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "RECORDS_DIR", folder)
-    monkeypatch.setattr(inside, "INSIDE_DIR", folder / "inside")
-    monkeypatch.setattr(traces, "TRACES_DIR", folder / "traces")
 
 
 def without_card(name: str, folder: Path) -> Path:
@@ -128,7 +121,7 @@ class Faults:
         """With these records; with those that ship, each page once."""
         if records is None and (found := self.shipped.get(f"{name} {link}")):
             return found
-        use(records or SHIPPED, self.monkeypatch)
+        use_records(records or SHIPPED, self.monkeypatch)
         page = sections(open_page(name, **link))
         if records is None:
             self.shipped[f"{name} {link}"] = page
@@ -149,7 +142,7 @@ class Faults:
 
     def second_values(self, name: str, link: dict[str, str]) -> list[str]:
         """Texts that come from rows for whose quantity another row stands, but for the comparison of days."""
-        use(SHIPPED, self.monkeypatch)
+        use_records(SHIPPED, self.monkeypatch)
         asked = Asked(suite=link.get("suite", ""))
         lost = [*evidence.past(), *(m for e in evidence.load() for m in losers(e, asked))]
         before, after = (
@@ -160,8 +153,7 @@ class Faults:
 
 
 @pytest.fixture
-def faults(elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    use(SHIPPED, monkeypatch)
+def faults(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(tmp_path / "changed", monkeypatch)
 
 

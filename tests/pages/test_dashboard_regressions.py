@@ -13,9 +13,6 @@ from dashboard_support import write_evidence
 
 from cufa.dashboard.model import evidence, regressions
 from cufa.dashboard.model.measurements import Measurement
-from cufa.measure import cards
-
-RECORDS = cards.RECORDS_DIR
 
 
 def again(
@@ -31,9 +28,8 @@ def again(
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
+def rows(shipped: Path) -> list[Measurement]:
     """FlashAttention-2 and a peer, of one commit and suite."""
-    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
     card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
     found = [m for m in card.rows if m.suite == "forward" and m.label in ("fa2", "torch flash")]
     return [again(m, 1.0, "a" * 12, "2026-01-01") for m in found]
@@ -79,8 +75,7 @@ def test_commits_between_are_of_this_checkout() -> None:
     assert regressions.commits_between("no", "commit") == ()
 
 
-def test_the_page_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
+def test_the_page_of_recorded_sessions(shipped: Path) -> None:
     app = open_page("history", regressions="1", rm="NVIDIA H200")
     has(
         words(app),
@@ -95,11 +90,11 @@ def test_the_page_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_version_is_not_compared(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     has(words(open_page("history", regressions="1")), "No machine has measurements of two versions")
+    has(words(open_page("compare")), "No kernel was measured on two cards or days.")
 
 
-def test_two_cards_stand_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_cards_stand_in_one_figure(shipped: Path) -> None:
     """The times of both in words, and never two regimes."""
-    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
     app = open_page("compare")
     said = words(app)
     has(said, "Two cards, or two days")
@@ -109,8 +104,3 @@ def test_two_cards_stand_in_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict and 0.5 < float(verdict[1]) < 2
     (choice,) = (x for x in app.selectbox if x.label == "Kernel, shapes and regime")
     assert all(x.endswith(("in turns", "sustained")) for x in choice.options)
-
-
-def test_one_card_and_day_has_nothing_to_stand_beside(elsewhere: Path) -> None:
-    write_evidence(elsewhere / "records")
-    has(words(open_page("compare")), "No kernel was measured on two cards or days.")

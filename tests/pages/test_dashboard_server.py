@@ -5,57 +5,79 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import importlib.util
+import os
 import re
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-
-pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
-
-import importlib.util
-import os
-import sys
-from types import SimpleNamespace
-
-import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
-import pytest
-import streamlit as st
-from dashboard_page_support import open_page
+from click.testing import CliRunner
+from dashboard_page_support import PAGES, open_page
 from dashboard_support import APP
+from streamlit import __file__ as STREAMLIT
 
+from cufa.cli import main
 from cufa.dashboard import document, pace, server
 from cufa.problem.checks import install
 
 DOCUMENT = b"<html><head><title>page</title></head><body></body></html>"
 
 
-def answer_of(
-    content_type: bytes, path: str = "/roofline", body: bytes = DOCUMENT
-) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Header and body of an answer of this type that has passed the middleware, in two parts."""
+PASSED = {"passed": True, "headers": []}
+
+
+def ask(
+    middleware: Any,
+    headers: dict[bytes, bytes],
+    path: str = "/",
+    kind: str = "http",
+    answer: Sequence[Any] = (PASSED,),
+) -> list[dict[str, Any]]:
+    """What is sent to a request with these headers; the application behind the middleware sends ``answer``."""
     sent: list[dict[str, Any]] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        assert b"accept-encoding" not in dict(scope["headers"])
-        headers = [
-            (b"content-type", content_type),
-            (b"content-length", str(len(body)).encode()),
-            (b"etag", b"Streamlit's"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body[:20], "more_body": True})
-        await send({"type": "http.response.body", "body": body[20:]})
+        assert answer == (PASSED,) or b"accept-encoding" not in dict(scope["headers"])
+        for message in answer:
+            await send(message)
+
+    async def receive() -> dict[str, str]:
+        return {"type": f"{kind}.connect"}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asked = [(b"accept", b"text/html,*/*"), (b"accept-encoding", b"gzip")]
-    scope = {"type": "http", "path": path, "raw_path": quote(path).encode(), "headers": asked}
-    asyncio.run(document.Document(application)(scope, None, send))
+    scope = {
+        "type": kind,
+        "method": "GET",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": b"seed=3",
+    }
+    asyncio.run(middleware(application)({**scope, "headers": list(headers.items())}, receive, send))
+    return sent
+
+
+def answer_of(
+    content_type: bytes, path: str = "/roofline", body: bytes = DOCUMENT
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Header and body of an answer of this type that has passed the middleware, in two parts."""
+    length = str(len(body)).encode()
+    headers = [(b"content-type", content_type), (b"content-length", length), (b"etag", b"Streamlit's")]
+    answer = [
+        {"type": "http.response.start", "status": 200, "headers": headers},
+        {"type": "http.response.body", "body": body[:20], "more_body": True},
+        {"type": "http.response.body", "body": body[20:]},
+    ]
+    asked = {b"accept": b"text/html,*/*", b"accept-encoding": b"gzip"}
+    sent = ask(document.Document, asked, path, answer=answer)
     assert [m["type"] for m in sent[:2]] == ["http.response.start", "http.response.body"]
     return list(sent[0]["headers"]), b"".join(m["body"] for m in sent[1:])
 
@@ -107,7 +129,7 @@ def test_a_document_says_where_the_server_is_and_begins_with_what_draws_figures(
 
 def test_streamlits_client_reads_what_the_document_tells_it() -> None:
     """Otherwise the client sends requests, and the page appears later."""
-    scripts = (Path(st.__file__).parent / "static" / "static" / "js").glob("index.*.js")
+    scripts = (Path(STREAMLIT).parent / "static" / "static" / "js").glob("index.*.js")
     client = "".join(script.read_text(encoding="utf-8") for script in scripts)
     for name in ("window.__streamlit", *re.findall(r"\w+(?=:)", document._CONNECT)):
         assert name in client, name
@@ -115,22 +137,9 @@ def test_streamlits_client_reads_what_the_document_tells_it() -> None:
 
 def test_scripts_travel_compressed() -> None:
     (path,) = server.figure_scripts()
-    sent: list[dict[str, Any]] = []
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        sent.append({"passed": scope["path"]})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    def ask(path: str, encoding: bytes) -> None:
-        sent.clear()
-        scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"accept-encoding", encoding)]}
-        asyncio.run(server.Compressed(application)(scope, None, send))
-
-    ask(path, b"gzip, br")
+    sent = ask(server.Compressed, {b"accept-encoding": b"gzip, br"}, path)
     headers, body = dict(sent[0]["headers"]), sent[1]["body"]
-    original = Path(st.__file__).with_name("static") / path.lstrip("/")
+    original = Path(STREAMLIT).with_name("static") / path.lstrip("/")
     assert headers[b"content-encoding"] == b"gzip"
     assert headers[b"content-type"].startswith(b"text/javascript")
     assert gzip.decompress(body) == original.read_bytes()
@@ -142,8 +151,7 @@ def test_scripts_travel_compressed() -> None:
         ("/static/../../pathlib.js", b"gzip"),
         ("/_stcore/health", b"gzip"),
     ):
-        ask(other, encoding)
-        assert sent == [{"passed": other}]
+        assert ask(server.Compressed, {b"accept-encoding": encoding}, other) == [PASSED]
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
@@ -170,43 +178,21 @@ def test_only_pages_served_here_are_answered(
         raise AssertionError("the internet was asked")
 
     monkeypatch.setattr(net_util, "get_external_ip", looked_up)
-    reached, sent = [], []
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        reached.append(scope)
-
-    async def receive() -> dict[str, str]:
-        return {"type": f"{kind}.connect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"host", b"localhost:8501"), *([] if origin is None else [(b"origin", origin)])]
-    asyncio.run(server.SameOrigin(application)({"type": kind, "headers": headers}, receive, send))
-    assert bool(reached) is served
+    headers = {b"host": b"localhost:8501"} | ({} if origin is None else {b"origin": origin})
+    sent = ask(server.SameOrigin, headers, kind=kind)
+    assert (sent == [PASSED]) is served
     if not served:
         assert sent[0].get("status", sent[0].get("code")) == (403 if kind == "http" else 1008)
 
 
 def reply_of(path: str, accept: bytes = b"text/html") -> tuple[int | None, str]:
     """Status and text, or target, of what answers before Streamlit; None: Streamlit answers."""
-    sent: list[dict[str, Any]] = []
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        sent.append({"status": None, "headers": []})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "query_string": b"seed=3", "headers": [(b"accept", accept)]}
-    asyncio.run(server.KnownPages(application)(scope, None, send))
+    sent = ask(server.KnownPages, {b"accept": accept}, path)
     target = dict(sent[0]["headers"]).get(b"location", b"").decode()
-    return sent[0]["status"], target or b"".join(x.get("body", b"") for x in sent).decode()
+    return sent[0].get("status"), target or b"".join(x.get("body", b"") for x in sent).decode()
 
 
 def test_an_unknown_page_is_answered_by_the_addresses_of_all_pages() -> None:
-    from dashboard_page_support import PAGES
-
     assert server.pages() == PAGES
     status, text = reply_of("/rooflin<e")
     assert status == 404 and "no page at /rooflin&lt;e" in text
@@ -231,7 +217,6 @@ def test_connections_send_their_packets_at_once() -> None:
 def test_what_pages_need_is_there_before_the_first_visitor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(server, "_COMPILE_AFTER", 0)
     before = gc.get_freeze_count()
@@ -249,10 +234,6 @@ def test_what_pages_need_is_there_before_the_first_visitor(
 
 
 def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
-    from cufa.cli import main
-
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda path, command, env: started.append((command, env)))
     result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", "8700"])
@@ -268,10 +249,6 @@ def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.Monk
 
 
 def test_a_port_that_is_taken_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
-    from cufa.cli import main
-
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -281,10 +258,6 @@ def test_a_port_that_is_taken_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from click.testing import CliRunner
-
-    from cufa.cli import main
-
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else real(name))
     result = CliRunner().invoke(main, ["dashboard"])
@@ -301,16 +274,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_a_first_page_waits_after_its_figure_and_an_answer_after_its_sentence(waits: list[float]) -> None:
+def test_a_first_page_waits_after_its_figure_and_an_answer_after_its_sentence(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = open_page("masked_work")
     assert waits == [pace._LASTING[pace.FIGURE], pace._LASTING[pace.DESCRIPTION]]
     app.run()
     assert waits[2:] == [pace._LASTING[pace.SENTENCE]]
-
-
-def test_nobody_waits_for_a_page_that_is_not_served(
-    waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(pace, "_is_served", False)
     open_page("masked_work").run()
-    assert waits == []
+    assert len(waits) == 3

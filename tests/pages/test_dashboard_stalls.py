@@ -20,7 +20,6 @@ from cufa.dashboard.model.stalls import EXCESSIVE, WAVEFRONTS, NotStallsError
 from cufa.measure import cards
 
 REPORT = Path(__file__).parents[1] / "golden" / "ncu_source_made_by_hand.csv"
-RECORDS = cards.RECORDS_DIR
 TEXTS = ("LDSM.16.M88.4 R4, [R12]", "HMMA.16816.F32.BF16 R8, R4, R6, R8", "@P1 MUFU.EX2 R9, R8", "EXIT")
 LINES = (10, 20, 20, 30)
 
@@ -130,11 +129,6 @@ def test_the_page_names_the_hottest_line(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- cufa profile -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
-
-
 def _profile(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["profile", *arguments], catch_exceptions=False)
     return done.exit_code, done.output
@@ -153,7 +147,7 @@ def test_without_ncu_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     assert code_ == 3 and "install Nsight Compute" in said
 
 
-def test_counters_that_are_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: None) -> None:
+def test_counters_that_are_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: Path) -> None:
     _ncu(tmp_path, "echo '==ERROR== ERR_NVGPUCTRPERM' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     code_, said = _profile("nvidia-h200.versions.3", "-o", str(tmp_path / "r"))
@@ -161,7 +155,7 @@ def test_counters_that_are_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_ncu_is_given_one_launch_of_the_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: Path
 ) -> None:
     _ncu(tmp_path, f'echo "$@" >>{tmp_path}/log; case "$*" in *again.py*) cat "$(echo "$*" | grep -o "[^ ]*again.py")"'
          f' >{tmp_path}/program;; *source*) cat {REPORT};; *) echo raw;; esac')  # fmt: skip
@@ -176,7 +170,7 @@ def test_ncu_is_given_one_launch_of_the_row(
 
 
 def test_a_row_of_another_library_is_not_profiled(
-    recorded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ncu(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -17,25 +17,19 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.tilings import Tiling
 from cufa.dashboard.model.why import Facts
 from cufa.kernels import KERNELS
-from cufa.measure import cards, inside
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
 
-RECORDS, INSIDE = cards.RECORDS_DIR, inside.INSIDE_DIR
-
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> list[Evidence]:
-    """The records of the package."""
-    monkeypatch.setattr(cards, "RECORDS_DIR", RECORDS)
-    monkeypatch.setattr(inside, "INSIDE_DIR", INSIDE)
+def all_cards(shipped: Path) -> list[Evidence]:
     return evidence.load()
 
 
 @pytest.fixture
-def h200(shipped: list[Evidence]) -> Evidence:
-    return next(e for e in shipped if e.device == "NVIDIA H200")
+def h200(all_cards: list[Evidence]) -> Evidence:
+    return next(e for e in all_cards if e.device == "NVIDIA H200")
 
 
 def row(h200: Evidence, seconds: float, needs: dict[str, float], **changes: Any) -> Measurement:
@@ -120,9 +114,9 @@ def test_launches(h200: Evidence) -> None:
     assert gains(Facts(held_up, plan, 3e-6))["Launch overhead"] is None
 
 
-def test_a_trace_of_the_same_source_separates_the_waits(shipped: list[Evidence]) -> None:
+def test_a_trace_of_the_same_source_separates_the_waits(all_cards: list[Evidence]) -> None:
     """Of a recorded trace: softmax and loads that no product hides, instead of unexplained waits."""
-    likely = ((m, card) for card in shipped for m in card.rows if m.kernel and m.kernel.startswith("fa3"))
+    likely = ((m, card) for card in all_cards for m in card.rows if m.kernel and m.kernel.startswith("fa3"))
     facts, card = next((f, card) for m, card in likely if (f := why.facts_of(m, card)).inside is not None)
     assert facts.inside is not None
     slow, (trace, of_sm, waiting) = facts.row, facts.inside
@@ -138,10 +132,10 @@ def test_a_trace_of_the_same_source_separates_the_waits(shipped: list[Evidence])
 
 
 @pytest.mark.in_turn
-def test_recorded_runs_get_advice_that_their_times_allow(shipped: list[Evidence]) -> None:
+def test_recorded_runs_get_advice_that_their_times_allow(all_cards: list[Evidence]) -> None:
     """No gain exceeds the time itself, and the figures of every card are its own."""
     advised = 0
-    for found in shipped:
+    for found in all_cards:
         firsts = {(m.suite, m.kernel, m.regime): m for m in found.rows if m.kernel}
         for m in firsts.values():
             for x in why.advice(why.facts_of(m, found)):
