@@ -66,6 +66,7 @@ def test_both_blocks_of_a_pair_are_drawn_side_by_side() -> None:
 
 def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
     assert list(launch.algorithms()) == ["fa1", "fa2_noskip", "fa2", "fa3"]
+    assert launch.algorithms("backward")["fa2"] is KERNELS["fa2_backward"]
 
 
 @pytest.mark.sampled(each="heads", fixed=0)

@@ -11,6 +11,7 @@ import pytest
 from card_support import edit, write_lines
 from dashboard_page_support import chosen, figures, has, open_page, parameters, words
 from dashboard_support import DEVICE, write_evidence
+from streamlit.testing.v1 import AppTest
 
 from cufa.build.static_compile import MissingCompilerError
 from cufa.dashboard.model import builder, devices
@@ -18,8 +19,7 @@ from cufa.measure import cards, memory_rates
 from cufa.measure.cards import read_lines
 
 
-def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
-    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+def test_occupancy_compiles_and_explains(elsewhere: Path, nvrtc: None) -> None:
     app = open_page("occupancy", kernel="naive", d="64", mask="band")
     has(words(app), "Mask: window", "Limited by")
     registers = app.slider(key="occupancy.regs")
@@ -27,18 +27,9 @@ def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
     registers.set_value(32).run()
     assert parameters(app)["regs"] == "32"
     assert compiled_with != 32
+    has(words(open_page("occupancy", kernel="naive", d="64", mask="band")), "Limited by")
     stored = list((elsewhere / "cache" / "static").glob("*.json"))
     assert len(stored) == 1  # a second visit reads it
-
-
-@pytest.mark.in_turn
-def test_occupancy_of_a_kernel_over_a_cache() -> None:
-    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
-    app = open_page("occupancy", kernel="decode_balanced", cache="1")
-    assert len(app.selectbox(key="occupancy.cache").options) > 1
-    assert not app.warning
-    assert not app.error
-    assert "Limited by" in words(app)
 
 
 def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,15 +50,15 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     has(words(app), "alone need", "in turns")
     app.segmented_control(key="roofline.regime").set_value("sustained").run()
     assert "sustained" in words(app)
-    decoding = open_page("roofline", suite="decode")
-    assert not decoding.warning
-    assert "of the limit by memory" in words(decoding)
+    for suite, bound in (("decode", "memory"), ("forward", "")):  # memory has one roof, the fastest reading
+        of_suite = open_page("roofline", suite=suite)
+        assert not of_suite.warning and f"of the limit by {bound}" in words(of_suite)
+        assert "memory: 4.00 TB/s" in [trace.get("name", "") for trace in figures(of_suite)[0]["data"]]
     app.multiselect(key="roofline.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
 
 
-def test_what_if_goes_with_its_kernel_and_can_be_taken_back() -> None:
-    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+def test_what_if_goes_with_its_kernel_and_can_be_taken_back(nvrtc: None) -> None:
     app = open_page("occupancy", kernel="naive", d="64", regs="32")
     assert app.slider(key="occupancy.regs").value == 32
     assert "predicted</span>" in words(app)
@@ -80,15 +71,6 @@ def test_what_if_goes_with_its_kernel_and_can_be_taken_back() -> None:
     assert not app.exception
     assert "regs" not in chosen(app)
     assert "Move a slider" in words(app)
-
-
-def test_memory_has_one_roof_the_fastest_reading(elsewhere: Path) -> None:
-    write_evidence(elsewhere / "records")
-    drawn = figures(open_page("roofline", suite="decode"))
-    names = [trace.get("name", "") for trace in drawn[0]["data"]]
-    assert "memory: 4.00 TB/s" in names
-    drawn = figures(open_page("roofline", suite="forward"))
-    assert "memory: 4.00 TB/s" in [trace.get("name", "") for trace in drawn[0]["data"]]
 
 
 def test_the_roofline_begins_with_this_machines_card_or_where_most_was_measured(
@@ -123,8 +105,7 @@ def test_the_roofline_has_every_level_of_memory(elsewhere: Path) -> None:
 
 
 @pytest.mark.in_turn
-def test_the_limits_of_a_build_are_a_table() -> None:
-    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+def test_the_limits_of_a_build_are_a_table(nvrtc: None) -> None:
     app = open_page("occupancy")
     table = next(e.value for e in app.markdown if "blocks per SM" in e.value)
     names, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
@@ -137,6 +118,9 @@ def test_the_limits_of_a_build_are_a_table() -> None:
         name for name, n in limits.items() if n == "1"
     ]
     assert "setmaxnreg" in words(app)  # the Hopper kernel moves registers from its producer to its consumers
+    decode = open_page("occupancy", kernel="decode_balanced", cache="1")
+    assert len(decode.selectbox(key="occupancy.cache").options) > 1
+    assert not decode.warning and not decode.error and "Limited by" in words(decode)
 
 
 def test_recorded_ceilings_of_caches_are_possible() -> None:
@@ -171,52 +155,35 @@ def recorded(folder: Path, device: str, *, needs: bool) -> None:
     edit(file, change)
 
 
-def page_of(head_dim: int) -> object:
+def shown(head_dim: int) -> tuple[AppTest, dict[str, float]]:
+    """The page of FA3's backward, and its bars: what each resource needs."""
     app = open_page("roofline", suite="backward", mask="full")
     shapes = app.selectbox(key="roofline.shape")
     shapes.set_value(next(x for x in shapes.options if "fa3" in x and f"head_dim {head_dim}," in x)).run()
     assert not app.exception
-    return app
+    bar = next(trace for f in figures(app) for trace in f["data"] if trace["type"] == "bar")
+    return app, dict(zip(bar["y"], bar["x"], strict=True))
 
 
-def bars_of(app: object) -> dict[str, float]:
-    drawn = figures(app)
-    bar = next(trace for f in drawn for trace in f["data"] if trace["type"] == "bar")
-    return dict(zip(bar["y"], bar["x"], strict=True))
-
-
-def test_what_binds_is_derived_where_it_was_not_recorded(elsewhere: Path) -> None:
-    recorded(elsewhere, "NVIDIA H200", needs=False)
-    narrow, wide = page_of(128), page_of(256)
-    assert {"products", "shared memory", "L2 additions", "passes"} <= bars_of(wide).keys()
-    assert "shared memory alone needs" in words(narrow)
-    assert "shared memory alone needs" in words(
-        wide
-    )  # pairs of blocks add half as much in the L2 cache as blocks did
-    assert "3.9 TB/s (measured by hand on one H200 on 2026-11-22, not recorded yet)" in words(wide)
-
-
-def test_without_a_ceiling_of_additions_the_page_says_so(elsewhere: Path) -> None:
-    recorded(elsewhere, "NVIDIA H20", needs=False)
-    app = page_of(256)
-    assert "L2 additions" not in bars_of(app)
-    assert "The rate of additions in the L2 cache of NVIDIA H20 is not measured" in words(app)
-
-
-def test_needs_are_those_of_one_model_also_where_a_session_recorded_others(elsewhere: Path) -> None:
+def test_what_binds_is_derived_and_counted(elsewhere: Path) -> None:
+    """By one model, also where a session recorded other needs."""
     recorded(elsewhere, "NVIDIA H200", needs=True)
-    of_rows = bars_of(page_of(128))
+    of_rows = shown(128)[1]
     recorded(elsewhere, "NVIDIA H200", needs=False)
-    assert of_rows == bars_of(page_of(128))
-
-
-def test_what_was_counted_is_a_table(elsewhere: Path) -> None:
-    recorded(elsewhere, "NVIDIA H200", needs=False)
-    app = page_of(128)
+    app, bars = shown(128)
+    assert bars == of_rows
+    has(words(app), "shared memory alone needs", "bytes per product, more than the 0.0729 at which")
     table = next(e.value for e in app.dataframe if "per product" in e.value)
     each = dict(zip(table["counted"], table["per product"], strict=True))
     assert each["multiply-adds"] == "1.0000"
     # 64 + 64 rows of 128 or 64 columns for 64 · 64 products of two bytes each, and the copies.
     assert 0.05 < float(each["shared memory, by tensor cores and copy engine"]) < 0.0729
     assert {"shared memory, by threads", "added in the L2 cache, float32"} <= each.keys()
-    assert "bytes per product, more than the 0.0729 at which" in words(app)
+    app, bars = shown(256)  # pairs of blocks add half as much in the L2 cache as blocks did
+    assert {"products", "shared memory", "L2 additions", "passes"} <= bars.keys()
+    has(words(app), "shared memory alone needs")
+    has(words(app), "3.9 TB/s (measured by hand on one H200 on 2026-11-22, not recorded yet)")
+    recorded(elsewhere, "NVIDIA H20", needs=False)
+    app, bars = shown(256)
+    assert "L2 additions" not in bars
+    has(words(app), "The rate of additions in the L2 cache of NVIDIA H20 is not measured")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk, we
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM, CONVERT, PREPARE, walk_backward
 from cufa.dashboard.theme import DARK, LIGHT
 from cufa.dashboard.views import understand_view
-from cufa.kernels import kernels_of
+from cufa.kernels import KERNELS
 from cufa.schedule.schedule import Tile
 
 FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]
@@ -76,10 +78,8 @@ def test_skipped_tiles_are_those_of_the_schedule(case: Case) -> None:
         assert step.moved.skipped == skipped == (step.tile is None) == (step.number == 0)
         if skipped:
             assert [title for title, _ in walkthrough_words.phases(found, step)] == ["Skip"]
-    order = [
-        (s.kv_block, s.q_block) if case.algorithm == "fa1" else (s.q_block, s.kv_block) for s in found.steps
-    ]
-    assert order == sorted(order)
+    order = [(s.q_block, s.kv_block) for s in found.steps]
+    assert order == sorted(order, key=lambda at: at[::-1] if case.algorithm == "fa1" else at)
 
 
 @pytest.mark.parametrize("splits", [2, 3, 4, 8])
@@ -111,21 +111,23 @@ def test_meters_end_at_what_the_model_counts(case: Case) -> None:
         assert read[0] == written[0] == 0 and read == sorted(read) and written == sorted(written)
 
 
+def drawn(of: ModuleType, found: object, most: int) -> list[dict[str, Any]]:
+    """The steps as the browser gets them: JSON of fewer than ``most`` characters, in each palette."""
+    content = [json.dumps(of.data(found, palette), allow_nan=False) for palette in (LIGHT, DARK)]
+    assert max(map(len, content)) < most
+    steps: list[dict[str, Any]] = json.loads(content[0])["steps"]
+    return steps
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_data_is_json_and_small(case: Case) -> None:
     found = walk(case)
-    for palette in (LIGHT, DARK):
-        content = json.dumps(chart.data(found, palette), allow_nan=False)
-        assert len(content) < 120_000
-    shown = json.loads(content)
-    assert [len(step["phases"]) for step in shown["steps"]] == [
-        len(walkthrough_words.phases(found, step)) for step in found.steps
-    ]
-    for step, kept in zip(found.steps, shown["steps"], strict=True):
+    shown = drawn(chart, found, 120_000)
+    for step, kept in zip(found.steps, shown, strict=True):
+        assert len(kept["phases"]) == len(walkthrough_words.phases(found, step))
         if step.tile is not None:
-            assert kept["S"] == [
-                [None if np.isinf(x) else round(float(x), 4) for x in row] for row in step.tile.S
-            ]
+            S = step.tile.S.astype(float).round(4)
+            assert kept["S"] == np.where(np.isinf(S), None, S).tolist()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -133,9 +135,8 @@ def test_sentences_say_what_the_numbers_are(case: Case) -> None:
     found = walk(case)
     for n, step in enumerate(found.steps):
         said = dict(walkthrough_words.phases(found, step))
-        text = (
-            " ".join(said.values()) + walkthrough_words.error(found, step) + walkthrough_words.meter(found, n)
-        )
+        text = " ".join(said.values())
+        text += walkthrough_words.error(found, step) + walkthrough_words.meter(found, n)
         assert not re.search(r"\b1 (rows|tiles)\b|\bnan\b|\binf\b|  ", text), text
         if step.tile is None:
             continue
@@ -151,16 +152,18 @@ def test_sentences_say_what_the_numbers_are(case: Case) -> None:
         assert (f"hides {hidden} of them" in said["Score"]) == (0 < hidden < 64)
 
 
-def test_who_holds_what_is_what_the_kernels_declare() -> None:
-    """Tiles of Q, K and V lie in the shared memory of each kernel; FA2's stages are tiles of K and of V."""
-    for algorithm, names in (("fa1", {"K", "V", "Q"}), ("fa2", {"Q", "STAGES"})):
-        spec = next(
-            s for s in kernels_of("forward").values() if s.algorithm == algorithm and "float16" in s.dtypes
-        )
-        config = spec.configs[0]
-        sizes = {x.name: x.size for x in spec.shared_memory(config, 64)}
-        assert names <= sizes.keys()
-        assert all(sizes[name] >= config.block_q * 64 * 2 for name in names)
+@pytest.mark.parametrize(
+    ("kernel", "tiles", "others"),
+    [("fa1_forward", "K V Q", ""), ("fa2_forward", "Q STAGES", ""), ("fa2_backward", "K V Q DO", "ROWS DS")],
+)
+def test_who_holds_what_is_what_the_kernels_declare(kernel: str, tiles: str, others: str) -> None:
+    """Tiles of Q, K and V lie in the shared memory of each kernel; the forward's stages are tiles of K and of V."""
+    spec = KERNELS[kernel]
+    config = spec.configs[0]
+    sizes = {x.name: x.size for x in spec.shared_memory(config, 64)}
+    assert {*tiles.split(), *others.split()} <= sizes.keys()
+    smaller = min(config.block_q, config.block_kv)
+    assert all(sizes[name] >= smaller * 64 * 2 for name in tiles.split())
 
 
 def test_the_real_size_is_of_the_kernels_tiles() -> None:
@@ -179,9 +182,8 @@ def test_the_backward_ends_where_the_call_does(case: Case) -> None:
     called = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
     exact = cufa.attention_reference_backward(dout, q, k, v, mask=mask)
     np.testing.assert_allclose(found.L, lse[0, 0], atol=2e-3)
-    np.testing.assert_allclose(
-        found.D, (found.dO.astype(np.float32) * found.O.astype(np.float32)).sum(axis=1), rtol=1e-5, atol=1e-6
-    )
+    D = (found.dO.astype(np.float32) * found.O.astype(np.float32)).sum(axis=1)
+    np.testing.assert_allclose(found.D, D, rtol=1e-5, atol=1e-6)
     for shown, of_call, best in zip(found.gradients, called, exact, strict=True):
         np.testing.assert_allclose(shown.astype(float), of_call[0, 0].astype(float), atol=5e-3)
         np.testing.assert_allclose(shown.astype(float), best[0, 0], atol=2e-2)
@@ -209,11 +211,8 @@ def test_each_tile_adds_what_its_matrices_say(case: Case) -> None:
             np.testing.assert_array_equal(before, left.get(place, np.zeros_like(before)))
         added: list[np.ndarray | int] = [0, 0, 0]
         if step.tile is not None:
-            Q, dO, K = (
-                rows_of(found.Q, step.q_block),
-                rows_of(found.dO, step.q_block),
-                rows_of(found.K, step.kv_block),
-            )
+            Q, dO = (rows_of(x, step.q_block) for x in (found.Q, found.dO))
+            K = rows_of(found.K, step.kv_block)
             np.testing.assert_array_equal(step.tile.delta, rows_of(found.D, step.q_block))
             np.testing.assert_array_equal(step.tile.lse, rows_of(found.L, step.q_block))
             np.testing.assert_allclose(
@@ -241,36 +240,21 @@ def test_keys_are_outside_and_skipped_tiles_are_those_of_the_schedule(case: Case
 @pytest.mark.parametrize("case", BACKWARD, ids=str)
 def test_the_data_is_json_and_sentences_say_what_the_numbers_are(case: Case) -> None:
     found = walk_backward(case)
-    for palette in (LIGHT, DARK):
-        content = json.dumps(backward_chart.data(found, palette), allow_nan=False)
-        assert len(content) < 150_000
-    shown = json.loads(content)["steps"]
+    shown = drawn(backward_chart, found, 150_000)
     for n, (step, kept) in enumerate(zip(found.steps, shown, strict=True)):
         said = said_of.phases(found, step)
         assert [list(phase) for phase in said] == kept["phases"]
-        text = (
-            " ".join(text for _, text in said)
-            + said_of.error(found, step)
-            + walkthrough_words.meter(found, n)
-        )
+        text = " ".join(text for _, text in said)
+        text += said_of.error(found, step) + walkthrough_words.meter(found, n)
         assert not re.search(r"\bnan\b|\binf\b|  ", text), text
         assert f"{step.moved.read:,} B" in text or not step.moved.read
-        assert (
-            sum(int(x.replace(",", "")) for x in re.findall(r"([0-9,]+) B\.", said[-1][1]))
-            == step.moved.written
-        )
+        written = (int(x.replace(",", "")) for x in re.findall(r"([0-9,]+) B\.", said[-1][1]))
+        assert sum(written) == step.moved.written
         if step.tile is not None:
             assert kept["dS"] == step.tile.dS.astype(float).round(4).tolist()
-            hidden = int((~MASKS[case.mask].visible(np.arange(32), np.arange(32), 32, 32))[
-                step.q_block * BLOCK : (step.q_block + 1) * BLOCK, step.kv_block * BLOCK : (step.kv_block + 1) * BLOCK
-            ].sum())  # fmt: skip
+            rows, keys = (np.arange(BLOCK) + BLOCK * n for n in (step.q_block, step.kv_block))
+            hidden = int((~MASKS[case.mask].visible(rows, keys, 32, 32)).sum())
             assert (f"hides {hidden} of 64" in said[1][1]) == (hidden > 0)
-
-
-def test_the_backwards_shared_memory_is_what_the_kernel_declares() -> None:
-    spec = cufa.kernels.KERNELS["fa2_backward"]
-    names = {x.name for x in spec.shared_memory(spec.configs[0], 64)}
-    assert {"K", "V", "Q", "DO", "ROWS", "DS"} <= names
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -320,18 +304,14 @@ def test_a_link_shows_what_it_says(link: dict[str, str]) -> None:
     assert not app.warning
 
 
-def test_another_algorithm_keeps_within_its_steps() -> None:
-    app = open_page("understand", step="14")
-    app.segmented_control[0].set_value("decode").run()
+@pytest.mark.parametrize(
+    ("former", "step", "then"), [("fa2", "14", ("decode", "9")), (ALGORITHM, "18", ("fa2", "16"))]
+)
+def test_another_algorithm_keeps_within_its_steps(former: str, step: str, then: tuple[str, str]) -> None:
+    app = open_page("understand", algorithm=former, step=step)
+    app.segmented_control[0].set_value(then[0]).run()
     assert not app.exception
-    assert parameters(app) == {"algorithm": "decode", "step": "9"}
-
-
-def test_the_backward_has_steps_of_its_own() -> None:
-    app = open_page("understand", algorithm=ALGORITHM, step="18")
-    app.segmented_control[0].set_value("fa2").run()
-    assert not app.exception
-    assert parameters(app) == {"step": "16"}
+    assert {"algorithm": "fa2"} | parameters(app) == {"algorithm": then[0], "step": then[1]}
 
 
 # --- One's own rows, and the derivations ------------------------------------------------------------------
@@ -346,16 +326,12 @@ def test_the_derivations_numbers_hold(case: Case) -> None:
     for n in range(len(found.steps)):
         row = softmax_row.row_of(found, n)
         said = softmax_row.values(row)
-        number = {
-            name: float(x.replace("−", "-")) for name, x in said.items() if re.fullmatch(r"−?[\d.]+", x)
-        }
+        numbers = ((name, x.replace("−", "-")) for name, x in said.items() if re.fullmatch(r"−?[\d.]+", x))
+        number = {name: float(x) for name, x in numbers}
         near = {"rel": 0.02, "abs": 0.02}
-        assert number["alpha"] * number["l_before"] + number["l_added"] == pytest.approx(
-            number["l_after"], **near
-        )
-        assert number["alpha"] * number["o_before"] + number["o_added"] == pytest.approx(
-            number["o_after"], **near
-        )
+        for x in "lo":
+            after = number["alpha"] * number[f"{x}_before"] + number[f"{x}_added"]
+            assert after == pytest.approx(number[f"{x}_after"], **near)
         assert number["o_after"] / number["l_after"] == pytest.approx(number["ended"], **near)
         assert number["largest"] + number["shift"] == pytest.approx(100) and said["overflow"] == "∞"
         last = softmax_row.passes(row)[-1]
@@ -387,22 +363,20 @@ def test_what_is_no_row_is_told_and_the_page_goes_on(text: str, why: str) -> Non
     app = open_page("understand", own="1", q="1,2")
     app.text_area(key="understand.q").set_value(text).run()
     assert not app.exception and why in app.error[0].value
-    assert parameters(app) == {
-        "own": "1",
-        "q": "1,2",
-    } and "1 of 32 rows of Q and 0 of 32 rows of K are yours" in words(app)
+    assert parameters(app) == {"own": "1", "q": "1,2"}
+    assert "1 of 32 rows of Q and 0 of 32 rows of K are yours" in words(app)
 
 
 def test_the_page_derives_with_its_own_numbers_and_shows_who_shares_keys() -> None:
     app = open_page("understand", step="2", own="1", q="3,0,0,0,0,0,0,1", k="1;2;0.5")
-    row = softmax_row.row_of(
-        walk(Case("fa2", Q=own_rows.read("3,0,0,0,0,0,0,1"), K=own_rows.read("1;2;0.5"))), 1
-    )
+    own = Case("fa2", Q=own_rows.read("3,0,0,0,0,0,0,1"), K=own_rows.read("1;2;0.5"))
+    row = softmax_row.row_of(walk(own), 1)
     found, text = softmax_row.values(row), " ".join(words(app).split())
     for said in (
         f"the bold line is the tile of {found['keys']}",
         f"α · {found['l_before']} + {found['l_added']} = {found['l_after']}",
         f"{found['o_after']} ÷ {found['l_after']} = {found['ended']}",
+        "448 · exp(s − m)",  # in 8 bits
     ):
         assert said in text
     assert "| 1 (MQA) | 512 B | 8 | 8 | 1 | 256 |" in text and "{" not in text
