@@ -42,12 +42,6 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
     return as_launched(plan, row.json["grid"])
 
 
-def predicted(row: Measured, device: Device, limits: Limits) -> float | None:
-    """Seconds predicted for the row's plan; None where the kernel or the card is not covered."""
-    plan = plan_of(row, device)
-    return bounds.predict(plan, limits) if plan is not None and bounds.covers(plan, limits) else None
-
-
 def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
     """The row with the time that each resource needs; unchanged where that was recorded with it."""
     plan = None if "needs_ns" in row.json else row.plan or plan_of(row, device)
@@ -62,7 +56,9 @@ def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str
     """Errors by kernel, and of :data:`ALL` together, over the rows that were measured in turns and are predicted."""
     off: dict[str, list[float]] = {}
     for row in rows:
-        seconds = predicted(row, device, limits) if row.is_ours and row.regime is Regime.IN_TURNS else None
+        if not row.is_ours or row.regime is not Regime.IN_TURNS:
+            continue
+        seconds = with_needs(row, device, limits).predicted
         if seconds is not None:
             off.setdefault(row.json["kernel"], []).append(abs(seconds / row.seconds - 1))
     if off:

@@ -120,7 +120,7 @@ def stamp(jobs: int, check: bool) -> None:
     """Compile the builds of all rows and traces: which give the same machine code as when they were measured?"""
     if not check:
         click.echo(code.stamp(jobs))
-    elif found := code.wrong(code.distinct(), jobs):
+    elif found := code.wrong(code.stamped(), jobs):
         fail(Exit.FAILED, f"run `python -m tests.evidence stamp`: {len(found)} builds are not as recorded")
 
 

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,9 +36,13 @@ class Build:
     arch: Architecture
 
 
-def build_of(kernel: str, problem: Problem, config: Any, arch: str, **trace: bool) -> Build | None:
-    """The build of a row or trace. None: the current kernel does not have this config. ``config``: a tile config or its
-    JSON. ``trace``: arguments of :func:`~cufa.build.compiler.trace_constants`."""
+Question = tuple[str, Problem, Any, str, dict[str, bool]]
+"""Kernel, problem, tile config or its JSON, architecture, and arguments of
+:func:`~cufa.build.compiler.trace_constants` of a row or trace."""
+
+
+def build_of(kernel: str, problem: Problem, config: Any, arch: str, trace: dict[str, bool]) -> Build | None:
+    """The build of a row or trace. None: the current kernel does not have this config."""
     try:
         spec = KERNELS[kernel]
         tiles = spec.read_config(config) if isinstance(config, dict) else config
@@ -48,29 +52,24 @@ def build_of(kernel: str, problem: Problem, config: Any, arch: str, **trace: boo
         return None
 
 
-def stamped() -> Iterator[tuple[str, Build | None]]:
-    """(digest, build) of each row and trace that has a digest."""
+def stamped() -> dict[str, Question]:
+    """A row or trace of each digest."""
+    found = {}
     for card in cards.load_all().values():
-        for row in card.rows:
-            if row.is_ours and row.json.get("code"):
-                yield row.json["code"], _of_row(card, row)
+        found |= {
+            row.json["code"]: _of_row(card, row) for row in card.rows if row.is_ours and row.json.get("code")
+        }
     for module, folder, how in TRACES:
-        for trace in module.load_all(folder).values():
-            if trace.code:
-                yield trace.code, _of_trace(trace, how)
+        found |= {x.code: _of_trace(x, how) for x in module.load_all(folder).values() if x.code}
+    return found
 
 
-def _of_row(card: cards.Card, row: Measured) -> Build | None:
-    return build_of(row.json["kernel"], row.problem, row.json["config"], card.environment["arch"])
+def _of_row(card: cards.Card, row: Measured) -> Question:
+    return row.json["kernel"], row.problem, row.json["config"], card.environment["arch"], {}
 
 
-def _of_trace(trace: KernelRun, how: dict[str, bool]) -> Build | None:
-    return build_of(trace.kernel, trace.problem, trace.config, trace.environment["arch"], **how)
-
-
-def distinct() -> dict[str, Build | None]:
-    """One build per digest."""
-    return dict(stamped())
+def _of_trace(trace: KernelRun, how: dict[str, bool]) -> Question:
+    return trace.kernel, trace.problem, trace.config, trace.environment["arch"], how
 
 
 def digest_of(build: Build | None) -> str:
@@ -107,8 +106,8 @@ def pinned_nvrtc() -> str:
 
 def wrong(sample: Iterable[str], jobs: int = 1) -> list[str]:
     """Digests in ``sample`` that ``machine_code.json`` lists wrongly: as current though stale, or the reverse."""
-    builds, current = distinct(), cards.current_code()
-    wanted = {code: builds[code] for code in sample}
+    known, current = stamped(), cards.current_code()
+    wanted = {code: build_of(*known[code]) for code in sample}
     found = compiled(wanted.values(), jobs)
     return [code for code, build in wanted.items() if (found[build] == code) != (code in current)]
 
@@ -119,7 +118,7 @@ def stamp(jobs: int) -> str:
         file = CardFile(cards.RECORDS_DIR / f"{name}.jsonl", {})
         card = file.card
         fresh = [r for r in card.rows if r.is_ours and "code" not in r.json and _is_of_today(r.json)]
-        builds = [_of_row(card, row) for row in fresh]
+        builds = [build_of(*_of_row(card, row)) for row in fresh]
         codes = compiled(builds, jobs)
         for row, build in zip(fresh, builds, strict=True):
             row.json["code"] = codes[build] or None  # also changes file.lines, which share this JSON
@@ -127,9 +126,9 @@ def stamp(jobs: int) -> str:
     for module, folder, how in TRACES:
         for trace in module.load_all(folder).values():
             if trace.code is None and trace.digest == digest(KERNELS[trace.kernel]):
-                code = digest_of(_of_trace(trace, how))
+                code = digest_of(build_of(*_of_trace(trace, how)))
                 module.save(dataclasses.replace(trace, code=code), folder)
-    wanted = distinct()
+    wanted = {code: build_of(*question) for code, question in stamped().items()}
     found = compiled(wanted.values(), jobs)
     current = sorted(code for code, build in wanted.items() if found[build] == code)
     text = json.dumps({"nvrtc": nvrtc_version(), "current": current}, indent=0)

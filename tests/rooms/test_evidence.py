@@ -55,7 +55,7 @@ def test_the_list_of_current_machine_code_is_right():
     kept = code.pinned_nvrtc()
     if version != kept:
         pytest.skip(f"digests are of NVRTC {kept}, this is {version}")
-    sample = of_today(sorted(code.distinct()), "machine code", fixed=0, dated=SAMPLE)
+    sample = of_today(sorted(code.stamped()), "machine code", fixed=0, dated=SAMPLE)
     assert not code.wrong(sample), "run `python -m tests.evidence stamp`, and `make readme`"
 
 
@@ -70,9 +70,9 @@ def test_a_build_that_gives_other_code_is_found(monkeypatch):
 def test_tiles_that_a_kernel_does_not_have_are_no_build():
     row = next(row for row in next(iter(SHIPPED.values())).rows if row.is_ours)
     config = {**row.json["config"], "no_such_field": 1}
-    assert code.build_of(row.json["kernel"], row.problem, row.json["config"], "sm_90") is not None
-    assert code.build_of(row.json["kernel"], row.problem, config, "sm_90") is None
-    assert code.build_of("fa0_forward", row.problem, row.json["config"], "sm_90") is None
+    assert code.build_of(row.json["kernel"], row.problem, row.json["config"], "sm_90", {}) is not None
+    assert code.build_of(row.json["kernel"], row.problem, config, "sm_90", {}) is None
+    assert code.build_of("fa0_forward", row.problem, row.json["config"], "sm_90", {}) is None
     assert code.digest_of(None) == ""
 
 

@@ -27,11 +27,11 @@ FLUSH_US = 85.0
 
 
 class Gpu:
-    """A stream: the host's clock, and when the device will have done all that is enqueued. In microseconds."""
+    """CuPy with one stream: the host's clock, and when the device will have done all that is enqueued. Microseconds."""
 
     def __init__(self) -> None:
-        self.host = self.busy_until = 0.0
-        self.flushes = 0
+        self.host = self.busy_until = self.furthest_ahead = 0.0
+        self.flushes, self.order = 0, list[str]()
         runtime = SimpleNamespace(getDevice=lambda: 0, getDeviceProperties=lambda _: {"l2CacheSize": 1 << 20})
         self.cuda = SimpleNamespace(
             runtime=runtime,
@@ -50,6 +50,15 @@ class Gpu:
     def enqueue(self, device: float, host: float) -> None:
         self.host += host
         self.busy_until = max(self.busy_until, self.host) + device
+        self.furthest_ahead = max(self.furthest_ahead, self.busy_until - self.host)
+
+    def call(self, name: str, device: float, host: float = 1.0, kernels: int = 1) -> Run:
+        def run() -> None:
+            self.order.append(name)
+            for _ in range(kernels):
+                self.enqueue(device / kernels, host / kernels)
+
+        return run
 
 
 class Event:
@@ -68,32 +77,27 @@ class Event:
         self.gpu.host = max(self.gpu.host, self.at)
 
 
-def a_call(gpu: Gpu, host: float, device: float, kernels: int = 3) -> Run:
-    def run() -> None:
-        for _ in range(kernels):
-            gpu.enqueue(device / kernels, host / kernels)
-
-    return run
+def in_turns(gpu: Gpu, **runs: Run) -> dict[str, Timing]:
+    return measuring.in_turns(runs, measuring.GpuLane(gpu), seconds=0)
 
 
 @pytest.mark.parametrize("host", [5.0, 60.0, 200.0, 900.0])
 def test_the_time_is_the_devices(host):
     gpu = Gpu()
-    runs = {"slow host": a_call(gpu, host, 30.0), "quick": a_call(gpu, 10.0, 40.0)}
-    found = measuring.in_turns(runs, measuring.GpuLane(gpu), 0)
-    assert found["slow host"].samples == pytest.approx((30e-6,) * measuring.MIN_ROUNDS)
+    found = in_turns(gpu, slow_host=gpu.call("", 30, host, kernels=3), quick=gpu.call("", 40, 10, kernels=3))
+    assert found["slow_host"].samples == pytest.approx((30e-6,) * measuring.MIN_ROUNDS)
     assert found["quick"].samples == pytest.approx((40e-6,) * measuring.MIN_ROUNDS)
 
 
 def test_a_quick_host_flushes_once_for_each_call():
     gpu = Gpu()
-    measuring.in_turns({str(n): a_call(gpu, 5.0, 30.0) for n in range(4)}, measuring.GpuLane(gpu), 0)
+    in_turns(gpu, **{name: gpu.call(name, 30, 5, kernels=3) for name in "abcd"})
     assert gpu.flushes == measuring.MIN_ROUNDS * (1 + 4)
 
 
 def test_calls_that_take_the_host_too_long_are_timed_all_the_same():
     gpu, most = Gpu(), measuring._MAX_FLUSHES
-    found = measuring.in_turns({"": a_call(gpu, 5000.0, 30.0)}, measuring.GpuLane(gpu), 0)[""]
+    found = in_turns(gpu, a=gpu.call("a", 30, 5000, kernels=3))["a"]
     assert all(30e-6 < sample < 5.1e-3 for sample in found.samples)
     assert gpu.flushes == sum(range(1, most)) + measuring.MIN_ROUNDS * (1 + most)
 
@@ -155,47 +159,14 @@ class TestSpeedup:
         assert str(ratio) == "2.00× (2.00–2.00)"
 
 
-class FakeGpu:
-    """A queue of calls that run one after the other, each for its seconds; the host takes ``host`` per call.
-
-    It is a lane, and :meth:`call` makes calls for it.
-    """
-
-    def __init__(self, host: float = 1e-6) -> None:
-        self.now, self.busy_until, self.host = 0.0, 0.0, host
-        self.order: list[str] = []
-        self.furthest_ahead = 0.0
-
-    def call(self, name: str, seconds: float):
-        def run():
-            self.now += self.host
-            self.busy_until = max(self.busy_until, self.now) + seconds
-            self.furthest_ahead = max(self.furthest_ahead, self.busy_until - self.now)
-            self.order.append(name)
-
-        return run
-
-    def mark(self) -> float:
-        return max(self.busy_until, self.now)
-
-    def wait(self, mark: float) -> None:
-        self.now = max(self.now, mark)
-
-    def is_past(self, mark: float) -> bool:
-        return mark <= self.now
-
-    def seconds(self, first: float, second: float) -> float:
-        return second - first
-
-
-def alone(gpu, contenders, **options):
-    return measuring.alone(contenders, gpu, NoMeter("none"), seconds=1.0, **options)
+def alone(gpu, watch=None, **contenders):
+    return measuring.alone(contenders, measuring.GpuLane(gpu), NoMeter("none"), seconds=1.0, watch=watch)
 
 
 class TestAlone:
     def test_one_contender_after_the_other_each_warmed_up(self):
-        gpu = FakeGpu()
-        found = alone(gpu, {"a": [gpu.call("a", 1e-3)], "b": [gpu.call("b", 2e-3)]})
+        gpu = Gpu()
+        found = alone(gpu, a=[gpu.call("a", 1000)], b=[gpu.call("b", 2000)])
         assert "".join(gpu.order).count("ab") == 1, "no turns are taken"
         assert gpu.order.count("a") * 1e-3 >= 1.5, "warmed up and measured"
         for name, seconds in (("a", 1e-3), ("b", 2e-3)):
@@ -206,37 +177,37 @@ class TestAlone:
             assert not load.host_bound and load.power.missing
 
     def test_the_gpu_never_waits_and_the_host_never_runs_away(self):
-        gpu = FakeGpu(host=5e-6)
-        (timing,) = alone(gpu, {"a": [gpu.call("a", 20e-6)]}).values()
+        gpu = Gpu()
+        (timing,) = alone(gpu, a=[gpu.call("a", 20, 5)]).values()
         assert timing.p50 == pytest.approx(20e-6) and timing.load.starved == 0
-        assert gpu.furthest_ahead < 0.05
+        assert gpu.furthest_ahead < 0.05e6
 
     def test_calls_slower_than_their_kernels_are_told(self):
-        gpu = FakeGpu(host=20e-6)
-        (timing,) = alone(gpu, {"a": [gpu.call("a", 5e-6)]}).values()
+        gpu = Gpu()
+        (timing,) = alone(gpu, a=[gpu.call("a", 5, 20)]).values()
         assert timing.load.host_bound and timing.p50 == pytest.approx(20e-6, rel=0.1)
 
     def test_inputs_are_taken_in_rotation(self):
-        gpu = FakeGpu()
-        alone(gpu, {"x": [gpu.call(name, 1e-3) for name in "abc"]})
+        gpu = Gpu()
+        alone(gpu, x=[gpu.call(name, 1000) for name in "abc"])
         assert "".join(gpu.order).startswith("abcabc")
         assert {gpu.order.count(n) for n in "abc"} <= {len(gpu.order) // 3, len(gpu.order) // 3 + 1}
 
     def test_what_compiles_at_its_first_call_is_still_warmed_up(self):
-        gpu = FakeGpu()
-        later = gpu.call("a", 1e-3)
+        gpu = Gpu()
+        later = gpu.call("a", 1000)
 
         def first():
             if not gpu.order:
-                gpu.now += 60
+                gpu.host += 60e6
             later()
 
-        alone(gpu, {"a": [first]})
+        alone(gpu, a=[first])
         assert len(gpu.order) * 1e-3 >= 1.5
 
     def test_it_can_be_watched(self):
-        gpu, seen = FakeGpu(), []
-        alone(gpu, {"a": [gpu.call("a", 0.1)]}, watch=lambda taken: seen.append(len(taken["a"])))
+        gpu, seen = Gpu(), []
+        alone(gpu, lambda taken: seen.append(len(taken["a"])), a=[gpu.call("a", 0.1e6)])
         assert seen == list(range(1, len(seen) + 1)) and len(seen) >= 10
 
     @pytest.mark.parametrize(("set_bytes", "sets"), [(1 << 30, 1), (60 << 20, 4), (1 << 20, 64), (0, 64)])

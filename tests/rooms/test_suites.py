@@ -42,33 +42,6 @@ class TestSuites:
                     else:
                         assert p.batch == case.problem.batch and p.seqlen_k <= case.problem.seqlen_k
 
-    def test_forward_covers_the_published_shapes(self):
-        cases = [case.problem for case in suites.SUITES["forward"].cases(Device.typical("sm_90"))]
-        assert len(cases) == 18
-        for problem in cases:
-            assert problem.batch * problem.seqlen_q == 16384
-            assert problem.heads * problem.head_dim == 2048
-            assert problem.dtype == "bfloat16"
-
-    def test_fa3_is_forward_without_the_older_kernels(self):
-        device = Device.typical("sm_90")
-        cases = list(suites.SUITES["fa3"].cases(device))
-        assert [c.problem for c in cases] == [c.problem for c in suites.SUITES["forward"].cases(device)]
-        labels = {c.label for case in cases for c in case.contenders}
-        assert labels == {"fa3", "torch flash", "torch cudnn", "fa4"}
-
-    def test_awkward_covers_what_kernels_neglect(self):
-        cases = list(suites.SUITES["awkward"].cases(Device.typical("sm_90")))
-        problems = [case.problem for case in cases]
-        for kind in ("full", "causal"):
-            found = [p for p in problems if p.mask_kind == kind]
-            assert {p.seqlen_q for p in found if (p.batch, p.heads) == (1, 8)} == {512, 1024, 2048}
-            assert any((p.seqlen_q, p.seqlen_k) == (128, 8192) for p in found)
-            assert any((p.heads, p.kv_heads) == (32, 4) for p in found)
-            assert {-1, 1} <= {(p.seqlen_q + 1) % 64 - 1 for p in found}
-            assert {80, 96, 192} <= {p.head_dim for p in found}
-        assert all({"torch flash", "torch cudnn"} <= {c.label for c in case.contenders} for case in cases)
-
     def test_ladder_is_hoppers(self):
         assert list(suites.SUITES["ladder"].cases(Device.typical("sm_80"))) == []
         cases = list(suites.SUITES["ladder"].cases(Device.typical("sm_90")))
