@@ -6,7 +6,8 @@ Both regimes (:mod:`cufa.measure.regimes`) are columns. The project claims the l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from cufa.measure.cards import Card
 from cufa.measure.measured import Measured, by_case, geometric_mean
@@ -15,7 +16,6 @@ from cufa.measure.regimes import Regime
 from cufa.problem.mask import CAUSAL
 from cufa.problem.problem import Problem
 
-from .days import other_days, tests_in_words
 from .tables import NONE, best_peer, table
 
 
@@ -77,71 +77,51 @@ def overview(found: dict[str, Card]) -> Iterator[str]:
     """One table per GPU, with sentences about stale kernels and about suites measured on other days."""
     for card in widest_first(found):
         environment = card.environment
-        yield f"**{environment['device']}**, {environment['recorded'][:10]}, {_tests(card)}\n"
+        yield f"**{environment['device']}**, {environment['recorded'][:10]}, {tests_in_words(card)}:\n"
         for note in filter(None, (card.changed, other_days(card, dict.fromkeys(x.suite for x in _ROWS)))):
             yield f"{note}\n"
-        yield from table(["speed of", "over", *map(str, Regime), "claimed"], _lines(list(card.rows)))
+        yield from table(["speed of", "over", *map(str, Regime), "claimed"], _lines(card.rows))
         yield ""
 
 
 def speed(found: dict[str, Card]) -> Iterator[str]:
     """The README's table: geometric mean, minimum and maximum of the ratios, per card and regime."""
-    found_here = widest_first(found)
-    names = [card.device.name.removeprefix("NVIDIA ").split()[0] for card in found_here]
     rows = [row for row in _ROWS if row.in_readme]
-    columns = [_ratios(list(card.rows), rows) for card in found_here]
-    header = [f"{name}, {regime}" for name in names for regime in Regime]
-    cells = ([x for column in columns for x in column[row]] for row in rows)
-    lines = ([row.words, row.peer_words, *more] for row, more in zip(rows, cells, strict=True))
+    named = [(card.device.name.removeprefix("NVIDIA ").split()[0], card) for card in widest_first(found)]
+    header = [f"{name}, {regime}" for name, _ in named for regime in Regime]
+    lines = (
+        [
+            row.words,
+            row.peer_words,
+            *(_range(x) for _, card in named for x in _speedups(card.rows, row).values()),
+        ]
+        for row in rows
+    )
     yield from table(["speed of", "over", *header], lines)
     yield ""
-    days = (
-        f"{name} {card.environment['recorded'][:10]}" for name, card in zip(names, found_here, strict=True)
-    )
+    days = (f"{name} {card.environment['recorded'][:10]}" for name, card in named)
     words = [f"bfloat16, measured on the {', '.join(days)}."]
-    for name, card in zip(names, found_here, strict=True):
+    for name, card in named:
         notes = [x for x in (card.changed, other_days(card, dict.fromkeys(x.suite for x in rows))) if x]
         words += [f"{name}: {' '.join(notes)}"] if notes else []
     yield " ".join(words)
 
 
-def _ratios(rows: list[Measured], wanted: Iterable[_Row]) -> dict[_Row, list[str]]:
-    """One cell per regime."""
-    return {row: [_range(found) for found in _by_regime(rows, row).values()] for row in wanted}
+def _speedups(rows: Iterable[Measured], row: _Row) -> dict[Regime, list[float]]:
+    """By regime: how many times faster ours is, in each case that both were timed on. Host-bound times are left out."""
+    found: dict[Regime, list[float]] = {regime: [] for regime in Regime}
+    chosen = [x for x in rows if x.suite == row.suite and not x.host_bound and row.wanted(x.problem)]
+    for case in by_case(chosen):
+        fast = row.ours or next((label for label, x in case.items() if x.is_ours), "")
+        slow = row.peer or best_peer(case)
+        if {fast, slow} <= case.keys():
+            found[case[fast].regime].append(case[slow].p50_ns / case[fast].p50_ns)
+    return found
 
 
-def _by_regime(rows: list[Measured], row: _Row) -> dict[Regime, list[float]]:
-    of_suite = [x for x in rows if x.suite == row.suite]
-    return {
-        regime: [x for _, x in _speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
-        for regime in Regime
-    }
-
-
-def _speedups(
-    rows: Iterable[Measured], ours: str, peer: str, regime: Regime, wanted: Callable[[Problem], bool]
-) -> Iterator[tuple[Problem, float]]:
-    """Each wanted problem that ``ours`` was timed on beside ``peer``, and how many times faster ``ours`` was. "" is our
-    first, or the fastest peer, of each case. Host-bound times are left out."""
-    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
-    for found in by_case(chosen):
-        fast = ours or next((label for label, row in found.items() if row.is_ours), "")
-        slow = peer or best_peer(found)
-        if {fast, slow} <= found.keys():
-            yield found[fast].problem, found[slow].p50_ns / found[fast].p50_ns
-
-
-def _tests(card: Card) -> str:
-    tests = card.others.get("tests")
-    if tests is None:
-        return "GPU tests not run"
-    sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
-    return f"{tests_in_words(card, tests)}{sample}:"
-
-
-def _lines(rows: list[Measured]) -> Iterator[list[str]]:
+def _lines(rows: Sequence[Measured]) -> Iterator[list[str]]:
     for row in _ROWS:
-        by_regime = _by_regime(rows, row)
+        by_regime = _speedups(rows, row)
         means = [geometric_mean(found) for found in by_regime.values() if found]
         if means:
             peer = row.peer_words or _peers(
@@ -162,3 +142,43 @@ def _range(ratios: list[float]) -> str:
         return NONE
     mean = f"{geometric_mean(ratios):.2f}×"
     return f"{mean} ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else mean
+
+
+# --- Days ---------------------------------------------------------------------------------------------------
+
+
+def other_days(card: Card, suites: Iterable[str] = ()) -> str:
+    """One sentence per other day or driver, naming the suites measured then (default: of all suites). "": all were
+    measured on the day, and with the driver, of the newest rows."""
+    wanted, found = list(suites), dict[str, dict[str, None]]()
+    for row in card.rows:
+        when = _apart(card, row.recorded)
+        if when and (not wanted or row.suite in wanted):
+            found.setdefault(when, {})[f"{row.suite} ({row.regime})"] = None
+    return " ".join(f"Measured {when}: {', '.join(names)}." for when, names in found.items())
+
+
+def when_else(card: Card, line: dict[str, Any]) -> str:
+    """Day or driver of a line that holds no measurement, with a leading space. "": those of the newest rows."""
+    when = _apart(card, line["recorded"])
+    return f" {when}" if when else ""
+
+
+def tests_in_words(card: Card) -> str:
+    tests = card.others.get("tests")
+    if tests is None:
+        return "GPU tests not run"
+    counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
+    sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
+    return f"{counts}{when_else(card, tests)}{sample}"
+
+
+def _apart(card: Card, recorded: str) -> str:
+    here, newest = card.sessions[recorded], card.environment
+    words = [f"on {recorded[:10]}"] if recorded[:10] != newest["recorded"][:10] else []
+    words += [f"with driver {_driver(here)}"] if _driver(here) != _driver(newest) else []
+    return " ".join(words)
+
+
+def _driver(session: dict[str, Any]) -> str:
+    return str((session.get("gpu") or {}).get("driver_version", ""))

@@ -12,8 +12,8 @@ from cufa.measure.measured import Measured
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import SUITES
 
-from . import float8_tables, overview, tables
-from .days import other_days, tests_in_words, when_else
+from . import overview, tables
+from .overview import other_days, tests_in_words, when_else
 from .tables import table
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -65,7 +65,7 @@ def markdown(found: dict[str, Card]) -> str:
 
 
 def _device_section(card: Card) -> Iterator[str]:
-    environment, tests, limits = card.environment, card.others.get("tests"), card.others["ceilings"]
+    environment, limits = card.environment, card.others["ceilings"]
     versions = environment["versions"]
     torch = f", torch {versions['torch']}" if "torch" in versions else ""
     flops, by_mma = (
@@ -79,9 +79,7 @@ def _device_section(card: Card) -> Iterator[str]:
         f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}"
         f"{when_else(card, limits)}."
     )
-    if tests:
-        sample = "" if tests.get("every_case", True) else "; of tests with many cases the day's sample"
-        yield f"{tests_in_words(card, tests)}{sample}."
+    yield f"{tests_in_words(card)}."
     if card.changed:
         yield f"\n**{card.changed}** Rows of these kernels are of the sources of that day."
     device, ceilings = card.device, card.limits
@@ -159,9 +157,9 @@ _OPEN: dict[str, Build] = {
     "backward": tables.forward,
     "energy": tables.forward,
     "backward-energy": tables.forward,
-    "fp8": float8_tables.accuracy,
-    "fp8-speed": float8_tables.speed,
-    "fp8-energy": float8_tables.speed,
+    "fp8": tables.accuracy,
+    "fp8-speed": tables.float8_speed,
+    "fp8-energy": tables.float8_speed,
 }
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward, "chunks": tables.awkward, "ladder": tables.ladder,

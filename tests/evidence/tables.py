@@ -9,6 +9,7 @@ from cufa.measure import additions
 from cufa.measure.cases import READ
 from cufa.measure.ladder import is_step
 from cufa.measure.measured import Measured, by_case, speedup
+from cufa.measure.quantized import QUANTIZE
 from cufa.measure.suites import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.plan.operation import OPERATIONS
 from cufa.problem.problem import Problem
@@ -273,3 +274,44 @@ def memory(rows: list[Measured]) -> Lines:
             extra = [f"{found[label].json['workspace_bytes'] / 2**20:,.0f}" for label in ("naive", "fa2")]
             lines.append([_shape(_first(found).problem), *extra, ratio(found, "naive", "fa2")])
     return table(["batch × heads × seq", "naive, extra MiB", "fa2, extra MiB", "naive → fa2"], lines)
+
+
+# --- e4m3 ---------------------------------------------------------------------------------------------------
+
+
+def accuracy(rows: list[Measured]) -> Lines:
+    """The root mean square of errors and the largest error, by distribution of the inputs; of needles the share that
+    is found."""
+    found = {(row.label, x.distribution): x for row in rows if (x := row.accuracy)}
+    distributions = list(dict.fromkeys(name for _, name in found))
+
+    def cell(label: str, name: str) -> str:
+        one = found.get((label, name))
+        if one is None:
+            return NONE
+        return f"{one.rmse:.1e}, {one.largest:.1e}" + (
+            "" if one.found is None else f", {one.found:.0%} found"
+        )
+
+    lines = ([label, *(cell(label, name) for name in distributions)] for label in labels_of(rows))
+    return table(["", *distributions], lines)
+
+
+def float8_speed(rows: list[Measured]) -> Lines:
+    """TFLOP/s, and what quantising costs."""
+    labels = [label for label in labels_of(rows) if label != QUANTIZE]
+    ours = next(label for label in labels if label.startswith("e4m3"))
+    others = [label for label in labels if label != ours]
+    lines = []
+    for case in by_case(rows):
+        p = next(iter(case.values())).problem
+        rates = (f"{case[x].tflops:.0f}" if x in case else NONE for x in labels)
+        share = (
+            f"{case[QUANTIZE].p50_ns / case[ours].p50_ns:.0%}" if {QUANTIZE, ours} <= case.keys() else NONE
+        )
+        over = (ratio(case, x, ours) for x in others)
+        lines.append([str(p.head_dim), str(p.seqlen_q), p.scores_text, *rates, *over, share])
+    return table(
+        ["head dim", "seq", "mask", *labels, *(f"{ours} over {x}" for x in others), f"{QUANTIZE} of {ours}"],
+        lines,
+    )

@@ -10,7 +10,7 @@ import pytest
 from backends import EMULATE
 from backward_support import make_case
 from evidence import report
-from evidence.parts import PARTS, Part
+from evidence.recorder import PARTS, Part
 from records_support import made_up_card, measured_row, rows_json
 from sampling import of_today
 from test_backward import check

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from evidence import code, recorder, report
-from evidence.parts import PARTS
+from evidence.recorder import PARTS
 from records_support import H200, SHIPPED
 from sampling import of_today
 

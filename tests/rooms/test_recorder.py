@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from evidence import __main__ as tool
 from evidence import code, overview, recorder, report, traced
 from evidence.card_file import CardFile
-from evidence.parts import PARTS, Part
+from evidence.recorder import PARTS, Part
 from records_support import ENVIRONMENT, H200, SHIPPED, made_up_card, measured_row, rows_json
 
 from cufa.calls import tuning
