@@ -181,9 +181,7 @@ def cost_on(problem: Problem, kernel: Kernel, config: TileConfig) -> Cost | None
     """The cost on the kernel's typical card. None: it is not known, or the config does not fit."""
     device = Device.typical(max(90, kernel.min_capability))
     try:
-        plan = make_plan(
-            problem, device, config=config, kernel=kernel.name, num_splits=1 if kernel.split_configs else None
-        )
+        plan = make_plan(problem, device, config=config, kernel=kernel.name, num_splits=1)
     except ValueError:
         return None
     return None if why_not(plan) else cost_of(plan)

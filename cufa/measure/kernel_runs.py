@@ -47,7 +47,8 @@ class KernelRun:
     @property
     def is_current(self) -> bool:
         """Whether the build that ran still gives the same machine code."""
-        return measured.is_current(self.kernel, self.digest, {} if self.code is None else {"code": self.code})
+        code = {} if self.code is None else {"code": self.code}
+        return measured.is_current(self.kernel, {"digest": self.digest, **code})
 
     def file_name(self, tiles: str) -> str:
         """Name of the file, without suffix."""

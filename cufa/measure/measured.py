@@ -37,14 +37,10 @@ _NO_RESULT = (READ, QUANTIZE)
 """Labels of contenders whose results are not checked."""
 
 
+@functools.cache
 def digest(spec: Kernel) -> str:
     """Digest of the sources of a kernel, without comments and white space."""
     return source_digest(*spec.sources)
-
-
-@functools.cache
-def _digest_of(kernel: str) -> str:
-    return digest(KERNELS[kernel])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +157,7 @@ class Measured:
     def is_stale(self) -> bool:
         """One of our kernels gives other machine code now. A run made here has no digest of machine code: then the
         digest of the sources decides."""
-        return self.is_ours and not is_current(self.json["kernel"], self.json.get("digest"), self.json)
+        return self.is_ours and not is_current(self.json["kernel"], self.json)
 
     @functools.cached_property
     def group(self) -> tuple[str, Regime, str | Problem]:
@@ -269,14 +265,14 @@ def run_json(
     }
 
 
-def is_current(kernel: str, digest: str | None, row: Json) -> bool:
-    """Whether the kernel that was measured is the kernel of today. ``row["code"]``: digest of its machine code; where
-    there is none, the digest of the sources decides."""
+def is_current(kernel: str, recorded: Json) -> bool:
+    """Whether the kernel of a row or trace is the kernel of today. ``recorded["code"]``: digest of its machine code;
+    where there is none, ``recorded["digest"]``, that of the sources, decides."""
     from .cards import current_code
 
-    if "code" in row:
-        return row["code"] in current_code()
-    return kernel in KERNELS and digest == _digest_of(kernel)
+    if "code" in recorded:
+        return recorded["code"] in current_code()
+    return kernel in KERNELS and recorded.get("digest") == digest(KERNELS[kernel])
 
 
 def rows_of(run: Json) -> list[Measured]:

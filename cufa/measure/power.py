@@ -98,13 +98,9 @@ class NvmlMeter:
 
     def _throttled_by(self) -> tuple[str, ...]:
         """Empty where the card does not report reasons."""
-        nvml = self._nvml
-        # Two names of one function: older versions of nvidia-ml-py only have the second.
-        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        ask = ask or getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         try:
-            bits = 0 if ask is None else int(ask(self._gpu))
-        except nvml.NVMLError:
+            bits = int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._gpu))
+        except self._nvml.NVMLError:
             return ()
         return tuple(name for name, bit in REASONS.items() if bits & bit)
 

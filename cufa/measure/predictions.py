@@ -35,8 +35,7 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
         return None
     try:
         config = spec.read_config(row.json["config"])
-        whole = 1 if spec.split_configs else None
-        plan = make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=whole)
+        plan = make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=1)
     except (TypeError, ValueError):
         return None
     return as_launched(plan, row.json["grid"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..gpu.architectures import Device
 from ..kernels import kernels_of
-from ..plan.planner import fitting_configs, make_plan
+from ..plan.planner import Plan, fitting_configs, make_plan
 from ..problem.mask import CAUSAL, FULL, Band, Mask
 from ..problem.problem import Problem, default_scale
 from . import decode_cases, float8_cases, mask_cases, score_cases
@@ -76,6 +76,15 @@ def _published_shapes(dtype: str = "bfloat16") -> Iterator[Problem]:
         yield _hidden(seqlen, head_dim, mask, dtype)
 
 
+def _beside(
+    problems: Iterable[Problem], device: Device | None, *peers: str, first: bool = False
+) -> Iterator[Case]:
+    """Our fast kernels, or only the ``first`` of them, beside peers."""
+    for problem in problems:
+        ours = best(problem, device)
+        yield Case(problem, contenders(*(ours[:1] if first else ours), *peers))
+
+
 @_suite("quick", "every algorithm, a few shapes", gpu_only=False)
 def _quick(device: Device | None) -> Iterator[Case]:
     """The default of `cufa bench`: a few seconds anywhere."""
@@ -93,8 +102,7 @@ def _quick(device: Device | None) -> Iterator[Case]:
 
 @_suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16")
 def _forward(device: Device | None) -> Iterator[Case]:
-    for problem in _published_shapes():
-        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
+    return _beside(_published_shapes(), device, *_TORCH, "fa4")
 
 
 def _widths() -> Iterator[Problem]:
@@ -106,15 +114,13 @@ def _widths() -> Iterator[Problem]:
 
 @_suite("widths", "forward, values of another head dim, causal, bfloat16")
 def _widths_forward(device: Device | None) -> Iterator[Case]:
-    for problem in _widths():
-        yield Case(problem, contenders(*best(problem, device), "torch cudnn", "fa4"))
+    return _beside(_widths(), device, "torch cudnn", "fa4")
 
 
 @_suite("fa3", "forward, the preferred kernel only")
 def _fa3(device: Device | None) -> Iterator[Case]:
     """The same shapes, only the planner's first choice: half the time of "forward", for work on one kernel."""
-    for problem in _published_shapes():
-        yield Case(problem, contenders(best(problem, device)[0], *_TORCH, "fa4"))
+    return _beside(_published_shapes(), device, *_TORCH, "fa4", first=True)
 
 
 @_suite("awkward", "short, ragged and uneven shapes, bfloat16")
@@ -131,35 +137,36 @@ def _awkward(device: Device | None) -> Iterator[Case]:
         (4, 16, 16, 4097, 4097, 128),
         *((2, 16, 16, 4096, 4096, d) for d in (80, 96, 192)),
     ]
-    for (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim), mask in itertools.product(shapes, _MASKS):
-        problem = make(
-            batch, heads, seqlen_q, head_dim, "bfloat16", mask, kv_heads=kv_heads, seqlen_k=seqlen_k
-        )
-        yield Case(problem, contenders(*best(problem, device), *_TORCH))
+    problems = (
+        make(batch, heads, q, head_dim, "bfloat16", mask, kv_heads=kv_heads, seqlen_k=k)
+        for (batch, heads, kv_heads, q, k, head_dim), mask in itertools.product(shapes, _MASKS)
+    )
+    return _beside(problems, device, *_TORCH)
 
 
 @_suite("chunks", "few queries over many keys, bfloat16")
 def _chunks(device: Device | None) -> Iterator[Case]:
     """Chunks of a prompt against its cached part: few queries over many keys, which are split."""
-    for seqlen_q, seqlen_k, mask in itertools.product(
-        (16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS
-    ):
-        problem = make(1, 32, seqlen_q, 128, "bfloat16", mask, kv_heads=8, seqlen_k=seqlen_k)
-        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
+    shapes = itertools.product((16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS)
+    problems = (make(1, 32, q, 128, "bfloat16", mask, kv_heads=8, seqlen_k=k) for q, k, mask in shapes)
+    return _beside(problems, device, *_TORCH, "fa4")
+
+
+def _planned(problems: Iterable[Problem], device: Device | None) -> Iterator[Plan]:
+    """Plans of FA3 for each problem. Architectures other than Hopper have none."""
+    for problem in problems:
+        try:
+            yield make_plan(problem, device, "fa3")
+        except ValueError:  # another architecture
+            return
 
 
 @_suite("ladder", "FA3, its techniques one after the other")
 def _ladder(device: Device | None) -> Iterator[Case]:
-    """On the planner's tiles for each shape. Architectures other than Hopper have no cases."""
-    for (head_dim, seqlen), mask in itertools.product(
-        ((64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS
-    ):
-        problem = _hidden(seqlen, head_dim, mask)
-        try:
-            plan = make_plan(problem, device, "fa3")
-        except ValueError:  # another architecture
-            return
-        yield Case(problem, ladder("fa3", plan.config))
+    """On the planner's tiles for each shape."""
+    shapes = itertools.product(((64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
+    for plan in _planned((_hidden(n, d, mask) for (d, n), mask in shapes), device):
+        yield Case(plan.problem, ladder("fa3", plan.config))
 
 
 @_suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", gpu_only=False)
@@ -237,8 +244,7 @@ def _energy(device: Device | None) -> Iterator[Case]:
     shapes = ((64, 16384, CAUSAL), (128, 16384, CAUSAL), (128, 4096, FULL), (256, 16384, CAUSAL))
     problems = [_hidden(n, d, mask) for d, n, mask in shapes]
     problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
-    for problem in problems:
-        yield Case(problem, contenders(best(problem, device)[0], "torch cudnn", "fa4"))
+    return _beside(problems, device, "torch cudnn", "fa4", first=True)
 
 
 @_suite("fp8", "e4m3: errors beside times on five distributions", gpu_only=False)
@@ -276,14 +282,12 @@ def _backward_quick(device: Device | None) -> Iterator[Case]:
 
 @_suite("backward", "backward: 16k tokens × 2048 hidden, bfloat16", "backward")
 def _backward(device: Device | None) -> Iterator[Case]:
-    for problem in map(of_forward, _published_shapes()):
-        yield Case(problem, contenders(*best(problem, device), *_TORCH, "fa4"))
+    return _beside(map(of_forward, _published_shapes()), device, *_TORCH, "fa4")
 
 
 @_suite("backward-widths", "backward: values of another head dim, causal, bfloat16", "backward")
 def _widths_backward(device: Device | None) -> Iterator[Case]:
-    for problem in map(of_forward, _widths()):
-        yield Case(problem, contenders(*best(problem, device), "torch cudnn", "fa4"))
+    return _beside(map(of_forward, _widths()), device, "torch cudnn", "fa4")
 
 
 @_suite("backward-beside", "backward: determinism, groups, windows, odd shapes, float32", "backward")
@@ -318,27 +322,17 @@ def _backward_beside(device: Device | None) -> Iterator[Case]:
 @_suite("backward-energy", "backward: shapes that meet the power limit, bfloat16", "backward")
 def _backward_energy(device: Device | None) -> Iterator[Case]:
     """The backward where the power limit decides, long enough for joules."""
-    for head_dim, seqlen, mask in (
-        (64, 4096, FULL),
-        (128, 4096, FULL),
-        (128, 4096, CAUSAL),
-        (128, 16384, CAUSAL),
-    ):
-        problem = of_forward(make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask))
-        yield Case(problem, contenders(best(problem, device)[0], "torch flash", "fa4"))
+    shapes = ((64, 4096, FULL), (128, 4096, FULL), (128, 4096, CAUSAL), (128, 16384, CAUSAL))
+    problems = (of_forward(_hidden(n, d, mask)) for d, n, mask in shapes)
+    return _beside(problems, device, "torch flash", "fa4", first=True)
 
 
 @_suite("backward-ladder", "FA3's backward, its techniques one after the other", "backward")
 def _backward_ladder(device: Device | None) -> Iterator[Case]:
-    """On the planner's tiles for each shape. Architectures other than Hopper have no cases."""
-    shapes = ((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096))
-    for (head_dim, seqlen), mask in itertools.product(shapes, _MASKS):
-        problem = of_forward(_hidden(seqlen, head_dim, mask))
-        try:
-            plan = make_plan(problem, device, "fa3")
-        except ValueError:  # another architecture
-            return
-        yield Case(problem, (*ladder("fa3", plan.config), *variations(plan)))
+    """On the planner's tiles for each shape."""
+    shapes = itertools.product(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
+    for plan in _planned((of_forward(_hidden(n, d, mask)) for (d, n), mask in shapes), device):
+        yield Case(plan.problem, (*ladder("fa3", plan.config), *variations(plan)))
 
 
 #: Operations in the order in which they are offered: that of their first suites.

@@ -62,7 +62,7 @@ def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> 
     told = []
     for config in serving_configs(spec, problem, device):
         try:
-            plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=_whole(spec))
+            plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=1)
         except ValueError:  # does not serve this mask, lengths or element type
             continue
         if not bounds.covers(plan, found.limits):
@@ -84,7 +84,7 @@ def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) ->
     """Why times of the kernel cannot be predicted from the card's records."""
     assert found.limits is not None
     try:
-        plan = make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec))
+        plan = make_plan(problem, device, kernel=spec.name, num_splits=1)
     except ValueError as error:
         return str(error)
     return bounds.why_not(plan, found.limits)
@@ -92,12 +92,7 @@ def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) ->
 
 def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
     """Properties of the card that the predicted times ignore, as a sentence; "" if there are none."""
-    return predictions.left_out(make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec)))
-
-
-def _whole(spec: Kernel) -> int | None:
-    """Splits of the prediction: times of split keys cannot be predicted."""
-    return 1 if spec.split_configs else None
+    return predictions.left_out(make_plan(problem, device, kernel=spec.name, num_splits=1))
 
 
 def prepare() -> None:

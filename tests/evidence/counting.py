@@ -46,8 +46,7 @@ _ABOUT = (
 
 def plan_of(kernel: Kernel, config: TileConfig, problem: Problem) -> Plan:
     """The plan of a problem on :data:`ONE_SM`, keys together."""
-    whole = 1 if kernel.split_configs else None
-    return make_plan(problem, ONE_SM, config=config, kernel=kernel.name, num_splits=whole)
+    return make_plan(problem, ONE_SM, config=config, kernel=kernel.name, num_splits=1)
 
 
 def execute(plan: Plan) -> Emulation:

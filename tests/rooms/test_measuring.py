@@ -262,7 +262,7 @@ class TestNvml:
             nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 5_000,
             nvmlDeviceGetFieldValues=lambda gpu, fields: [field],
             nvmlDeviceGetPowerUsage=lambda gpu: 600_000, nvmlDeviceGetClockInfo=lambda gpu, kind: 1500,
-            field=field,
+            nvmlDeviceGetCurrentClocksEventReasons=lambda gpu: 0x1, field=field,  # idle is no reason
         )  # fmt: skip
         runtime = SimpleNamespace(
             getDevice=lambda: 3, deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0"
@@ -283,8 +283,14 @@ class TestNvml:
 
     def test_says_what_keeps_the_clock_down_where_that_is_told(self, nvml):
         assert NvmlMeter().read().throttled_by == ()
-        nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda gpu: 0x1 | 0x4 | 0x20  # idle is no reason
+        nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda gpu: 0x1 | 0x4 | 0x20
         assert NvmlMeter().read().throttled_by == ("power limit", "thermal limit")
+
+        def refuse(gpu):
+            raise nvml.NVMLError("Function Not Found")
+
+        nvml.nvmlDeviceGetCurrentClocksEventReasons = refuse
+        assert NvmlMeter().read().throttled_by == ()
 
     def test_a_refusal_is_a_reason(self, nvml):
         def refuse(gpu):
