@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,10 +122,9 @@ def test_{name}(): pass
         test_that=test.replace("sampled(each", "sampled(dated=3, each"),
         test_turns=in_turn,
     )
-    kept = pytester.inline_run("--collect-only", "-p", "no:cacheprovider").getcalls(
-        "pytest_collection_modifyitems"
-    )
-    names = [item.nodeid.split("[")[0] for item in kept[0].items]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    done = pytester.runpytest_subprocess("--collect-only", "-q", "-p", "no:cacheprovider")
+    names = [line.split("[")[0] for line in done.outlines if "::" in line]
     assert sum(name.startswith("test_turns.py") for name in names) == 1
     names = [name for name in names if not name.startswith("test_turns.py")]
     counts = {name: names.count(name) for name in names}
