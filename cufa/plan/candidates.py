@@ -97,9 +97,12 @@ def _refused(problem: Problem, device: Device, algorithm: str, named: list[Kerne
         f"{spec.name} {refusal(spec, problem, device=device) or unproven(spec, problem)}" for spec in near
     )
     cure = "convert with .astype, copy to contiguous arrays, or use a mask of cufa.masks"
-    dense = not isinstance(problem.lengths, (Padded, Packed))
-    if problem.mask.irregular_kind in MASK_KINDS or problem.alibi or problem.sink or not dense:
+    ragged = isinstance(problem.lengths, (Padded, Packed))
+    options = problem.alibi or problem.sink or problem.dropped or problem.score
+    if problem.mask.irregular_kind in MASK_KINDS or options or ragged:
         cure = "the CPU serves every problem: pass NumPy arrays (.get()), and device='cpu'"
+        if any(refusal(x, problem, device=device) is None and unproven(x, problem) for x in near):
+            cure = f"pass an algorithm named here; else, {cure}"
     elif algorithm != "auto":
         cure += ", or leave algorithm at 'auto'"
     where = f"{device.name} ({device.arch.name})"

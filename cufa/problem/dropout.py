@@ -96,7 +96,7 @@ def check_dropout(dropout: Any) -> int:
     ):
         raise TypeError(f"dropout must be a number from 0 to below 1, or None, not {shown(dropout)}")
     if not 0 <= float(dropout) < 1:
-        raise ValueError(f"dropout={dropout!r} is no probability from 0 to below 1: pass None for no dropout")
+        raise ValueError(f"dropout={dropout!r} must be from 0 to below 1: pass None for no dropout")
     return 0 if dropout == 0 else min(max(round(256 * float(dropout)), 1), 255)
 
 
@@ -105,9 +105,7 @@ def resolve_dropout(dropout: Any, seed: Any) -> tuple[int, Any]:
     TypeError or ValueError, naming the argument."""
     dropped = check_dropout(dropout)
     if dropout is None and seed is not None:
-        raise ValueError(
-            "seed= is of dropout, and dropout is None: pass dropout=, such as 0.1, or leave seed out"
-        )
+        raise ValueError("seed= is given, but dropout is None: pass dropout=, such as 0.1, or leave seed out")
     if dropped and seed is None:
         raise ValueError(
             f"dropout={dropout!r} needs seed=, an int, or two integers (seed, number) on the GPU; the backward takes "
@@ -119,7 +117,7 @@ def resolve_dropout(dropout: Any, seed: Any) -> tuple[int, Any]:
 def read_seed(seed: Any) -> Any:
     if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
         if not 0 <= seed < 2**64:
-            raise ValueError(f"seed={seed} must be from 0 to 2**64 - 1")
+            raise ValueError(f"seed={seed} must be from 0 to 2**64 - 1: pass seed % 2**64")
         return np.array([seed, 0], np.uint64)
     if isinstance(seed, (bool, float, str, bytes)):
         raise TypeError(f"seed must be an int, or an array of two 64-bit integers, not {shown(seed)}")

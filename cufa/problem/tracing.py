@@ -53,6 +53,7 @@ def trace(
     by_name: dict[str, Any] = {form.name: TracedArray(t, place) for place, form in enumerate(arrays)}
     if takes_delta(function):
         by_name["delta"] = Symbol(t, t.put("input", INT, "delta"))
+    _check_arguments(function, what, [*inputs], [*by_name])
     found = function(*given, **by_name)
     if isinstance(found, (np.ndarray, list, tuple)) and np.shape(found) == ():
         found = np.asarray(found)[()]
@@ -68,6 +69,18 @@ def trace(
         cure = to_float if result == FLOAT else to_bool
         raise TypeError(f"{what} returns {_A[kind]}, where it must return {_A[result]}: {cure}")
     return Expression(tuple(t.code), arrays, (place,)).pruned()
+
+
+def _check_arguments(
+    function: Callable[..., Any], what: str, by_place: list[str], by_name: list[str]
+) -> None:
+    try:
+        inspect.signature(function).bind(*by_place, **dict.fromkeys(by_name))
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        wanted = ", ".join([*by_place, *by_name])
+        raise TypeError(f"{what} is called with {wanted}, in this order or by these names: {error}") from None
 
 
 def takes_delta(function: Callable[..., Any]) -> bool:

@@ -180,13 +180,13 @@ def assert_close(found, exact):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"dropout": 1.0, "seed": 1}, ValueError, "dropout=1.0 is no probability"),
+        ({"dropout": 1.0, "seed": 1}, ValueError, "dropout=1.0 must be from 0 to below 1"),
         ({"dropout": -0.1, "seed": 1}, ValueError, "dropout=-0.1"),
         ({"dropout": float("nan"), "seed": 1}, ValueError, "dropout=nan"),
         ({"dropout": True, "seed": 1}, TypeError, "dropout must be a number"),
         ({"dropout": "0.1", "seed": 1}, TypeError, "dropout must be a number"),
         ({"dropout": 0.1}, ValueError, "needs seed="),
-        ({"seed": 1}, ValueError, "seed= is of dropout"),
+        ({"seed": 1}, ValueError, "seed= is given, but dropout is None"),
         ({"dropout": 0.1, "seed": -1}, ValueError, "seed=-1"),
         ({"dropout": 0.1, "seed": 2**64}, ValueError, "seed=18446744073709551616"),
         ({"dropout": 0.1, "seed": 1.5}, TypeError, "seed must be an int"),

@@ -175,6 +175,8 @@ TABLE32 = np.zeros((4, 8), np.float32)
         (lambda s, b, h, i, j: np.arctan(s), {}, "np.arctan"),
         (lambda s, b, h, i, j: i - j, {}, "returns an integer"),
         (lambda s, b, h, i, j: i < j, {}, "returns a boolean"),
+        (lambda s, i, j: s, {}, "is called with s, b, h, i, j"),
+        (lambda s, b, h, i, j: s, {"t": TABLE32}, "is called with s, b, h, i, j, t"),
         (lambda s, b, h, i, j: None, {}, "returns NoneType"),
         (lambda s, b, h, i, j, t: t, {"t": TABLE32}, "returns an array"),
         (lambda s, b, h, i, j, t: s + t, {"t": TABLE32}, r"index it.*t\[b, h\]"),
