@@ -144,17 +144,6 @@ def steep(algorithm: str, scale: float = 1.0, causal: bool = False) -> str:
     )
 
 
-def steep_decoding(kernel: str, scale: float = 1.0) -> str:
-    case = decode_case([300, 200, 700], head_dim=64, tokens=2)
-    case.options["scale"] = scale
-    plan, operands = plan_of(case, kernel, 1), operands_of(case)
-    plan = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, scale=scale))
-    return kinds_of(
-        lambda: run_plan(plan, operands, Execution(), trace=False),
-        lambda _: case.check(operands["out"], operands["lse"]),
-    )
-
-
 def below_zero() -> str:
     """Scores of -4,000 to -1,000, which grow from tile to tile as kernels walk them: from the last key to the first."""
     q, k, v = make_inputs(1, 2, 1, 200, 260, 64, "float16")
@@ -165,40 +154,53 @@ def below_zero() -> str:
     )
 
 
+def decoding(
+    kernel: str, number: int, *, which: int = 0, change: dict[str, bool] | None = None, mode: str = "checked",
+    schedule: str | int = "ascending", **case: Any,
+) -> str:  # fmt: skip
+    """``number`` splits of each sequence, or its share of a balanced batch; the kernel's config of the index ``which``,
+    with these fields changed."""
+    made = decode_case(**{"lengths": [150, 3, 200], "head_dim": 64, **case})
+    config = dataclasses.replace(configs(kernel, made.q.shape[3])[which], **(change or {}))
+    plan, operands = plan_of(made, kernel, splits(kernel, number), config), operands_of(made)
+
+    def check(_: Emulation) -> None:
+        made.check(operands["out"], operands["lse"])
+        made.assert_stored(operands)
+
+    return kinds_of(lambda: run_plan(plan, operands, Execution(mode, schedule), trace=False), check)
+
+
+#: More rows than one warp's 16: several warps share a ring, or several blocks the keys of a head.
+MANY_ROWS = {"heads": 40, "kv_heads": 1}
+PAGES = {"tokens": 3, "new": 2, "page_size": 16}
+BY_CLUSTER, BY_LAUNCH = {"fold_combine": False, "cluster_merge": True}, {"fold_combine": False}
+
+
+def steep_decoding(kernel: str, scale: float = 1.0) -> str:
+    return decoding(kernel, 1, mode="plain", lengths=[300, 200, 700], tokens=2, scale=scale)
+
+
 def appending(kernel: str, schedule: str | int = "ascending") -> str:
     """Several blocks of 16 rows read the new tokens of one head; one of them must store these."""
-    case = decode_case([150, 3, 200], heads=40, kv_heads=1, head_dim=64, tokens=2, new=2)
-    config = next(c for c in configs(kernel, 64) if c.block_q == 16)
-    plan, operands = plan_of(case, kernel, splits(kernel, 2), config), operands_of(case)
-    return kinds_of(
-        lambda: run_plan(plan, operands, Execution("checked", schedule), trace=False),
-        lambda _: case.check(operands["out"], operands["lse"]),
-    )
+    which = [c.block_q for c in configs(kernel, 64)].index(16)
+    return decoding(kernel, 2, which=which, schedule=schedule, tokens=2, new=2, **MANY_ROWS)
 
 
 def paged(kernel: str) -> str:
     """One sequence in pages, of more tiles than a warp's lanes look up twice; new tokens fill the last page."""
-    config = min(configs(kernel, 64), key=lambda config: config.block_kv)
-    case = decode_case([-(-70 * config.block_kv // 32) * 32], kv_heads=1, head_dim=64, page_size=32, new=2)
-    plan, operands = plan_of(case, kernel, splits(kernel, 1), config), operands_of(case)
-
-    def check(_: Emulation) -> None:
-        case.check(operands["out"], operands["lse"])
-        case.assert_stored(operands)
-
-    return kinds_of(lambda: run_plan(plan, operands, Execution(), trace=False), check)
+    rows = [c.block_kv for c in configs(kernel, 64)]
+    length = -(-70 * min(rows) // 32) * 32
+    how = {"mode": "plain", "lengths": [length], "kv_heads": 1, "page_size": 32, "new": 2}
+    return decoding(kernel, 1, which=rows.index(min(rows)), **how)
 
 
-def merging(**_: Any) -> str:
-    """Decoding's splits of three sequences, merged in a cluster."""
-    case = decode_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
-    config = configs("decode_split_tma", 64)[0].merged_in_cluster()
-    found = []
-    for schedule in ("ascending", "descending", 1):
-        plan, operands = plan_of(case, "decode_split_tma", 3, config), operands_of(case)
-        execution = Execution("checked", schedule)
-        found.append(kinds_of(lambda: run_plan(plan, operands, execution, trace=False)))  # noqa: B023
-    return " ".join(sorted(set(" ".join(found).split())))
+def merging() -> str:
+    """Splits of three sequences, merged in a cluster."""
+    run = partial(decoding, "decode_split_tma", 3, change=BY_CLUSTER, **PAGES)
+    return " ".join(
+        {kind for schedule in ("ascending", "descending", 1) for kind in run(schedule=schedule).split()}
+    )
 
 
 class Bug(NamedTuple):

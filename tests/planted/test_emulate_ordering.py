@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from bugs_backward import ALONE, ALONE_F32, SHARED, SHARED_F32
-from decode_kernel_support import configs, operands_of, plan_of, splits
-from decode_support import make_case
-from planted_runs import backward, forward, kinds_of
+from planted_runs import BY_CLUSTER, BY_LAUNCH, MANY_ROWS, PAGES, backward, decoding, forward, kinds_of
 from sampling import of_today
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
@@ -83,20 +81,6 @@ def fa3_split(number: int, heads: int = 1, lengths=(70, 700), schedule="ascendin
     return kinds_of(lambda: emulate(*inputs, **options, mode="checked", trace=False))
 
 
-def decode(
-    kernel: str,
-    number: int,
-    which: int = 0,
-    merge: dict[str, bool] | None = None,
-    schedule="ascending",
-    **case: Any,
-) -> str:
-    made = make_case(**{"lengths": [150, 3, 200], "head_dim": 64, **case})
-    config = dataclasses.replace(configs(kernel, made.q.shape[3])[which], **(merge or {}))
-    plan = plan_of(made, kernel, splits(kernel, number), config)
-    return kinds_of(lambda: run_plan(plan, operands_of(made), Execution("checked", schedule), trace=False))
-
-
 _FA3 = {
     "d128, Q in registers": partial(fa3, 0, 128),
     #: A second launch follows only where keys are split: no other run misses grid_release_next.
@@ -112,25 +96,21 @@ _FA3 = {
     "split, heads in one tile": partial(fa3_split, 3, heads=2, lengths=(20, 700)),
     "backward": partial(backward, "fa3", None, seqlen_q=200, seqlen_k=300),
 }
-_PAGES = {"tokens": 3, "new": 2, "page_size": 16}
-_BY_CLUSTER, _BY_LAUNCH = {"fold_combine": False, "cluster_merge": True}, {"fold_combine": False}
-#: 40 rows: two warps share a ring.
-_MANY_ROWS = {"heads": 40, "kv_heads": 1}
 _DECODE = {
-    "split": partial(decode, "decode_split_tma", 3, **_PAGES),
-    "split, merged in clusters": partial(decode, "decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
-    "split, merged by a launch": partial(decode, "decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),
-    "split, many rows by cp.async": partial(decode, "decode_split", 2, which=-1, **_MANY_ROWS),
-    "balanced": partial(decode, "decode_balanced_tma", 4, **_PAGES),
-    "balanced, merged by a launch": partial(decode, "decode_balanced_tma", 4, merge=_BY_LAUNCH, **_PAGES),
+    "split": partial(decoding, "decode_split_tma", 3, **PAGES),
+    "split, merged in clusters": partial(decoding, "decode_split_tma", 3, change=BY_CLUSTER, **PAGES),
+    "split, merged by a launch": partial(decoding, "decode_split_tma", 3, change=BY_LAUNCH, **PAGES),
+    "split, many rows by cp.async": partial(decoding, "decode_split", 2, which=-1, **MANY_ROWS),
+    "balanced": partial(decoding, "decode_balanced_tma", 4, **PAGES),
+    "balanced, merged by a launch": partial(decoding, "decode_balanced_tma", 4, change=BY_LAUNCH, **PAGES),
     "balanced, many rows": partial(
-        decode, "decode_balanced_tma", 2, which=-1, lengths=[150, 0, 90], **_MANY_ROWS
+        decoding, "decode_balanced_tma", 2, which=-1, lengths=[150, 0, 90], **MANY_ROWS
     ),
-    "balanced by cp.async": partial(decode, "decode_balanced", 4, head_dim=72, new=1, page_size=3),
-    "fixed maximum, many rows": partial(decode, "decode_split", 2, which=-1, softmax_max=1e4, **_MANY_ROWS),
+    "balanced by cp.async": partial(decoding, "decode_balanced", 4, head_dim=72, new=1, page_size=3),
+    "fixed maximum, many rows": partial(decoding, "decode_split", 2, which=-1, softmax_max=1e4, **MANY_ROWS),
     #: More tiles than stages: the wait for Q is also for the scales of the first.
     "scales of keys": partial(
-        decode, "decode_split_tma_fp8_scaled", 1, lengths=[650, 3], fp8="token", **_PAGES
+        decoding, "decode_split_tma_fp8_scaled", 1, lengths=[650, 3], fp8="token", **PAGES
     ),
 }
 
