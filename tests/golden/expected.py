@@ -4,6 +4,7 @@ opinion beside a GPU and the host twins."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -38,6 +39,9 @@ def assert_as_expected(probe: Probe, got: np.ndarray) -> None:
 
 def expected_of(probe: Probe) -> Expected:
     name, kind = probe.name, probe.name.rpartition("_")[2]
+    if name in _OF_PAIRS:
+        with np.errstate(all="ignore"):
+            return _OF_PAIRS[name](*probe.inputs.view(np.float32).reshape(-1, 2).T)
     if name.startswith("mma_"):
         return _products(probe, kind)
     if name.startswith("wgmma_tiles"):
@@ -50,67 +54,33 @@ def expected_of(probe: Probe) -> Expected:
 # ---- one float32 or a pair of them at a time
 
 
-def _pairs(probe: Probe) -> tuple[np.ndarray, np.ndarray]:
-    a, b = probe.inputs.view(np.float32).reshape(-1, 2).T
-    return a, b
-
-
 def _flushed(x: np.ndarray) -> np.ndarray:
     """Subnormal float32 numbers become zeros: kernels are compiled with -ftz=true."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x).astype(np.float32)
 
 
 def _approximation(function, x: np.ndarray, relative: float, absolute: float = 0.0) -> Expected:
-    with np.errstate(all="ignore"):
-        exact = function(_flushed(x).astype(np.float64))
-        values = _flushed(exact.astype(np.float32))
-        tolerance, tiny = np.abs(exact) * relative + absolute, np.finfo(np.float32).tiny
-        # Around the smallest normal number a rounding decides whether the result is flushed.
-        tolerance += np.where(np.abs(np.abs(exact) - tiny) <= 4 * relative * tiny, tiny, 0)
+    exact = function(_flushed(x).astype(np.float64))
+    values = _flushed(exact.astype(np.float32))
+    tolerance, tiny = np.abs(exact) * relative + absolute, np.finfo(np.float32).tiny
+    # Around the smallest normal number a rounding decides whether the result is flushed.
+    tolerance += np.where(np.abs(np.abs(exact) - tiny) <= 4 * relative * tiny, tiny, 0)
     return Expected(values, np.where(np.isfinite(values), tolerance, 0))
 
 
-def _ex2(probe: Probe) -> Expected:
-    return _approximation(np.exp2, _pairs(probe)[0], 2.0**-22)
-
-
-def _lg2(probe: Probe) -> Expected:
-    return _approximation(np.log2, _pairs(probe)[0], 2.0**-21, 2.0**-21)
-
-
-def _rcp(probe: Probe) -> Expected:
-    return _approximation(lambda x: 1 / x, _pairs(probe)[0], 2.0**-23)
-
-
-def _fmaxf(probe: Probe) -> Expected:
-    return Expected(np.fmax(*map(_flushed, _pairs(probe))))
-
-
-def _fminf(probe: Probe) -> Expected:
-    return Expected(np.fmin(*map(_flushed, _pairs(probe))))
-
-
-def _fmaf(probe: Probe) -> Expected:
-    a, b = map(_flushed, _pairs(probe))
-    with np.errstate(all="ignore"):
-        exact = a.astype(np.float64) * 1.5 + b
-        values = _flushed(exact.astype(np.float32))
-        ulp = np.spacing(np.abs(values)).astype(np.float64)
-        # An addend too small for the float64 sum still decides which way a tie of float32 goes.
-        tie = np.isfinite(values) & (np.abs(exact - values) == ulp / 2)
+def _fmaf(a: np.ndarray, b: np.ndarray) -> Expected:
+    exact = _flushed(a).astype(np.float64) * 1.5 + _flushed(b)
+    values = _flushed(exact.astype(np.float32))
+    ulp = np.spacing(np.abs(values)).astype(np.float64)
+    # An addend too small for the float64 sum still decides which way a tie of float32 goes.
+    tie = np.isfinite(values) & (np.abs(exact - values) == ulp / 2)
     return Expected(values, np.where(tie, ulp, 0))
 
 
-def _fma_sat(probe: Probe) -> Expected:
-    a, b = map(_flushed, _pairs(probe))
-    with np.errstate(all="ignore"):
-        exact = a.astype(np.float64) * 1.5 + b
-        # NaN is 0, as is what is below.
-        clamped = np.where(exact > 0, np.minimum(exact, 1), 0)
-        values = _flushed(clamped.astype(np.float32))
-        return Expected(
-            values, np.where((values > 0) & (values < 1), np.spacing(values).astype(np.float64), 0)
-        )
+def _fma_sat(a: np.ndarray, b: np.ndarray) -> Expected:
+    exact = _flushed(a).astype(np.float64) * 1.5 + _flushed(b)
+    values = _flushed(np.where(exact > 0, np.minimum(exact, 1), 0).astype(np.float32))  # NaN gives 0
+    return Expected(values, np.where((values > 0) & (values < 1), np.spacing(values).astype(np.float64), 0))
 
 
 def _packed(low: np.ndarray, high: np.ndarray) -> Expected:
@@ -122,51 +92,49 @@ def _packed(low: np.ndarray, high: np.ndarray) -> Expected:
     return Expected(halves[0] | halves[1] << 16)
 
 
-def _cvt_f16x2(probe: Probe) -> Expected:
-    with np.errstate(all="ignore"):
-        return _packed(*(x.astype(np.float16) for x in _pairs(probe)))
+def _lower_half(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) & 0xFFFF).astype(np.uint16)
 
 
-def _cvt_f16x2_satfinite(probe: Probe) -> Expected:
-    return _packed(*(np.clip(x, -65504, 65504).astype(np.float16) for x in _pairs(probe)))
-
-
-def _cvt_bf16x2(probe: Probe) -> Expected:
-    with np.errstate(all="ignore"):
-        return _packed(*(x.astype(ml_dtypes.bfloat16) for x in _pairs(probe)))
-
-
-def _lower_halves(probe: Probe) -> np.ndarray:
-    return (probe.inputs[0::2] & 0xFFFF).astype(np.uint16)
-
-
-def _cvt_f32_f16(probe: Probe) -> Expected:
-    return Expected(_lower_halves(probe).view(np.float16).astype(np.float32))
-
-
-def _cvt_f32_bf16(probe: Probe) -> Expected:
-    return Expected(_lower_halves(probe).astype(np.uint32) << 16)
-
-
-def _cvt_tf32(probe: Probe) -> Expected:
+def _cvt_tf32(a: np.ndarray, b: np.ndarray) -> Expected:
     """Half a unit of the eleventh bit added to the magnitude, the rest cut off: ties go away from zero."""
-    bits = probe.inputs[0::2]
+    bits = np.ascontiguousarray(a).view(np.uint32)
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    magnitude = bits & 0x7FFFFFFF
-    return Expected(np.where(magnitude >= 0x7F800000, bits, rounded).view(np.float32))
+    return Expected(np.where(bits & 0x7FFFFFFF >= 0x7F800000, bits, rounded).view(np.float32))
+
+
+def _cvt_e4m3x2(*pair: np.ndarray) -> Expected:
+    rounded = [np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) for x in pair]
+    low, high = (
+        np.where(x & 0x7F == 0x7F, 0x7F, x).astype(np.uint32) for x in rounded
+    )  # one NaN, without sign
+    return Expected(low | high << 8)
+
+
+#: By probe: of two float32 arrays.
+_OF_PAIRS: dict[str, Callable[[np.ndarray, np.ndarray], Expected]] = {
+    "ex2": lambda a, b: _approximation(np.exp2, a, 2.0**-22),
+    "lg2": lambda a, b: _approximation(np.log2, a, 2.0**-21, 2.0**-21),
+    "rcp": lambda a, b: _approximation(np.reciprocal, a, 2.0**-23),
+    "fmaxf": lambda a, b: Expected(np.fmax(_flushed(a), _flushed(b))),
+    "fminf": lambda a, b: Expected(np.fmin(_flushed(a), _flushed(b))),
+    "fmaf": _fmaf,
+    "fma_sat": _fma_sat,
+    "cvt_f16x2": lambda a, b: _packed(a.astype(np.float16), b.astype(np.float16)),
+    "cvt_f16x2_satfinite": lambda *pair: _packed(
+        *(np.clip(x, -65504, 65504).astype(np.float16) for x in pair)
+    ),
+    "cvt_bf16x2": lambda a, b: _packed(a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)),
+    "cvt_f32_f16": lambda a, b: Expected(_lower_half(a).view(np.float16).astype(np.float32)),
+    "cvt_f32_bf16": lambda a, b: Expected(_lower_half(a).astype(np.uint32) << 16),
+    "cvt_tf32": _cvt_tf32,
+    "cvt_e4m3x2": _cvt_e4m3x2,
+}
 
 
 def _cvt_f16x2_e4m3x2(probe: Probe) -> Expected:
     halves = np.stack([probe.inputs & 0xFF, probe.inputs >> 8 & 0xFF]).astype(np.uint8)
     return _packed(*halves.view(ml_dtypes.float8_e4m3fn).astype(np.float16))
-
-
-def _cvt_e4m3x2(probe: Probe) -> Expected:
-    rounded = [np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) for x in _pairs(probe)]
-    low, high = (
-        np.where(x & 0x7F == 0x7F, 0x7F, x).astype(np.uint32) for x in rounded
-    )  # one NaN, without sign
-    return Expected(low | high << 8)
 
 
 def _byte_permute(probe: Probe) -> Expected:
@@ -285,13 +253,16 @@ def _unswizzled(probe: Probe) -> np.ndarray:
     return stored[row, unit ^ row % 8].reshape(-1, 64)
 
 
-def _of_warpgroup(A: np.ndarray, B: np.ndarray) -> Expected:
-    """Their product, as the registers of its threads."""
-    D, magnitude = A @ B, np.abs(A) @ np.abs(B)
-    thread, i = np.arange(128)[:, None], np.arange(B.shape[1] // 2)[None, :]
-    rows = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
-    columns = i // 4 * 8 + thread % 4 * 2 + i % 2
-    return Expected(D[rows, columns].astype(np.float32), 2.0**-18 * magnitude[rows, columns])
+def _of_warpgroup(A: np.ndarray, *Bs: np.ndarray) -> Expected:
+    """The products of A with each, as the accumulators of the threads."""
+
+    def registers(x: np.ndarray) -> np.ndarray:
+        thread, i = np.arange(128)[:, None], np.arange(x.shape[1] // 2)
+        rows = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
+        return x[rows, i // 4 * 8 + thread % 4 * 2 + i % 2]
+
+    D = np.concatenate([registers(A @ B) for B in Bs], 1)
+    return Expected(D.astype(np.float32), np.concatenate([registers(_rounding(A, B)) for B in Bs], 1))
 
 
 def _semaphore(probe: Probe) -> Expected:
@@ -431,19 +402,9 @@ def _matrices(probe: Probe) -> list[np.ndarray]:
 
 
 def _warpgroup_products(probe: Probe) -> Expected:
-    """Each thread's accumulators: A B^T twice, then A V."""
+    """A B^T twice, then A V."""
     A, B, V = _matrices(probe)
-    thread = np.arange(128)
-
-    def fragments(x: np.ndarray) -> np.ndarray:
-        i = np.arange(x.shape[1] // 2)
-        row = (thread // 32 * 16 + thread % 32 // 4)[:, None] + i // 2 % 2 * 8
-        return x[row, i // 4 * 8 + (thread % 4 * 2)[:, None] + i % 2]
-
-    scores, values = A @ B.T, A @ V
-    D = np.concatenate([fragments(x) for x in (scores, scores, values)], 1)
-    tolerance = [fragments(_rounding(A, x)) for x in (B.T, B.T, V)]
-    return Expected(D.astype(np.float32), np.concatenate(tolerance, 1))
+    return _of_warpgroup(A, B.T, B.T, V)
 
 
 def _tiles(probe: Probe) -> Expected:
