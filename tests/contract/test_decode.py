@@ -13,14 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from backends import CPU, backends
-from decode_contract import CASES, PAGE_SIZES, SCHEDULES, check, each, of_kernel
+from backends import CPU, GPU, backends
+from decode_contract import BOTH, CASES, PAGE_SIZES, SCHEDULES, check, check_call, each, of_kernel
 from decode_kernel_support import cache_of, merged_by_a_launch, operands_of, plan_of, served, splits
 from decode_support import Case, make_case, numbers_of_heads, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import of_today
 
+import cufa
 from cufa import masks
 from cufa.gpu.architectures import Device
 from cufa.kernels import TileConfig, kernels_of
@@ -120,26 +121,83 @@ def test_first_keys(backend, kernel, mask):
         check(backend, case, kernel, n, config=config)
 
 
+# --- The public call --------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(on="gpu", dated=4, pairs=[("cache", "page_size")])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("cache", ["float16", "bfloat16", "float32", "float64", "fp8"])
+@backends("cpu", "gpu")
+def test_a_call(backend, cache, page_size, layout):
+    if backend is GPU and cache in ("float32", "float64"):
+        pytest.skip("decoding on a GPU takes 16 bits")
+    dtype, fp8 = ("bfloat16", True) if cache == "fp8" else (cache, False)
+    case = make_case([700, 0, 1, 70], tokens=2, dtype=dtype, fp8=fp8, page_size=page_size, head_dim=64)
+    for how in ({}, {"num_splits": 3}, {"schedule": "balanced"}):
+        check_call(backend, case, layout, **how)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", [0, 3, 16, 128])
+@pytest.mark.parametrize("fp8", BOTH)
+@backends("cpu", "gpu")
+def test_append_writes_the_callers_caches(backend, fp8, page_size, layout):
+    """Once appended, tokens are part of the cache."""
+    case = make_case(
+        [70, 2, 300], tokens=2, new=2, page_size=page_size, fp8=fp8, dtype="bfloat16", head_dim=64
+    )
+    for schedule in ("fixed", "balanced"):
+        arrays, options = check_call(backend, case, layout, schedule=schedule)
+        lengths = options["cache_seqlens"]
+        np.testing.assert_array_equal(backend.host(lengths), case.options["cache_seqlens"])
+        options |= {"cache_seqlens": lengths + 2, "k_new": None, "v_new": None}
+        case.check(backend.host(cufa.flash_decode(*arrays, **options)), None, layout)
+
+
+@backends("cpu", "gpu")
+def test_without_any_room_the_sink_is_all(backend):
+    q, cache = (backend.array(np.ones((2, 4, n, 64), np.float16)) for n in (1, 0))
+    sink = backend.array(np.arange(4, dtype=np.float32))
+    out, lse = cufa.flash_decode(q, cache, cache, sink=sink, return_lse=True, device=backend.call_device)
+    assert not backend.host(out).any()
+    np.testing.assert_array_equal(backend.host(lse)[..., 0], [[0, 1, 2, 3]] * 2)
+
+
 # --- Anything ---------------------------------------------------------------------------------------------
 
 
+#: What a call may be; on a GPU a few builds of each schedule.
+ANY = {
+    "cpu": {
+        "heads": [(1, 1), (2, 1), (4, 2), (3, 3), (8, 2)], "new": [0, 0, 1, 3], "tokens": [1, 1, 2, 5, 16],
+        "dtype": ["float16", "bfloat16", "float32", "float64"], "fp8": BOTH, "page_size": PAGE_SIZES,
+        "scale": [None, 0.0, 0.7], "head_dim": [8, 24], "kernel": SCHEDULES["cpu"],
+        "num_splits": [None, 1, 2, 3, 7, 30],
+    },
+    "gpu": {
+        "heads": [(1, 1), (2, 2), (3, 3)], "new": range(1, 17), "tokens": range(2, 17), "page_size": [0, 16],
+        "head_dim": [64], "kernel": ["decode_split_tma", "decode_balanced_tma"],
+        "num_splits": [None, 1, 2, 3, 7, 20, 100],
+    },
+}  # fmt: skip
+
+
+@backends("cpu", "gpu")
 @given(data=st.data())
 @settings(max_examples=75)
-def test_anything_on_a_cpu(data):
-    draw = data.draw
-    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (8, 2)]))
-    new = draw(st.sampled_from([0, 0, 1, 3]))
-    case = make_case(
-        [n + new for n in draw(st.lists(st.integers(0, 70), min_size=1, max_size=4))], heads=heads,
-        kv_heads=kv_heads, tokens=draw(st.sampled_from([1, 1, 2, 5, 16])),
-        head_dim=draw(st.sampled_from([8, 24])),
-        dtype=draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])), fp8=draw(st.booleans()),
-        page_size=draw(st.sampled_from(PAGE_SIZES)), new=new, scale=draw(st.sampled_from([None, 0.0, 0.7])),
-        seed=draw(st.integers(0, 99)),
-    )  # fmt: skip
-    config = TileConfig(draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 5, 8, 32])), num_warps=0)
-    num_splits = draw(st.sampled_from([None, 1, 2, 3, 7, 30]))
-    check(CPU, case, draw(st.sampled_from(SCHEDULES["cpu"])), num_splits, config=config)
+def test_anything(backend, data):
+    drawn = {name: data.draw(st.sampled_from(x), label=name) for name, x in ANY[backend.name].items()}
+    kernel, num_splits = drawn.pop("kernel"), drawn.pop("num_splits")
+    drawn["heads"], drawn["kv_heads"] = drawn["heads"]
+    lengths = st.lists(st.integers(0, 70 if backend is CPU else 700), min_size=1, max_size=5)
+    made = [n + drawn["new"] for n in data.draw(lengths, label="lengths")]
+    case = make_case(made, **drawn, seed=data.draw(st.integers(0, 99)))
+    config = None
+    if backend is CPU:
+        sizes = st.sampled_from([1, 4, 16]), st.sampled_from([1, 5, 8, 32])
+        config = TileConfig(*map(data.draw, sizes), num_warps=0)
+    check(backend, case, kernel, num_splits, config=config)
 
 
 #: Kernels are compiled for each of these; what else a call may be is drawn.
@@ -192,32 +250,30 @@ def test_any_call(backend, variant, arch):
 # --- Lengths that the host cannot check ------------------------------------------------------------------------
 
 
-def executed(case: Case, lengths: list[int], kernel: str | None = None, num_splits: int | None = None):
-    """With these lengths in place of those that the call was checked with, as arrays on a GPU may hold."""
-    problem, operands = prepare(case, on_gpu=True)
-    operands["cache_seqlens"] = np.array(lengths, np.int32)
-    run = run_plan(
-        make_plan(problem, H200, kernel=kernel, num_splits=num_splits), operands, Execution("checked")
-    )
-    assert not run.findings, "\n".join(map(str, run.findings))
-    return operands
+def run_with(backend, case: Case, lengths: list[int]):
+    """Operands after a run with these lengths in place of those that the call was checked with, as arrays on a GPU may
+    hold."""
+    problem, operands = prepare(case, on_gpu=True, place=backend.array)
+    operands["cache_seqlens"] = backend.array(np.array(lengths, np.int32))
+    backend.run(make_plan(problem, backend.device), operands, False, None)
+    return {name: None if x is None else backend.host(x) for name, x in operands.items()}
 
 
-@pytest.mark.emulate
 @pytest.mark.parametrize("page_size", [0, 16])
-def test_lengths_beyond_the_cache_count_as_its_capacity(page_size):
+@backends("emulate", "gpu")
+def test_lengths_beyond_the_cache_count_as_its_capacity(backend, page_size):
     case = make_case([64, 64], capacity=64, page_size=page_size, head_dim=64)
-    operands = executed(case, [2**31 - 1, 65])
+    operands = run_with(backend, case, [2**31 - 1, 65])
     case.check(operands["out"], operands["lse"])
 
 
-@pytest.mark.emulate
 @pytest.mark.parametrize("page_size", [0, 16])
-def test_new_tokens_without_room_are_dropped(page_size):
+@backends("emulate", "gpu")
+def test_new_tokens_without_room_are_dropped(backend, page_size):
     full, case = (make_case([64, 64], capacity=64, page_size=page_size, head_dim=64) for _ in range(2))
     case.options["cache_seqlens"] = np.array([60, 60], np.int32)
     case.options["k_new"] = case.options["v_new"] = np.full((2, 2, 2, 64), 7, np.float16)
-    operands = executed(case, [2**31 - 1, 64])
+    operands = run_with(backend, case, [2**31 - 1, 64])
     full.check(operands["out"], operands["lse"])
     full.assert_stored(operands)
 

@@ -15,39 +15,10 @@ from cufa.kernels import kernels_of
 from cufa.kernels.decode import items
 from cufa.plan.planner import make_plan
 
-PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
-
-
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 # --- Results ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_result(dtype, page_size, layout):
-    case = make_case([70, 0, 300], tokens=2, dtype=dtype, page_size=page_size)
-    arrays, options = case.arguments(layout)
-    out, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
-    assert type(out) is np.ndarray and lse.shape == (3, 4, 2)
-    case.check(out, lse, layout)
-
-
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("page_size", [0, 16])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_append_writes_the_callers_caches(fp8, page_size, layout):
-    case = make_case([70, 2, 300], tokens=2, new=2, page_size=page_size, fp8=fp8, dtype="bfloat16")
-    arrays, options = case.arguments(layout)
-    lengths = options["cache_seqlens"].copy()
-    case.check(cufa.flash_decode(*arrays, **options), None, layout)
-    np.testing.assert_array_equal(options["cache_seqlens"], lengths)
-    # Once appended, they are part of the cache.
-    del options["k_new"], options["v_new"]
-    options["cache_seqlens"] = lengths + 2
-    case.check(cufa.flash_decode(*arrays, **options), None, layout)
 
 
 def test_a_decode_loop():
@@ -143,18 +114,6 @@ def test_a_batch_of_none_may_be_appended_to():
     q, lengths = np.empty((0, 2, 1, 16), np.float32), np.empty(0, np.int32)
     options = {"cache_seqlens": lengths, "k_new": new, "v_new": new.copy(), "out": np.empty_like(q)}
     assert cufa.flash_decode(q, nobody, nobody.copy(), **options) is options["out"]
-
-
-def test_partial_states_merge():
-    """A shared prefix attended to once, and each sequence's own cache."""
-    case = make_case([40, 40], dtype="float32", capacity=40)
-    (q, k, v), _ = case.arguments()
-    parts = [
-        x
-        for keys in (slice(0, 13), slice(13, 40))
-        for x in cufa.flash_decode(q, k[:, :, keys], v[:, :, keys], return_lse=True)
-    ]
-    case.check(*cufa.merge_attention_states(*parts))
 
 
 def test_dlpack_producers():

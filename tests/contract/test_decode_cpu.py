@@ -123,13 +123,6 @@ def test_every_observed_tile_goes_on_from_the_one_before_in_its_split(num_splits
 # --- Values -----------------------------------------------------------------------------------------------
 
 
-def test_a_scale_of_zero_gives_the_mean():
-    case = make_case([37], dtype="float32", scale=0.0)
-    out, _ = decode(case, num_splits=3)
-    mean = case.v_cache[0, :, :37].mean(axis=1)
-    np.testing.assert_allclose(out[0, :, 0], np.repeat(mean, 2, axis=0), rtol=1e-5, atol=1e-6)
-
-
 def test_values_that_a_token_does_not_see_play_no_part():
     """The last key is the last token's: inf or NaN there leaves the others alone."""
     for bad in (np.inf, np.nan):
@@ -168,23 +161,6 @@ def test_conversion_of_every_float16_and_e4m3(wide):
 # --- Memory -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_appended_is_read_back():
-    """Token by token, as a decode loop does it, equals one call at the end."""
-    case = make_case([30, 12], dtype="float32", capacity=30)
-    whole = case.k_cache, case.v_cache
-    cache = [np.full_like(x, np.nan) for x in whole]
-    plan, operands = planned(case)
-    for step in range(30):
-        lengths = np.array([step, min(step, 11)], np.int32)
-        k, v = (np.stack([x[b, :, n : n + 1] for b, n in enumerate(lengths)]) for x in whole)
-        grown = dataclasses.replace(plan.problem.cache, new_tokens=1)
-        problem = dataclasses.replace(plan.problem, lengths=grown)
-        now = {**operands, "k_cache": cache[0], "v_cache": cache[1], "cache_seqlens": lengths}
-        now |= {"k_new": k, "v_new": v}
-        cpu_decode.run(dataclasses.replace(plan, problem=problem), now)
-    case.check(operands["out"], operands["lse"])
-
-
 def padded(x):
     around = np.zeros([n + 3 for n in x.shape], x.dtype)
     view = around[1:-2, 2:-1, 1:-2, 2:-1]
@@ -217,15 +193,6 @@ def test_any_strides(dtype, page_size, strides):
     cpu_decode.run(plan, operands)
     np.testing.assert_allclose(operands["out"], expected[0], rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(operands["lse"], expected[1], rtol=1e-6)
-
-
-@pytest.mark.parametrize("page_size", [0, 16])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_layout_bshd(fp8, page_size):
-    case = make_case([50, 33], tokens=2, page_size=page_size, fp8=fp8, new=3)
-    plan, operands = planned(case, num_splits=3, layout="bshd")
-    cpu_decode.run(plan, operands)
-    case.check(operands["out"], operands["lse"])
 
 
 def test_one_cache_for_all_by_broadcasting():

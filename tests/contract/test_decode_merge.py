@@ -7,6 +7,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from backends import CPU, backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DTYPES, EPSILON, make_inputs
@@ -46,18 +47,29 @@ def test_merging_any_parts_is_attention_over_all(length, cuts, spread, seed):
     np.testing.assert_allclose(lse_at_once, expected_lse, rtol=1e-13, atol=1e-12)
 
 
+def merged(backend, *states, **options):
+    """By the public call, on the host."""
+    return [backend.host(x) for x in cufa.merge_attention_states(*map(backend.array, states), **options)]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_rounding_to_the_dtype(dtype):
+@backends("cpu", "gpu")
+def test_one_rounding_to_the_dtype(backend, dtype, layout):
     q, k, v = make_inputs(2, 4, 2, 5, 40, 16, "float64")
-    (out_a, lse_a), (out_b, lse_b) = parts_of(q, k, v, [13], DTYPES[dtype])
-    out, lse = cufa.merge_attention_states(out_a, lse_a, out_b, lse_b)
-    assert out.dtype == DTYPES[dtype] and lse.dtype == lse_a.dtype
-    a, b, la, lb = (x.astype(np.float64) for x in (out_a, out_b, lse_a, lse_b))
+    states = [x for part in parts_of(q, k, v, [13], DTYPES[dtype]) for x in part]
+    if layout == "bshd":
+        states[::2] = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in states[::2])
+    out, lse = merged(backend, *states, layout=layout)
+    assert out.dtype == DTYPES[dtype] and lse.dtype == states[1].dtype
+    a, la, b, lb = (x.astype(np.float64) for x in states)
     total = np.logaddexp(la, lb)
-    exact = a * np.exp(la - total)[..., None] + b * np.exp(lb - total)[..., None]
-    largest = np.abs(exact).max()
+    weights = (np.exp(x - total)[..., None] for x in (la, lb))
+    wa, wb = (x.swapaxes(1, 2) if layout == "bshd" else x for x in weights)
+    exact = a * wa + b * wb
     error = np.abs(out.astype(np.float64) - exact).max()
-    assert error <= largest * (EPSILON[dtype] / 2 + (8 * EPSILON["float32"] if dtype != "float64" else 1e-14))
+    rounding = EPSILON[dtype] / 2 + (8 * EPSILON["float32"] if dtype != "float64" else 1e-14)
+    assert error <= np.abs(exact).max() * rounding
     np.testing.assert_allclose(lse, total, rtol=2 * EPSILON["float64" if dtype == "float64" else "float32"])
 
 
@@ -69,17 +81,18 @@ def test_order_does_not_matter():
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 5.0])
-def test_a_part_that_saw_nothing_plays_no_part(garbage):
+@backends("cpu", "gpu")
+def test_a_part_that_saw_nothing_plays_no_part(backend, garbage):
     rng = np.random.default_rng(0)
     out = rng.standard_normal((2, 3, 4, 8)).astype(np.float32)
     lse = rng.standard_normal((2, 3, 4)).astype(np.float32)
     lse[0, 1] = -np.inf
     out[0, 1] = garbage
     nothing, empty = np.full_like(out, garbage), np.full_like(lse, -np.inf)
-    merged, merged_lse = cufa.merge_attention_states(out, lse, nothing, empty)
+    found = merged(backend, out, lse, nothing, empty)
     out[0, 1] = 0  # nothing on either side: zeros, whatever was there
-    np.testing.assert_array_equal(merged, out)
-    np.testing.assert_array_equal(merged_lse, lse)
+    for x, right in zip(found, (out, lse), strict=True):
+        np.testing.assert_allclose(x, right, rtol=0 if backend is CPU else 4e-7)
 
 
 def test_undefined_parts_stay_undefined():
@@ -100,26 +113,16 @@ def test_inputs_are_not_written_and_no_warning_escapes():
     assert (merged == 0).all()
 
 
-def test_layout_bshd():
-    q, k, v = make_inputs(2, 4, 2, 5, 40, 16, "float64")
-    (out_a, lse_a), (out_b, lse_b) = parts_of(q, k, v, [13], np.float32)
-    expected, expected_lse = cufa.merge_attention_states(out_a, lse_a, out_b, lse_b)
-    out, lse = cufa.merge_attention_states(
-        out_a.swapaxes(1, 2), lse_a, out_b.swapaxes(1, 2), lse_b, layout="bshd"
-    )
-    np.testing.assert_array_equal(out.swapaxes(1, 2), expected)
-    np.testing.assert_array_equal(lse, expected_lse)
-
-
-def test_any_number_of_axes_and_any_strides():
+@backends("cpu", "gpu")
+def test_any_number_of_axes_and_any_strides(backend):
     rng = np.random.default_rng(1)
     out, lse = rng.standard_normal((6, 16)).astype(np.float32), rng.standard_normal(6).astype(np.float32)
-    expected = cufa.merge_attention_states(out[:3], lse[:3], out[3:], lse[3:])
-    flipped = cufa.merge_attention_states(
-        out[2::-1, ::2][::-1], lse[2::-1][::-1], np.asfortranarray(out[3:, ::2]), lse[3:]
-    )
-    np.testing.assert_array_equal(flipped[0], expected[0][:, ::2])
-    np.testing.assert_array_equal(flipped[1], expected[1])
+    expected, expected_lse = cufa.merge_attention_states(out[:3], lse[:3], out[3:], lse[3:])
+    out, lse = backend.array(out), backend.array(lse)
+    states = out[2::-1, ::2][::-1], lse[2::-1][::-1], out[3:, ::2], lse[3:]
+    found, found_lse = map(backend.host, cufa.merge_attention_states(*states))
+    np.testing.assert_allclose(found, expected[:, ::2], rtol=0 if backend is CPU else 1e-6)
+    np.testing.assert_allclose(found_lse, expected_lse, rtol=0 if backend is CPU else 1e-6)
 
 
 O, L = np.zeros((1, 2, 3, 8), np.float32), np.zeros((1, 2, 3), np.float32)

@@ -237,12 +237,6 @@ def test_values_as_large_as_promised(backend, dtype):
     check(backend, case, "decode_split", 5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@backends("cpu")
-def test_fp8_under_any_query(backend, dtype):
-    check(backend, make_case([100, 3], fp8=True, dtype=dtype, tokens=2, page_size=16), "decode_split", 3)
-
-
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("spread", [1e-30, 1e-6, 1e6, 1e30])
 @each("emulate", "gpu", kernels=["decode_split_fp8", "decode_split_tma_fp8"])

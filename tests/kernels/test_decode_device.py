@@ -113,6 +113,7 @@ def test_small_arrays_of_the_host_are_copied(launches):
         (lambda a: {"block_table": array(9, (100, 4), np.int32).T}, "block_table has strides"),
         (lambda a: {"v_cache": np.zeros((1000, 8, 16, 128), np.float16)}, "v_cache is numpy.*but q is cupy"),
         (lambda a: {"q": array(9, (4, 32, 2, 128), np.float32)}, r"q is float32.*q\.astype\(cupy\.float16\)"),
+        (lambda a: {"out": np.zeros((4, 32, 2, 128), np.float16)}, "out is numpy"),
         (lambda a: {"device": "cpu"}, "device='cpu' but q is on a GPU"),
     ],
 )

@@ -1,26 +1,38 @@
-"""How decode problems are cut: shares of a line of tiles, and the planner's choice for a GPU."""
+"""How decode problems are cut: shares of a line of tiles, the planner's choice for a GPU, which tiles are read under a
+window and first keys."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from decode_kernel_support import H200, assert_spans, configs, merged_by_a_launch, operands_of, plan_of
 from decode_support import make_case
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cufa
+from cufa import masks
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from cufa.plan.planner import make_plan
 from cufa.problem.lengths import Cached
-from cufa.problem.mask import CAUSAL
-from cufa.problem.problem import Problem
+from cufa.problem.mask import CAUSAL, Band
+from cufa.problem.problem import Kept, Problem
 from cufa.run.emulate.calls import run_plan
 from cufa.run.emulate.launch import Execution
-from cufa.schedule.decode import Shares, num_tiles
+from cufa.schedule.decode import (
+    Shares,
+    most_tiles,
+    num_tiles,
+    read_range,
+    split_range,
+    tiles_to_read,
+    used_splits,
+)
 
 H100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3")
 
@@ -186,3 +198,70 @@ def test_splits_that_are_asked_for():
     (config,) = [c for c in configs("decode_split_tma", 128) if c.cluster_merge][:1]
     plan = make_plan(short, H200, num_splits=20, config=config, kernel="decode_split_tma")
     assert plan.num_splits == plan.launches[0].cluster == MAX_CLUSTER
+
+
+# --- Windows and first keys -------------------------------------------------------------------------------
+
+
+def test_splits_cover_what_is_read():
+    for length in range(70):
+        for reach in (1, 2, 8, 9, 16, 33):
+            first, count = tiles_to_read(length, 8, reach)
+            assert count == num_tiles(length, 8, reach) <= most_tiles(69, 8, reach)
+            for num_splits in (1, 2, 3, 9):
+                ranges = [split_range(length, num_splits, i, 8, reach) for i in range(num_splits)]
+                used = used_splits(length, num_splits, 8, reach)
+                keys = [k for r in ranges[:used] for k in range(*r)]
+                assert keys == list(range(*read_range(length, reach)))
+                assert all(a == b for a, b in ranges[used:])
+                assert first * 8 <= keys[0] if keys else length == 0
+
+
+def test_tiles_are_those_of_both_ends():
+    for length in range(0, 90, 3):
+        for window in (None, 1, 8, 9, 33):
+            for keys in (0, 1, 8, 17, 100):
+                reach = Kept(window, keys)
+                first, count = tiles_to_read(length, 8, reach)
+                places = [t for t in range(max(1, -(-length // 8)))
+                          if t * 8 < keys or window is None or (t + 1) * 8 > max(length - window, 0)]  # fmt: skip
+                assert (first, count) == (0, len(places)) and count <= most_tiles(90, 8, reach)
+                for num_splits in (1, 2, 5):
+                    ranges = [split_range(length, num_splits, i, 8, reach) for i in range(num_splits)]
+                    used = used_splits(length, num_splits, 8, reach)
+                    assert sum(-(-(b - a) // 8) for a, b in ranges[:used]) == (count if length else 0)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize(("batch", "ragged"), [(1, False), (4, False), (64, False), (1, True)])
+def test_a_window_is_planned_like_a_cache_as_long(batch, kv_heads, ragged):
+    """1024 keys of 128k. Where lengths differ, a window may begin and end in the midst of a tile: one more."""
+    short = Problem(
+        batch, 32, kv_heads, 1, 1 << 10, 128, "bfloat16", lengths=Cached(given=ragged), operation="decode"
+    )  # fmt: skip
+    window = dataclasses.replace(short, seqlen_k=1 << 17, mask=Band(1023, 0))
+    plan, of_short = make_plan(window, H200), make_plan(short, H200)
+    assert plan.spec == of_short.spec and plan.config == of_short.config
+    assert window.kv_bytes() == short.kv_bytes() == window.kv_bytes([10**5] * batch)
+    if not ragged:
+        assert plan.split == of_short.split
+
+
+def test_a_window_as_long_as_the_cache_is_none():
+    short = Problem(1, 8, 8, 1, 1024, 64, "float16", lengths=Cached(), operation="decode")
+    for left, tokens, kind in ((1023, 1, "full"), (1023, 2, "causal"), (1022, 1, "band")):
+        assert dataclasses.replace(short, mask=Band(left, 0), seqlen_q=tokens).mask_kind == kind
+
+
+@pytest.mark.parametrize(
+    ("mask", "why"),
+    [
+        (masks.streaming(np.array([3, 5]), 9), "one number of first keys for all sequences"),
+        (masks.prefix(np.array([3, 5])), "one number of first keys for all sequences"),
+        (masks.chunks(64), "serves band masks"),
+    ],
+)
+def test_what_kernels_do_not_serve(mask, why):
+    with pytest.raises(ValueError, match=why):
+        cufa.plan_decode((2, 4, 1, 64), (2, 2, 300, 64), mask=mask, device="sm_90")
+    assert "CPU" in str(cufa.plan_decode((2, 4, 1, 64), (2, 2, 300, 64), mask=mask, device="cpu"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, MARKS
 from decode_kernel_support import assert_spans, cache_of, splits
 from decode_support import Case
 
+import cufa
 from cufa.kernels import TileConfig, kernels_of
 
 #: Small tiles of the CPU path, so that small caches have edges.
@@ -57,6 +59,17 @@ def check(backend, case: Case, kernel=None, num_splits=None, *, config=None, tra
     if trace:
         assert_spans(done.plan, case.lengths, done.records)
     return done
+
+
+def check_call(backend, case: Case, layout: str = "bhsd", **options):
+    """The public call, right in out and lse. Returns its arrays and options, where the backend computes."""
+    arrays, given = case.arguments(layout, **options, device=backend.call_device)
+    given = {name: backend.array(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    arrays = [*map(backend.array, arrays)]
+    out, lse = cufa.flash_decode(*arrays, **given, return_lse=True)
+    assert type(out) is type(lse) is type(arrays[0])
+    case.check(backend.host(out), backend.host(lse), layout)
+    return arrays, given
 
 
 def each(*names: str, kernels=None):
