@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths_support import EVERY_OPTION, LENGTHS, MAKE
 from support import make_inputs
 
 import cufa
@@ -15,22 +16,6 @@ from cufa import masks
 from cufa.plan.dense import FORWARD
 from cufa.problem.lengths import Lengths, Packed, Padded
 from cufa.problem.problem import Problem
-
-SINK, SLOPES = np.array([0.5, -1.0, 2.0, 0.0]), np.linspace(0.1, 0.7, 12).reshape(3, 4)
-OPTIONS = [
-    {},
-    {"causal": True},
-    {"window": (4, 2), "softcap": 3.0},
-    {"mask": masks.prefix([3, 0, 20]), "sink": SINK},
-    {"mask": masks.chunks(7), "alibi_slopes": SLOPES},
-    {"mask": masks.streaming(2, 5), "sink": SINK, "alibi_slopes": SLOPES[0], "softcap": 5.0},
-]
-LENGTHS = [
-    ((33, 0, 20), (40, 7, 0)),
-    ((1, 33, 17), (40, 1, 30)),
-    ((0, 0, 0), (1, 2, 3)),
-    ((5, 6, 7), (5, 6, 7)),
-]
 
 
 def of_sequence(options, b):
@@ -43,33 +28,37 @@ def of_sequence(options, b):
     return found
 
 
-# --- Padded -----------------------------------------------------------------------------------------------
+def of_one(x, kind, b, part, per_row=False):
+    """A sequence's part of an array, as the array of a call on this sequence. ``per_row``: log-sum-exps."""
+    if kind == "padded":
+        return x[b : b + 1, :, part]
+    return x[None, :, part] if per_row else x[part].swapaxes(0, 1)[None]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-def test_padded_sequences_are_calls_of_their_own(options, queries, keys):
-    q, k, v = make_inputs(3, 4, 2, 33, 40, 8, "float64")
-    dout = np.random.default_rng(1).standard_normal(q.shape)
-    for b in range(3):
-        for x, n in ((q, queries[b]), (dout, queries[b]), (k, keys[b]), (v, keys[b])):
-            x[b, :, n:] = np.nan
-    lengths = {"seqlens_q": np.array(queries), "seqlens_k": list(keys)}
-    out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **lengths, **options)
-    gradients = cufa.flash_attention_backward(dout, q, k, v, out, lse, device="cpu", **lengths, **options)
-    reference = cufa.attention_reference(q, k, v, return_lse=True, **lengths, **options)
-    exact = cufa.attention_reference_backward(dout, q, k, v, **lengths, **options)
-    for x, y in zip((out, lse, *gradients), (*reference, *exact), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-11)
-    for b in range(3):
-        one, rows, cols = slice(b, b + 1), slice(0, queries[b]), slice(0, keys[b])
-        assert not out[b, :, queries[b] :].any() and np.isneginf(lse[b, :, queries[b] :]).all()
-        for x, n in zip(gradients, (queries[b], keys[b], keys[b]), strict=False):
-            assert not x[b, :, n:].any()
-        alone = cufa.attention_reference(
-            q[one, :, rows], k[one, :, cols], v[one, :, cols], **of_sequence(options, b)
+@pytest.mark.parametrize("options", EVERY_OPTION)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_a_sequence_is_a_call_of_its_own(kind, lengths, options):
+    """In the reference. What NumPy and kernels make of these calls: test_ragged.py."""
+    case, dsink = MAKE[kind](lengths, options, 8, "float32"), np.zeros(4)
+    counts = np.transpose(LENGTHS[lengths])
+    begins = np.cumsum(counts, axis=0) - counts if kind == "packed" else np.zeros_like(counts)
+    for b, parts in enumerate(zip(begins, begins + counts, strict=True)):
+        rows, keys = (slice(*x) for x in zip(*parts, strict=True))
+        places = {"out": rows, "dq": rows, "dk": keys, "dv": keys}
+        given = (
+            of_one(x, kind, b, part) for x, part in zip(case.inputs, (rows, rows, keys, keys), strict=False)
         )
-        np.testing.assert_allclose(out[one, :, rows], alone, atol=1e-12)
+        dout, q, k, v = given
+        own = of_sequence(case.options, b)
+        out, lse = cufa.attention_reference(q, k, v, return_lse=True, **own)
+        dlse = of_one(case.dlse, kind, b, rows, per_row=True)
+        found = cufa.attention_reference_backward(dout, q, k, v, dlse=dlse, **own)
+        for (name, part), x in zip(places.items(), (out, *found[:3]), strict=True):
+            np.testing.assert_allclose(of_one(case.expected[name], kind, b, part), x, atol=1e-12)
+        np.testing.assert_allclose(of_one(case.expected["lse"], kind, b, rows, per_row=True), lse, atol=1e-12)
+        dsink = dsink + sum(found[3:])
+    np.testing.assert_allclose(case.expected.get("dsink", np.zeros(4)), dsink, atol=1e-12)
 
 
 def test_lengths_of_queries_or_of_keys_alone():
@@ -95,7 +84,7 @@ def test_columns_of_padded_sequences_are_counted_from_their_own_first_row():
 # --- Packed -----------------------------------------------------------------------------------------------
 
 
-def packed_case(queries, keys, tail, options, dtype="float64"):
+def packed_case(queries, keys, tail, dtype="float64"):
     """Inputs of some sequences with room behind the last, which holds NaN."""
     cu_q, cu_k = (np.append(0, np.cumsum(n)).astype(np.int32) for n in (queries, keys))
     rng = np.random.default_rng(0)
@@ -106,33 +95,13 @@ def packed_case(queries, keys, tail, options, dtype="float64"):
     return dout, q, k, v, cu_q, cu_k
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-@pytest.mark.parametrize("tail", [0, 3])
-def test_packed_sequences_are_calls_of_their_own(options, queries, keys, tail):
-    dout, q, k, v, cu_q, cu_k = packed_case(queries, keys, tail, options)
-    out, lse = cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, device="cpu", **options)
-    dlse = np.random.default_rng(2).standard_normal(lse.shape)
-    gradients = cufa.flash_attention_varlen_backward(
-        dout, q, k, v, out, lse, cu_q, cu_k, dlse=dlse, device="cpu", **options
-    )
-    assert out.shape == q.shape and lse.shape == (4, len(q))
-    reference = cufa.attention_varlen_reference(q, k, v, cu_q, cu_k, return_lse=True, **options)
-    exact = cufa.attention_varlen_reference_backward(dout, q, k, v, cu_q, cu_k, dlse=dlse, **options)
-    for x, y in zip((out, lse, *gradients), (*reference, *exact), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-11)
-    assert not out[cu_q[-1] :].any() and np.isneginf(lse[:, cu_q[-1] :]).all()
-    for x, n in zip(gradients, (cu_q[-1], cu_k[-1], cu_k[-1]), strict=False):
-        assert not x[n:].any()
-
-
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 3), st.booleans()
 )
 def test_any_lengths_as_padded_and_as_packed(lengths, tail, causal):
     queries, keys = ([pair[n] for pair in lengths] for n in (0, 1))
-    _, q, k, v, cu_q, cu_k = packed_case(queries, keys, tail, {})
+    _, q, k, v, cu_q, cu_k = packed_case(queries, keys, tail)
     packed, lse = cufa.flash_attention_varlen(
         q, k, v, cu_q, cu_k, causal=causal, return_lse=True, device="cpu"
     )
@@ -152,7 +121,7 @@ def test_any_lengths_as_padded_and_as_packed(lengths, tail, causal):
 
 @pytest.mark.parametrize("algorithm", ["fa1", "naive"])
 def test_other_algorithms_and_given_results(algorithm):
-    dout, q, k, v, cu_q, cu_k = packed_case((5, 9), (7, 9), 2, {}, "float32")
+    dout, q, k, v, cu_q, cu_k = packed_case((5, 9), (7, 9), 2, "float32")
     out = np.empty_like(q)
     assert cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, algorithm=algorithm, out=out, device="cpu") is out
     np.testing.assert_allclose(out, cufa.attention_varlen_reference(q, k, v, cu_q, cu_k), atol=1e-5)
@@ -167,7 +136,7 @@ def test_other_algorithms_and_given_results(algorithm):
 
 def test_documents_are_packed_sequences():
     lengths = [10, 0, 25, 5]
-    _, q, k, v, cu, _ = packed_case(lengths, lengths, 0, {})
+    _, q, k, v, cu, _ = packed_case(lengths, lengths, 0)
     packed = cufa.flash_attention_varlen(q, k, v, cu, cu, causal=True, device="cpu")
     dense = cufa.flash_attention(
         q[None], k[None], v[None], mask=masks.documents(lengths), layout="bshd", device="cpu"

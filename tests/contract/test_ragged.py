@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, MARKS, backends
 from backward_support import near
-from lengths_support import LENGTHS, MAKE, OPTIONS, SINK, SLOPES, dense, head_dim_near, packed, takes
+from lengths_support import (
+    EVERY_OPTION,
+    LENGTHS,
+    MAKE,
+    OPTIONS,
+    SINK,
+    SLOPES,
+    dense,
+    head_dim_near,
+    packed,
+    takes,
+)
 from support import assert_tiles
 
 import cufa
@@ -85,7 +96,7 @@ def test_calls_on_a_gpu(backend, kind, options, lengths, head_dim, dtype, determ
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", EVERY_OPTION)
 @pytest.mark.parametrize("kind", RAGGED)
 def test_calls_on_a_cpu(kind, options, lengths):
     case = MAKE[kind](lengths, options, 40, "float32")

@@ -1,8 +1,7 @@
-"""The float64 reference against its own definition: sums over the keys that are seen, one at a time."""
+"""The float64 reference against the definition written out as one array program (``support.written_out``)."""
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import numpy as np
@@ -10,33 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
-from support import DTYPES, make_inputs
+from support import DTYPES, make_inputs, written_out
 
 import cufa
 from cufa import attention_reference
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.reference import dense as reference
-
-
-def by_hand(q, k, v, mask, scale, softcap=None):
-    """Row by row in Python floats. A list of the keys that are seen, so the others cannot play a part."""
-    batch, heads, seqlen_q = q.shape[:3]
-    kv_heads, seqlen_k = k.shape[1:3]
-    o = np.zeros(q.shape)
-    lse = np.full(q.shape[:3], -math.inf)
-    visible = mask.dense(seqlen_q, seqlen_k)
-    for b, h, i in np.ndindex(batch, heads, seqlen_q):
-        kv = h * kv_heads // heads
-        seen = np.flatnonzero(visible[i])
-        scores = [scale * math.fsum(q[b, h, i] * k[b, kv, j]) for j in seen]
-        scores = [s if softcap is None else softcap * math.tanh(s / softcap) for s in scores]
-        if not len(seen):
-            continue
-        total = math.fsum(math.exp(s) for s in scores)
-        lse[b, h, i] = math.log(total)
-        for j, s in zip(seen, scores, strict=True):
-            o[b, h, i] += math.exp(s) / total * v[b, kv, j]
-    return o, lse
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -45,7 +23,8 @@ def by_hand(q, k, v, mask, scale, softcap=None):
 def test_definition(seqlen_q, seqlen_k, kv_heads, causal):
     q, k, v = make_inputs(2, 4, kv_heads, seqlen_q, seqlen_k, 8, "float64")
     o, lse = attention_reference(q, k, v, causal=causal, scale=0.7, return_lse=True)
-    expected_o, expected_lse = by_hand(q, k, v, CAUSAL if causal else FULL, 0.7)
+    seen = (CAUSAL if causal else FULL).dense(seqlen_q, seqlen_k)
+    expected_o, expected_lse = written_out(q, k, v, seen=seen, scale=0.7)
     np.testing.assert_allclose(o, expected_o, rtol=1e-13, atol=1e-14)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
     assert o.dtype == lse.dtype == np.float64
@@ -56,7 +35,8 @@ def test_definition(seqlen_q, seqlen_k, kv_heads, causal):
 def test_definition_under_any_mask_and_cap(mask, seqlen_q, seqlen_k, softcap):
     q, k, v = make_inputs(1, 2, 1, seqlen_q, seqlen_k, 8, "float64")
     o, lse = attention_reference(q, k, v, mask=mask, softcap=softcap, scale=0.7, return_lse=True)
-    expected_o, expected_lse = by_hand(q, k, v, mask, 0.7, softcap)
+    seen = mask.dense(seqlen_q, seqlen_k)
+    expected_o, expected_lse = written_out(q, k, v, seen=seen, scale=0.7, cap=softcap)
     np.testing.assert_allclose(o, expected_o, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-13)
 

@@ -35,6 +35,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+#: For NumPy and the reference, also masks that are no bands.
+EVERY_OPTION: dict[str, dict[str, Any]] = {
+    **OPTIONS,
+    "prefix, sink": {"mask": masks.prefix([3, 0, 20]), "sink": SINK},
+    "chunks, ALiBi": {"mask": masks.chunks(7), "alibi_slopes": SLOPES},
+    "streaming, all": {
+        "mask": masks.streaming(2, 5),
+        "sink": SINK,
+        "alibi_slopes": SLOPES[0],
+        "softcap": 5.0,
+    },
+}
+
+
 def takes(spec: Kernel, options: str) -> bool:
     """Whether a kernel serves what these options change of scores."""
     changes = {"alibi_slopes": "alibi", "sink": "sink"}
@@ -120,7 +134,7 @@ def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed, v_d
     q, dout = (rng.standard_normal((*q_shape[:-1], n)).astype(DTYPES[dtype]) for n in (q_shape[-1], dim))
     k, v = (rng.standard_normal((*k_shape[:-1], n)).astype(DTYPES[dtype]) for n in (k_shape[-1], dim))
     dlse = rng.standard_normal(lse_shape).astype(np.float32)
-    given = OPTIONS[options] if isinstance(options, str) else options
+    given = EVERY_OPTION[options] if isinstance(options, str) else options
     is_packed = "cu_seqlens_q" in lengths
     if is_packed:
         positional = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]

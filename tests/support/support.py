@@ -112,6 +112,26 @@ def naive_same_dtype(
         return product(p, v).astype(dtype)
 
 
+def written_out(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seen: Any = True, scale: float | None = None, bias: Any = 0.0,
+    cap: float | None = None, slopes: Any = 0.0, shift: int = 0, sink: Any = -np.inf,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(out, lse) in float64, score by score, as an array program says it: scale, bias, cap, ALiBi, mask, and the sink
+    as one more column. Independent of the reference, which is tested by it. Arrays in "bhsd"."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (x.repeat(q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    s = s if cap is None else cap * np.tanh(s / cap)
+    distance = np.abs(np.arange(q.shape[2])[:, None] + shift - np.arange(k.shape[2]))
+    s = s - np.broadcast_to(slopes, s.shape[:2])[..., None, None] * distance
+    logit = np.broadcast_to(np.reshape(sink, (-1, 1, 1)), (*s.shape[:3], 1))
+    s = np.concatenate([np.where(seen, s, -np.inf), logit], axis=-1)
+    p = np.exp(s)
+    total = p.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return p[..., :-1] / np.where(total == 0, 1, total) @ v, np.log(total)[..., 0]
+
+
 def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b in float32 summed in order, as one thread would. BLAS sums pairwise over vector lanes, which on short
     vectors is luckier than any single accumulator, a tensor core's included."""
