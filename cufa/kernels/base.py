@@ -13,7 +13,7 @@ from ..problem.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..problem.tree import TREE_KINDS
 from ..schedule.order import Order
 from ..schedule.schedule import Schedule
-from .config import Box, Buffer, Launch, Split, SplitConfig, TileConfig, ceil_div, constants, layout
+from .config import Box, Buffer, Launch, Split, SplitConfig, TileConfig, bytes_of, ceil_div
 from .support import refusal
 
 Config = Any
@@ -105,8 +105,7 @@ class Kernel:
         return tuple(dict.fromkeys(self.source_of(x) for x in self.configs + self.split_configs))
 
     def shared_memory(self, config: Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
-        """The buffers of dynamic shared memory, in order. The source gets the offsets. ``v_dim``: head dim of v and
-        out; 0: ``head_dim``."""
+        """The buffers of dynamic shared memory, in order. ``v_dim``: head dim of v and out; 0: ``head_dim``."""
         raise NotImplementedError
 
     def launches(
@@ -288,9 +287,12 @@ def mask_launches(problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
 
 @functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
 def _tile_constants(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> Mapping[str, int | bool]:
-    return {**config.constants(head_dim, v_dim), **constants(kernel.shared_memory(config, head_dim, v_dim))}
+    return {
+        **config.constants(head_dim, v_dim),
+        "SMEM_BYTES": kernel.shared_bytes(config, head_dim, v_dim),
+    }
 
 
 @functools.lru_cache(4096)  # every plan asks for that of every config
 def _shared_bytes(kernel: Kernel, config: Config, head_dim: int, v_dim: int) -> int:
-    return layout(kernel.shared_memory(config, head_dim, v_dim))[1]
+    return bytes_of(kernel.shared_memory(config, head_dim, v_dim))

@@ -176,7 +176,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """One part of a thread block's shared memory. The source knows it as ``<NAME>_OFFSET`` and ``<NAME>_BYTES``."""
+    """One part of a thread block's shared memory. Its offset is in ``struct SharedMemory`` of the kernel."""
 
     name: str
     size: int
@@ -188,38 +188,15 @@ class Buffer:
     far as this one extends. None: after all earlier buffers."""
 
 
-def layout(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
-    """The offset of each buffer by name, and the total in bytes.
-
-    Raises ValueError for a duplicate name, an ``over`` that names no earlier buffer, and a misaligned offset.
-    """
+def bytes_of(buffers: Sequence[Buffer]) -> int:
+    """Dynamic shared memory that holds the buffers: the choice SMEM_BYTES of config.cuh."""
     offsets: dict[str, int] = {}
     end = 0
     for x in buffers:
-        if x.name in offsets:
-            raise ValueError(f"two buffers are called {x.name!r}: give each a name of its own")
-        if x.over is None:
-            offset = end = align_up(end, x.align)
-        elif x.over not in offsets:
-            raise ValueError(f"buffer {x.name!r} lies over {x.over!r}, which does not come before it")
-        else:
-            offset = offsets[x.over]
-        if offset % x.align:
-            raise ValueError(
-                f"buffer {x.name!r} lies over {x.over!r} at offset {offset}: no multiple of its align={x.align}"
-            )
+        offset = offsets[x.over] if x.over else align_up(end, x.align)
         offsets[x.name] = offset
         end = max(end, offset + x.size)
-    return offsets, end
-
-
-def constants(buffers: Sequence[Buffer]) -> dict[str, int | bool]:
-    """The choices of config.cuh: ``SMEM_BYTES``, and offset and size of each buffer."""
-    offsets, total = layout(buffers)
-    found: dict[str, int | bool] = {"SMEM_BYTES": total}
-    for x in buffers:
-        found |= {f"{x.name}_OFFSET": offsets[x.name], f"{x.name}_BYTES": x.size}
-    return found
+    return end
 
 
 def align_up(value: int, multiple: int) -> int:

@@ -56,16 +56,8 @@ class Fa2Forward(ForwardKernel):
     dtypes = ("float16", "bfloat16")
     masks: tuple[str, ...] = MASK_KINDS
     options: tuple[str, ...] = (
-        "padded",
-        "packed",
-        "cache",
-        "tree",
-        "invariant",
-        "alibi",
-        "sink",
-        "score",
-        "dropout",
-    )
+        "padded", "packed", "cache", "tree", "invariant", "alibi", "sink", "score", "dropout",
+    )  # fmt: skip
     options_with_irregular_masks = ("score", "dropout")
     any_v_dim = True
     skip_masked_tiles = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from ...gpu.architectures import Device
 from ...problem.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
@@ -11,6 +12,7 @@ from ...schedule.order import ITEM_COST, Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import ForwardKernel
 from ..config import Box, Buffer, Launch, Split, SplitConfig, align_up, ceil_div
+from .fa2 import Fa2Forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,16 @@ def _entry_bytes(config: Fa3Config) -> int:
     return 16 + (align_up(8 * config.block_kv // config.page_box, 16) if config.page_box else 0)
 
 
+def ring_buffers(tiles: Mapping[str, tuple[int, int]]) -> tuple[Buffer, ...]:
+    """Tiles by name, with their bytes and the number of their buffers; then a full and an empty mbarrier for each
+    buffer."""
+    barriers = [(f"{name}_{state}", n) for name, (_, n) in tiles.items() for state in ("FULL", "EMPTY")]
+    return (
+        *(Buffer(name, size, align=1024) for name, (size, _) in tiles.items()),
+        *(Buffer(name, 8 * n, align=8) for name, n in barriers),
+    )
+
+
 def _split_configs() -> tuple[Fa3Config, ...]:
     """One item a block: O goes straight from registers to the workspace."""
     tiles = [dataclasses.replace(x, store_by_tma=False) for x in _CONFIGS if x.block_q <= 128]
@@ -128,18 +140,7 @@ class Fa3Forward(ForwardKernel):
     entry = "fa3_forward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options = (
-        "padded",
-        "packed",
-        "cache",
-        "tree",
-        "invariant",
-        "alibi",
-        "sink",
-        "score",
-        "dropout",
-        "running",
-    )
+    options = (*Fa2Forward.options, "running")
     options_with_irregular_masks = ("score", "dropout", "running")
     folds_score_scale = True
     any_v_dim = True
@@ -163,12 +164,7 @@ class Fa3Forward(ForwardKernel):
             "V": (keys * v_row, config.num_stages),
         }
         return (
-            *(Buffer(name, size, align=1024) for name, (size, _) in tiles.items()),
-            *(
-                Buffer(f"{name}_{state}", 8 * count, align=8)
-                for name, (_, count) in tiles.items()
-                for state in ("FULL", "EMPTY")
-            ),
+            *ring_buffers(tiles),
             Buffer("ITEMS", 8 * 48),
             Buffer("TILES", 8 * config.num_stages),
             Buffer("LIST", 4 * _entry_bytes(config)),

@@ -13,7 +13,7 @@ from ...schedule.order import Order, persistent
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, align_up
-from .fa3 import Fa3Config
+from .fa3 import Fa3Config, ring_buffers
 
 _ATOM = 128
 """Bytes of a row of a tile that lie together; columns are padded to a multiple."""
@@ -79,15 +79,7 @@ class Fa3ForwardFp8(Kernel):
             "K": (config.num_stages * config.block_kv * row, config.num_stages),
             "V": (config.num_stages * head_dim * columns, config.num_stages),
         }
-        return (
-            *(Buffer(name, size, align=1024) for name, (size, _) in tiles.items()),
-            *(
-                Buffer(f"{name}_{state}", 8 * count, align=8)
-                for name, (_, count) in tiles.items()
-                for state in ("FULL", "EMPTY")
-            ),
-            Buffer("ITEMS", 4 * 64),
-        )
+        return (*ring_buffers(tiles), Buffer("ITEMS", 4 * 64))
 
     def launches(
         self, problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
@@ -154,9 +146,5 @@ def transposition(problem: Problem) -> Launch:
 def transposed_shape(problem: Problem) -> tuple[int, int, int, int]:
     """Shape of transposed values."""
     (_, _, (batch, heads, keys, head_dim), _) = problem.shapes
-    return (
-        batch,
-        heads,
-        head_dim,
-        padded_keys(keys, problem.batch if isinstance(problem.lengths, Packed) else None),
-    )
+    packed = problem.batch if isinstance(problem.lengths, Packed) else None
+    return batch, heads, head_dim, padded_keys(keys, packed)
