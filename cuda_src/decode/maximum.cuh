@@ -64,7 +64,6 @@ DEVICE float largest_key(const DecodeParams& p, const Span& span, int lane) {
 
 // Chooses m of each row, or leaves the warp's maxima online.
 DEVICE void TileAttention::fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
-  constexpr float LOG2_E = 1.44269504088896341f;
   float bound[2 * M_TILES] = {};
   if constexpr (READS_NORMS) {
 #pragma unroll

@@ -119,7 +119,6 @@ struct TileAttention {
         }
         if constexpr (ALIBI) {  // rows past the last one take the last head's slope
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
-          constexpr float LOG2_E = 1.44269504088896341f;
           slope[r] = LOG2_E * load_slope(p.alibi_slopes + i64(span.batch) * p.alibi_stride +
                                          span.kv_head * p.group_size + head);
         }

@@ -3,16 +3,24 @@
 // and O', lse' of the keys before,
 //   lse_new = log(e^lse + e^lse'),   O_new = O e^(lse - lse_new) + O' e^(lse' - lse_new).
 #pragma once
-#include "forward/running_params.cuh"
+#include "shared/params.cuh"
 #include "shared/softmax.cuh"
 #include "wgmma/accumulator.cuh"
+
+struct RunningParams : AttentionParams {
+  float* running;      // O of the keys so far, (batch, heads, seqlen_q, head_dim), divided by its sum
+  float* running_lse;  // (batch, heads, seqlen_q), natural log
+  Strides running_stride;
+  i64 lse_batch, lse_head;     // strides of running_lse; the last axis is contiguous
+  i32 fresh_first, fresh_end;  // rows without an earlier result: neither array is read
+  i32 done_first, done_end;    // rows that are finished: O goes to `o`, not to `running`
+};
 
 // Row r of a lane (0: lane / 4, 1: 8 below), row `row` of the queries. `inverse` is the factor of `O`, 1 / l, or 0 if the row saw
 // no key; `lse` its log-sum-exp. All lanes take part.
 template <int TILES, typename Element>
 DEVICE void join_running_row(const RunningParams& p, int head, int batch, int row, const float (&O)[4 * TILES], int r,
                              float inverse, float lse, int lane) {
-  constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
   const bool exists = row < p.seqlen_q, fresh = row >= p.fresh_first && row < p.fresh_end;
   const bool done = row >= p.done_first && row < p.done_end;
   float* const lse_at = p.running_lse + batch * p.lse_batch + head * p.lse_head + row;

@@ -221,14 +221,3 @@ template <int PITCH>
 DEVICE u32 pair_lane_b_trans(int lane) {
   return lane % 16 * PITCH + lane / 16 * LO_OFFSET;
 }
-
-// Two neighbouring float32 values, as bits, to global memory, whose rows are aligned to ALIGNMENT bytes.
-template <int ALIGNMENT>
-DEVICE void store_two(char* global, u32 x, u32 y) {
-  if constexpr (ALIGNMENT >= 8) {
-    st_global(global, vec2{x, y});
-  } else {
-    st_global(global, x);
-    st_global(global + 4, y);
-  }
-}

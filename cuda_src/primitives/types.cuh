@@ -15,6 +15,8 @@ struct alignas(8) vec2 {
   u32 x, y;
 };
 
+constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+
 // A compile-time number as an argument.
 template <int VALUE>
 struct Size {

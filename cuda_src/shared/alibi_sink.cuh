@@ -22,7 +22,6 @@ struct Alibi {
   DEVICE Alibi(float slope_, int diagonal_) : slope(slope_), diagonal(diagonal_) {}
   template <typename Params, typename Sequence>
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
-    constexpr float LOG2_E = 1.44269504088896341f;
     // The rest after the last packed sequence has no slope, and no scores.
     const int index = min(sequence.sequence_index, p.batch - 1);
     slope = load_slope(p.alibi_slopes + i64(index) * p.alibi_stride + head) * LOG2_E;
@@ -50,7 +49,6 @@ DEVICE float softmax_scale(const Params& p) {
 // The last factor of row r of O: 1 / l, where a sink has joined l.
 template <typename Params, typename Softmax>
 DEVICE float row_factor(const Params& p, Softmax& softmax, int r, int head) {
-  constexpr float LOG2_E = 1.44269504088896341f;
   if constexpr (SINK) return softmax.join(r, load_sink(p.sink + head) * LOG2_E);
   return softmax.inverse_sum(r);
 }

@@ -4,19 +4,17 @@
 #include "shared/element.cuh"
 #include "shared/softcap.cuh"
 
-constexpr float SCORE_LOG2_E = 1.44269504088896341f, SCORE_LN_2 = 0.693147180559945309f;
-
 // factor * tanh(unit * x). SMALL: is_near_0<4>(|x|, unit), without exponential and reciprocal.
 template <bool SMALL>
 DEVICE float score_tanh(float x, float unit = 1.0f, float factor = 1.0f) {
   if constexpr (SMALL) return CapNear0<4>(unit, factor)(x);
-  return fmaf(-2.0f * factor, rcp(1.0f + ex2(x * (2 * SCORE_LOG2_E * unit))), factor);
+  return fmaf(-2.0f * factor, rcp(1.0f + ex2(x * (2 * LOG2_E * unit))), factor);
 }
 DEVICE float score_exp2(float x) { return ex2(x); }
-DEVICE float score_exp(float x) { return ex2(x * SCORE_LOG2_E); }
+DEVICE float score_exp(float x) { return ex2(x * LOG2_E); }
 DEVICE float score_expm1(float x) { return score_exp(x) - 1.0f; }
 DEVICE float score_log2(float x) { return lg2(x); }
-DEVICE float score_log(float x) { return lg2(x) * SCORE_LN_2; }
+DEVICE float score_log(float x) { return lg2(x) * LN_2; }
 DEVICE float score_log1p(float x) { return score_log(1.0f + x); }
 DEVICE float score_sqrt(float x) { return sqrtf(x); }
 DEVICE float score_sin(float x) { return sinf(x); }

@@ -9,7 +9,6 @@ DEVICE float tanh_of(float x_scaled) { return fmaf(-2.0f, rcp(1.0f + ex2(x_scale
 // As tanh_of(), by an odd polynomial near 0, where 2e-7 is many units in the last place. For float32 results only: fa3 would
 // spill.
 DEVICE float tanh_exact_near_0(float x_scaled) {
-  constexpr float LN_2 = 0.693147180559945309f;
   const float x = x_scaled * (LN_2 / 2), square = x * x;
   const float tail = fmaf(square, fmaf(square, fmaf(square, 0.01724148f, -0.05304549f), 0.13325879f), -0.33333144f);
   return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : tanh_of(x_scaled);

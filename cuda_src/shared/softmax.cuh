@@ -24,9 +24,10 @@ DEVICE float quad_sum(float x) {
 
 // log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l.
 DEVICE float natural_lse(float m, float l) {
-  constexpr float LN_2 = 0.693147180559945309f;
   return l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2;
 }
+// The same with float32 accuracy.
+DEVICE float exact_lse(float m, float l) { return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l)); }
 
 template <int ROWS, int SLACK = 8>
 struct OnlineSoftmax {

@@ -181,7 +181,7 @@ class Forward(DenseOperation):
     )
     optional_operands = (*PER_HEAD_AND_LENGTHS, *CACHE, *SCORE_ARRAYS, *RUNNING, SEED, *SCALES)
     params = Params("shared/params.cuh", "AttentionParams")
-    running_params = Params("forward/running_params.cuh", "RunningParams")
+    running_params = Params("forward/running.cuh", "RunningParams")
     float8_params = Params("forward/float8_params.cuh", "Float8Params")
     scored_params = Params("shared/score_params.cuh", "ScoredParams")
     dropped_params = Params("shared/dropout_params.cuh", "DroppedParams")

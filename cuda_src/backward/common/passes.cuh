@@ -138,7 +138,6 @@ DEVICE bool fall_somewhere(const BackwardParams& p, int lane) {
 template <int IN_FLIGHT, typename Source>
 DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item,
                           const Source& source, int lane) {
-  constexpr float LOG2_E = 1.44269504088896341f;
   constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
   const int unit = lane % LANES;
   const auto sequence = sequence_of(p, item.sequence);

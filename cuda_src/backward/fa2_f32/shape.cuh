@@ -59,7 +59,7 @@ struct Exponent {
   float lse, factor;
 
   DEVICE Exponent(float natural) {
-    constexpr float LOG2_E = 1.44269504088896341f, LOG2_E_REST = 1.92596299e-8f, LN_2 = 0.693147180559945309f;
+    constexpr float LOG2_E_REST = 1.92596299e-8f;  // of LOG2_E, in float32
     lse = natural * LOG2_E;
     factor = fmaf(-LN_2, fmaf(natural, LOG2_E_REST, fmaf(natural, LOG2_E, -lse)), 1.0f);
   }

@@ -152,19 +152,6 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
   mma_fence();
 }
 
-// Alg. 1, l. 10: m~ = rowmax(Sij), the maxima of all warps of the group.
-DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& group) {
-  lane_maxima<false>(m_tile, fragment_view(S_rmem));
-#pragma unroll
-  for (int x = 0; x < LANE_ROWS; ++x) {
-    const float m = quad_max(m_tile[x]);
-    if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
-  }
-  group.sync();  // the maxima of all warps are written; the previous strip's parts of P V and of l~ are read
-#pragma unroll
-  for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
-}
-
 // Alg. 1, l. 10: P~ = exp(Sij - m~), rounded to 16 bits, and this warp's part of l~ = rowsum(P~).
 DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowValues& m_tile, float scale_log2,
                          const Group& group) {
@@ -278,7 +265,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
                                     group.warp * WARP_KEYS + S.lane_column(group.lane));
         }
         RowValues m_tile;
-        reduce_max(m_tile, S_rmem, group);
+        reduce_max(m_tile, S, group);
         Probabilities P_rmem;
         exponentials(P_rmem, S_rmem, m_tile, p.scale_log2, group);
 #pragma unroll
@@ -288,7 +275,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
           output_slice(PV_rmem, P_rmem, kv, smem, group, slice);
           if (slice == 0) state.update_rows(m_tile, group, p.scale_log2);
           state.update_slice(PV_rmem, slice);
-          state.write_slice<Element>(p, head, group, first_row, slice, last);
+          state.write_slice(p, head, group, first_row, slice, last);
         }
         state.write_rows(p, head, group, first_row, last);
       }

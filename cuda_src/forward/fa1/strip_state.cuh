@@ -4,7 +4,8 @@
 #include "shared/params.cuh"
 #include "mma/fragments.cuh"
 #include "forward/fa1/key_split.cuh"
-#include "shared/softmax.cuh"
+#include "forward/store_two.cuh"
+#include "shared/score.cuh"
 
 constexpr int M_TILES = 2;           // 16-row mma tiles of a warp
 constexpr int STRIP = M_TILES * 16;  // query rows that a group of KEY_WARPS warps takes at a time
@@ -29,6 +30,20 @@ struct Head {
 
 // The row of the strip that is row x of a lane.
 DEVICE int strip_row(const Group& group, int x) { return x * 8 + group.lane / 4; }
+
+// Alg. 1, l. 10: m~ = rowmax(Sij), the maxima of all warps of the group.
+template <typename View>
+DEVICE void reduce_max(RowValues& m_tile, View S, const Group& group) {
+  lane_maxima<false>(m_tile, S);
+#pragma unroll
+  for (int x = 0; x < LANE_ROWS; ++x) {
+    const float m = quad_max(m_tile[x]);
+    if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
+  }
+  group.sync();  // the maxima of all warps are written; the strip of Qi and the previous strip's parts are read
+#pragma unroll
+  for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
+}
 
 // Whether the slice's pair `x` lies within the head dim.
 DEVICE bool exists(int slice, int x) { return (slice + 1) * KEY_WARPS <= D_PAIRS || slice * KEY_WARPS + x < D_PAIRS; }
@@ -103,7 +118,6 @@ struct StripState {
   }
 
   // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
-  template <typename Element>
   DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
                           bool last) {
     for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
@@ -113,9 +127,8 @@ struct StripState {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const i64 row = first_row + strip_row(group, 2 * r + half);
-          const u32 both = Element::pack(o[2 * half], o[2 * half + 1]);
-          char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 2;
-          if (row < p.seqlen_q) store_pair<ALIGNMENT>(target, both);
+          char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * Element::BYTES;
+          store_two<Element, ALIGNMENT>(target, o[2 * half], o[2 * half + 1], row < p.seqlen_q);
         }
       }
     });
@@ -123,7 +136,20 @@ struct StripState {
 
   // Alg. 1, l. 13: l and m to device memory or, after the last key block, the natural-log LSE.
   DEVICE void write_rows(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
-    constexpr float LN_2 = 0.693147180559945309f;
+    if (Element::BYTES == 2 || !last) {
+      write_state(p, head, group, first_row, last);
+    } else if (p.lse != nullptr && group.warp == 0 && group.lane % 4 == 0) {
+#pragma unroll
+      for (int x = 0; x < LANE_ROWS; ++x) {
+        const i64 row = first_row + strip_row(group, x);
+        const float lse = exact_lse(m[x], l[x]);
+        if (row < p.seqlen_q) st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, lse);
+      }
+    }
+  }
+
+ private:
+  DEVICE void write_state(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
     if (group.warp != 0 || group.lane % 4 != 0) return;
 #pragma unroll
     for (int x = 0; x < LANE_ROWS; ++x) {
@@ -131,7 +157,7 @@ struct StripState {
       if (!last) {
         st_global(head.lm + row, vec2{float_as_u32(l[x]), float_as_u32(m[x])});
       } else if (p.lse != nullptr && row < p.seqlen_q) {
-        st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, l[x] == 0.0f ? NEG_INF : (m[x] + lg2(l[x])) * LN_2);
+        st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, natural_lse(m[x], l[x]));
       }
     }
   }

@@ -10,7 +10,7 @@
 //   l.7-8 for i: load Qi, Oi, li, mi to SRAM         for (i), in strips of 32 rows; copy_strip, split_strip; StripState::load
 //   l.9   Sij = Qi Kj^T                              scores
 //   l.10  m~ = rowmax S, P~ = exp(S - m~), l~        reduce_max, exponentials
-//   l.11-13 m_new, l_new, Oi; write Oi, li, mi       output_slice (P~ Vj), StripState::update_rows, PairStripState
+//   l.11-13 m_new, l_new, Oi; write Oi, li, mi       output_slice (P~ Vj), StripState
 //
 // Departures from the 16-bit kernel, and why:
 // - A strip of Qi belongs to one group of warps. Each warp splits the rows that it copied, and only the group waits for them. The
@@ -150,20 +150,6 @@ DEVICE void scores(Scores& S_rmem, u32 smem, u32 Q_smem, const Group& group) {
   }
 }
 
-// Alg. 1, l. 10: m~ = rowmax(Sij), the maxima of all warps of the group.
-template <typename View>
-DEVICE void reduce_max(RowValues& m_tile, View S, const Group& group) {
-  lane_maxima<false>(m_tile, S);
-#pragma unroll
-  for (int x = 0; x < LANE_ROWS; ++x) {
-    const float m = quad_max(m_tile[x]);
-    if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
-  }
-  group.sync();  // the maxima of all warps are written, and all warps have read the strip of Qi
-#pragma unroll
-  for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
-}
-
 // Alg. 1, l. 10: P~ = exp(Sij - m~) in pairs, in units of V_unit / P_SCALE, and this warp's part of l~ = rowsum(P~).
 DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowValues& m_tile, float scale_log2,
                          u32 V_smem, float V_unit, const Group& group) {
@@ -219,41 +205,6 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, u32 V_s
   group.take(PV_rmem);
 }
 
-// The state of a strip whose results are float32.
-struct PairStripState : StripState {
-  // Alg. 1, l. 12.
-  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
-                          bool last) {
-    for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
-      if (!last) {
-        st_global(work, accumulator_bits(o));
-      } else if (column < HEAD_DIM) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const i64 row = first_row + strip_row(group, 2 * r + half);
-          const u32 x = float_as_u32(o[2 * half]), y = float_as_u32(o[2 * half + 1]);
-          char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 4;
-          if (row >= p.seqlen_q) continue;
-          store_two<ALIGNMENT>(target, x, y);
-        }
-      }
-    });
-  }
-
-  // Alg. 1, l. 13.
-  DEVICE void write_rows(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
-    if (!last) return StripState::write_rows(p, head, group, first_row, false);
-    constexpr float LN_2 = 0.693147180559945309f;
-    if (p.lse == nullptr || group.warp != 0 || group.lane % 4 != 0) return;
-#pragma unroll
-    for (int x = 0; x < LANE_ROWS; ++x) {
-      const i64 row = first_row + strip_row(group, x);
-      const float lse = l[x] == 0.0f ? NEG_INF : fmaf(m[x], LN_2, logf(l[x]));
-      if (row < p.seqlen_q) st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, lse);
-    }
-  }
-};
-
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
   const u32 smem = smem_address(shared), V_smem = smem + SharedMemory::V;
@@ -298,7 +249,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward_f32(const __gri
         const i64 first_row = i64(i) * BLOCK_Q + strip, next_row = i64(i + 1 < Tr ? i + 1 : 0) * BLOCK_Q + strip;
         const u32 Q_smem = smem + SharedMemory::Q + strip * PITCH;
         const bool past_the_end = first_row >= p.seqlen_q;
-        PairStripState state;
+        StripState state;
         if (!past_the_end) state.load(head, group, first_row, j == 0);
         cp_async_wait<STRIPS - 1>();  // the strip's copies have landed; copies of the group's other strips came later
         if (past_the_end) {

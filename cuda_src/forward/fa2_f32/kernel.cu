@@ -27,6 +27,7 @@
 #include "shared/dropout_params.cuh"
 #include "forward/irregular_scores.cuh"
 #include "forward/query_block.cuh"
+#include "forward/store_two.cuh"
 #include "shared/score.cuh"
 #include "shared/softcap.cuh"
 
@@ -64,12 +65,6 @@ struct OfValues {
   static constexpr int COLUMNS = V_DIM, PITCH = V_PITCH;
   using Rows = RowCopy<V_ROW_BYTES, PITCH, ALIGNMENT>;
 };
-
-// log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l, with float32 accuracy.
-DEVICE float exact_lse(float m, float l) {
-  constexpr float LN_2 = 0.693147180559945309f;
-  return l == 0.0f ? NEG_INF : fmaf(m, LN_2, logf(l));
-}
 
 // P <= 1 times P_SCALE is below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
@@ -364,9 +359,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
-      const u32 x = float_as_u32(O_rmem[n][r / 2][r % 2 * 2] * factor);
-      const u32 y = float_as_u32(O_rmem[n][r / 2][r % 2 * 2 + 1] * factor);
-      store_two<ALIGNMENT>(O_row + n * 32, x, y);
+      const float* o = O_rmem[n][r / 2] + r % 2 * 2;
+      store_two<Element, ALIGNMENT>(O_row + n * 32, o[0] * factor, o[1] * factor);
     }
     if (p.lse != nullptr && lane % 4 == 0) {
       const float lse = exact_lse(softmax.m_scaled[r], softmax.l[r]);

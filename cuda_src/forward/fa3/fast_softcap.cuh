@@ -20,7 +20,6 @@ DEVICE void tanh_of_four(float* (&t)[4]) {
 }
 
 DEVICE float unit_of(float softcap) {
-  constexpr float LN_2 = 0.693147180559945309f;
   return softcap * (LN_2 / 2);
 }
 

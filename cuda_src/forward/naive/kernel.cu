@@ -206,7 +206,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 
 // One warp per row: its maximum, the sum of its exponentials, its probabilities.
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_constant__ ForwardParams p) {
-  constexpr float LN_2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 32;
   const i64 row = i64(blockIdx.x) * NUM_WARPS + threadIdx.x / 32;  // row of all heads
   const bool valid = row < i64(p.batch) * p.heads * p.seqlen_q;
@@ -227,7 +226,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
     return kept;
   };
   for (int j = lane; j < keys; j += 32) st_global(P + j, rounded<Element>(weight(j)));
-  if (valid && lane == 0 && p.lse != nullptr) st_global(p.lse + row, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
+  if (valid && lane == 0 && p.lse != nullptr) st_global(p.lse + row, natural_lse(m, l));
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_constant__ ForwardParams p) {
