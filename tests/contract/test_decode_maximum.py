@@ -129,8 +129,8 @@ def test_calibrated_numbers_keep_rows_in_range(monkeypatch):
     fixed, lowest, highest = cufa.calibrate_softmax_max(lse, dtype="float16")
     np.testing.assert_allclose(lowest, lse.min(axis=(0, 2)), rtol=1e-6)
     np.testing.assert_allclose(highest, lse.max(axis=(0, 2)), rtol=1e-6)
-    passes, one = [], cpu_decode._pass
-    monkeypatch.setattr(cpu_decode, "_pass", lambda *x: passes.append(x[-1] is None) or one(*x))
+    passes, one = [], cpu_decode._Split.sums
+    monkeypatch.setattr(cpu_decode._Split, "sums", lambda *x: passes.append(x[-1] is None) or one(*x))
     case.options["softmax_max"] = fixed
     check(CPU, case, "decode_split", 3)
     assert passes and not any(passes)

@@ -13,11 +13,9 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from ...kernels import TileConfig
 from ...kernels.decode import row_blocks
 from ...plan.decode import ragged_shares
 from ...plan.operation import SCORE_ARRAYS, Arrays
@@ -163,176 +161,177 @@ def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
 def _attend(
     plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work
 ) -> tuple[Array, Array]:
-    """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split. With a fixed maximum, rows
-    whose sums leave the safe range are computed again, each with its own maximum."""
-    if plan.problem.softmax_max == "":
-        O, m, l = _pass(plan, operands, lengths, observer, work, None)
+    return _Split(plan, operands, lengths[work.batch], work).attend(observer)
+
+
+class _Split:
+    """Attention to the keys of one split. Arrays of scores are (heads, rows, keys)."""
+
+    def __init__(self, plan: Plan, operands: Arrays, length: int, work: Work) -> None:
+        self.plan, self.problem, self.operands, self.length, self.work = (
+            plan, plan.problem, operands, length, work,
+        )  # fmt: skip
+        self.dtype = compute_dtype(plan.problem)
+        _, self.token = _members_and_tokens(plan, work)
+        self.slopes: Array | None = None
+        """ALiBi's, (heads, rows)."""
+        if plan.problem.alibi:
+            slopes = operands["alibi_slopes"]
+            self.slopes = _of_rows(plan, slopes if slopes.ndim == 1 else slopes[work.batch], work)
+
+    def attend(self, observer: Observer | None) -> tuple[Array, Array]:
+        """Normalised O (heads, rows, head_dim) and lse (heads, rows). With a fixed maximum, rows whose sums leave the
+        safe range are computed again, each with its own maximum."""
+        if self.problem.softmax_max == "":
+            O, m, l = self.sums(observer, None)
+            return normalise(O, l), (m + np.log(l))[..., 0]
+        low, high = (2.0**x for x in safe_sums(self._half_weights))
+        with np.errstate(all="ignore"):
+            O, m, l = self.sums(observer, self._fixed_maxima())
+            wrong = ~((l >= low) & (l <= high))  # NaN too: the row has no fixed maximum, or saw one
+        if wrong.any():
+            found = self.sums(None, None)
+            O, m, l = (np.where(wrong, own, x) for own, x in zip(found, (O, m, l), strict=True))
         return normalise(O, l), (m + np.log(l))[..., 0]
-    low, high = (2.0**x for x in safe_sums(_half_weights(plan)))
-    with np.errstate(all="ignore"):
-        fixed = _fixed_maxima(plan, operands, lengths, work)
-        O, m, l = _pass(plan, operands, lengths, observer, work, fixed)
-        wrong = ~((l >= low) & (l <= high))  # NaN too: the row has no fixed maximum, or saw one
-    if wrong.any():
-        found = _pass(plan, operands, lengths, None, work, None)
-        O, m, l = (np.where(wrong, own, x) for own, x in zip(found, (O, m, l), strict=True))
-    return normalise(O, l), (m + np.log(l))[..., 0]
 
+    @property
+    def _half_weights(self) -> bool:
+        """Whether a GPU would round weights to float16."""
+        return self.problem.dtype == "float16" or self.problem.k_element.name == "float8_e4m3"
 
-def _half_weights(plan: Plan) -> bool:
-    """Whether a GPU would round weights to float16."""
-    return "float16" in (plan.problem.dtype, *["float16"] * (plan.problem.k_element.name == "float8_e4m3"))
+    def _fixed_maxima(self) -> Array:
+        """The subtracted maximum of each row, (heads, rows, 1); NaN where the bound of its scores is too large."""
+        problem, dtype, work = self.problem, self.dtype, self.work
+        bound = np.zeros((work.heads.stop - work.heads.start, len(self.token)), dtype)
+        if problem.softmax_max == "bound" and problem.softcap is not None:
+            bound += dtype(problem.softcap)
+        elif problem.softmax_max == "bound":
+            norms = np.sqrt(np.square(self._queries.astype(dtype)).sum(axis=2))
+            bound += norms * self.operands["key_norms"][work.batch, work.heads, None] * dtype(problem.scale)
+        if self.slopes is not None:
+            bound += np.abs(self.slopes) * self.length
+        below, most = (x * math.log(2) for x in bound_limits(self._half_weights))
+        m = bound - below
+        if problem.softmax_max == "heads":
+            m = _of_rows(self.plan, self.operands["softmax_max"], work)
+        elif problem.softmax_max != "bound":
+            m = np.full(bound.shape, problem.softmax_max)
+        return np.where(bound <= most, m, np.nan).astype(dtype)[..., None]
 
+    def sums(self, observer: Observer | None, fixed: Array | None) -> tuple[Array, Array, Array]:
+        """O, not yet divided by l, and m and l of each row; ``fixed`` in place of the maxima."""
+        problem, operands, work, dtype = self.problem, self.operands, self.work, self.dtype
+        Q = self._scaled_queries()
+        K, V = (
+            CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
+            for cache in ("k_cache", "v_cache")
+        )
+        k_scale, v_scale = (KeyScales(operands, x, work.batch, work.heads) for x in ("k_scale", "v_scale"))
+        O = np.zeros((*Q.shape[:2], problem.v_dim), dtype)
+        l = np.zeros((*Q.shape[:2], 1), dtype)
+        m = np.full(l.shape, -np.inf, dtype)
+        for start in range(work.first_key, work.last_key, self.plan.config.block_kv):
+            stop = min(start + self.plan.config.block_kv, work.last_key)
+            S = Q @ K.load(start, stop).mT
+            if problem.scales:
+                S *= k_scale.load(start, stop)[:, None]
+            S = self._changed(S, np.arange(start, stop))
+            hidden = self._hidden(start, stop)
+            if hidden is not None:
+                np.copyto(S, -np.inf, where=hidden)
+            before = (S if observer is None else S.copy()), m, l  # P takes the place of S
+            if fixed is None:
+                P, m, l, alpha = online_softmax(S, m, l)
+                O *= alpha
+            else:
+                P = np.exp(np.subtract(S, fixed, out=S), out=S)
+                m, l, alpha = fixed, l + row_sums(P), np.ones_like(l)
+            if problem.scales:
+                P = P * v_scale.load(start, stop)[:, None]
+            tile = V.load(start, stop)
+            unseen = None if hidden is None or np.isfinite(tile).all() else hidden
+            O += product_of_seen(P, tile, unseen, np.empty_like(O))
+            if observer is not None:
+                self._tell(observer, start, before, (P, m, l, alpha, O))
+        if operands["v_scale"] is not None and not problem.scales:
+            O *= operands["v_scale"][work.heads, None, None].astype(dtype)
+        return O, m, l
 
-def _fixed_maxima(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) -> Array:
-    """The subtracted maximum of each row, (heads, rows, 1); NaN where the bound of its scores is too large."""
-    problem, dtype = plan.problem, compute_dtype(plan.problem)
-    shape = work.heads.stop - work.heads.start, work.rows.stop - work.rows.start
-    bound = np.zeros(shape, dtype)
-    if problem.softmax_max == "bound" and problem.softcap is not None:
-        bound += dtype(problem.softcap)
-    elif problem.softmax_max == "bound":
-        q = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, -1)[work.heads, work.rows]
-        norms = np.sqrt(np.square(q.astype(dtype)).sum(axis=2))
-        bound += norms * operands["key_norms"][work.batch, work.heads, None] * dtype(problem.scale)
-    if problem.alibi:
-        slopes = operands["alibi_slopes"]
-        of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
-        bound += np.abs(_of_rows(plan, of_batch, work)) * lengths[work.batch]
-    below, most = (x * math.log(2) for x in bound_limits(_half_weights(plan)))
-    m = bound - below
-    if problem.softmax_max == "heads":
-        m = _of_rows(plan, operands["softmax_max"], work)
-    elif problem.softmax_max != "bound":
-        m = np.full(shape, problem.softmax_max)
-    return np.where(bound <= most, m, np.nan).astype(dtype)[..., None]
+    def _tell(self, observer: Observer, start: int, before: Sequence[Array], after: Sequence[Array]) -> None:
+        """Calls the observer for each head of a tile: S, m and l before it; P, m, l, alpha and O after it."""
+        work, config = self.work, self.plan.config
+        place = work.rows.start // config.block_q, start // config.block_kv
+        for n, head in enumerate(range(work.heads.start, work.heads.stop)):
+            S, m, l = (x[n].copy() for x in before)
+            P, m_new, l_new, alpha, O = (x[n].copy() for x in after)
+            m, l, m_new, l_new, alpha = (x[:, 0] for x in (m, l, m_new, l_new, alpha))
+            observer(TileStep(work.batch, head, *place, S, P, m, l, m_new, l_new, alpha, O))
 
+    @property
+    def _queries(self) -> Array:
+        """(heads, rows, head_dim)"""
+        problem = self.problem
+        grouped = self.operands["q"][self.work.batch].reshape(
+            problem.kv_heads, problem.rows, problem.head_dim
+        )
+        found: Array = grouped[self.work.heads, self.work.rows]
+        return found
 
-def _pass(
-    plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work, fixed: Array | None
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """O, not yet divided by l, and m and l of each row; ``fixed`` in place of the maxima."""
-    problem = plan.problem
-    dtype = compute_dtype(problem)
-    Q = _queries(plan, operands, work, dtype)
-    K, V = (
-        CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
-        for cache in ("k_cache", "v_cache")
-    )
-    k_scale, v_scale = (KeyScales(operands, x, work.batch, work.heads) for x in ("k_scale", "v_scale"))
-    O = np.zeros((*Q.shape[:2], problem.v_dim), dtype)
-    l = np.zeros((*Q.shape[:2], 1), dtype)
-    m = np.full(l.shape, -np.inf, dtype)
-    for start in range(work.first_key, work.last_key, plan.config.block_kv):
-        stop = min(start + plan.config.block_kv, work.last_key)
-        S = Q @ K.load(start, stop).mT
-        if problem.scales:
-            S *= k_scale.load(start, stop)[:, None]
+    def _scaled_queries(self) -> Array:
+        """scale · k_scale · Q: scaling Q costs less than scaling S."""
+        Q: Array = np.multiply(self._queries, self.dtype(self.problem.scale), dtype=self.dtype)
+        k_scale = self.operands["k_scale"]
+        if k_scale is not None and not self.problem.scales:
+            Q *= k_scale[self.work.heads, None, None].astype(self.dtype)
+        return Q
+
+    def _changed(self, S: Array, key: Array) -> Array:
+        """Scores after score function, soft cap and ALiBi."""
+        problem, work = self.problem, self.work
         if problem.score is not None:
-            S = _changed(plan, operands, work, start, stop, lengths[work.batch], S)
+            heads = _of_rows(self.plan, np.arange(problem.heads), work)[..., None]
+            inputs = {
+                "s": S, "b": work.batch, "h": heads, "i": self.token[:, None], "j": key,
+                "delta": self.length - problem.seqlen_q,
+            }  # fmt: skip
+            arrays = [self.operands[x.name] for x in SCORE_ARRAYS[: len(problem.score.shapes)]]
+            S = changed(problem.score, inputs, arrays, S.dtype.type)[0]
         if problem.softcap is not None:
             S = softcapped(S, problem.softcap)
-        if problem.alibi:
-            S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
-        hidden = _hidden(plan, operands, work, start, stop, lengths[work.batch])
-        if hidden is not None:
-            np.copyto(S, -np.inf, where=hidden)
-        before = (S if observer is None else S.copy()), m, l  # P takes the place of S
-        if fixed is None:
-            P, m, l, alpha = online_softmax(S, m, l)
-            O *= alpha
-        else:
-            P = np.exp(np.subtract(S, fixed, out=S), out=S)
-            m, l, alpha = fixed, l + row_sums(P), np.ones_like(l)
-        if problem.scales:
-            P = P * v_scale.load(start, stop)[:, None]
-        tile = V.load(start, stop)
-        unseen = None if hidden is None or np.isfinite(tile).all() else hidden
-        O += product_of_seen(P, tile, unseen, np.empty_like(O))
-        if observer is not None:
-            _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
-    if operands["v_scale"] is not None and not problem.scales:
-        O *= operands["v_scale"][work.heads, None, None].astype(dtype)
-    return O, m, l
+        if self.slopes is not None:
+            shift = problem.mask.shift(problem.seqlen_q, self.length)
+            penalty = self.slopes[..., None] * distances(self.token, key, shift, self.slopes.dtype)
+            S = S - penalty.astype(self.dtype)
+        return S
+
+    def _hidden(self, start: int, stop: int) -> Bools | None:
+        """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
+        batch, tokens, length = self.work.batch, self.problem.seqlen_q, self.length
+        mask, first_token = self.problem.mask.at(batch, 0), length - tokens
+        in_tree = self.problem.tree and stop > first_token
+        if isinstance(mask, Band) and not in_tree:
+            first, last = mask.edges(tokens, length)
+            if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
+                return None
+        hidden = ~mask.visible(self.token, np.arange(start, stop), tokens, length)
+        if in_tree:
+            old = max(first_token, start)
+            of_tree = ~ancestors(self.operands["tree"][batch : batch + 1])[0][self.token]
+            hidden[:, old - start :] |= of_tree[:, old - first_token : stop - first_token]
+        return hidden
 
 
-def _tell(
-    observer: Observer,
-    work: Work,
-    config: TileConfig,
-    start: int,
-    before: tuple[Array, Array, Array],
-    after: tuple[Array, Array, Array, Array, Array],
-) -> None:
-    """Calls the observer for each head of a tile: S, m and l before it; P, m, l, alpha and O after it."""
-    place = work.rows.start // config.block_q, start // config.block_kv
-    for n, head in enumerate(range(work.heads.start, work.heads.stop)):
-        S, m, l = (x[n].copy() for x in before)
-        P, m_new, l_new, alpha, O = (x[n].copy() for x in after)
-        m, l, m_new, l_new, alpha = (x[:, 0] for x in (m, l, m_new, l_new, alpha))
-        observer(TileStep(work.batch, head, *place, S, P, m, l, m_new, l_new, alpha, O))
-
-
-def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
-    """scale · k_scale · Q, (heads, rows, head_dim): scaling Q costs less than scaling S."""
-    problem = plan.problem
-    grouped = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
-    Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
-    if operands["k_scale"] is not None and not problem.scales:
-        Q *= operands["k_scale"][work.heads, None, None].astype(dtype)
-    return Q
-
-
-def _hidden(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Bools | None:
-    """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None if all rows see all of them."""
-    mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
-    if isinstance(mask, Band) and not (plan.problem.tree and stop > length - tokens):
-        first, last = mask.edges(tokens, length)
-        if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
-            return None
-    hidden = ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
-    if plan.problem.tree and stop > length - tokens:
-        old = max(length - tokens, start)
-        of_tree = ~ancestors(operands["tree"][work.batch : work.batch + 1])[0][_token(plan, work)]
-        hidden[:, old - start :] |= of_tree[:, old - (length - tokens) : stop - (length - tokens)]
-    return hidden
-
-
-def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Array:
-    """ALiBi's penalty, (heads, rows, keys)."""
-    problem, slopes = plan.problem, operands["alibi_slopes"]
-    of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
-    shift = problem.mask.shift(problem.seqlen_q, length)
-    distance = distances(_token(plan, work), np.arange(start, stop), shift, of_batch.dtype)
-    found: Array = _of_rows(plan, of_batch, work)[..., None] * distance
-    return found
-
-
-def _changed(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int, S: Array) -> Array:
-    """Scores, (heads, rows, keys), after the score function."""
-    problem = plan.problem
-    assert problem.score is not None
-    heads = _of_rows(plan, np.arange(problem.heads), work)[..., None]
-    inputs = {
-        "s": S, "b": work.batch, "h": heads, "i": _token(plan, work)[:, None], "j": np.arange(start, stop),
-        "delta": length - problem.seqlen_q,
-    }  # fmt: skip
-    arrays = [operands[x.name] for x in SCORE_ARRAYS[: len(problem.score.shapes)]]
-    found: Array = changed(problem.score, inputs, arrays, S.dtype.type)[0]
-    return found
+def _members_and_tokens(plan: Plan, work: Work) -> tuple[Array, Array]:
+    """Query head within the group, and query token, of each row."""
+    member, token = np.divmod(np.arange(work.rows.start, work.rows.stop), plan.problem.seqlen_q)
+    return member, token
 
 
 def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
     """One number per query head, expanded to (heads, rows)."""
-    problem = plan.problem
-    member = np.arange(work.rows.start, work.rows.stop) // problem.seqlen_q
+    problem, (member, _) = plan.problem, _members_and_tokens(plan, work)
     found: Array = of_heads.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
     return found
-
-
-def _token(plan: Plan, work: Work) -> Array:
-    """The query token of each row."""
-    return np.arange(work.rows.start, work.rows.stop) % plan.problem.seqlen_q
 
 
 # --- The merge -------------------------------------------------------------------------------------------
@@ -349,13 +348,12 @@ def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> No
     problem = plan.problem
     if problem.sink:
         O, lse = _with_sink(O, lse, _of_rows(plan, operands["sink"], work))
-    row = np.arange(work.rows.start, work.rows.stop)
-    kv_head = np.arange(work.heads.start, work.heads.stop)
-    head = kv_head[:, None] * problem.group_size + row // problem.seqlen_q
+    member, token = _members_and_tokens(plan, work)
+    head = np.arange(work.heads.start, work.heads.stop)[:, None] * problem.group_size + member
     with np.errstate(over="ignore"):
-        operands["out"][work.batch, head, row % problem.seqlen_q] = O.astype(operands["out"].dtype)
+        operands["out"][work.batch, head, token] = O.astype(operands["out"].dtype)
     if operands["lse"] is not None:
-        operands["lse"][work.batch, head, row % problem.seqlen_q] = lse
+        operands["lse"][work.batch, head, token] = lse
 
 
 def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,17 +17,39 @@ from ...problem.score_change import ScoreChange
 Array = np.ndarray[Any, Any]
 
 
+@dataclasses.dataclass(kw_only=True)
+class _OfHeads:
+    """Something of a part, or of a stack of its heads."""
+
+    b: Array
+    """Sequence of each head in the whole call, shaped to broadcast as (batch, kv_heads, group)."""
+    h: Array
+    """Its query head."""
+
+    def at(self, heads: tuple[slice, ...]) -> Self:
+        """Of some heads: slices of (batch, kv_heads, group) or of the first two."""
+        return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
+
+
+def _heads_of(part: Part) -> dict[str, Array]:
+    problem = part.problem
+    b = np.arange(problem.batch).reshape(-1, 1, 1) + part.sequence
+    h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size)
+    return {"b": b, "h": h + (part.heads.start or 0)}
+
+
+def positions(x: slice) -> Array:
+    return np.arange(x.start, x.stop)
+
+
 @dataclasses.dataclass
-class ScoreFunction:
-    """The score function of a part, or of a stack of its heads."""
+class ScoreFunction(_OfHeads):
+    """The score function, for scores (batch, kv_heads, group, rows, columns)."""
 
     change: ScoreChange
     arrays: list[Any]
     totals: dict[str, Any]
     """Gradients of arrays that are asked for, added to by every tile."""
-    b: Array
-    """Sequence and query head of each head, shaped to broadcast with scores (batch, kv_heads, group, rows, columns)."""
-    h: Array
     delta: int
 
     @classmethod
@@ -39,23 +61,23 @@ class ScoreFunction:
         arrays = [given[x.name] for x in SCORE_ARRAYS[: len(forms)]]
         results = [given.get(x.name) for x in SCORE_GRADIENTS[: len(forms)]]
         totals = {form.name: x for form, x in zip(forms, results, strict=True) if x is not None}
-        b, h = (x[..., None, None] for x in _sequences_and_heads(part))
-        return cls(
-            problem.score, arrays, totals, b, h, problem.mask.shift(problem.seqlen_q, problem.seqlen_k)
-        )
-
-    def at(self, heads: tuple[slice, ...]) -> ScoreFunction:
-        """Of some heads: slices of (batch, kv_heads, group) or of the first two."""
-        return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
+        delta = problem.mask.shift(problem.seqlen_q, problem.seqlen_k)
+        return cls(problem.score, arrays, totals, delta, **_heads_of(part))
 
     def inputs(self, S: Array, rows: slice, columns: slice) -> dict[str, Any]:
-        i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
-        return {"s": S, "b": self.b, "h": self.h, "i": i, "j": j, "delta": self.delta}
+        b, h = self.b[..., None, None], self.h[..., None, None]
+        return {
+            "s": S,
+            "b": b,
+            "h": h,
+            "i": positions(rows)[:, None],
+            "j": positions(columns),
+            "delta": self.delta,
+        }
 
     def change_in_place(self, S: Array, rows: slice, columns: slice) -> None:
-        S[...] = score_change.changed(self.change, self.inputs(S, rows, columns), self.arrays, S.dtype.type)[
-            0
-        ]
+        inputs = self.inputs(S, rows, columns)
+        (S[...],) = score_change.changed(self.change, inputs, self.arrays, S.dtype.type)
 
     def derivatives(self, S: Array, rows: slice, columns: slice) -> list[Any]:
         """The derivatives with respect to s and to loads; S becomes the new scores."""
@@ -71,31 +93,17 @@ class ScoreFunction:
         dS[...] = score_change.product(dS, slopes[0])
 
 
-def _sequences_and_heads(part: Part) -> tuple[Array, Array]:
-    """Numbers in the whole call, shaped to broadcast as (batch, kv_heads, group)."""
-    problem = part.problem
-    b = np.arange(problem.batch).reshape(-1, 1, 1) + part.sequence
-    h = np.arange(problem.heads).reshape(1, problem.kv_heads, problem.group_size)
-    return b, h + (part.heads.start or 0)
-
-
 @dataclasses.dataclass
-class DroppedWeights:
-    """Dropout of a part, or of a stack of its heads."""
+class DroppedWeights(_OfHeads):
+    """Dropout of weights."""
 
     dropout: Dropout
-    b: Array
-    h: Array
 
     @classmethod
     def of(cls, plan: Plan, part: Part, given: Arrays) -> DroppedWeights | None:
         """``plan`` is that of the whole call."""
         found = dropout_of(plan.problem.dropped, given.get("seed"), plan.problem.heads)
-        return None if found is None else cls(found, *_sequences_and_heads(part))
-
-    def at(self, heads: tuple[slice, ...]) -> DroppedWeights:
-        """As :meth:`ScoreFunction.at`."""
-        return dataclasses.replace(self, b=self.b[heads[0]], h=self.h[(slice(None), *heads[1:])])
+        return None if found is None else cls(found, **_heads_of(part))
 
     def drop(self, x: Array, rows: slice, columns: slice) -> None:
         """Multiplies the kept elements of x, (batch, kv_heads, group, rows, columns), and sets the others to 0."""

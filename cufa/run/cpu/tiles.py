@@ -23,7 +23,7 @@ from ...problem.problem import Problem
 from ...problem.scores import distances
 from ...problem.tile_classes import TileClass
 from ...schedule.schedule import Schedule
-from .scores import DroppedWeights, ScoreFunction
+from .scores import DroppedWeights, ScoreFunction, positions
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -83,12 +83,13 @@ class Heads:
 
     def rows(self, i: int) -> slice:
         """Query block i."""
-        return slice(i * self.schedule.block_q, min((i + 1) * self.schedule.block_q, self.schedule.seqlen_q))
+        s = self.schedule
+        return slice(i * s.block_q, min((i + 1) * s.block_q, s.seqlen_q))
 
     def columns(self, j: int) -> slice:
         """Key/value block j."""
-        tiling = self.schedule
-        return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
+        s = self.schedule
+        return slice(j * s.block_kv, min((j + 1) * s.block_kv, s.seqlen_k))
 
     def visits(self, block: int) -> list[int]:
         """Tiles that a block visits: key tiles, or in the backward query tiles."""
@@ -100,14 +101,12 @@ class Heads:
 
     def hidden(self, i: int, j: int) -> Bools:
         """Whether the mask hides each score, (rows, columns)."""
-        rows, columns = self.rows(i), self.columns(j)
-        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
-        return ~self.schedule.mask.visible(row, column, self.schedule.seqlen_q, self.schedule.seqlen_k)
+        row, column, s = positions(self.rows(i)), positions(self.columns(j)), self.schedule
+        return ~s.mask.visible(row, column, s.seqlen_q, s.seqlen_k)
 
     def distances(self, i: int, j: int) -> Array:
         """ALiBi's distances, (rows, columns)."""
-        rows, columns, s = self.rows(i), self.columns(j), self.schedule
-        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
+        row, column, s = positions(self.rows(i)), positions(self.columns(j)), self.schedule
         found: Array = distances(row, column, s.mask.shift(s.seqlen_q, s.seqlen_k), self.dtype)
         return found
 
@@ -195,9 +194,8 @@ def in_threads(
     """Results in the order of the tasks. Raises a thread's exception."""
 
     def quietly(task: Task) -> Result:
-        with np.errstate(
-            all="ignore"
-        ):  # inf and NaN in the inputs follow IEEE; the setting belongs to the thread
+        # inf and NaN in the inputs follow IEEE; the setting belongs to the thread.
+        with np.errstate(all="ignore"):
             return work(task)
 
     if min(workers, len(tasks)) <= 1:  # a decode with a sink and no key has no task
