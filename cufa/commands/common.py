@@ -23,7 +23,7 @@ from ..measure.regimes import Regime
 from ..measure.suites import OPERATION_NAMES, make
 from ..plan.candidates import algorithms
 from ..problem.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem
-from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
+from .mask_options import FORWARD_ONLY, MASK_OPTIONS, decoding_mask, forward_mask
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,18 +99,25 @@ def find_device(choice: str, cpu_will_do: bool = True) -> Device | None:
     return None
 
 
-def device_option(function: F) -> F:
-    return click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="auto: the GPU when there is one.",
-    )(function)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="auto: the GPU when there is one.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
-def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator; help lists them in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 DAY = 24 * 3600.0
@@ -163,7 +170,7 @@ def shape_options(
 ) -> Callable[[F], F]:
     """--batch, --heads, --window and so on; :func:`problem_from` turns them into a Problem. ``dtype`` is the
     default of --dtype; without one it depends on the device."""
-    options: list[Callable[[Any], Any]] = [
+    return stacked(
         click.option("--batch", type=SIZE, default=1, show_default=True),
         click.option("--heads", type=SIZE, default=8, show_default=True, help="Query heads."),
         click.option("--kv-heads", type=SIZE, help="Key/value heads (GQA, MQA).  [default: heads]"),
@@ -177,17 +184,10 @@ def shape_options(
             show_default=dtype is not None,
             help=None if dtype else "[default: bfloat16 on a GPU, float32 on the CPU]",
         ),
-        mask_options,
+        *MASK_OPTIONS,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
         click.option("--deterministic", is_flag=True, help="Of the backward: the same bits in every run."),
-    ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    )
 
 
 _MOST_ELEMENTS = 2**57

@@ -4,7 +4,7 @@ the public calls."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -13,8 +13,6 @@ from ..masks import window as window_mask
 from ..problem.checks import check_window
 from ..problem.mask import FULL, Band, Mask
 from ..problem.options import check_softcap, decode_mask, resolve_mask
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 FORWARD_ONLY = ("causal", "diagonal")
 """Queries of other calls are the last tokens of their sequence."""
@@ -54,27 +52,23 @@ def _softcap(context: click.Context, parameter: click.Parameter, value: float | 
     return checked
 
 
-def mask_options(function: F) -> F:
-    """--causal/--full, --window, --diagonal and --softcap; :func:`forward_mask` and :func:`decoding_mask` make a mask
-    of the first three."""
-    for option in (
-        click.option("--softcap", type=float, callback=_softcap, help="Soft cap of the scores, such as 30."),
-        click.option(
-            "--diagonal",
-            callback=_diagonal,
-            help="Where the first query stands among the keys: bottom-right, top-left or a number.  "
-            "[default: bottom-right]",
-        ),
-        click.option(
-            "--window",
-            metavar="LEFT,RIGHT",
-            callback=_window,
-            help="How many keys before and after its own a query sees, such as 1023,0; none: no bound.",
-        ),
-        click.option("--causal/--full", default=False, show_default=True),
-    ):
-        function = option(function)
-    return function
+MASK_OPTIONS = (
+    click.option("--causal/--full", default=False, show_default=True),
+    click.option(
+        "--window",
+        metavar="LEFT,RIGHT",
+        callback=_window,
+        help="How many keys before and after its own a query sees, such as 1023,0; none: no bound.",
+    ),
+    click.option(
+        "--diagonal",
+        callback=_diagonal,
+        help="Where the first query stands among the keys: bottom-right, top-left or a number.  "
+        "[default: bottom-right]",
+    ),
+    click.option("--softcap", type=float, callback=_softcap, help="Soft cap of the scores, such as 30."),
+)
+""":func:`forward_mask` and :func:`decoding_mask` make a mask of the first three."""
 
 
 def forward_mask(options: dict[str, Any]) -> Mask:

@@ -15,7 +15,7 @@ from ..parallel.launch import launch
 from ..parallel.placement import KINDS
 from ..parallel.prediction import LINKS
 from ..parallel.schemes import SCHEMES
-from .common import SIZE, Exit, fail, json_option, print_json, stdout
+from .common import SIZE, Exit, fail, json_option, print_json, stacked, stdout
 
 _WARM_S, _TIMED_S = 0.5, 1.5
 
@@ -28,25 +28,18 @@ def parallel_command() -> None:
     """
 
 
-def _options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        (
-            click.option("-n", "--ranks", type=click.IntRange(1, 128), default=2, show_default=True),
-            click.option(
-                "--seqlen", type=SIZE, default=32768, show_default=True, help="Of the whole sequence."
-            ),
-            click.option("--heads", type=SIZE, default=16, show_default=True),
-            click.option("--kv-heads", type=SIZE, help="[heads]"),
-            click.option("--head-dim", type=SIZE, default=128, show_default=True),
-            click.option("--causal/--full", default=True, show_default=True),
-            click.option("--placement", type=click.Choice(KINDS), default="zigzag", show_default=True),
-            click.option("--scheme", type=click.Choice(SCHEMES), default="auto", show_default=True),
-            click.option("--link", type=click.Choice([*LINKS]), default="nvlink4", show_default=True),
-            click.option("--backward", is_flag=True, help="Of the gradients."),
-        )
-    ):
-        function = option(function)
-    return function
+_options = stacked(
+    click.option("-n", "--ranks", type=click.IntRange(1, 128), default=2, show_default=True),
+    click.option("--seqlen", type=SIZE, default=32768, show_default=True, help="Of the whole sequence."),
+    click.option("--heads", type=SIZE, default=16, show_default=True),
+    click.option("--kv-heads", type=SIZE, help="[heads]"),
+    click.option("--head-dim", type=SIZE, default=128, show_default=True),
+    click.option("--causal/--full", default=True, show_default=True),
+    click.option("--placement", type=click.Choice(KINDS), default="zigzag", show_default=True),
+    click.option("--scheme", type=click.Choice(SCHEMES), default="auto", show_default=True),
+    click.option("--link", type=click.Choice([*LINKS]), default="nvlink4", show_default=True),
+    click.option("--backward", is_flag=True, help="Of the gradients."),
+)
 
 
 def _plan(o: dict[str, Any], rate: float | None = None) -> Prediction:

@@ -51,32 +51,25 @@ def test_every_command_has_help(run, name):
     assert "xit" in result.stdout, "exit codes are part of the help"
 
 
-def test_version(run):
+def test_version_and_an_unknown_command(run):
     assert cufa.__version__ in run("--version").stdout
-
-
-def test_unknown_command_is_wrong_usage(run):
     assert run("nonsense").exit_code == 2
 
 
 @pytest.mark.slow
 def test_demo_shows_every_algorithm_and_the_map(run):
-    result = run("demo", "--device", "cpu", "--seqlen", "1100", "--seconds", "0.05")
+    demo = ("demo", "--device", "cpu", "--seconds", "0.05", "--seqlen")
+    document = json.loads(run(*demo, "600", "--json").stdout)
+    assert {row["label"] for row in document["rows"]} == {"naive", "fa1", "fa2_noskip", "fa2"}
+    assert all(row["max_error"] < 2e-5 for row in document["rows"])
+    assert document["extra_memory_bytes"]["fa2"] < document["extra_memory_bytes"]["naive"]
+    result = run(*demo, "1100")
     assert result.exit_code == 0, result.output
     for text in ("naive", "FlashAttention-1", "no skipping", "tiles skipped", "extra memory", "max error"):
         assert text in result.stdout
     assert "██▒▒· " in result.stdout, "the block map"
     assert "tile counts alone predict 1.67×" in result.stdout
     assert "`cufa demo train`" in result.stdout
-
-
-def test_demo_json(run):
-    result = run("demo", "--device", "cpu", "--seqlen", "600", "--seconds", "0.05", "--json")
-    assert result.exit_code == 0
-    document = json.loads(result.stdout)
-    assert {row["label"] for row in document["rows"]} == {"naive", "fa1", "fa2_noskip", "fa2"}
-    assert all(row["max_error"] < 2e-5 for row in document["rows"])
-    assert document["extra_memory_bytes"]["fa2"] < document["extra_memory_bytes"]["naive"]
 
 
 def test_demo_fails_when_a_result_is_wrong(run, monkeypatch):
