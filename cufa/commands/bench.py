@@ -19,7 +19,7 @@ from ..plan.candidates import algorithms as algorithms_of
 from . import common
 from .rows import print_needs, print_rows, print_skipped
 
-#: Of all operations, each once.
+#: Algorithms of all operations, without duplicates.
 _ALGORITHMS = tuple(dict.fromkeys(a for name in OPERATION_NAMES for a in algorithms_of(name)[1:]))
 
 _FP8 = "fp8"
@@ -114,7 +114,7 @@ def bench_command(
 
 
 def _suite(name: str | None, operation: str | None) -> Suite:
-    """The one named, or the first of the operation. An operation's own suite of a name comes before that of all."""
+    """The named suite, or the operation's first. The suite ``OPERATION-NAME`` takes precedence over ``NAME``."""
     if operation == _FP8 and not name:
         return SUITES[_FP8]
     if name:
@@ -145,7 +145,8 @@ def _cases(
 
 
 def _choose(case: Case, algorithms: tuple[str, ...], families: tuple[str, ...]) -> tuple[Contender, ...]:
-    """A case's own kernels, or those asked for; peers only when asked for, those of the case first."""
+    """The case's kernels or the requested ones, then the requested families of peers: the case's own peers of a family
+    if it names any, else all of the family."""
     ours = [c for c in case.contenders if c.is_ours and (not algorithms or c.algorithm in algorithms)]
     if not ours:
         known = algorithms_of(case.problem.operation)

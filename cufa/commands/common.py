@@ -28,11 +28,11 @@ from .mask_options import FORWARD_ONLY, MASK_OPTIONS, decoding_mask, forward_mas
 F = TypeVar("F", bound=Callable[..., Any])
 
 ALGORITHMS = tuple(name for name in algorithms() if name != "auto")
-"""Of the forward operation."""
+"""Algorithms of the forward operation."""
 
 
 SIZE = click.IntRange(1, MAX_SIZE)
-"""Of an axis: kernels count with 32 bits."""
+"""Length of an axis: kernels count with 32 bits."""
 
 
 class Exit(enum.IntEnum):

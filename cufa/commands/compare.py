@@ -82,7 +82,7 @@ def compare_command(
 
 
 def _operation_of(wanted: str | None, *names: str) -> str:
-    """The one asked for, or the first, that knows all of ours among the names."""
+    """The wanted operation, or the first, that has every algorithm among ``names`` (peers are of all operations)."""
     ours = {name for name in names if name not in PEERS}
     for operation, known in _ALGORITHMS.items():
         if ours <= set(known) and wanted in (None, operation):

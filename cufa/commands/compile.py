@@ -174,7 +174,7 @@ def _compile_ahead(
 
 
 def _verdict(builds: list[Build]) -> str:
-    """Of builds that may ship, of which a few known ones spill a little (:mod:`cufa.build.sweep`)."""
+    """The verdict on builds that may ship. A few known builds spill a little (:mod:`cufa.build.sweep`)."""
     spilling = [
         build
         for build in builds
@@ -204,14 +204,14 @@ def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
 
 
 def _print_warnings(builds: Sequence[Build]) -> None:
-    """The compiler's, each once. They do not fail: newer compilers find new things to warn of."""
+    """Warnings of the compiler, each once. A warning is no failure: newer compilers warn of more."""
     reports = (build.report for build in builds if build.report is not None)
     for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
         common.stderr().print(warning, style="yellow", markup=False, soft_wrap=True)
 
 
 def _print_findings(bad: Sequence[Build]) -> None:
-    """A line for each kind; the first error of the compiler in full, as the others are mostly the same."""
+    """One line for each kind of finding. Only the first compiler error is printed in full: most others are equal."""
     refused = [build.error for build in bad if build.error is not None]
     if refused:
         common.stderr().print(str(refused[0]), style="red", markup=False, soft_wrap=True)

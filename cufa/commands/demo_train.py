@@ -23,14 +23,14 @@ _ROWS = 8  # of the loss table
 @click.option(
     "--steps",
     type=click.IntRange(1),
-    help=f"Of the optimiser.  [default: {_STEPS['cuda']} on a GPU, {_STEPS['cpu']} on the CPU]",
+    help=f"Steps of the optimiser.  [default: {_STEPS['cuda']} on a GPU, {_STEPS['cpu']} on the CPU]",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     default=0,
     show_default=True,
-    help="Of parameters, batches and sample.",
+    help="Seed of parameters, batches and sample.",
 )
 @common.device_option
 @common.json_option

@@ -23,10 +23,10 @@ from ..run.emulate.calls import Emulation, EmulationError, emulate, emulate_back
 from ..run.emulate.launch import MODES
 from . import common
 
-#: Operations that can be executed so, the default first.
+#: Operations that the executor runs; the default first.
 _OPERATIONS = ("forward", "backward")
 
-#: That some kernel of theirs takes without scales.
+#: Elements that kernels of these operations take without scales.
 _DTYPES = tuple(
     dict.fromkeys(
         dtype
@@ -205,7 +205,7 @@ def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> T
 
 
 def _largest(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
-    """The largest error; NaN where one is and none should be. Two equal infinities (rows that see nothing) agree."""
+    """The largest absolute error; NaN if the result holds NaN. Equal infinities (rows that see nothing) agree."""
     with np.errstate(invalid="ignore"):
         difference = np.abs(found.astype(np.float64) - expected)
     return float(np.where(found == expected, 0.0, difference).max())

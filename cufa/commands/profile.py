@@ -34,7 +34,7 @@ _FORBIDDEN = (
 
 @click.command("profile")
 @click.argument("source")
-@click.option("--row", type=click.IntRange(0), default=0, show_default=True, help="Of SOURCE.")
+@click.option("--row", type=click.IntRange(0), default=0, show_default=True, help="Row of SOURCE.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True)
 def profile_command(source: str, row: int, output: Path) -> None:
     """Profile one launch of a measured row with NVIDIA's Nsight Compute: stalls by instruction, traffic and hit rates.

@@ -23,8 +23,6 @@ from ..schedule.order import ITEM_COST, makespan
 from . import additions, costs
 from .limits import Limits
 
-__all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
-
 #: From sm_80 on, an SM moves 128 bytes of shared memory and computes 16 exponentials per clock: the measured ceiling of
 #: exponentials gives the ceiling of shared memory.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
@@ -82,11 +80,6 @@ class Bounds:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
-def covers(plan: Plan, limits: Limits) -> bool:
-    """Whether the plan's time can be predicted from the ceilings ``limits``."""
-    return not why_not(plan, limits)
-
-
 def why_not(plan: Plan, limits: Limits) -> str:
     """Why the plan's time cannot be predicted from the ceilings ``limits``; "": it can."""
     if not isinstance(plan.config, _TENSOR_CORES) or plan.problem.itemsize != 2:
@@ -101,7 +94,7 @@ def why_not(plan: Plan, limits: Limits) -> str:
 
 
 def bounds_of(plan: Plan, limits: Limits) -> Bounds:
-    """The bounds of a plan. ``limits``: ceilings of the plan's GPU, which must cover the plan (:func:`covers`)."""
+    """The bounds of a plan. ``limits``: ceilings of the plan's GPU, which must cover the plan (:func:`why_not`)."""
     assert plan.device is not None
     kind, cost = plan.problem.dtype, costs.cost_of(plan)
     rate = additions.of_card(plan.device.name) if cost.added else None
@@ -125,7 +118,7 @@ def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
 
 
 def predict(plan: Plan, limits: Limits) -> float:
-    """Predicted seconds, from the bounds alone. ``limits`` must cover the plan (:func:`covers`)."""
+    """Predicted seconds, from the bounds alone. ``limits`` must cover the plan (:func:`why_not`)."""
     bounds = bounds_of(plan, limits)
     left = max(0.0, bounds.serial - bounds.overlapped)
     tiles = bounds.overlapped + left / _sharing(plan)

@@ -65,7 +65,7 @@ def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> 
             plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=1)
         except ValueError:  # does not serve this mask, lengths or element type
             continue
-        if not bounds.covers(plan, found.limits):
+        if bounds.why_not(plan, found.limits):
             return []
         named = bounds.bounds_of(plan, found.limits).named()
         waiting = named.pop("busiest block")
