@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from backends import EMULATE, backends, contract
@@ -71,29 +69,6 @@ def test_soft_caps(backend, spec, dtype, precision, mask):
     huge = backend.forward(*inputs, **options)
     np.testing.assert_allclose(huge.lse, plain.lse, atol=5e-4 if dtype == "float16" else 2e-4)
     np.testing.assert_allclose(huge.out.astype(float), plain.out.astype(float), atol=4e-3)
-
-
-@contract("lengths", cpu=[(60, 11)])
-def test_rows_that_see_nothing_are_zeros(backend, spec, dtype, precision, lengths):
-    done = check(backend, spec, precision, *make_inputs(2, 2, 1, *lengths, 8, dtype), causal=True)
-    assert (done.out[:, :, :49] == 0).all() and (done.lse[:, :, :49] == -np.inf).all()
-
-
-@contract(
-    "mask, softcap",
-    cpu=itertools.product(
-        [Band(3, 0, 100), Band(3, 0, -100), Band(0, None, 7), Band(None, 0, -20)], [None, 2.0]
-    ),
-    serves=lambda backend, spec, dtype, *_: dtype == "float32",
-)
-def test_rows_that_a_mask_leaves_nothing(backend, spec, dtype, precision, mask, softcap):
-    """All of them, the last or the first."""
-    inputs = make_inputs(1, 2, 1, 50, 40, 8, dtype)
-    done = check(backend, spec, precision, *inputs, mask=mask, softcap=softcap)
-    nothing = ~mask.dense(50, 40).any(axis=1)
-    assert nothing.any()
-    assert (done.out[:, :, nothing] == 0).all() and np.isneginf(done.lse[:, :, nothing]).all()
-    assert np.isfinite(done.lse[:, :, ~nothing]).all()
 
 
 @backends("gpu")

@@ -6,52 +6,31 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 from support import DTYPES, make_inputs, written_out
 
 import cufa
 from cufa import attention_reference
-from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.reference import dense as reference
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 9), (9, 1), (7, 12), (12, 7), (10, 10)])
-def test_definition(seqlen_q, seqlen_k, kv_heads, causal):
+@given(
+    BANDS,
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.sampled_from([4, 2, 1]),
+    st.sampled_from([None, 0.5, 20.0]),
+)
+def test_definition(mask, seqlen_q, seqlen_k, kv_heads, softcap):
     q, k, v = make_inputs(2, 4, kv_heads, seqlen_q, seqlen_k, 8, "float64")
-    o, lse = attention_reference(q, k, v, causal=causal, scale=0.7, return_lse=True)
-    seen = (CAUSAL if causal else FULL).dense(seqlen_q, seqlen_k)
-    expected_o, expected_lse = written_out(q, k, v, seen=seen, scale=0.7)
-    np.testing.assert_allclose(o, expected_o, rtol=1e-13, atol=1e-14)
-    np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
-    assert o.dtype == lse.dtype == np.float64
-
-
-@given(BANDS, st.integers(1, 30), st.integers(1, 30), st.sampled_from([None, 0.5, 20.0]))
-@settings(max_examples=60)
-def test_definition_under_any_mask_and_cap(mask, seqlen_q, seqlen_k, softcap):
-    q, k, v = make_inputs(1, 2, 1, seqlen_q, seqlen_k, 8, "float64")
     o, lse = attention_reference(q, k, v, mask=mask, softcap=softcap, scale=0.7, return_lse=True)
     seen = mask.dense(seqlen_q, seqlen_k)
     expected_o, expected_lse = written_out(q, k, v, seen=seen, scale=0.7, cap=softcap)
     np.testing.assert_allclose(o, expected_o, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-13)
-
-
-def test_masks_in_other_words():
-    q, k, v = make_inputs(1, 2, 1, 7, 11, 8, "float64")
-    for words, mask in (
-        ({"causal": True}, CAUSAL),
-        ({"window": (3, 1)}, Band(3, 1)),
-        ({"causal": True, "window": (3, None)}, Band(3, 0)),
-        ({}, Band(100, 100)),
-    ):
-        np.testing.assert_array_equal(
-            attention_reference(q, k, v, **words), attention_reference(q, k, v, mask=mask)
-        )
+    assert o.dtype == lse.dtype == np.float64
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,16 +64,6 @@ def test_row_chunks_do_not_show(monkeypatch, causal):
         attention_reference(q, k, v, causal=causal, return_lse=True), whole, strict=True
     ):
         np.testing.assert_allclose(chunked, expected, rtol=1e-14, atol=1e-15)
-
-
-def test_rows_that_see_nothing_are_zeros():
-    q, k, v = make_inputs(1, 2, 1, 5, 2, 8, "float32")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        o, lse = attention_reference(q, k, v, causal=True, return_lse=True)
-    assert (o[:, :, :3] == 0).all()
-    assert (lse[:, :, :3] == -np.inf).all()
-    assert np.isfinite(lse[:, :, 3:]).all()
 
 
 def test_no_keys_at_all():

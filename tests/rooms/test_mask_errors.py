@@ -46,40 +46,22 @@ _COLUMNS = {"family": "columns", "band": _BAND, "intervals": {"shape": [2, 1, 1,
         ({**_BAND, "global_tokens": "3"}, "global_tokens must be an integer from 0 up, not '3'"),
         ({**_BAND, "prefix": {"digest": ""}}, "prefix is builtins.dict: it takes an array's record, shape"),
         ({**_BAND, "prefix": {"shape": [-1], "digest": ""}}, "prefix has shape .* a size is at least 0"),
-        (
-            {**_BAND, "prefix": {"shape": [1, 2], "digest": ""}},
-            r"prefix has shape \(1, 2\): it takes \(batch,\)",
-        ),
+        ({**_BAND, "prefix": {"shape": [1, 2], "digest": ""}}, r"prefix has shape \(1, 2\): it takes \(batch,\)"),
         ({**_BAND, "prefix": {"shape": [2]}}, "prefix: packed, or digest, of its record is text, not None"),
-        (
-            {**_BAND, "prefix": {"shape": [2], "packed": "?"}},
-            r"prefix: packed .* does not hold \(2,\) integers",
-        ),
+        ({**_BAND, "prefix": {"shape": [2], "packed": "?"}}, r"prefix: packed .* does not hold \(2,\) integers"),
         ({**_BAND, "prefix": {"shape": [2], "packed": "AAAA"}}, r"packed .* does not hold \(2,\) integers"),
-        (
-            {**_BAND, "prefix": Integers(np.array([3, -4])).as_json()},
-            r"prefix\[1\] is -4: it must be at least 0",
-        ),
-        (
-            {**_BAND, "prefix": {**Integers(np.array([3, 4])).as_json(), "shape": [3]}},
-            r"not hold \(3,\) integers",
-        ),
+        ({**_BAND, "prefix": Integers(np.array([3, -4])).as_json()}, r"prefix\[1\] is -4: it must be at least 0"),
+        ({**_BAND, "prefix": {**Integers(np.array([3, 4])).as_json(), "shape": [3]}}, r"not hold \(3,\) integers"),
         ({"family": "chunks", "size": 0}, "size=0 must be from 1"),
-        (
-            {**_COLUMNS, "band": {"family": "chunks", "size": 3}},
-            "band is causal chunks of 3: it takes a mask of",
-        ),
+        ({**_COLUMNS, "band": {"family": "chunks", "size": 3}}, "band is causal chunks of 3: it takes a mask of"),
         ({**_COLUMNS, "band": {**_BAND, "left": -5}}, "left must be at least 0"),
         ({**_COLUMNS, "intervals": 3}, "intervals is 3: it takes an array's record"),
-        (
-            {**_COLUMNS, "intervals": {"shape": [3, 1, 1, 8], "digest": ""}},
-            r"intervals has shape \(3, 1, 1, 8\)",
-        ),
+        ({**_COLUMNS, "intervals": {"shape": [3, 1, 1, 8], "digest": ""}}, r"intervals has shape \(3, 1, 1, 8\)"),
         ({**_COLUMNS, "rows": "zz"}, "rows='zz' is not known"),
         ({**_COLUMNS, "title": 3}, "title is text, not 3"),
     ],
     ids=_words,
-)
+)  # fmt: skip
 def test_records_that_are_no_masks(record, message):
     with pytest.raises(ValueError, match=message):
         Mask.from_json(record)
@@ -117,7 +99,7 @@ WINDOWS = [
     (0, TypeError, "window=0: it is a pair"),
     ("ab", TypeError, "window='ab': it is a pair"),
     (np.array([1, 0]), TypeError, r"window=array\(\[1, 0\]\): it is a pair"),
-]
+]  # fmt: skip
 OTHERS = [
     (
         {"mask": np.ones((8, 8))},
@@ -144,7 +126,7 @@ OTHERS = [
     ({"softcap": np.True_}, TypeError, "softcap must be a number"),
     ({"softcap": "30"}, TypeError, "softcap must be a number above 0 or None, not '30'"),
     ({"softcap": 1j}, TypeError, "softcap must be a number"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", [cufa.flash_attention, cufa.plan, cufa.attention_reference])
@@ -176,18 +158,14 @@ def test_decoding_refuses_likewise(call, options, error, message):
 @pytest.mark.parametrize(
     ("diagonal", "error", "message"),
     [
-        (
-            "middle",
-            ValueError,
-            "diagonal='middle' is not known; use 'bottom-right', 'top-left' or an integer",
-        ),
+        ("middle", ValueError, "diagonal='middle' is not known; use 'bottom-right', 'top-left' or an integer"),
         (1.5, TypeError, "diagonal=1.5 must be 'bottom-right', 'top-left' or an integer"),
         (True, TypeError, "diagonal=True must be"),
         (None, TypeError, "diagonal=None must be"),
         (-(2**40), ValueError, "diagonal=-1099511627776 must be within ±1,073,741,824"),
         (2**30 + 1, ValueError, "diagonal=1073741825 must be within ±1,073,741,824"),
     ],
-)
+)  # fmt: skip
 def test_diagonals_that_are_none(diagonal, error, message):
     for make in (lambda: masks.causal(diagonal), lambda: masks.window(1, 0, diagonal)):
         with pytest.raises(error, match=message):
@@ -210,43 +188,27 @@ WRONG = [
     (lambda: masks.documents([1.5, 2]), TypeError, "lengths is float64: it takes integers; convert"),
     (lambda: masks.documents([[1, 2], [3]]), ValueError, "lengths is .*rows that differ in length: fill"),
     (lambda: masks.documents(5), TypeError, "lengths must be an array"),
-    (
-        lambda: masks.documents([[[1]]]),
-        ValueError,
-        r"lengths has shape .*takes \(documents,\) or \(batch, doc",
-    ),
+    (lambda: masks.documents([[[1]]]), ValueError, r"lengths has shape .*takes \(documents,\) or \(batch, doc"),
     (lambda: masks.documents([3, 4], seqlen=5), ValueError, "lengths add up to 7 tokens, more than seqlen=5"),
     (lambda: masks.documents([3, 4], causal="yes"), TypeError, "causal must be True or False, not 'yes'"),
     (lambda: masks.documents([2**31 - 1] * 2), ValueError, "the sum of lengths=4294967294 must be from 0"),
     (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which does not fit int32"),
     (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
     (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
-    (
-        lambda: masks.shared_question([[1], [1, 2]], [2]),
-        ValueError,
-        "question is .*rows that differ in length",
-    ),
+    (lambda: masks.shared_question([[1], [1, 2]], [2]), ValueError, "question is .*rows that differ in length"),
     (lambda: masks.shared_question(np.array(2.5), [2]), TypeError, "question must be an integer from 0 up"),
     (lambda: masks.evict("abc"), TypeError, "rows must be an array"),
-    (
-        lambda: masks.evict(np.ones((2, 2, 2, 2), int)),
-        ValueError,
-        "rows has shape .*takes.*kv_heads, seqlen_k",
-    ),
+    (lambda: masks.evict(np.ones((2, 2, 2, 2), int)), ValueError, "rows has shape .*takes.*kv_heads, seqlen_k"),
     (lambda: masks.columns(None, [2]), TypeError, "lo1 must be an array"),
     (lambda: masks.columns([1], [2], [3]), ValueError, "lo2 came without hi2"),
     (lambda: masks.columns([1, 2], [2]), ValueError, r"hi1 has shape \(1,\) but lo1 has \(2,\)"),
     (lambda: masks.columns([1], [2], causal=True, window=(1, 2)), ValueError, "causal=True hides them"),
     (lambda: masks.from_flashmask(np.ones((1, 1, 3, 1), int), False), ValueError, "causal=False.* is 2 or 4"),
     (lambda: masks.from_flashmask(np.ones((1, 1, 3, 4), int), True), ValueError, "causal=True.* is 1 or 2"),
-    (
-        lambda: masks.from_flashmask(np.ones((1, 3, 4), int), True),
-        ValueError,
-        "has shape .*takes .batch, 1 or",
-    ),
+    (lambda: masks.from_flashmask(np.ones((1, 3, 4), int), True), ValueError, "has shape .*takes .batch, 1 or"),
     (lambda: masks.from_dense(np.ones((3, 3))), TypeError, "seen is float64: it takes booleans"),
     (lambda: masks.from_dense(np.ones(3, bool)), ValueError, r"seen has shape \(3,\): it takes"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "error", "message"), WRONG)

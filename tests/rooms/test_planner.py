@@ -44,9 +44,12 @@ def problem(dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=
 
 @functools.cache
 def served(spec: Kernel) -> tuple[Problem, ...]:
-    """What `cufa compile` builds of a kernel, for each head dim that it serves."""
+    """What `cufa compile` builds of a kernel, for some head dims that it serves."""
     compiled = OPERATIONS[spec.operation].compiled
-    problems = tuple(p for d in HEAD_DIMS for p in compiled(spec, d) if spec.refuses(p) is None)
+    multiples = [d for d in HEAD_DIMS if d % spec.head_dim_multiple == 0]
+    head_dims = [d for d in multiples if any(config.fits(d) for config in spec.configs)]
+    of_day = of_today(head_dims, f"head dims of {spec.name}", dated=2)
+    problems = tuple(p for d in of_day for p in compiled(spec, d) if spec.refuses(p) is None)
     assert problems, f"{spec.name} serves nothing"
     return problems
 

@@ -18,20 +18,22 @@ from cufa.problem.problem import Problem
 H200 = Device.typical(90)
 
 
-def backward_of(mask=CAUSAL, softcap=None) -> Problem:
-    return Problem(1, 4, 2, 1024, 1024, 104, "bfloat16", mask, 0.1, softcap, operation="backward")
+def backward_of() -> Problem:
+    return Problem(1, 4, 2, 1024, 1024, 104, "bfloat16", CAUSAL, 0.1, operation="backward")
 
 
 def test_tiles_that_do_not_serve_all_that_their_kernel_serves():
-    """Blocks that run on, and a softcap or a mask beyond a band: asked for, they are refused; measured for others of
-    the class, not taken."""
+    """Persistent blocks take band masks over whole arrays, without soft cap and in any order. For other problems they
+    are refused if asked for, not offered for tuning, and not taken if they were measured for others of the class."""
     config = next(x for x in KERNELS["fa3_backward"].configs if x.persistent and x.fits(104))
     refusal = "takes band masks over whole arrays alone, without softcap, sink or a fixed order of additions"
-    for problem, served in (
-        (backward_of(), True),
-        (backward_of(softcap=20.0), False),
-        (backward_of(Band(prefix=300)), False),
-    ):
+    for changed, served in (
+        ({}, True), ({"softcap": 20.0}, False), ({"deterministic": True}, False), ({"lengths": Padded()}, False),
+        ({"mask": Band(prefix=300)}, False), ({"mask": Band(None, 0, prefix=300)}, False),
+    ):  # fmt: skip
+        problem = dataclasses.replace(backward_of(), **changed)
+        offered = serving_configs(KERNELS["fa3_backward"], problem, H200)
+        assert [x.persistent for x in offered] == [False, *[True] * served]
         planned = make_plan(problem, H200).config
         assert not planned.persistent
         tuned = {tuning_key(KERNELS["fa3_backward"], problem): Tuned(config, planned, "")}
@@ -76,46 +78,10 @@ def test_operands_are_held_where_registers_are_left(config):
     assert any(sum(config.held_steps(head_dim)) for head_dim in head_dims) == (config.block_q < 128)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "each", "running_on"),
-    [
-        (72, (5, 5), (5, 5)),
-        (80, (5, 5), (5, 5)),  # all there is
-        (88, (6, 4), (6, 3)),
-        (96, (6, 2), (6, 1)),
-        (104, (6, 0), (6, 0)),
-        (112, (4, 0), (4, 0)),
-        (120, (2, 0), (2, 0)),
-        (128, (0, 0), (0, 0)),
-    ],
-)
-def test_how_many_steps_of_values_and_keys_are_held(head_dim, each, running_on):
-    """Fewer where K has two buffers."""
-    configs = [x for x in KERNELS["fa3_backward"].configs if x.fits(head_dim)]
-    found = [(x.block_q, x.persistent, x.held_steps(head_dim)) for x in configs]
-    assert found == [(64, False, each), (64, True, running_on)]
-
-
 def test_tiles_of_80_rows_that_old_records_name_are_refused():
     config = dataclasses.replace(KERNELS["fa3_backward"].configs[1], block_q=80)
     with pytest.raises(ValueError, match="80 rows a tile, where 64 or 128 are served"):
         make_plan(backward_of(), H200, "fa3", config)
-
-
-@pytest.mark.parametrize(
-    ("changed", "runs_on"),
-    [
-        ({}, True),
-        ({"softcap": 30.0}, False),
-        ({"deterministic": True}, False),
-        ({"lengths": Padded()}, False),
-        ({"mask": Band(None, 0, prefix=300)}, False),
-    ],
-)
-def test_tiles_are_offered_for_what_they_serve(changed, runs_on):
-    asked = dataclasses.replace(backward_of(), **changed)
-    offered = serving_configs(KERNELS["fa3_backward"], asked, H200)
-    assert [x.persistent for x in offered] == [False, *[True] * runs_on]
 
 
 @pytest.mark.parametrize(
