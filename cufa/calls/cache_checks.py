@@ -12,6 +12,7 @@ from ..problem.checks import is_device_array
 from ..problem.integers import INT32
 from ..problem.lengths import Cached, Packed, Padded
 from ..problem.problem import Problem
+from ..problem.tree import check_tree
 from ..schedule.decode import read_range
 from . import arrays, optional_operands
 
@@ -57,6 +58,18 @@ def _of_sequence(problem: Problem, b: int) -> Problem:
 
 def _name_of_cache(problem: Problem) -> str:
     return "k_cache" if problem.operation == "decode" else "k"
+
+
+def tree_operand(x: Array, shape: tuple[int, ...], words: str) -> tuple[Array, str]:
+    """A tree of ``shape``, which ``words`` names, as kernels read it, and its kind."""
+    kind, dtype, kinds = ("matrix", "bool", "b") if x.ndim == 3 else ("parents", "int32", "iu")
+    optional_operands.check_small("tree", x, dtype, kinds, (shape,), words)
+    if not is_device_array(x):
+        check_tree(x)
+        return np.ascontiguousarray(x, dtype), kind
+    if not x.flags.c_contiguous:
+        raise ValueError(f"tree has strides {x.strides}: pass a contiguous array")
+    return x, kind
 
 
 def check_length(b: int, length: int, cache: Cached, capacity: int, name: str = "k_cache") -> None:

@@ -15,10 +15,10 @@ from ..problem.lengths import Cached, Lengths, Packed, Padded
 from ..problem.mask import CAUSAL, FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
-from ..problem.tree import ancestors, check_tree
+from ..problem.tree import ancestors
 from ..problem.tree_mask import MAX_TREE, Tree
 from . import arrays, optional_operands
-from .cache_checks import check_integers, check_lengths, check_slots
+from .cache_checks import check_integers, check_lengths, check_slots, tree_operand
 from .shapes import (
     AXES,
     LAYOUTS,
@@ -193,11 +193,5 @@ def _checked_tree(found: dict[str, Any], queries: _Queries, mask: Any) -> tuple[
             f"tree has {tokens} tokens for up to {most} queries of a sequence: it has a token for each query, at most "
             f"{MAX_TREE}"
         )
-    kind, dtype, kinds = ("parents", "int32", "iu") if x.ndim == 2 else ("matrix", "bool", "b")
-    optional_operands.check_small("tree", x, dtype, kinds, (x.shape,), "parents or booleans")
-    if not is_device_array(x):
-        check_tree(x)
-        return np.ascontiguousarray(x, dtype), Tree(Integers(ancestors(x))), kind
-    if not x.flags.c_contiguous:
-        raise ValueError(f"tree has strides {x.strides}: pass a contiguous array")
-    return x, Tree(Integers(x)), kind
+    x, kind = tree_operand(x, x.shape, "parents or booleans")
+    return x, Tree(Integers(x if is_device_array(x) else ancestors(x))), kind

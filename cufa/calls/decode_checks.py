@@ -15,9 +15,8 @@ from ..problem import float8
 from ..problem.checks import as_array, is_device_array
 from ..problem.mask import CAUSAL
 from ..problem.problem import Problem
-from ..problem.tree import check_tree
 from . import arrays, maximum, optional_operands
-from .cache_checks import check_integers, check_lengths, check_slots, check_written_cache
+from .cache_checks import check_integers, check_lengths, check_slots, check_written_cache, tree_operand
 from .call import Call
 from .dispatch import plan_for
 from .shapes import FORWARD_DTYPES, make_decode_problem
@@ -162,17 +161,9 @@ def _with_tree(inputs: dict[str, Any], problem: Problem) -> Problem:
         raise ValueError(
             f"tree with {what}: the tree is the mask of new tokens and takes no other mask and no ALiBi; leave one out"
         )
-    shape: tuple[int, ...] = (problem.batch, problem.seqlen_q)
-    kind = "matrix" if tree.ndim == 3 else "parents"
-    dtype, kinds, words, wanted = "int32", "iu", "(batch, tokens)", shape
-    if kind == "matrix":
-        dtype, kinds, words, wanted = "bool", "b", "(batch, tokens, tokens)", shape + shape[1:]
-    optional_operands.check_small("tree", tree, dtype, kinds, (wanted,), words)
-    if not is_device_array(tree):
-        check_tree(tree)
-        inputs["tree"] = np.ascontiguousarray(tree, dtype)
-    elif not tree.flags.c_contiguous:
-        raise ValueError(f"tree has strides {tree.strides}: pass a contiguous array")
+    tokens = (problem.seqlen_q,) * (2 if tree.ndim == 3 else 1)
+    words = f"(batch{', tokens' * len(tokens)})"
+    inputs["tree"], kind = tree_operand(tree, (problem.batch, *tokens), words)
     if problem.seqlen_q == 1:
         inputs["tree"] = None
         return problem

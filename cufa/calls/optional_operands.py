@@ -151,7 +151,8 @@ def packed(cu_q: Any, cu_k: Any, totals: tuple[int, int]) -> tuple[Any, Any, Pac
 def cumulative(
     name: str, x: Any, total: int, kind: str, shape: tuple[int, ...] | None = None
 ) -> tuple[Any, tuple[int, ...] | None]:
-    """Cumulative lengths as kernels read them, and the lengths between them if they are on the host."""
+    """Cumulative lengths as kernels read them, and the lengths between them if they are on the host. Raises ValueError
+    unless they rise from 0 to an end within ``total`` rows of ``kind``."""
     if shape is None and (x.ndim != 1 or len(x) < 1):
         raise ValueError(
             f"{name} has shape {x.shape}: it takes (sequences + 1,), the begin of each sequence and the end"
@@ -159,12 +160,6 @@ def cumulative(
     x = int32(name, x, shape or x.shape, "(sequences + 1,), as cu_seqlens_q")
     if not isinstance(x, np.ndarray):
         return x, None
-    check_cumulative(name, x, total, kind)
-    return x, tuple(np.diff(x).tolist())
-
-
-def check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
-    """Raises ValueError unless ``x`` has the begins of sequences and their end within ``total`` rows of ``kind``."""
     if x[0] != 0:
         raise ValueError(f"{name}[0] is {x[0]}: the first sequence begins at 0")
     falls = np.flatnonzero(np.diff(x) < 0)
@@ -178,6 +173,7 @@ def check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
         raise ValueError(
             f"{name}[-1] is {x[-1]} but {kind} has {total} rows: the last sequence ends within them"
         )
+    return x, tuple(np.diff(x).tolist())
 
 
 def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: Any) -> None:

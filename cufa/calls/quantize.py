@@ -267,15 +267,7 @@ def _lengths(x: Any, layout: str, seqlens: Any, cu_seqlens: Any) -> tuple[Length
         if seqlens is not None:
             raise ValueError("seqlens and cu_seqlens both say where sequences end: pass one of them")
         begins = _given_lengths("cu_seqlens", cu_seqlens, x)
-        if begins.ndim != 1 or not len(begins):
-            raise ValueError(
-                f"cu_seqlens has shape {begins.shape}; it takes (sequences + 1,), the begins and the end"
-            )
-        begins = optional_operands.int32("cu_seqlens", begins, begins.shape, "(sequences + 1,)")
-        if is_device_array(begins):
-            return Packed(len(x), len(x)), begins
-        optional_operands.check_cumulative("cu_seqlens", begins, len(x), "x")
-        counts = tuple(np.diff(begins).tolist())
+        begins, counts = optional_operands.cumulative("cu_seqlens", begins, len(x), "x")
         return Packed(len(x), len(x), counts, counts), begins
     if seqlens is None:
         return DENSE, None

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 from ...gpu.architectures import Device
 from ...problem.problem import Problem
 from ...schedule.order import Order, query_blocks
 from ...schedule.schedule import Schedule
-from ..base import Kernel
 from ..config import Buffer, Launch, Split, tile_pitch
 from .fa2 import Fa2Config
-from .fa3_fp8 import SCALES, constants_of_e4m3, transposed_shape, transposition
+from .float8 import Float8Kernel
 
 
-class Fa2ForwardFp8(Kernel):
+class Fa2ForwardFp8(Float8Kernel):
     name = "fa2_forward_fp8"
     algorithm = "fa2"
     title = "FlashAttention-2 forward in e4m3, 8-bit tensor cores"
     paper = "Dao 2023, FlashAttention-2, Algorithm 1"
     source = "forward/fa2_fp8/kernel.cu"
     entry = "fa2_forward_fp8"
-    dtypes = ("float8_e4m3",)
-    out_dtypes = ("float16", "bfloat16")
-    scales = SCALES
-    options = ("padded", "packed")
-    head_dim_multiple = 16
     aligned_rows = True
     min_capability = 89
-    skip_masked_tiles = True
     # Key tiles as in KEY_TILES. 96 rows: with more, sm_89 and sm_120 lack shared memory from head dim 240 on.
     configs = (
         Fa2Config(64, 160, num_warps=4, blocks_per_sm=3, min_head_dim=16, max_head_dim=64),
@@ -36,7 +27,6 @@ class Fa2ForwardFp8(Kernel):
         Fa2Config(128, 128, num_warps=8, min_head_dim=144, max_head_dim=224),
         Fa2Config(96, 128, num_warps=6, min_head_dim=240),
     )
-    workspace_holds = "transposed values"
 
     def shared_memory(self, config: Fa2Config, head_dim: int, v_dim: int = 0) -> tuple[Buffer, ...]:
         """Q, a tile of K, and a tile of V, transposed."""
@@ -52,14 +42,12 @@ class Fa2ForwardFp8(Kernel):
     ) -> tuple[Launch, ...]:
         """One block per query block and head; values in rows are transposed before."""
         grid = config.query_items(problem), 1, 1
-        attention = Launch(self.entry, grid, config.num_warps * 32, shared_memory)
-        return (transposition(problem), attention) if problem.values_in_rows else (attention,)
-
-    def workspace(self, problem: Problem, config: Fa2Config, split: Split | None = None) -> int:
-        return math.prod(transposed_shape(problem)) if problem.values_in_rows else 0
+        return self.with_transposition(
+            problem, Launch(self.entry, grid, config.num_warps * 32, shared_memory)
+        )
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        return {**constants_of_e4m3(problem), "VALUES_IN_ROWS": problem.values_in_rows}
+        return {**super().own_constants(problem), "VALUES_IN_ROWS": problem.values_in_rows}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
         asked = (

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from ...gpu.architectures import Device
-from ...problem.float8 import KEY_PADDING, KEY_TILES, MODES, padded_keys
-from ...problem.lengths import Packed
+from ...problem.float8 import KEY_TILES
 from ...problem.problem import Problem
 from ...schedule.order import Order, persistent
 from ...schedule.schedule import Schedule
-from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, align_up
 from .fa3 import Fa3Config, ring_buffers
+from .float8 import Float8Kernel, transposed_shape
 
 _ATOM = 128
 """Bytes of a row of a tile that lie together; columns are padded to a multiple."""
@@ -23,12 +21,6 @@ bits."""
 
 _MOST_SMS = 144
 """Of a GPU of Hopper's: as many thread blocks have float32 sums in the workspace."""
-
-SCALES: Mapping[str, tuple[str, ...]] = {
-    "q": ("tensor", "head", "block"),
-    "k": ("tensor", "head", "block"),
-    "v": ("tensor", "head"),
-}
 
 
 def _configs() -> tuple[Fa3Config, ...]:
@@ -52,20 +44,14 @@ def _configs() -> tuple[Fa3Config, ...]:
     )
 
 
-class Fa3ForwardFp8(Kernel):
+class Fa3ForwardFp8(Float8Kernel):
     name = "fa3_forward_fp8"
     algorithm = "fa3"
     title = "FlashAttention-3 forward in e4m3: TMA, 8-bit WGMMA, warp specialisation"
     paper = "Shah et al. 2024, FlashAttention-3, section 3.3"
     source = "forward/fa3_fp8/kernel.cu"
     entry = "fa3_forward_fp8"
-    dtypes = ("float8_e4m3",)
-    out_dtypes = ("float16", "bfloat16")
-    scales = SCALES
-    options = ("padded", "packed")
-    head_dim_multiple = 16
     min_capability = max_capability = 90
-    skip_masked_tiles = True
     configs = _configs()
     workspace_holds = "transposed values, sums"
 
@@ -87,15 +73,12 @@ class Fa3ForwardFp8(Kernel):
         """Persistent blocks that share out query blocks and heads; values in rows are transposed before."""
         items = config.query_items(problem)
         attention = Launch(self.entry, (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-        if not problem.values_in_rows:
-            return (attention,)
-        return transposition(problem), attention
+        return self.with_transposition(problem, attention)
 
     def workspace(self, problem: Problem, config: Fa3Config, split: Split | None = None) -> int:
-        values = math.prod(transposed_shape(problem)) if problem.values_in_rows else 0
         blocks = min(config.query_items(problem), _MOST_SMS)
         sums = 4 * blocks * config.block_q * problem.head_dim if _added_tiles(problem) > 1 else 0
-        return values + sums
+        return super().workspace(problem, config, split) + sums
 
     def maps_of_workspace(self, problem: Problem) -> Mapping[str, tuple[int, ...]]:
         return {"v": transposed_shape(problem)} if problem.values_in_rows else {}
@@ -105,7 +88,7 @@ class Fa3ForwardFp8(Kernel):
         return {"q": Box(64), "k": Box(config.block_kv), "v": Box(16), "out": Box(16)}
 
     def own_constants(self, problem: Problem) -> dict[str, int | bool]:
-        return {**constants_of_e4m3(problem), "ADDED_TILES": _added_tiles(problem)}
+        return {**super().own_constants(problem), "ADDED_TILES": _added_tiles(problem)}
 
     def reasons(self, problem: Problem) -> tuple[str, ...]:
         tiles, by = _added_tiles(problem), "by length" if problem.accumulate == "auto" else "as asked for"
@@ -126,25 +109,3 @@ def _added_tiles(problem: Problem) -> int:
         return int(asked == "tile")
     # With more columns, or a soft cap, registers do not suffice; one tile is as exact.
     return int(asked) if problem.head_dim <= 128 and problem.softcap is None else 1
-
-
-def constants_of_e4m3(problem: Problem) -> dict[str, int | bool]:
-    """Choices of every forward kernel for e4m3."""
-    modes = dict(zip("QKV", problem.scales or ("head",) * 3, strict=True))
-    return {
-        **{f"{name}_SCALE": MODES.index(mode) for name, mode in modes.items()},
-        "BFLOAT16": problem.out_element.name == "bfloat16",
-    }
-
-
-def transposition(problem: Problem) -> Launch:
-    """The launch before attention if values are rows."""
-    batch, heads, head_dim, keys = transposed_shape(problem)
-    return Launch("transpose_values", (batch * keys // KEY_PADDING, heads, 1), 256, head_dim * KEY_PADDING)
-
-
-def transposed_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """Shape of transposed values."""
-    (_, _, (batch, heads, keys, head_dim), _) = problem.shapes
-    packed = problem.batch if isinstance(problem.lengths, Packed) else None
-    return batch, heads, head_dim, padded_keys(keys, packed)
