@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboard_browser import MASKED, PATIENCE, Visit, screenshot
+from dashboard_browser import PATIENCE, Visit, screenshot
 from playwright.sync_api import Browser, Locator, expect
 
 from cufa.dashboard import glossary
@@ -36,24 +36,4 @@ def test_a_word_tells_what_it_means_to_mouse_and_keyboard_and_a_step_its_lines(
     page.get_by_role("button", name="Glossary").click()
     expect(page.get_by_text(glossary.TERMS["wave"])).to_be_visible(timeout=PATIENCE)
     screenshot(page, "glossary-light")
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_no_explanation_is_wider_than_a_narrow_window(server: str, browser: Browser) -> None:
-    visit = Visit(browser, "dark", 390)
-    page = visit.open(f"{server}/{MASKED}")
-    main = "document.querySelector('[data-testid=stMain]')"
-    for word in page.locator(".cufa-term").all():
-        word.focus()
-        assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1, word.inner_text()
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_a_figure_shows_the_lines_that_do_it(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
-    page.get_by_role("button", name="The kernel's lines").first.click()
-    expect(page.get_by_text("DEVICE TileRange").first).to_be_visible(timeout=PATIENCE)
     visit.close()

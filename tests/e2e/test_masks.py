@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, place_of, screenshot
+from dashboard_browser import MASKED, Visit, place_of, screenshot
 from playwright.sync_api import Browser, expect
-from sampling import of_today
 
 
 @pytest.mark.in_turn
@@ -54,7 +53,6 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     box = place_of(grid.locator(".nsewdrag").first)
     page.mouse.move(box["x"] + box["width"] * 0.03, box["y"] + box["height"] * 0.03, steps=3)
     expect(grid.locator(".hoverlayer")).to_contain_text("query block 0, key block")
-    address = page.url
     page.get_by_text("All kinds of masks in pictures").click()
     for name in ("causal", "shared question", "columns"):
         kind = page.get_by_role("img", name=name, exact=True)
@@ -62,15 +60,3 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
         assert kind.evaluate("image => image.naturalWidth") == 96
     screenshot(page, "masked_work-editor-light")
     visit.close()
-
-    for theme, width in of_today(
-        [("dark", 390), ("light", 390), ("dark", 1360)], "editor's windows", fixed=0
-    ):
-        again = Visit(browser, theme, width)
-        page = again.open(address)
-        expect(page.get_by_text("6 documents of 200 to 700 tokens.")).to_be_visible()
-        for narrower in (width, 390):
-            assert_nothing_is_cut(page, narrower)
-        page.set_viewport_size(again.size)
-        screenshot(page, f"masked_work-editor-{theme}-{width}")
-        again.close()

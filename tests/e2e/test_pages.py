@@ -13,7 +13,38 @@ from playwright.sync_api import Browser, expect
 from sampling import of_today
 
 #: The page Occupancy compiles every tiling of a kernel for every architecture, in the background: this one has one.
+#: The page Occupancy compiles every tiling of a kernel for every architecture, in the background: this one has one.
 FEWEST_BUILDS = "kernel=naive"
+#: Views of pages that have controls, figures or tables of their own.
+VIEWS = (
+    *(f"{name}?nonsense=1&{FEWEST_BUILDS if name == 'occupancy' else ''}" for name in PAGES),
+    "masked_work?mask=documents&lengths=700,300,4x200&sq=2048&sk=2048",
+    "masked_work?two=1&b_alg=fa2_noskip&b_mask=window&sq=2048&sk=2048",
+    "masked_work?alg=fa3&d=128&sq=2048&sk=2048&batch=2&heads=32",  # with a trace from inside a block
+    "understand?algorithm=decode&step=9",
+    "understand?mask=window&step=15&own=1&q=1,2&k=3",
+    "understand?algorithm=fa2_backward&step=7",
+    *(f"exercises?exercise={name}" for name in ("order", "tile", "ragged", "race", "swizzle")),
+)
+
+
+@pytest.mark.parametrize("view", of_today(VIEWS, "views in windows of any width"))
+def test_nothing_is_cut_at_any_width(server: str, browser: Browser, view: str) -> None:
+    name, _, link = view.partition("?")
+    visit = Visit(browser, of_today(["light", "dark"], f"theme of {view}", fixed=0)[0])
+    page = visit.open(f"{server}/{address_of(name)}?{link}")
+    notice = page.get_by_test_id("stAlert").filter(has_text="'nonsense'")
+    expect(notice).to_have_count(int("nonsense" in link))
+    if name == "exercises":
+        page.get_by_role("button", name="Check my answer").click()
+        expect(page.get_by_role("alert").filter(has_text="Not yet.")).to_be_visible()
+    for width in (1440, 800, 390):
+        assert_nothing_is_cut(page, width)
+    for word in page.locator(".cufa-term").all()[:8]:  # an explanation is not wider than the narrow window
+        word.focus()
+        assert_nothing_is_cut(page, 390)
+    screenshot(page, re.sub(r"\W+", "-", view))
+    visit.close()
 
 
 @pytest.mark.in_turn
@@ -38,18 +69,10 @@ def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str) ->
         for width in of_today([1000, 800, 600], f"width of {name}", fixed=0):
             assert_nothing_is_cut(page, width)
         page.set_viewport_size(visit.size)
-    visit.close()
-
-
-@pytest.mark.parametrize("name", of_today(PAGES, "pages by their links"))
-def test_a_page_by_its_link_in_a_narrow_window(server: str, browser: Browser, name: str) -> None:
-    visit = Visit(browser, width=390)
-    fewer = FEWEST_BUILDS if name == "occupancy" else ""
-    page = visit.open(f"{server}/{address_of(name)}?nonsense=1&{fewer}")
-    notice = page.get_by_test_id("stAlert").filter(has_text="'nonsense'")
-    expect(notice).to_be_visible()
-    assert_nothing_is_cut(page, 390)
-    screenshot(page, f"{name}-narrow")
+    links.nth(2).focus()
+    page.keyboard.press("Tab")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outline")
+    assert "solid" in outline and not outline.endswith(" 0px")
     visit.close()
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from dashboard_browser import Visit, assert_nothing_is_cut, screenshot
+from dashboard_browser import Visit, screenshot
 from playwright.sync_api import Browser, Page, expect
-from sampling import of_today
 
 
 def at_step(page: Page, number: int) -> None:
@@ -132,24 +131,6 @@ def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Br
         "All three gradients differ from the exact gradients by at most"
     )
     page.wait_for_url(re.compile(r"[?&]step=18\b"))
-    visit.close()
-
-
-@pytest.mark.in_turn
-@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
-def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
-    visit = Visit(browser, theme)
-    links = [
-        "",
-        "?algorithm=decode&step=9",
-        "?mask=window&step=15&own=1&q=1,2&k=3",
-        "?algorithm=fa2_backward&step=7",
-    ]
-    for link in of_today(links, "links of the walk"):
-        page = visit.open(f"{server}/{link}")
-        for width in (1440, 800, 390):
-            assert_nothing_is_cut(page, width)
-    screenshot(page, f"understand-{theme}-narrow")
     visit.close()
 
 

@@ -182,6 +182,7 @@ def test_the_kernel_counts_on_this_cpu(link: dict[str, str], line: str) -> None:
 def test_a_tile_shows_its_softmax() -> None:
     app = open_page("masked_work", q="5", k="0")
     assert "first maximum" in words(app)
+    assert any("DEVICE TileRange" in code.value for code in app.code), "the kernel's lines beside a figure"
     app.number_input(key="masked.k").set_value(40).run()
     assert "is skipped" in words(app)
     assert chosen(app) == {"q": "5", "k": "40"}

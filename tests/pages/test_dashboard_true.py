@@ -65,7 +65,15 @@ def test_a_trace_of_another_card_or_problem_says_so(shipped: Path) -> None:
     assert counters.differences(trace, p, str(trace.environment["device"])) == ""
     said = counters.differences(trace, p, "NVIDIA A100")
     assert str(trace.environment["device"]) in said and str(p) in said
-    said = words(open_page("masked_work", alg="fa3", sq="512", sk="512", d="128"))
+    app = open_page("masked_work", alg="fa3", sq="512", sk="512", d="128")
+    said = words(app)
+    bars = [
+        trace
+        for figure in figures(app)
+        for trace in figure["data"]
+        if trace.get("name", "").startswith("waits")
+    ]
+    assert bars and {trace["marker"]["pattern"]["shape"] for trace in bars} == {"/"}, "hatched"
     has(said, "µs on one SM", "Not of the controls above, but of NVIDIA H", "with stamps: its run takes ")
     has(said, "warps that multiply wait ", "; the producer waits ")
 
