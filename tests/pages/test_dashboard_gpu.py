@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,17 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+import dashboard_page_support
 import streamlit as st
 from dashboard_page_support import PAGES, alts, has, want_one, words
-from dashboard_run_support import end_worker, worker_pid
-from dashboard_support import APP
+from dashboard_run_support import end_worker, over, wait_for, worker_pid
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard.model import compiled
-from cufa.dashboard.worker import client
 from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
 
 pytestmark = pytest.mark.gpu
-PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +49,7 @@ def elsewhere(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def open_page(name: str, **parameters: str) -> AppTest:
-    app = AppTest.from_file(APP, default_timeout=300)
-    app.switch_page(f"screens/{name}.py")
-    for key, value in parameters.items():
-        app.query_params[key] = value
-    return seen(app.run(), name)
+    return seen(dashboard_page_support.open_page(name, **parameters), name)
 
 
 def seen(app: AppTest, name: str) -> AppTest:
@@ -74,20 +67,13 @@ def seen(app: AppTest, name: str) -> AppTest:
     return app
 
 
-def wait_for(store: Store, wanted: Callable[[Run], bool]) -> Run:
-    """The newest run, refreshed as a page would."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        client.refresh(store)
-        run = store.read(store.ids()[0])
-        if wanted(run):
-            return run
-        time.sleep(0.05)
-    raise AssertionError(f"{run.status}: {run.message} {run.phase}\n{run.detail}")
+def newest(store: Store, wanted: Callable[[Run], bool] = over) -> Run:
+    """The newest run, once it is as wanted."""
+    return wait_for(store, store.ids()[0], wanted)
 
 
 def done(store: Store) -> Run:
-    run = wait_for(store, lambda run: run.status.is_over)
+    run = newest(store)
     assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
     return run
 
@@ -148,9 +134,8 @@ def test_a_suite_of_decoding_from_its_page_to_its_result(store: Store) -> None:
     assert all(row["max_error"] is None or row["max_error"] < 0.05 for row in run.rows)
     seen(app.run(), "run, after decode")
     assert "of a plain read at best" in words(app)
-    assert "run of" in words(open_page("decode")) + str(
-        open_page("decode").selectbox(key="decode.record").options
-    )
+    decode = open_page("decode")
+    assert "run of" in words(decode) + str(decode.selectbox(key="decode.record").options)
 
 
 def test_a_curve_of_splits_is_measured_beside_its_prediction(store: Store) -> None:
@@ -187,36 +172,33 @@ def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
     assert any(alt.startswith("Predicted timeline") for alt in charts)
 
 
-def test_a_trace_under_a_window_agrees_with_its_schedule() -> None:
-    app = open_page("masked_work", mask="window", left="700", right="100", batch="1", heads="4", d="64")
-    clicked(app, "masked.trace")
-    assert not app.error, [e.value for e in app.error]
-    said = words(seen(app.run(), "masked work, window traced"))
-    assert "agree with every row of the schedule" in said
-    assert "Alarm" not in said
-
-
-def test_a_trace_of_a_launch_that_nobody_has_recorded() -> None:
-    app = open_page("masked_work", sq="3000", sk="3333", batch="1", heads="7", d="64")
-    clicked(app, "masked.trace")
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"mask": "window", "left": "700", "right": "100", "batch": "1", "heads": "4", "d": "64"},
+        {"sq": "3000", "sk": "3333", "batch": "1", "heads": "7", "d": "64"},
+    ],
+    ids=["window", "lengths"],
+)
+def test_a_trace_of_a_launch_that_nobody_has_recorded(link: dict[str, str]) -> None:
+    app = clicked(open_page("masked_work", **link), "masked.trace")
     assert not app.error, [e.value for e in app.error]
     said = words(seen(app.run(), "masked work, traced here"))
-    assert "agree with every row of the schedule" in said
-    assert "Alarm" not in said
+    assert "agree with every row of the schedule" in said and "Alarm" not in said
 
 
 def test_a_cancelled_run_one_too_large_and_then_one_that_works(store: Store) -> None:
     endless = clicked(open_page("run", **SMALL, also="4096,8192,16384", seconds="10"), "run.start")
-    run = wait_for(store, lambda run: "timing" in run.phase)
+    run = newest(store, lambda run: "timing" in run.phase)
     pid = worker_pid(store, "cuda:0")
     endless.run()
     clicked(endless, f"cancel.{run.id}")
-    assert wait_for(store, lambda run: run.status.is_over).status is Status.CANCELLED
+    assert newest(store).status is Status.CANCELLED
     assert "Cancelled" in words(seen(endless.run(), "run, cancelled"))
 
     large: dict[str, Any] = {**SMALL, "batch": "256", "heads": "64", "kv": "64", "sq": "65536", "sk": "128"}
     app = clicked(open_page("run", **large, seconds="0.2"), "run.start")
-    run = wait_for(store, lambda run: run.status.is_over)
+    run = newest(store)
     assert run.status is Status.FAILED
     assert run.message.startswith("Out of memory"), run.message
     assert "Out of memory" in words(seen(app.run(), "run, too large"))
