@@ -10,6 +10,7 @@ contains the answers.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -71,22 +72,22 @@ WebSocket.prototype.send = function (...message) {
 """Runs after the client's request of the page."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Document:
     """ASGI middleware: adds the ``Link`` header and the inline scripts to documents; Plotly's script only on pages with
     figures."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = scope.get("headers", ())
         if any(name == b"accept" and b"text/html" in value for name, value in headers):
             plain = [(name, value) for name, value in headers if name != b"accept-encoding"]
             scope = {**scope, "headers": plain}  # an uncompressed answer can be edited
-        await self._app(scope, receive, _Answer(scope, send))
+        await self.app(scope, receive, _Answer(scope, send))
 
 
 class _Answer:

@@ -116,6 +116,23 @@ def own_evidence() -> list[Evidence]:
     return [e for e in found if e is not None]
 
 
+def recorded() -> list[Evidence]:
+    """Recorded evidence; none if a file is damaged, of which :func:`all_measurements` tells."""
+    try:
+        return evidence.load()
+    except ValueError:
+        return []
+
+
+def past() -> list[Measurement]:
+    """Earlier recorded sessions; a message if a file is damaged."""
+    try:
+        return evidence.past()
+    except ValueError as error:
+        st.warning(f"Earlier measurements cannot be read: {error}", icon=":material/broken_image:")
+        return []
+
+
 def all_measurements(*, listed: bool = False) -> list[Measurement]:
     """Own runs, then recorded measurements. A message says how many damaged runs are omitted, unless the page lists
     them (``listed``)."""

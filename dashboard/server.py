@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import gzip
@@ -40,21 +41,21 @@ _COMPILE_AFTER = 3.0
 """Seconds without background compilation: an immediate first visitor gets all cores."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Compressed:
     """ASGI middleware: compresses Streamlit's scripts and style sheets to a third. They are most bytes of a first
     visit."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         accepted = dict(scope.get("headers", ())).get(b"accept-encoding", b"")
         if scope["type"] != "http" or scope["method"] != "GET" or b"gzip" not in accepted:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         body = await asyncio.to_thread(compressed, scope["path"])
         if body is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         # File names change with their contents.
         headers = {
@@ -76,20 +77,20 @@ def compressed(path: str) -> bytes | None:
     return gzip.compress(file.read_bytes(), 6, mtime=0) if file.is_file() else None
 
 
+@dataclasses.dataclass(frozen=True)
 class KnownPages:
     """ASGI middleware: a document request for an address without a page is answered with the addresses of all pages.
 
     Streamlit would show its first page, whatever the address.
     """
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, wanted = scope.get("path", ""), dict(scope.get("headers", ())).get(b"accept", b"")
         name = path.strip("/")
         if scope["type"] != "http" or b"text/html" not in wanted or name in ("", *pages()[1:]) or "/" in name:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if name == pages()[0]:  # the first page's address is the root
             await RedirectResponse("./?" + scope["query_string"].decode())(scope, receive, send)
@@ -98,9 +99,8 @@ class KnownPages:
             f'<a href="./{x if n else ""}">{x.replace("_", " ")}</a>' for n, x in enumerate(pages())
         )
         text = f"<p>The dashboard has no page at /{html.escape(name)}. Its pages: {listed}.</p>"
-        await HTMLResponse(f"<!doctype html><title>No such page · cufa</title>{text}", 404)(
-            scope, receive, send
-        )
+        document = f"<!doctype html><title>No such page · cufa</title>{text}"
+        await HTMLResponse(document, 404)(scope, receive, send)
 
 
 @functools.cache
@@ -110,6 +110,7 @@ def pages() -> list[str]:
     return re.findall(r'^    \("(\w+)", "', text, re.MULTILINE)
 
 
+@dataclasses.dataclass(frozen=True)
 class SameOrigin:
     """ASGI middleware: refuses requests and sockets from pages of other origins.
 
@@ -117,12 +118,11 @@ class SameOrigin:
     machine's address to decide about other origins.
     """
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket") or _is_same_origin(scope["headers"]):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()  # the connect message
             await send({"type": "websocket.close", "code": 1008})

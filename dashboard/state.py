@@ -225,6 +225,12 @@ class Controls:
         st.session_state[f"{page}.{name}"] = value
         st.session_state[f"asked.{page}.{name}"] = _ANY
 
+    @staticmethod
+    def follow(parameters: Mapping[str, str]) -> None:
+        """Show another link of this page; for a callback."""
+        st.query_params.from_dict(parameters)
+        st.session_state.pop(_PAGE, None)
+
     def notice(self, text: str) -> None:
         """Show a message above the page: an impossible choice, and the value shown instead."""
         self._link.notices.append(text)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.dashboard import page
+from cufa.dashboard import engine, page
 from cufa.dashboard.charts import compare as charts
-from cufa.dashboard.model import evidence
 from cufa.dashboard.model.asked import figures
 from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import Measurement
@@ -24,11 +23,7 @@ def _day(m: Measurement) -> str:
 def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """Rates by length, a curve for each card and day; regimes are never mixed."""
     page.header("Two cards, or two days")
-    try:
-        rows = [*evidence.past(), *found]
-    except ValueError as error:
-        st.warning(f"Earlier measurements cannot be read: {error}", icon=":material/broken_image:")
-        return
+    rows = [*engine.past(), *found]
     series = grouped((m for m in rows if m.is_gpu), lambda m: f"{m.label} · {m.family} · {m.regime}")
     several = {name: grouped(x, _day) for name, x in series.items()}
     several = {name: days for name, days in several.items() if len(days) > 1}
@@ -38,13 +33,8 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
 
     def interest(name: str) -> tuple[bool, int, bool, float]:
         rows = [m for x in several[name].values() for m in x]
-        lengths = {m.problem.seqlen_k for m in rows}
-        return (
-            rows[0].kernel is not None,
-            len({m.machine for m in rows}),
-            len(lengths) > 2,
-            max(m.tflops for m in rows),
-        )
+        machines, lengths = {m.machine for m in rows}, {m.problem.seqlen_k for m in rows}
+        return rows[0].kernel is not None, len(machines), len(lengths) > 2, max(m.tflops for m in rows)
 
     ranked = sorted(several, key=interest, reverse=True)
     name = controls.choice("both", "Kernel, shapes and regime", ranked, local=True)
@@ -75,9 +65,7 @@ def _verdict(curves: dict[str, list[Measurement]]) -> str:
     mine = {m.key: m.seconds for m in rows}
     said = []
     for day, theirs in others:
-        ratios = [m.seconds / mine[m.key] for m in theirs if m.key in mine]
-        if ratios:
-            said.append(
-                f"{day} takes {geometric_mean(ratios):.2f}× the time of {first} over {len(ratios)} common problems"
-            )
+        if ratios := [m.seconds / mine[m.key] for m in theirs if m.key in mine]:
+            times, problems = f"{geometric_mean(ratios):.2f}×", f"{len(ratios)} common problems"
+            said.append(f"{day} takes {times} the time of {first} over {problems}")
     return f"{'; '.join(said) or 'No problem in common'}."

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page, sentences
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import difference as charts
-from cufa.dashboard.model import evidence
 from cufa.dashboard.model.many import days, grouped, speedup, time_of
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
@@ -21,7 +20,7 @@ _MOST_OFFERED = 200
 def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """All times of a chosen kernel and problem, one curve per machine. The options begin with the most measurements,
     then cufa's kernels."""
-    st.header("One kernel over time", anchor=False)
+    page.header("One kernel over time")
     rows = [*_earlier(rows), *rows]
     # A problem in several suites of one source is one point.
     once = {(m.source, m.label, in_words(m.problem, m.row.case), m.regime): m for m in reversed(rows)}
@@ -46,11 +45,7 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
 def _earlier(rows: Sequence[Measurement]) -> list[Measurement]:
     """Earlier sessions of the shown rows."""
     wanted = {_key(m) for m in rows if m.origin == "recorded"}
-    try:
-        return [m for m in evidence.past() if _key(m) in wanted]
-    except ValueError as error:
-        st.warning(f"Earlier measurements cannot be read: {error}", icon=":material/broken_image:")
-        return []
+    return [m for m in engine.past() if _key(m) in wanted]
 
 
 def _key(m: Measurement) -> tuple[object, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page, sentences
-from cufa.dashboard.model import evidence, regressions
+from cufa.dashboard import engine, page, sentences
+from cufa.dashboard.model import regressions
 from cufa.dashboard.model.many import grouped
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.regressions import BEFORE, Change, Group
@@ -22,20 +22,14 @@ def show(controls: Controls, found: Sequence[Measurement]) -> None:
     page.header("Regressions")
     if not controls.flag("regressions", "Find the rows that became slower between two commits"):
         return
-    try:
-        past = evidence.past()
-    except ValueError as error:
-        st.warning(f"Earlier measurements cannot be read: {error}", icon=":material/broken_image:")
-        return
-    machines = grouped([m for m in (*past, *found) if m.is_gpu], lambda m: m.machine)
+    machines = grouped([m for m in (*engine.past(), *found) if m.is_gpu], lambda m: m.machine)
     machines = {name: rows for name, rows in machines.items() if len(regressions.versions(rows)) > 1}
     if not machines:
         page.verdict("No machine has measurements of two versions: a comparison needs two.", small=True)
         return
     columns = page.fields(1.4, 2, 2)
-    machine = controls.choice(
-        "rm", "Machine", list(machines), max(machines, key=lambda name: len(machines[name])), local=True, at=columns[0]
-    )  # fmt: skip
+    most = max(machines, key=lambda name: len(machines[name]))
+    machine = controls.choice("rm", "Machine", list(machines), most, local=True, at=columns[0])
     words = regressions.versions(machines[machine])
     b = controls.choice("rv", "Commit", words, local=True, at=columns[2])
     earlier = {BEFORE: "each row's measurement before"} | {name: x for name, x in words.items() if name != b}
@@ -49,9 +43,8 @@ def show(controls: Controls, found: Sequence[Measurement]) -> None:
         return
     _show_verdict(ranked, changed, machine)
     page.table([_line(group) for group in ranked])
-    slow = sorted(
-        (x for group in ranked for x in group.changes), key=lambda x: (not x.is_regression, -x.slower)
-    )
+    slow = [x for group in ranked for x in group.changes]
+    slow.sort(key=lambda x: (not x.is_regression, -x.slower))
     _show_rows(slow)
     _show_commits(slow[0])
 
@@ -70,14 +63,11 @@ def _show_verdict(ranked: Sequence[Group], changed: Sequence[Change], machine: s
     if drift is not None:
         control = f"Control: other libraries, whose code did not change, moved by {drift:+.1%} in the median."
     bound = sum(x.host_bound for x in changed)
-    left_out = (
-        f" {sentences.count(bound, 'host-bound row').capitalize()} left out of counts and means."
-        if bound
-        else ""
-    )
+    if bound:
+        control += f" {sentences.count(bound, 'host-bound row').capitalize()} left out of counts and means."
     st.caption(
-        f"{machine}. Slower or faster: the 95% interval of the ratio excludes 1; regimes are never mixed. {control}"
-        f"{left_out} Groups are ranked by the sum of the logarithms of their slowdowns."
+        f"{machine}. Slower or faster: the 95% interval of the ratio excludes 1; regimes are never mixed. {control} "
+        "Groups are ranked by the sum of the logarithms of their slowdowns."
     )
 
 
@@ -103,34 +93,30 @@ def _shape(m: Measurement) -> str:
 
 
 def _show_rows(slow: Sequence[Change]) -> None:
-    with st.expander(
-        f"The {min(_MOST, len(slow))} rows that slowed down most", icon=":material/trending_down:"
-    ):
-        page.table(
-            [
-                {
-                    "slower": f"{x.slower:+.1%}",
-                    "kernel and problem": _shape(x.after),
-                    "regime": str(x.after.regime),
-                    "before": seconds_text(x.before.seconds),
-                    "after": seconds_text(x.after.seconds),
-                    "ratio": str(x.ratio),
-                    "host-bound": "yes" if x.host_bound else "",
-                    "commits": f"{regressions.version(x.before)} → {regressions.version(x.after)}",
-                    "days": f"{x.before.recorded[:10]} → {x.after.recorded[:10]}",
-                }
-                for x in slow[:_MOST]
-            ]
-        )
+    lines = [
+        {
+            "slower": f"{x.slower:+.1%}",
+            "kernel and problem": _shape(x.after),
+            "regime": str(x.after.regime),
+            "before": seconds_text(x.before.seconds),
+            "after": seconds_text(x.after.seconds),
+            "ratio": str(x.ratio),
+            "host-bound": "yes" if x.host_bound else "",
+            "commits": f"{regressions.version(x.before)} → {regressions.version(x.after)}",
+            "days": f"{x.before.recorded[:10]} → {x.after.recorded[:10]}",
+        }
+        for x in slow[:_MOST]
+    ]
+    with st.expander(f"The {len(lines)} rows that slowed down most", icon=":material/trending_down:"):
+        page.table(lines)
 
 
 def _show_commits(worst: Change) -> None:
     a, b = regressions.version(worst.before), regressions.version(worst.after)
     found = regressions.commits_between(a, b)
     if found:
-        with st.expander(
-            f"Commits between {a} and {b} that touch kernels or plans", icon=":material/commit:"
-        ):
+        title = f"Commits between {a} and {b} that touch kernels or plans"
+        with st.expander(title, icon=":material/commit:"):
             page.listing("\n".join(found))
     else:
         st.caption(f"`git log {a}..{b}` lists the commits between, in a checkout that has both.")

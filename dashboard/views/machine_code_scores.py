@@ -29,11 +29,8 @@ def problem_of(name: str) -> Problem:
     """One of the functions of `cufa bench --suite scores`, in its call."""
     shape = make(2, 32, 8192, 128, "bfloat16", True, kv_heads=8)
     function, arrays, _ = forms(shape.batch, shape.heads, shape.seqlen_k)[name]
-    return dataclasses.replace(shape, score=score(function, **arrays).change(tuple(_floats(arrays))))
-
-
-def _floats(arrays: dict[str, object]) -> list[str]:
-    return [name for name, x in arrays.items() if getattr(x, "dtype", None) == "float32"]
+    floats = tuple(name for name, x in arrays.items() if getattr(x, "dtype", None) == "float32")
+    return dataclasses.replace(shape, score=score(function, **arrays).change(floats))
 
 
 def slots(text: str) -> int:

@@ -153,7 +153,7 @@ def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palett
 
 def _show_source(code: Code, file: str, controls: Controls) -> None:
     """A table of all lines, and the instructions of the chosen line."""
-    st.header("Source, line by line", anchor=False)
+    page.header("Source, line by line")
     lines, costs = source_lines(file), code.lines(file)
     busiest = max(costs.values(), key=lambda c: c.count, default=None)
     start = busiest.line if busiest else 1

@@ -12,19 +12,17 @@ import streamlit as st
 
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as charts
-from cufa.dashboard.model import counters, devices, launch, mask_settings
-from cufa.dashboard.model.configs import config_key
+from cufa.dashboard.model import counters, devices, launch
 from cufa.dashboard.model.counters import Kept
 from cufa.dashboard.model.launch import Timeline
+from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.model.trace import measured_timeline, perfetto
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
+from cufa.dashboard.views import links
 from cufa.dashboard.views.masked_controls import MOST_THREAD_BLOCKS, View
 from cufa.dashboard.views.shape_controls import card_key
 from cufa.gpu.architectures import Device, find_architecture
-from cufa.kernels import KERNELS
-from cufa.measure.traces import Trace
 
 _TRACE_TIMEOUT = 180
 TRACE_TIME = (
@@ -63,22 +61,16 @@ def _show_predicted(view: View, palette: Palette) -> None:
     timeline = view.predicted
     tone = "warn" if timeline.idle_places > 0.1 else ""
     page.verdict(_predicted_verdict(view), tone, "predicted", small=True)
-    page.figure(
-        charts.timeline_figure(timeline, palette), "masked.predicted", charts.describe_timeline(timeline)
-    )
-    rule = f"each SM holds {sentences.count(view.blocks_per_sm, 'thread block')}, and the next block in launch order "
-    rule += "takes the first free place"
+    figure = charts.timeline_figure(timeline, palette)
+    page.figure(figure, "masked.predicted", charts.describe_timeline(timeline))
+    rule = f"{sentences.count(view.blocks_per_sm, 'thread block')}, and the next block in launch order takes the first "
+    rule += "free place"
     if view.blocks.thread_block is not None:
-        rule = (
-            f"each SM holds one persistent block, which takes its own {view.item_noun}s in the kernel's order"
-        )
-    group = view.problem.heads // view.problem.kv_heads
-    of_group = (
-        f" Tiles are counted for one of the {group} query heads of a K/V head."
-        if view.schedule.by_keys and group > 1
-        else ""
-    )
-    st.caption(f"Simulated: {rule}. All tiles take the same time.{of_group}")
+        rule = f"one persistent block, which takes its own {view.item_noun}s in the kernel's order"
+    text, group = f"Simulated: each SM holds {rule}. All tiles take the same time.", view.problem.group_size
+    if view.schedule.by_keys and group > 1:
+        text += f" Tiles are counted for one of the {group} query heads of a K/V head."
+    st.caption(text)
     title = f"predicted: {view.spec.name}, {view.problem}"
     offer_trace(lambda: perfetto(timeline, title), "predicted")
 
@@ -121,9 +113,8 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
     else:
         text = f"On another card, {kept.card}: {text[0].lower()}{text[1:]}"
         page.verdict(f"{text} This says nothing about {device.name}.", "", tag, small=True)
-    page.figure(
-        charts.timeline_figure(timeline, palette), "masked.measured", charts.describe_timeline(timeline)
-    )
+    figure = charts.timeline_figure(timeline, palette)
+    page.figure(figure, "masked.measured", charts.describe_timeline(timeline))
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
         f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
@@ -186,48 +177,23 @@ def _choose_recorded() -> None:
         st.warning(text, icon=":material/broken_image:")
     if not found:
         return
-    words = {
-        name: f"{k.trace.kernel}: {k.trace.problem}, {k.trace.config} · {k.card}" for name, k in found.items()
-    }
+    traces = ((name, kept.trace, kept.card) for name, kept in found.items())
+    words = {name: f"{x.kernel}: {x.problem}, {x.config} · {card}" for name, x, card in traces}
     st.selectbox(
-        "Recorded traces",
-        list(found),
-        index=None,
-        format_func=words.get,
-        key="masked.open",
+        "Recorded traces", list(found), None, words.get, "masked.open", on_change=_open_chosen, args=(found,),
         placeholder="Open a trace: it sets the controls above",
-        on_change=_open_chosen,
-        args=(found,),
-    )
+    )  # fmt: skip
 
 
 def _open_chosen(found: dict[str, Kept]) -> None:
+    """Show the traced launch, by a link to it."""
     chosen = st.session_state.pop("masked.open", None)
     if chosen is not None:
-        open_trace(found[chosen].trace)
-
-
-def open_trace(trace: Trace) -> None:
-    """Set the controls to the traced launch."""
-    p = trace.problem
-    settings = {"op": p.operation, "alg": KERNELS[trace.kernel].algorithm, "sq": p.seqlen_q}
-    settings |= {
-        "sk": p.seqlen_k,
-        "batch": p.batch,
-        "heads": p.heads,
-        "kv": str(p.kv_heads),
-        "d": str(p.head_dim),
-    }
-    arch = find_architecture(trace.environment.get("arch", "sm_90"))
-    settings |= {
-        "tiles": config_key(trace.config),
-        "card": card_key(Device(str(trace.environment["device"]), arch, trace.num_sms)),
-    }
-    for name, value in settings.items():
-        Controls.put("masked", name, value)
-    mask = mask_settings.settings(p) if p.mask.irregular_kind else mask_control.settings(p.mask)
-    for name, value in {**mask, "softcap": p.softcap}.items():
-        Controls.put("masked", name, value)
+        trace = found[chosen].trace
+        arch = find_architecture(trace.environment.get("arch", "sm_90"))
+        card = card_key(Device(str(trace.environment["device"]), arch, trace.num_sms))
+        subject = Subject(trace.problem, trace.kernel, trace.config, card)
+        Controls.follow(links.link("masked_work", subject))
 
 
 def run_trace(view: View) -> str | None:
@@ -235,13 +201,9 @@ def run_trace(view: View) -> str | None:
     config = asdict(view.config)
     request = {"problem": view.problem.as_json(), "algorithm": view.algorithm, "config": config}
     command = [sys.executable, "-m", "cufa.measure.traces", str(counters.local_traces_dir())]
+    command += ["--request", json.dumps(request)]
     try:
-        done = subprocess.run(
-            [*command, "--request", json.dumps(request)],
-            capture_output=True,
-            text=True,
-            timeout=_TRACE_TIMEOUT,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TRACE_TIMEOUT)
     except subprocess.TimeoutExpired:
         return f"The trace took longer than {_TRACE_TIMEOUT} s and was stopped."
     if done.returncode:

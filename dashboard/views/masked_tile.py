@@ -143,7 +143,7 @@ def show_key_block(view: View, controls: Controls, palette: Palette) -> None:
     with grid:
         masked_grid.show_grid(view, palette, (0, kv_block))
         masked_grid.show_counters(view)
-        st.header("One key block", anchor=False)
+        page.header("One key block")
     page.verdict(_column_verdict(view, kv_block, palette), tag="computed", small=True)
     controls.write_link()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page, sentences
-from cufa.dashboard.model import evidence, tilings
+from cufa.dashboard import engine, page, sentences
+from cufa.dashboard.model import tilings
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.tilings import Tiling
@@ -20,9 +20,16 @@ def show_tilings(controls: Controls, view: View) -> None:
     """A table, sorted by predicted time."""
     page.header("Which tiles")
     found = _ceilings(controls, view)
-    told = [] if found is None or not view.schedule.visited else _tilings(view, found)
+    launch = view.problem, view.spec, view.device
+    told = tilings.tilings(*launch, found) if found is not None and view.schedule.visited else []
     if found is None or not told:
-        why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view, found)
+        why = f"no ceilings of {view.device.name} are recorded"
+        if found is not None:
+            why = (
+                tilings.why_none(*launch, found)
+                if view.schedule.visited
+                else "no key is visible to any query"
+            )
         page.verdict(f"Times of other tiles cannot be predicted: {why}.", small=True)
         return
     errors = tilings.errors_of(found, view.device)
@@ -31,32 +38,16 @@ def show_tilings(controls: Controls, view: View) -> None:
     st.caption(
         f"Predicted from the ceilings recorded on **{found.device}**, beside its recorded times. Ceilings: products, "
         "exponentials, shared memory, device memory, the overlap between an SM's warps, and the busiest thread block. "
-        f"{predictions.in_words(errors)} {tilings.left_out(view.problem, view.spec, view.device)}"
+        f"{predictions.in_words(errors)} {tilings.left_out(*launch)}"
     )
 
 
 def _ceilings(controls: Controls, view: View) -> Evidence | None:
     """Ceilings of the card, or of a chosen similar card."""
-    try:
-        found = tilings.of_cards(view.device, evidence.load())
-    except ValueError:  # the page shows the error above
-        return None
+    found = tilings.of_cards(view.device, engine.recorded())
     if len(found) < 2:
         return next(iter(found.values()), None)
-    words = {name: name for name in found}
-    return found[
-        controls.choice("ceilings", "Ceilings of", words, next(iter(found)), segmented=True, local=True)
-    ]
-
-
-def _tilings(view: View, found: Evidence) -> list[Tiling]:
-    return tilings.tilings(view.problem, view.spec, view.device, found)
-
-
-def _why_none(view: View, found: Evidence) -> str:
-    if not view.schedule.visited:
-        return "no key is visible to any query"
-    return tilings.why_none(view.problem, view.spec, view.device, found)
+    return found[controls.choice("ceilings", "Ceilings of", list(found), segmented=True, local=True)]
 
 
 def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:

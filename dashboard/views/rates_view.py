@@ -24,17 +24,12 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
     joined = {r.group for r in rows if r.row.is_peer}
     groups = ([r for r in rows if r.group in joined], [r for r in rows if r.group not in joined])
     for number, group in enumerate(g for g in groups if g):
-        show_one(group, f"{key}.{number}", palette, small=bool(number))
+        page.verdict(_verdict(group), tag=page.origin_tag(group[0].origin), small=bool(number))
+        show_figure(group, f"{key}.{number}", palette)
     st.caption(
         f"Measured {rows[0].regime} on **{where(rows)}**. Rate: bytes of keys and values ÷ median time, compared with "
         "a kernel that only reads the same bytes. Caches do not stay in L2 between calls."
     )
-
-
-def show_one(rows: Sequence[Measurement], key: str, palette: Palette, *, small: bool = True) -> None:
-    tag = page.origin_tag(rows[0].origin)
-    page.verdict(_verdict(rows), tag=tag, small=small)
-    show_figure(rows, key, palette)
 
 
 def show_figure(rows: Sequence[Measurement], key: str, palette: Palette) -> None:

@@ -21,7 +21,7 @@ def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float
     """Table and figure. ``row``: a measured time of the subject; ``top``: the ceiling of products."""
     if row is not None and subject.config is None:
         subject = row.subject
-    st.header("Bytes per memory level", anchor=False)
+    page.header("Bytes per memory level")
     assert chosen.limits is not None
     p = subject.problem
     try:

@@ -12,11 +12,10 @@ from cufa.calls.shapes import MAX_TOKENS
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
-from cufa.dashboard.model import evidence, split_time, splits
+from cufa.dashboard.model import split_time, splits
 from cufa.dashboard.model.asked import Asked, figures, unlike
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.devices import is_card
-from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.split_time import Reading
 from cufa.dashboard.model.splits import Batch, Split
@@ -138,20 +137,12 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
 def reading_of(plan: Plan) -> Reading | None:
     """The card's read rate with the plan's tiles; None if too few records exist."""
     assert plan.device is not None
-    return split_time.reading(plan.device, plan.config.block_q, _evidence())
-
-
-def _evidence() -> list[Evidence]:
-    try:
-        return evidence.load()
-    except ValueError:  # the page says so
-        return []
+    return split_time.reading(plan.device, plan.config.block_q, engine.recorded())
 
 
 def _load(choice: Choice, number: int) -> split_time.Load:
-    return split_time.load_of(
-        make_plan(choice.problem, choice.device, "fixed", choice.config, num_splits=number)
-    )
+    plan = make_plan(choice.problem, choice.device, "fixed", choice.config, num_splits=number)
+    return split_time.load_of(plan)
 
 
 def _times(choice: Choice, reading: Reading, curve: Sequence[Split]) -> charts.Times:
@@ -245,11 +236,9 @@ def verdict(plan: Plan, curve: Sequence[Split], times: charts.Times | None) -> s
 def _cut_words(plan: Plan) -> str:
     if kind(plan) == "balanced":
         return f"in {sentences.count(plan.num_splits, 'share')} of all tiles"
-    return (
-        "unsplit"
-        if plan.num_splits == 1
-        else f"with the planner's {sentences.count(plan.num_splits, 'split')}"
-    )
+    if plan.num_splits == 1:
+        return "unsplit"
+    return f"with the planner's {sentences.count(plan.num_splits, 'split')}"
 
 
 def _floor(plan: Plan) -> str:
@@ -257,7 +246,7 @@ def _floor(plan: Plan) -> str:
     text = f"Visible keys and values: {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
-    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
+    found = [e for e in engine.recorded() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
     if not found:
         return f"{text}; the read rate of {name} is not recorded."
     best = max(found, key=lambda e: e.read_bytes)

@@ -19,12 +19,12 @@ from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, Case, 
 from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
 from cufa.dashboard.model.walkthrough_backward import BackwardWalk, walk_backward
 from cufa.dashboard.state import Controls
-from cufa.dashboard.theme import Palette
+from cufa.dashboard.theme import PALETTES, Palette
 from cufa.dashboard.views import understand_why
 from cufa.gpu.architectures import Device
+from cufa.measure.cases import of_forward
+from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
-from cufa.problem.mask import FULL
-from cufa.problem.problem import Problem, default_scale
 
 _STEP = "understand.walk"
 _ORDERS = {
@@ -49,9 +49,8 @@ def choose(controls: Controls) -> Case:
         if algorithm == "decode":
             splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True, at=places[0])
         elif algorithm == "fa3":
-            splits = controls.choice(
-                "stages", "Stages of each ring", _STAGES, "2", segmented=True, at=places[0]
-            )
+            stages = "Stages of each ring"
+            splits = controls.choice("stages", stages, _STAGES, "2", segmented=True, at=places[0])
         else:
             help = sentences.of_masks(_MASKS)
             mask = controls.choice("mask", "Mask", _MASKS, segmented=True, at=places[0], help=help)
@@ -70,15 +69,8 @@ def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
     given = {}
     for name, place in zip("QK", st.columns(2), strict=True):
         with place:
-            given[name] = controls.text(
-                name.lower(),
-                f"First rows of {name}",
-                "",
-                own_rows.read,
-                own_rows.write,
-                own_rows.WANTED,
-                own_rows.HELP,
-            )
+            form = own_rows.read, own_rows.write, own_rows.WANTED, own_rows.HELP
+            given[name] = controls.text(name.lower(), f"First rows of {name}", "", *form)
     q, k = (1, DECODE_TILES) if case.algorithm == "decode" else (BLOCKS, BLOCKS)
     of = {"Q": q * BLOCK, "K": k * BLOCK}
     used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
@@ -93,8 +85,6 @@ def _walk(case: Case) -> Walk | BackwardWalk:
 
 @functools.lru_cache(128)
 def _data(case: Case, palette_name: str) -> dict[str, Any]:
-    from cufa.dashboard.theme import PALETTES
-
     palette = PALETTES[palette_name]
     if case.algorithm == "fa3":
         return walkthrough_fa3.data(case.parts, palette)
@@ -189,10 +179,9 @@ def show_real_size(case: Case) -> None:
 @functools.cache
 def real_size(operation: str) -> dict[str, int]:
     """Bytes read and written per head, by algorithm."""
-    heads = 32
-    shape = (1, heads, heads, _LENGTH, _LENGTH, _HEAD_DIM, "bfloat16", FULL, default_scale(_HEAD_DIM))
-    problem = Problem(*shape, operation=operation)
-    is_backward = operation == "backward"
+    problem, is_backward = make(1, 32, _LENGTH, _HEAD_DIM, "bfloat16"), operation == "backward"
+    if is_backward:
+        problem = of_forward(problem)
     found = {}
     for name, model in (traffic_steps.BACKWARD_MODELS if is_backward else traffic_steps.MODELS).items():
         plan = make_plan(problem, Device.typical("sm_90"), "fa2" if is_backward else name)

@@ -14,10 +14,9 @@ from cufa.dashboard.model.walkthrough import Walk
 from cufa.dashboard.theme import Palette
 from cufa.gpu.architectures import Device
 from cufa.kernels.decode import items
+from cufa.measure.decode_cases import make_decode
+from cufa.measure.suites import make
 from cufa.plan.planner import make_plan
-from cufa.problem.lengths import Cached
-from cufa.problem.mask import CAUSAL, FULL
-from cufa.problem.problem import Problem, default_scale
 
 _HEADS, _LENGTH, _HEAD_DIM = 8, 4096, 128
 _KV_HEADS = (8, 4, 2, 1)
@@ -48,13 +47,8 @@ def show(walk: Walk, at: int, palette: Palette) -> None:
 def _show_sharing(palette: Palette) -> None:
     """Each query head with the number of its K/V head, for each number of K/V heads."""
     owners = {kv: [head * kv // _HEADS for head in range(_HEADS)] for kv in _KV_HEADS}
-    shown = [
-        [
-            (palette.scale[1] if n % 2 else palette.idle, str(n))
-            for n in (owners[kv][head] for kv in _KV_HEADS)
-        ]
-        for head in range(_HEADS)
-    ]
+    colours = palette.idle, palette.scale[1]
+    shown = [[(colours[n % 2], str(n)) for n in line] for line in zip(*owners.values(), strict=True)]
     alt = "; ".join(f"{kv} K/V heads: query heads 0 to {_HEADS - 1} read {own}" for kv, own in owners.items())
     rows, columns = [f"query head {head}" for head in range(_HEADS)], [f"{kv} K/V" for kv in _KV_HEADS]
     st.html(cells.picture(shown, alt, palette, 26, rows, columns))
@@ -65,20 +59,8 @@ def sharing() -> list[dict[str, str]]:
     """A line for each number of K/V heads, from the planner's tiles for an H100."""
     device, found = Device.typical("sm_90"), []
     for kv in _KV_HEADS:
-        of = _HEAD_DIM, "bfloat16"
-        decode = Problem(
-            1,
-            _HEADS,
-            kv,
-            1,
-            _LENGTH,
-            *of,
-            CAUSAL,
-            default_scale(_HEAD_DIM),
-            lengths=Cached(),
-            operation="decode",
-        )
-        prefill = Problem(1, _HEADS, kv, _LENGTH, _LENGTH, *of, FULL, default_scale(_HEAD_DIM))
+        decode = make_decode(1, _HEADS, kv, _LENGTH, head_dim=_HEAD_DIM)
+        prefill = make(1, _HEADS, _LENGTH, _HEAD_DIM, "bfloat16", kv_heads=kv)
         bytes_of_key = 2 * _HEAD_DIM * decode.k_element.itemsize
         blocks = items(decode, make_plan(decode, device).config) // kv
         tiles = prefill.group_size * make_plan(prefill, device).schedule.num_q_blocks
