@@ -145,6 +145,21 @@ def button(
     st.button(label, key=key, icon=f":material/{icon}:", on_click=action, args=args, **options)
 
 
+def on_demand(
+    label: str, key: str, icon: str, of: object, make: Callable[[], Any], *,
+    refused: str | None, help: str | None = None,
+) -> Any:  # fmt: skip
+    """A button, off if ``refused`` says why, and what it made ``of`` this subject; None until it is pressed."""
+    pressed = st.button(
+        label, key=key, icon=f":material/{icon}:", disabled=refused is not None, help=help or refused
+    )
+    if pressed:
+        with st.spinner("Compiling and executing the kernel's source on this CPU…"):
+            st.session_state[f"{key}.made"] = of, make()
+    made_of, made = st.session_state.get(f"{key}.made", (None, None))
+    return made if made_of == of else None
+
+
 def download(
     label: str,
     make: str | Callable[[], str | bytes],

@@ -87,9 +87,9 @@ class Code:
 
     @functools.cached_property
     def files(self) -> dict[str, int]:
-        """Instructions that come from each file, directly or through functions inlined there; most first."""
+        """Instructions of each file, its own or of functions inlined from there: most first, then by name."""
         found = Counter(f for i in self.instructions for f in {place.file for place in i.places})
-        return dict(found.most_common())
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def kinds(self) -> dict[str, int]:
         return _counted(self.instructions)

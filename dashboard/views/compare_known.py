@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import streamlit as st
 
@@ -18,7 +18,9 @@ from cufa.dashboard.model.many import speedup
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import compare_view
 from cufa.dashboard.worker.jobs import CPU, Job
+from cufa.gpu.architectures import Device
 from cufa.measure.cases import Case
 from cufa.measure.regimes import Regime
 from cufa.measure.suites import BLOCK_LOSERS
@@ -36,23 +38,15 @@ def show(
     of_runs = [m for m in found if m.origin == "run"]
     sources = of_runs, chosen, found
     page.header("Published results, reproduced")
-    name = next(iter(run_devices()))
-    device = device_of(name)
-    tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}
-    table = controls.choice("table", "Table", tables, segmented=True)
-    if table == "versions":
-        _show_versions(sources, published.version_cases(device), name, palette)
-    elif table == "blocks":
-        _show_blocks(sources, published.block_cases(device), name, palette)
-    else:
-        _show_traffic(sources, published.traffic_cases(device), name, palette)
-
-
-def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> None:
-    """A button that measures one table on this machine; the page Run shows the progress."""
+    device = next(iter(run_devices()))
+    table = controls.choice("table", "Table", {name: x[0] for name, x in _TABLES.items()}, segmented=True)
+    _, title, cases_on, show_table = _TABLES[table]
+    cases = cases_on(device_of(device))
+    show_table(_on(sources, cases), device, palette)
+    # A button measures the table on this machine; the page Run shows the progress.
     job = Job(f"known: {title}", device, cases, 0.5)
     where = "the CPU" if device == CPU else "the GPU"
-    page.button(f"Measure on {where} of this machine", f"known.{name}", "play_arrow", engine.start, job)
+    page.button(f"Measure on {where} of this machine", f"known.{table}", "play_arrow", engine.start, job)
     active = [r for r in engine.store().active() if r.job.title == job.title]
     if active:
         st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows the progress.")
@@ -72,20 +66,14 @@ def _shape(p: Problem) -> tuple[object, ...]:
     return p.operation, p.shapes, p.mask
 
 
-def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
-    series = {
-        _PUBLISHED: [
-            Point(
-                x.seqlen,
-                x.speedup,
-                x.speedup,
-                x.speedup,
-                f"{x.fa1_ms} ms → {x.fa2_ms} ms: {x.speedup}×<br>{published.TRITON_A10G}",
-            )
-            for x in published.VERSIONS
-        ]
+def _show_versions(rows: Sequence[Measurement], device: str, palette: Palette) -> None:
+    times = {
+        x: f"{x.fa1_ms} ms → {x.fa2_ms} ms: {x.speedup}×<br>{published.TRITON_A10G}"
+        for x in published.VERSIONS
     }
-    rows = _on(sources, cases)
+    series = {
+        _PUBLISHED: [Point(x.seqlen, x.speedup, x.speedup, x.speedup, text) for x, text in times.items()]
+    }
     for fast in (m for m in rows if m.label == "fa2"):
         slow = next((m for m in rows if m.label == "fa1" and m.problem == fast.problem), None)
         if slow is not None:
@@ -99,32 +87,19 @@ def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palet
     here = {name: points for name, points in series.items() if name != _PUBLISHED}
     text, tag = versions_verdict(here, rows)
     page.verdict(text, tag=tag, small=True)
-    figure = charts.by_length(
-        series,
-        palette,
-        "time of FA1 ÷ time of FA2",
-        line=(2.0, "2×: limit of skipping alone"),
-        ratio=True,
-        published=_PUBLISHED,
-    )
-    alt = "Speed-up from FA1 to FA2 by length. " + "; ".join(
-        f"{name}: " + ", ".join(f"{p.length:,} {p.value:.2f}×" for p in points)
-        for name, points in series.items()
-    )
-    page.figure(figure, "compare.versions", alt)
+    title, limit = "time of FA1 ÷ time of FA2", (2.0, "2×: limit of skipping alone")
+    figure = charts.by_length(series, palette, title, line=limit, ratio=True, published=_PUBLISHED)
+    page.figure(figure, "compare.versions", compare_view.describe(series, title))
     st.caption(
         f"Published: {published.TRITON_A10G}, {published.VERSIONS_MASK}, head dim 64, batch 2, 4 heads. The published "
         "gain combines skipping and better parallelism. FA1 runs one thread block per head, which leaves most of a "
         "large card idle. On a CPU, only the skipped tiles and the loop order differ."
     )
-    _reproduce("FA1 to FA2", "versions", cases, device)
 
 
 def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]) -> tuple[str, str]:
     """Sentence and tag. Only rows of the published data type are set against the published figure."""
-    alike = {
-        name: points for name, points in series.items() if name.startswith(f"{published.VERSIONS_DTYPE}, ")
-    }
+    alike = {name: x for name, x in series.items() if name.startswith(f"{published.VERSIONS_DTYPE}, ")}
     if not series:
         return "Published: 1.06× at 512 keys, 1.70× at 4,096. Not measured yet.", _PUBLISHED
     if not alike:
@@ -142,39 +117,29 @@ def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]
     )
 
 
-def _show_blocks(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
-    by_name = {m.label.removeprefix("fa1 "): m for m in _on(sources, cases) if m.label.startswith("fa1 ")}
+def _show_blocks(rows: Sequence[Measurement], device: str, palette: Palette) -> None:
+    by_name = {m.label.removeprefix("fa1 "): m for m in rows if m.label.startswith("fa1 ")}
     losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in BLOCK_LOSERS)
     words = f"On an A10, 64×64 with 4 warps was faster than {losers}."
     if not by_name:
         page.verdict(words, tag=_PUBLISHED, small=True)
-    else:
-        ordered = sorted(by_name.items(), key=lambda pair: pair[1].timing.p50)
-        best = ordered[0][1]
-        page.verdict(
-            f"{best.tiles} is the fastest on {best.machine}: {seconds_text(best.timing.p50)}, "
-            f"{ordered[-1][1].timing.p50 / best.timing.p50:.2f}× faster than {ordered[-1][1].tiles}.",
-            tag=page.origin_tag(best.origin),
-            small=True,
-        )
-        names = {key: m.tiles if device == CPU else key for key, m in by_name.items()}
-        factor, unit = unit_for(ordered[-1][1].timing.p50)
-        values = {best.where: {names[key]: factor * m.timing.p50 for key, m in ordered}}
-        alt = f"Median time in {unit} by tiling: " + ", ".join(
-            f"{n} {v:.3g}" for n, v in values[best.where].items()
-        )
-        marked = names[ordered[0][0]]
-        page.figure(
-            charts.bars(values, palette, f"median time ({unit})", marked=marked), "compare.blocks", alt
-        )
-        st.caption(f"{best.problem}. **{best.where}**. Published: {words}")
-    _reproduce("block sweep", "blocks", cases, device)
+        return
+    ordered = sorted(by_name.items(), key=lambda pair: pair[1].timing.p50)
+    best, slowest = ordered[0][1], ordered[-1][1]
+    text = f"{best.tiles} is the fastest on {best.machine}: {seconds_text(best.timing.p50)}, "
+    text += f"{slowest.timing.p50 / best.timing.p50:.2f}× faster than {slowest.tiles}."
+    page.verdict(text, tag=page.origin_tag(best.origin), small=True)
+    factor, unit = unit_for(slowest.timing.p50)
+    bars = {m.tiles if device == CPU else key: factor * m.timing.p50 for key, m in ordered}
+    alt = f"Median time in {unit} by tiling: " + ", ".join(f"{n} {v:.3g}" for n, v in bars.items())
+    figure = charts.bars({best.where: bars}, palette, f"median time ({unit})", marked=next(iter(bars)))
+    page.figure(figure, "compare.blocks", alt)
+    st.caption(f"{best.problem}. **{best.where}**. Published: {words}")
 
 
-def _show_traffic(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
+def _show_traffic(rows: Sequence[Measurement], device: str, palette: Palette) -> None:
     names = {(x.batch, x.heads, x.seqlen): f"{x.batch} × {x.heads} × {x.seqlen:,}" for x in published.TRAFFIC}
     groups = {_PUBLISHED: {names[(x.batch, x.heads, x.seqlen)]: x.gbytes for x in published.TRAFFIC}}
-    rows = _on(sources, cases)
     for m in rows:
         if m.label in ("fa1", "fa2"):
             p = m.problem
@@ -194,4 +159,11 @@ def _show_traffic(sources: Sources, cases: tuple[Case, ...], device: str, palett
     figure = charts.bars(groups, palette, "GB/s: q, k, v, o once, over time", published=_PUBLISHED)
     page.figure(figure, "compare.traffic", alt)
     st.caption(f"Published: {published.A10}, by batch × heads × length, head dim 64. {words}")
-    _reproduce("effective traffic", "traffic", cases, device)
+
+
+_TABLES: dict[str, tuple[str, str, Callable[[Device | None], tuple[Case, ...]], Callable[..., None]]] = {
+    "versions": ("FA1 to FA2 by length", "FA1 to FA2", published.version_cases, _show_versions),
+    "blocks": ("block sizes of FA1", "block sweep", published.block_cases, _show_blocks),
+    "traffic": ("effective GB/s", "effective traffic", published.traffic_cases, _show_traffic),
+}
+"""Words, title of the run, cases on a device, and what shows the rows."""

@@ -107,7 +107,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
         "joules": "TFLOP per joule",
     }[metric]
     figure = charts.by_length(series, palette, title, names=names)
-    page.figure(figure, "compare.lengths", _describe(series, title))
+    page.figure(figure, "compare.lengths", describe(series, title))
     bars = "" if metric == "joules" else " Bars are p10 to p90."
     kind = "" if best.origin == "recorded" else " The newest run of each kernel and shape."
     st.caption(f"Measured {best.regime} on **{where(rows)}**: {best.how}{bars}{kind}")
@@ -144,10 +144,8 @@ def load_cells(m: Measurement) -> dict[str, str]:
         ("TFLOP per joule", "tflop_per_joule", "{:.3g}"),
     )
     cells = {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
-    reasons = load.get("throttled") or {}
-    return cells | {
-        "throttled by": ", ".join(f"{name} {share:.0%}" for name, share in reasons.items()) or "–"
-    }
+    reasons = (f"{name} {share:.0%}" for name, share in (load.get("throttled") or {}).items())
+    return cells | {"throttled by": ", ".join(reasons) or "–"}
 
 
 def _point(m: Measurement, metric: str, factor: float) -> Point:
@@ -172,19 +170,17 @@ def _show_speedup(
     page.header(f"Speed-up over {base}")
     series = speedups(rows, shown, base)
     if not series:
-        page.verdict(
-            f"No shape has measurements of both {base} and another chosen kernel.", "warn", small=True
-        )
+        text = f"No shape has measurements of both {base} and another chosen kernel."
+        page.verdict(text, "warn", small=True)
         return
-    name, point = max(
-        ((name, p) for name, points in series.items() for p in points), key=lambda pair: pair[1].value
-    )
+    named = ((name, p) for name, points in series.items() for p in points)
+    name, point = max(named, key=lambda pair: pair[1].value)
     best = f"{point.value:.2f}× ({point.low:.2f}–{point.high:.2f}), {name} at {point.length:,} keys"
     text = f"At most {best}." if point.low > 1 else f"No kernel is significantly faster: at best {best}."
     page.verdict(text, tag=_tag(rows[0]), small=True)
     title = f"time of {base} ÷ time"
     figure = charts.by_length(series, palette, title, line=(1.0, f"1×: {base}"), ratio=True, names=names)
-    page.figure(figure, "compare.speedup", _describe(series, title))
+    page.figure(figure, "compare.speedup", describe(series, title))
     st.caption(f"Ratio of median times, measured {rows[0].regime}. Bars are 95% bootstrap intervals.")
 
 
@@ -202,16 +198,15 @@ def speedups(rows: Sequence[Measurement], shown: Sequence[str], base: str) -> di
     return series
 
 
-def _describe(series: dict[str, list[Point]], title: str) -> str:
-    parts = [
-        f"{name}: "
-        + ", ".join(f"{p.length:,} keys {p.value:.3g}" for p in sorted(points, key=lambda p: p.length))
-        for name, points in series.items()
-    ]
-    return f"{title} by sequence length. " + "; ".join(parts) + "."
+def describe(series: dict[str, list[Point]], title: str) -> str:
+    """A figure by sequence length in words."""
+    ordered = {name: sorted(points, key=lambda p: p.length) for name, points in series.items()}
+    parts = (
+        f"{name}: {', '.join(f'{p.length:,} keys {p.value:.3g}' for p in x)}" for name, x in ordered.items()
+    )
+    return f"{title} by sequence length. {'; '.join(parts)}."
 
 
 def _tag(m: Measurement) -> str:
-    return page.origin_tag(m.origin) + (
-        "" if m.origin == "recorded" else f" on {'GPU' if m.is_gpu else 'CPU'}"
-    )
+    tag = page.origin_tag(m.origin)
+    return tag if m.origin == "recorded" else f"{tag} on {'GPU' if m.is_gpu else 'CPU'}"

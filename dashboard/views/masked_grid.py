@@ -10,7 +10,6 @@ from cufa.dashboard.model import counters, trace, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_controls import View
 from cufa.problem.mask import FULL
-from cufa.schedule.schedule import Tile
 
 GRID_KEY = "masked.grid"
 
@@ -27,10 +26,10 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
         page.figure(figure, GRID_KEY, alt, on_select="rerun", selection_mode="points")
     else:
         page.figure(figure, "masked.grid.large", alt)
-    order = (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED)
-    for column, t in zip(st.columns(4), order, strict=True):
-        share = f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%})"
-        column.caption(f"{share}  \n{palette.tiles[t].meaning}")
+    for column, (t, style) in zip(st.columns(4), palette.tiles.items(), strict=True):
+        column.caption(
+            f"**{counts[t]:,} {style.label}** ({counts[t] / schedule.total:.0%})  \n{style.meaning}"
+        )
 
 
 def show_refusal(view: View) -> None:
@@ -63,11 +62,9 @@ def _band_words(view: View) -> str:
     if view.problem.mask.irregular_kind:
         return ""
     first, last = view.problem.edges
-    ends = (
-        "the first key" if first is None else _shifted(first),
-        "the last key" if last is None else _shifted(last),
-    )
-    return f"Query i sees {ends[0]} to {ends[1]}. "
+    begin = "the first key" if first is None else _shifted(first)
+    end = "the last key" if last is None else _shifted(last)
+    return f"Query i sees {begin} to {end}. "
 
 
 def _share_words(view: View) -> str:
@@ -90,42 +87,30 @@ def show_counters(view: View) -> None:
     if kept is not None:  # from any card: visited tiles do not depend on the card
         wrong = trace.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
-    reason = view.why_not_executed
-    left, right = page.fields(2.6, 4)
-    asked = left.button(
-        "Count tiles by executing the kernel here",
-        key="masked.emulate",
-        disabled=reason is not None,
-        icon=":material/developer_board:",
-        help="Compiles the kernel's CUDA source with g++, and executes all threads of one head on this CPU.",
+    p, reason = view.problem, view.why_not_executed
+    launch = counters.EmulationKey(
+        view.schedule, view.spec.algorithm, view.config, p.head_dim, p.softcap, p.dtype, p.precision
     )
-    if reason is not None:
-        right.caption(reason)
-    if asked:
-        with st.spinner("Executing the kernel's source on this CPU…"):
-            st.session_state["masked.emulated"] = (_key(view), counters.emulate_counts(_key(view)))
-    key, found = st.session_state.get("masked.emulated", (None, None))
-    if key == _key(view) and isinstance(found, str):
-        right.error(found)
-    elif key == _key(view):
-        with right:
-            wrong = trace.disagreements(found, view.schedule)
-            _judge(view, wrong, "executed", "this CPU, one head")
-
-
-def _key(view: View) -> counters.EmulationKey:
-    problem = view.problem
-    return counters.EmulationKey(
-        view.schedule, view.spec.algorithm, view.config, problem.head_dim, problem.softcap,
-        problem.dtype, problem.precision,
-    )  # fmt: skip
+    left, right = page.fields(2.6, 4)
+    with left:
+        found = page.on_demand(
+            "Count tiles by executing the kernel here", "masked.emulate", "developer_board", launch,
+            lambda: counters.emulate_counts(launch), refused=reason,
+            help="Compiles the kernel's CUDA source with g++, and executes all threads of one head on this CPU.",
+        )  # fmt: skip
+    with right:
+        if reason is not None:
+            st.caption(reason)
+        elif isinstance(found, str):
+            st.error(found)
+        elif found is not None:
+            _judge(view, trace.disagreements(found, view.schedule), "executed", "this CPU, one head")
 
 
 def _judge(view: View, wrong: list[str], tag: str, where: str) -> None:
     if wrong:
-        page.verdict(
-            f"Alarm: the kernel ({where}) did not visit the tiles of the schedule.", "alarm", tag, small=True
-        )
+        text = f"Alarm: the kernel ({where}) did not visit the tiles of the schedule."
+        page.verdict(text, "alarm", tag, small=True)
         st.error("  \n".join(wrong), icon=":material/error:")
     else:
         line = "column" if view.schedule.by_keys else "row"

@@ -43,22 +43,11 @@ def _execute(view: View) -> InsideTrace | None:
         "no trace of the inside of such a thread block is recorded. Executing the kernel's source on this CPU shows "
         "the order of its phases, not their time."
     )
-    reason = view.why_not_executed
-    key = (view.problem, view.device, view.algorithm, view.config)
-    pressed = st.button(
-        "Execute one head here",
-        key="masked.inside",
-        icon=":material/play_arrow:",
-        disabled=reason is not None,
-        help=reason,
-    )
-    if pressed:
-        with st.spinner("Compiling and executing the kernel's source…"):
-            st.session_state["masked.inside_of"] = key
-            counters.execute_inside(*key)
-    if st.session_state.get("masked.inside_of") != key:
-        return None
-    found = counters.execute_inside(*key)
+    launch = (view.problem, view.device, view.algorithm, view.config)
+    found: InsideTrace | str | None = page.on_demand(
+        "Execute one head here", "masked.inside", "play_arrow", launch,
+        lambda: counters.execute_inside(*launch), refused=view.why_not_executed,
+    )  # fmt: skip
     if isinstance(found, str):
         st.error(found, icon=":material/error:")
         return None
@@ -76,15 +65,12 @@ def show_trace(trace: InsideTrace, palette: Palette) -> None:
     intervals = found[np.isin(found["log"], [lane.log for lane in mine])]
     begin, end = float(intervals["begin"].min()), float(intervals["end"].max())
     first = float(np.sort(intervals["begin"])[min(_FIRST, len(intervals) - 1)])
+    label, form = ("Time span", "%.1f") if trace.is_time else ("Span of executed primitives", "%.0f")
     stretch = st.slider(
-        "Time span" if trace.is_time else "Span of executed primitives",
-        begin,
-        end,
-        (begin, max(first, begin + (end - begin) / 1000)),
+        label, begin, end, (begin, max(first, begin + (end - begin) / 1000)), format=form,
         key=f"masked.inside.stretch.{trace.name}",
-        format="%.1f" if trace.is_time else "%.0f",
         help=f"In {trace.unit}. Drag in the figure to zoom in, double-click to zoom out.",
-    )
+    )  # fmt: skip
     seen = charts.drawn(intervals, *stretch)
     there = set(seen["log"].tolist())
     running = [lane for lane in mine if lane.log in there]
@@ -123,9 +109,8 @@ def _caption(trace: InsideTrace, number: int, shown: int, cut: bool) -> str:
             "One lane of each warp, or of the first warp of a warpgroup, records the SM's clock, in a special build"
             f"{_cost(trace)}."
         )
-        stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
-        where = f"{trace.environment['device']}, {trace.environment['recorded'][:10]}"
-        parts += [f"{where}. {stamped}{stale}"]
+        parts += [f"{trace.environment['device']}, {trace.environment['recorded'][:10]}.", stamped]
+        parts += [] if trace.is_current else ["**The kernel's sources have changed since.**"]
     if number > shown:
         parts.append(f"The first {shown} of the {number} warps of this span.")
     if cut:
@@ -146,8 +131,6 @@ def _cost(trace: InsideTrace) -> str:
 def _table(trace: InsideTrace, of_sm: Sums) -> None:
     """Time of all warps of the SM, by phase."""
     rows = sorted(of_sm.phases.items(), key=lambda item: -item[1])
-    share = "of all warps' time" if trace.is_time else "of all warps' primitives"
-    lines = [
-        {share: f"{of_sm.share(t):.1%}", trace.unit: round(t, 2), "phase": WORDS[name]} for name, t in rows
-    ]
+    of = "of all warps' time" if trace.is_time else "of all warps' primitives"
+    lines = [{of: f"{of_sm.share(t):.1%}", trace.unit: round(t, 2), "phase": WORDS[name]} for name, t in rows]
     st.dataframe(lines, hide_index=True, key="masked.inside.sums")

@@ -14,7 +14,9 @@ from dashboard_page_support import alts, open_page, parameters, words
 from streamlit.testing.v1 import AppTest
 
 from cufa.build import sass
+from cufa.build.machine_code import Code, Instruction, LoopCost, Place
 from cufa.dashboard.model.listed import slots_per_tile, source_lines
+from cufa.kernels import KERNELS
 
 BUILD = {"kernel": "fa2_forward", "d": "64", "arch": "80"}
 
@@ -84,12 +86,12 @@ def test_sources_are_found_and_generated_ones_have_none() -> None:
     assert any("extern" in line or "KERNEL" in line for line in source_lines("forward/fa2/kernel.cu"))
     assert source_lines("cufa.cu") == ()
     assert source_lines("../pyproject.toml") == ()
+    places = tuple(Place(file, 1) for file in "cabd")
+    build = Code((Instruction("EXIT", "other", places), Instruction("EXIT", "other", places[3:])), ())
+    assert list(build.files) == ["d", "a", "b", "c"], "the most instructions first, then by name"
 
 
 def test_slots_are_told_per_tile_only_where_a_pass_is_whole_tiles(elsewhere: Path) -> None:
-    from cufa.build.machine_code import LoopCost
-    from cufa.kernels import KERNELS
-
     spec = KERNELS["fa2_forward"]
     config = next(c for c in spec.configs if (c.block_q, c.block_kv, c.num_warps) == (128, 64, 4))
     tile = 4 * 128 * 64 * 128
