@@ -14,7 +14,7 @@ import itertools
 import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, backends, contract
-from backward_support import NAMES, assert_gradients, expected, make_case, near, seen, serves
+from backward_support import NAMES, assert_gradients, expected, make_case, near, serves
 from cpu_support import SMALL
 from mask_support import assert_visited
 from support import assert_tiles, make_inputs
@@ -44,7 +44,7 @@ def check(backend, spec, precision, case, *, config=None, trace=None, **how):
     assert backend is not EMULATE or done.plan.spec is spec
     if trace:
         assert len(done.records) == len(case.k) * case.k.shape[1] * done.plan.schedule.num_kv_blocks
-        assert_visited(done.plan, seen(case), done.records)
+        assert_visited(done.plan, case.seen, done.records)
     return done
 
 

@@ -12,7 +12,7 @@ import random
 import numpy as np
 import pytest
 from backends import CPU, EMULATE, GPU, backends
-from backward_support import assert_gradients, expected, make_case, near, seen
+from backward_support import assert_gradients, expected, make_case, near
 from sampling import of_today
 from support import assert_attention, assert_tiles, make_inputs
 
@@ -132,7 +132,7 @@ def test_numpy(name, algorithm):
     """Forward, and for FA2 also gradients. Keys that no query sees may hold NaN, and their values inf."""
     for lengths in LENGTHS:
         case = make_case(2, 4, 2, *lengths, 8, "float64", mask=examples(*lengths)[name])
-        hidden = ~np.broadcast_to(seen(case), (2, 4, *lengths)).reshape(2, 2, -1, lengths[1]).any(axis=2)
+        hidden = ~np.broadcast_to(case.seen, (2, 4, *lengths)).reshape(2, 2, -1, lengths[1]).any(axis=2)
         k, v = (np.where(hidden[..., None], bad, x) for bad, x in ((np.nan, case.k), (np.inf, case.v)))
         done = CPU.forward(case.q, *((k, v) if algorithm == "fa2" else (case.k, case.v)), algorithm=algorithm,
                            **case.options)  # fmt: skip

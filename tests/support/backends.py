@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decode_support import Case, prepare
-from support import DTYPES
+from support import DTYPES, on_blocks
 
 import cufa
 from cufa.calls.call import BackwardCall, ForwardCall, PackedBackward, PackedForward
@@ -144,11 +144,7 @@ class Backend:
         asked = call.options
         device = self.device if arch is None else Device.typical(arch)
         plan = make_plan(problem, device, asked.algorithm, config, num_splits=asked.num_splits)
-        if blocks is not None:
-            *before, launch = plan.launches
-            assert launch.persistent
-            launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
-            plan = dataclasses.replace(plan, launches=(*before, launch))
+        plan = plan if blocks is None else on_blocks(plan, blocks)
         records = self.run(plan, given, trace, execution)
         return Done({name: self.host(x) for name, x in results.items()}, plan, records)
 

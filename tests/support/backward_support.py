@@ -7,11 +7,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from support import TF32_EPSILON, in_order, make_inputs, once, reference
+from support import TF32_EPSILON, make_inputs, once, reference, rounded_to, seen, weights_same_dtype
 
 from cufa import attention_reference_backward
 from cufa.kernels import Kernel
-from cufa.problem.options import resolve_mask
 from cufa.problem.scores import softcap_derivative, softcapped
 
 NAMES = ("dq", "dk", "dv")
@@ -48,6 +47,12 @@ class Case:
         return self.dout, self.q, self.k, self.v, self.out, self.lse
 
     @property
+    def seen(self) -> np.ndarray:
+        """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and head."""
+        masks = {name: x for name, x in self.scores.items() if name in ("causal", "window", "mask")}
+        return seen(self.q, self.k, **masks)
+
+    @property
     def options(self) -> dict[str, Any]:
         return self.scores if self.dlse is None else {**self.scores, "dlse": self.dlse}
 
@@ -75,33 +80,20 @@ def expected(case: Case) -> tuple[np.ndarray, ...]:
 
 @once
 def unfused_same_dtype(case: Case) -> tuple[np.ndarray, ...]:
-    """What a framework's own operations give: every array rounded to the dtype, products accumulated in float32
-    (float64 for float64). Those of float32 are in order; for others that is not what rounds."""
-    dtype = case.q.dtype
-    product = in_order if dtype == np.float32 else np.matmul
-    wide = np.float64 if dtype == np.float64 else np.float32
-    group = case.q.shape[1] // case.k.shape[1]
-    softcap, scale = case.scores.get("softcap"), case.scores.get("scale")
-    scale = wide(case.q.shape[-1] ** -0.5 if scale is None else scale)
-
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype).astype(wide)
-
+    """What a framework's own operations give."""
+    product, rounded, wide = rounded_to(case.q.dtype)
+    group, dtype = case.q.shape[1] // case.k.shape[1], case.q.dtype
+    how = {"softcap": None, "scale": None, **case.scores}
+    scale = wide(case.q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"])
     q, dout = case.q.astype(wide), case.dout.astype(wide)
     k, v = (np.repeat(x, group, axis=1).astype(wide) for x in (case.k, case.v))
     with np.errstate(all="ignore"):
-        s = rounded(product(q, k.swapaxes(-1, -2)) * scale)
-        capped = s if softcap is None else rounded(softcapped(s, softcap))
-        hidden = np.where(seen(case), capped, wide(-np.inf))
-        m = hidden.max(-1, keepdims=True, initial=-np.inf)
-        p = np.exp(hidden - np.where(np.isneginf(m), 0, m))
-        total = p.sum(-1, keepdims=True)
-        p = rounded(p / np.where(total == 0, 1, total))
+        p, capped = weights_same_dtype(case.q, case.k, **how)
         dp = rounded(product(dout, v.swapaxes(-1, -2)))
         of_lse = 0 if case.dlse is None else case.dlse[..., None]
         ds = rounded(p * (dp - (p * dp).sum(-1, keepdims=True) + of_lse))
-        if softcap is not None:
-            ds = rounded(ds * softcap_derivative(capped, softcap))
+        if how["softcap"] is not None:
+            ds = rounded(ds * softcap_derivative(capped, how["softcap"]))
         ds = rounded(ds * scale)
         dq, dk, dv = product(ds, k), product(ds.swapaxes(-1, -2), q), product(p.swapaxes(-1, -2), dout)
 
@@ -148,7 +140,7 @@ def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
     scale = case.scores.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     lse = case.lse[..., None].astype(np.float64)
-    there = seen(case) & ~np.isneginf(lse)
+    there = case.seen & ~np.isneginf(lse)
     s = scale * q @ k.swapaxes(-1, -2)
     s = s if case.scores.get("softcap") is None else softcapped(s, case.scores["softcap"])
     p = np.where(there, np.exp(np.where(there, s - lse, 0)), 0)
@@ -165,22 +157,9 @@ def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
 
 def assert_nothing_where_nothing_is_seen(got: Any, case: Case) -> None:
     """Queries that see no key and keys that no query sees: exactly 0."""
-    visible = np.broadcast_to(seen(case), (*case.q.shape[:3], case.k.shape[2]))
+    visible = np.broadcast_to(case.seen, (*case.q.shape[:3], case.k.shape[2]))
     dq, dk, dv = got
     assert (dq[~visible.any(axis=-1)] == 0).all()
     by_group = visible.reshape(*case.k.shape[:2], -1, case.k.shape[2])
     for x in (dk, dv):
         assert (x[~by_group.any(axis=2)] == 0).all()
-
-
-def seen(case: Case) -> np.ndarray:
-    """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and head."""
-    words = {name: case.scores.get(name) for name in ("window", "mask")}
-    mask, lengths = (
-        resolve_mask(case.scores.get("causal", False), **words),
-        (case.q.shape[2], case.k.shape[2]),
-    )
-    if mask.spread == (1, 1):
-        return mask.dense(*lengths)
-    heads = np.repeat(np.arange(case.k.shape[1]), case.q.shape[1] // case.k.shape[1])
-    return np.array([[mask.dense(*lengths, b, h) for h in heads] for b in range(len(case.q))])

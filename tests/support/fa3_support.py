@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from unittest import mock
 
 import numpy as np
 from lengths_support import Ragged
-from support import assert_attention, forward_operands, make_inputs, make_problem, plan_with_blocks
+from support import assert_attention, forward_operands, make_inputs, make_problem, on_blocks, plan_with_blocks
 
 from cufa import masks
 from cufa.kernels import KERNELS, TileConfig
@@ -83,9 +82,7 @@ def execute_ragged(case: Ragged, execution: Execution, config: TileConfig) -> Em
     """A call with lengths, on two persistent blocks."""
 
     def on_two_blocks(*arguments, **request):
-        plan = make_plan(*arguments, **request)
-        (launch,) = plan.launches
-        return dataclasses.replace(plan, launches=(dataclasses.replace(launch, grid=(2, 1, 1)),))
+        return on_blocks(make_plan(*arguments, **request), 2)
 
     how = {"config": config, "mode": execution.mode, "schedule": execution.schedule}
     with mock.patch("cufa.run.emulate.calls.make_plan", on_two_blocks):

@@ -16,8 +16,8 @@ import numpy as np
 from cufa import attention_reference
 from cufa.calls import shapes
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, TileConfig
-from cufa.plan.planner import Plan
+from cufa.kernels import TileConfig
+from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import Mask
 from cufa.problem.options import Options, resolve_mask
 from cufa.problem.problem import Problem
@@ -86,30 +86,51 @@ def make_inputs(
     return draw(heads, seqlen_q, spread), draw(kv_heads, seqlen_k, 1.0), draw(kv_heads, seqlen_k, 1.0)
 
 
+def seen(
+    q: np.ndarray, k: np.ndarray, causal: bool = False, window: Any = None, mask: Mask | None = None
+) -> np.ndarray:
+    """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and head."""
+    mask, lengths = resolve_mask(causal, window, mask), (q.shape[2], k.shape[2])
+    if mask.spread == (1, 1):
+        return mask.dense(*lengths)
+    heads = np.repeat(np.arange(k.shape[1]), q.shape[1] // k.shape[1])
+    return np.array([[mask.dense(*lengths, b, h) for h in heads] for b in range(len(q))])
+
+
+def rounded_to(dtype: np.dtype) -> tuple[Callable[..., np.ndarray], Callable[[np.ndarray], np.ndarray], type]:
+    """Arithmetic of a framework's own operations: products, accumulated in float32 (float64 for float64), the rounding
+    of each array to the dtype, and the type of the accumulator. Products of float32 are in order; for others that is
+    not what rounds."""
+    wide = np.float64 if dtype == np.float64 else np.float32
+    return in_order if dtype == np.float32 else np.matmul, lambda x: x.astype(dtype).astype(wide), wide
+
+
+def weights_same_dtype(
+    q: np.ndarray, k: np.ndarray, softcap: float | None, scale: float | None, **mask: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """(probabilities, scores under their cap), each array rounded to the dtype."""
+    product, rounded, wide = rounded_to(q.dtype)
+    scale = wide(q.shape[-1] ** -0.5 if scale is None else scale)
+    keys = np.repeat(k, q.shape[1] // k.shape[1], axis=1).astype(wide)
+    s = rounded(product(q.astype(wide), keys.swapaxes(-1, -2)) * scale)
+    s = s if softcap is None else rounded(softcapped(s, softcap))
+    shown = np.where(seen(q, k, **mask), s, wide(-np.inf))
+    m = shown.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(shown - np.where(np.isneginf(m), 0, m))
+    total = p.sum(-1, keepdims=True)
+    return rounded(p / np.where(total == 0, 1, total)), s
+
+
 @once
 def naive_same_dtype(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, window: Any = None,
-    mask: Mask | None = None, softcap: float | None = None, scale: float | None = None,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, softcap: float | None = None, scale: float | None = None,
+    **mask: Any,
 ) -> np.ndarray:  # fmt: skip
-    """What three array expressions give: scores, probabilities and output each rounded to the dtype,
-    products accumulated in float32 (float64 for float64). Those of float32 are in order; for others that is not what
-    rounds. Arrays in "bhsd"."""
-    dtype = q.dtype
-    product = in_order if dtype == np.float32 else np.matmul
-    wide = np.float64 if dtype == np.float64 else np.float32
-    groups = q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x, groups, axis=1).astype(wide) for x in (k, v))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    """What three array expressions give. Arrays in "bhsd"; ``mask``: causal, window or mask."""
+    product, _, wide = rounded_to(q.dtype)
     with np.errstate(all="ignore"):
-        s = (product(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
-        if softcap is not None:
-            s = softcapped(s, softcap).astype(dtype).astype(wide)
-        s = np.where(resolve_mask(causal, window, mask).dense(*s.shape[-2:]), s, wide(-np.inf))
-        m = s.max(-1, keepdims=True)
-        p = np.exp(s - np.where(np.isneginf(m), 0, m))
-        total = p.sum(-1, keepdims=True)
-        p = (p / np.where(total == 0, 1, total)).astype(dtype).astype(wide)
-        return product(p, v).astype(dtype)
+        p, _ = weights_same_dtype(q, k, softcap, scale, **mask)
+        return product(p, np.repeat(v, q.shape[1] // k.shape[1], axis=1).astype(wide)).astype(q.dtype)
 
 
 def written_out(
@@ -260,17 +281,18 @@ def assert_tiles(plan: Plan, records: np.ndarray) -> None:
     assert blocks == len(records) == len(found)
 
 
-def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:
-    """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
-    blocks make the pipeline run on from item to item on problems that are small."""
-    spec, device = KERNELS[kernel], Device.typical("sm_90")
-    *before, launch = spec.launches(problem, config, spec.shared_bytes(config, problem.head_dim), None)
+def on_blocks(plan: Plan, blocks: int) -> Plan:
+    """The plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few blocks
+    make the pipeline run on from item to item on problems that are small."""
+    *before, launch = plan.launches
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
-    workspace = spec.workspace(problem, config, None)
-    assert workspace == 0 or not before
-    workspace += problem.mask_bytes(config.block_q, config.block_kv)
-    return Plan(problem, spec, config, device, (*before, launch), workspace, ())
+    return dataclasses.replace(plan, launches=(*before, launch))
+
+
+def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int) -> Plan:
+    """Of FA3's forward."""
+    return on_blocks(make_plan(problem, Device.typical("sm_90"), "fa3", config, num_splits=1), blocks)
 
 
 def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:
