@@ -91,6 +91,18 @@ class Call:
         that it states. Raises TypeError or ValueError naming the argument."""
         raise NotImplementedError
 
+    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        """The inputs as kernels read them, and the problem that their shapes and the options state."""
+        if any(self.inputs.get(x.name) is not None for x in CACHE):
+            from .cached import cached_problem
+
+            return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
+        return self._problem(dtype)
+
+    def _problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        """:meth:`problem` of keys that are not in a cache."""
+        raise NotImplementedError
+
     def gpu_serves(self, device: Device) -> bool:
         """Whether a call with NumPy inputs can be computed on this GPU. Raises what :meth:`check` raises."""
         _, problem = self.check(on_gpu=False)
@@ -179,12 +191,7 @@ class DenseCall(Call):
         call.check_results(problem)
         return call, problem
 
-    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
-        """The inputs as kernels read them, and the problem that their shapes and the options state."""
-        if any(self.inputs.get(x.name) is not None for x in CACHE):
-            from .cached import cached_problem
-
-            return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
+    def _problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         shapes = [self.shape_of(name) for name in ("q", "k", "v")]
         problem = make_problem(shapes, dtype, self.options, self.first[1])
         if len(self.inputs) == len(self.operation.inputs):
@@ -195,11 +202,7 @@ class DenseCall(Call):
 class PackedCall(Call):
     """A call with packed sequences: arrays (tokens, heads, head_dim)."""
 
-    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
-        if any(self.inputs.get(x.name) is not None for x in CACHE):
-            from .cached import cached_problem
-
-            return optional_operands.check(*cached_problem(self.inputs, dtype, self.options))
+    def _problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
         shapes = {name: self.shape_of(name) for name in ("q", "k", "v")}
         for name, shape in shapes.items():
             if len(shape) != 3:

@@ -1,12 +1,13 @@
 """Tiles and kernels that were measured to be fastest, per GPU model and class of problem.
 
-Tiles come from `cufa tune` (:func:`load`): one JSON file per GPU model in the user's cache folder, before the file that
-ships with the package. Kernels come from the recorded benchmarks (:func:`fastest_kernels`). A missing, damaged or
-outdated entry is no error: its class of problem counts as unmeasured.
+Tiles come from `cufa tune` (:func:`load`): one JSON file per GPU model in the user's cache folder. Kernels come from
+the recorded benchmarks (:func:`fastest_kernels`). A missing, damaged or outdated entry is no error: its class of
+problem counts as unmeasured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -34,20 +35,13 @@ def _slug(device_name: str) -> str:
 
 @functools.cache
 def load(device_name: str) -> Mapping[str, Tuned]:
-    """Winners by :func:`cufa.plan.candidates.tuning_key`: the user's own, else the winners shipped with the
-    package. Empty if nothing was tuned on this card model. Measurements of a kernel that has changed are left out."""
+    """Winners by :func:`cufa.plan.candidates.tuning_key`. Empty if nothing was tuned on this card model. Measurements
+    of a kernel that has changed are left out."""
     winners = {}
-    for file in (recorded_path(device_name, TILES), path(device_name)):
-        for key, entry in _read(file).items():
-            try:
-                tuned = _tuned(KERNELS[key.partition("/")[0]], entry)
-            except (
-                AttributeError,
-                KeyError,
-                TypeError,
-                ValueError,
-            ):  # damaged, or of another version of cufa
-                continue
+    for key, entry in _read(path(device_name)).items():
+        # Damaged entries, and those of another version of cufa, are passed over.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            tuned = _tuned(KERNELS[key.partition("/")[0]], entry)
             if tuned is not None:
                 winners[key] = tuned
     return winners
@@ -92,9 +86,6 @@ def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, 
 RECORDED = Path(__file__).parents[1] / "records" / "fastest"
 """Files of :func:`fastest_kernels`."""
 
-TILES = Path(__file__).parents[1] / "records" / "tuned"
-"""What `cufa tune` found on cards that it was run on, as it writes it."""
-
 
 @functools.cache
 def fastest_kernels(device_name: str) -> Mapping[str, str]:
@@ -105,9 +96,9 @@ def fastest_kernels(device_name: str) -> Mapping[str, str]:
     return {key: name for key, name in entries.items() if isinstance(name, str) and name in known}
 
 
-def recorded_path(device_name: str, folder: Path | None = None) -> Path:
+def recorded_path(device_name: str) -> Path:
     """The file of one GPU model: "NVIDIA H200" and "H200" are the same."""
-    return (folder or RECORDED) / f"{_slug(device_name).removeprefix('nvidia-')}.json"
+    return RECORDED / f"{_slug(device_name).removeprefix('nvidia-')}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

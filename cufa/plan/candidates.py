@@ -36,7 +36,7 @@ def serving_kernels(
     fastest: Mapping[str, str],
 ) -> tuple[list[Kernel], list[str]]:  # fmt: skip
     """The kernels that serve the problem, in order of preference, and the reasons for this order. Raises ValueError if
-    no kernel serves, with the refusals of those that take its elements."""
+    no kernel serves the problem: the message says why the kernels for its elements refuse."""
     known, replaced = _known(operation.name), []
     if kernel is not None:
         named = [spec for spec in known if spec.name == kernel]

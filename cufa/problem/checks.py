@@ -4,6 +4,7 @@ CuPy is imported only for device arrays."""
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -162,6 +163,24 @@ def _integer(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError
     return operator.index(value)
+
+
+def check_number(name: str, value: Any, takes: str) -> float:
+    """``value`` as a float; inf if it is too large. ``takes``: what the argument may be, for the error.
+
+    Raises TypeError for booleans, text, arrays with axes, and other objects that are no number."""
+    try:
+        if (
+            isinstance(value, (bool, str, bytes))
+            or str(getattr(value, "dtype", "")) == "bool"
+            or np.ndim(value)
+        ):
+            raise TypeError
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be {takes}, not {shown(value)}") from None
 
 
 def check_count(name: str, value: Any, least: int = 0) -> int:

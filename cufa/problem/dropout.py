@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .checks import as_array, is_device_array, shown
+from .checks import as_array, check_number, is_device_array, shown
 
 Bools = npt.NDArray[np.bool_]
 
@@ -91,13 +91,10 @@ def check_dropout(dropout: Any) -> int:
     """Weights of 256 that are dropped; 0 for None. Raises TypeError or ValueError."""
     if dropout is None:
         return 0
-    if isinstance(dropout, (bool, np.bool_)) or not isinstance(
-        dropout, (int, float, np.integer, np.floating)
-    ):
-        raise TypeError(f"dropout must be a number from 0 to below 1, or None, not {shown(dropout)}")
-    if not 0 <= float(dropout) < 1:
+    value = check_number("dropout", dropout, "a number from 0 to below 1, or None")
+    if not 0 <= value < 1:
         raise ValueError(f"dropout={dropout!r} must be from 0 to below 1: pass None for no dropout")
-    return 0 if dropout == 0 else min(max(round(256 * float(dropout)), 1), 255)
+    return 0 if value == 0 else min(max(round(256 * value), 1), 255)
 
 
 def resolve_dropout(dropout: Any, seed: Any) -> tuple[int, Any]:

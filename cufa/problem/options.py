@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .booleans import mask_of_booleans
-from .checks import array_kind, check_flag, check_window, is_device_array, shown
+from .checks import check_flag, check_number, check_window, is_device_array, shown
 from .columns import Chunks
 from .mask import CAUSAL, FULL, Band, Mask
 from .problem import default_scale
@@ -89,13 +89,12 @@ def check_softmax_max(x: Any) -> str | float:
     """ "" for None, "bound", or a finite number. Raises TypeError or ValueError otherwise."""
     if x is None or (isinstance(x, str) and x == "bound"):
         return x or ""
-    if isinstance(x, (bool, str)) or not isinstance(x, (int, float, np.integer, np.floating)):
-        raise TypeError(f"softmax_max must be 'bound', a number, an array (heads,) or None, not {shown(x)}")
-    if not abs(float(x)) <= MAX_NUMBER:
+    value = check_number("softmax_max", x, "'bound', a number, an array (heads,) or None")
+    if not abs(value) <= MAX_NUMBER:
         raise ValueError(
             f"softmax_max={x!r} must be finite, within ±{MAX_NUMBER:g}: scaled scores are compared with it"
         )
-    return float(x)
+    return value
 
 
 def check_num_splits(num_splits: Any) -> int | None:
@@ -115,14 +114,7 @@ def check_softcap(softcap: Any) -> float | None:
     """A cap as a number, or None. Raises TypeError or ValueError naming the argument."""
     if softcap is None:
         return None
-    try:
-        if isinstance(softcap, (bool, np.bool_, str, bytes)):
-            raise TypeError
-        value = float(softcap)
-    except (TypeError, ValueError):
-        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
-    except OverflowError:
-        value = math.inf
+    value = check_number("softcap", softcap, "a number above 0 or None")
     if not _SMALLEST <= value < math.inf:
         raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
     if value > MAX_SOFTCAP:
@@ -136,15 +128,7 @@ def check_softcap(softcap: Any) -> float | None:
 def check_scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
         return default_scale(head_dim)
-    try:
-        # float() would take these.
-        if isinstance(scale, (bool, str, bytes)) or str(getattr(scale, "dtype", "")) == "bool":
-            raise TypeError(scale)
-        value = float(scale)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"scale must be a number or None, not {array_kind(scale)}") from error
-    except OverflowError:
-        value = math.inf
+    value = check_number("scale", scale, "a number or None")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"scale={value} must be finite and at least 0; to negate the scores, negate q")
     if value > MAX_SCALE:

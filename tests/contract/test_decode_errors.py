@@ -118,7 +118,7 @@ BAD = [
     # options
     ({"scale": float("nan")}, ValueError, r"scale=nan must be finite"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
-    ({"scale": True}, TypeError, r"scale must be a number or None, not builtins\.bool"),
+    ({"scale": True}, TypeError, r"scale must be a number or None, not True"),
     ({"scale": 1e39}, ValueError, r"scale=1e\+39 is too large"),
     *(
         ({name: np.ma.masked_array(x)}, TypeError, rf"{name} is numpy\.ma\S*MaskedArray")

@@ -118,7 +118,7 @@ class Faults:
         self.shipped: dict[str, list[list[str]]] = {}
 
     def page(self, name: str, link: dict[str, str], records: Path | None = None) -> list[list[str]]:
-        """With these records; with those that ship, each page once."""
+        """With these records. With the records of the package, each page is opened once."""
         if records is None and (found := self.shipped.get(f"{name} {link}")):
             return found
         use_records(records or SHIPPED, self.monkeypatch)

@@ -78,7 +78,6 @@ class TestTuning:
     @pytest.fixture(autouse=True)
     def own_cache(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
-        monkeypatch.setattr(tuning, "TILES", tmp_path / "nothing ships")
         tuning.load.cache_clear()
         yield
         tuning.load.cache_clear()
@@ -114,16 +113,6 @@ class TestTuning:
         file.write_text(json.dumps({**json.loads(DAMAGED), **json.loads(file.read_text())}))
         tuning.load.cache_clear()
         assert tuning.load("GPU") == {"naive/key": Tuned(good)}
-
-    def test_what_ships_is_taken_where_the_user_has_measured_nothing(self, tmp_path, monkeypatch):
-        mine, shipped = TileConfig(64, 64, 4), TileConfig(128, 32, 8)
-        file = tuning.save("NVIDIA H200", "naive/both", shipped, {})
-        tuning.save("NVIDIA H200", "naive/shipped", shipped, {})
-        monkeypatch.setattr(tuning, "TILES", tmp_path / "shipped")
-        (tmp_path / "shipped").mkdir()
-        file.rename(tmp_path / "shipped" / "h200.json")
-        tuning.save("NVIDIA H200", "naive/both", mine, {})
-        assert tuning.load("NVIDIA H200") == {"naive/both": Tuned(mine), "naive/shipped": Tuned(shipped)}
 
     def test_tiles_that_do_not_fit_are_passed_over(self):
         device = Device.typical("sm_90")
@@ -180,7 +169,6 @@ class TestCommand:
     @pytest.fixture
     def tune(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(tuning, "TILES", tmp_path / "nothing ships")
         monkeypatch.setattr(command.common, "find_device", lambda choice: H200)
         monkeypatch.setattr(command, "measure_limits", lambda device: LIMITS)
 
