@@ -150,7 +150,7 @@ def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
     """Products of wgmma in machine code for sm_90a, and fences before them (HGMMA, WARPGROUP.ARRIVE). There is one for
     all that are asked for at a time; where registers do not suffice, ptxas has one for each, and waits for each."""
     products = fences = 0
-    for code in _executable(cubin):
+    for code in executable(cubin):
         # An instruction has 16 bytes; its lowest 12 bits are the opcode. HGMMA has two opcodes: A in shared memory, or
         # in registers. In WARPGROUP instructions bit 47 means a wait for products (WARPGROUP.DEPBAR).
         words = np.frombuffer(code, dtype="<u8")[::2]
@@ -159,7 +159,7 @@ def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
     return products, fences
 
 
-def _executable(cubin: bytes) -> Iterator[bytes]:
+def executable(cubin: bytes) -> Iterator[bytes]:
     """Sections of an ELF file that hold instructions."""
     if not cubin:
         return

@@ -29,7 +29,7 @@ from cufa.measure.timing import Load
 from cufa.plan.candidates import tuning_key
 from cufa.plan.operation import Tuned
 from cufa.plan.planner import fitting_configs, make_plan
-from cufa.problem.mask import CAUSAL, Band
+from cufa.problem.mask import Band
 
 
 class TestFastest:
@@ -41,13 +41,11 @@ class TestFastest:
         return made_up_card({"forward": rows_json(rows)})
 
     def test_what_was_measured_to_be_fastest_is_taken(self):
+        """Without the planner's first choice in the race, nothing is decided."""
         problem = make(1, 8, 1024, 64, "bfloat16", Band(100, 0))
         found = fastest.fastest(self.card(problem, {"fa3": 2e-3, "fa2": 1e-3, "fa1": 5e-3}))
         assert set(found.values()) == {"fa2_forward"}
         assert make_plan(problem, H200, fastest=found).spec.name == "fa2_forward"
-
-    def test_a_race_without_the_first_choice_decides_nothing(self):
-        problem = make(1, 8, 1024, 64, "bfloat16", CAUSAL)
         assert fastest.fastest(self.card(problem, {"fa2": 1e-3, "fa1": 5e-3})) == {}
 
     def test_kernels_that_there_are_no_more_and_entries_that_are_no_names_are_left_out(
@@ -82,19 +80,15 @@ class TestTuning:
         yield
         tuning.load.cache_clear()
 
-    def test_nothing_tuned(self):
-        assert tuning.load("NVIDIA H200") == {}
-
     def test_kept_and_found_again(self):
+        assert tuning.load("NVIDIA H200") == {}
         a, b = TileConfig(64, 64, 4), TileConfig(128, 32, 8, num_stages=2)
         file = tuning.save("NVIDIA H200", "naive/one", a, {"seconds": 1e-3})
         tuning.save("NVIDIA H200", "naive/two", b, {})
         tuning.save("NVIDIA H200", "naive/one", b, {})
         assert tuning.load("NVIDIA H200") == {"naive/one": Tuned(b), "naive/two": Tuned(b)}
         assert tuning.load("NVIDIA A100") == {}
-        assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], (
-            "no temporary file is left"
-        )
+        assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], "a file is left"
 
     @pytest.mark.parametrize(
         "content", [b"", b"{", b"[]", b"3", b"\xff\xfe{}", b"[" * 200_000, DAMAGED.encode()]
@@ -123,44 +117,43 @@ class TestTuning:
             tuning.save(device.name, tuning_key(plan.spec, problem), wrong, {})
             assert make_plan(problem, device, tuned=tuning.load(device.name)).config == plan.config
 
-    def entry(self, device, problem, **changes):
-        """Other tiles than the planned ones, and what `cufa tune` keeps of how they were found."""
-        plan = make_plan(problem, device)
-        other = next(c for c in fitting_configs(plan.spec, problem.head_dim, device) if c != plan.config)
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({}, "1.04× as fast as "),
+            ({"over_planned": 1.0}, "none was faster"),
+            ({"digest": "0" * 64}, None),  # the kernel has changed since
+            ({"over_planned": "much"}, None),
+            ({"planned": 3}, None),
+            ({"recorded": None}, None),
+        ],
+    )
+    def test_the_planner_takes_the_winner_and_says_where_it_was_found(self, changes, text):
+        """Planned tiles that nothing beat are said to be measured."""
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan = make_plan(problem, H200)
+        other = next(c for c in fitting_configs(plan.spec, problem.head_dim, H200) if c != plan.config)
+        winner = plan.config if changes == {"over_planned": 1.0} else other
         evidence = {
             "planned": dataclasses.asdict(plan.config), "over_planned": 1.0432, "regime": "in turns",
             "device": "NVIDIA H200", "recorded": "2026-01-02T03:04:05+00:00", "digest": measured.digest(plan.spec),
         }  # fmt: skip
-        return plan, other, {**evidence, **changes}
+        tuning.save(H200.name, tuning_key(plan.spec, problem), winner, {**evidence, **changes})
+        found = tuning.load(H200.name)
+        tuned = make_plan(problem, H200, tuned=found)
+        if text is None:
+            assert found == {}
+            return
+        assert tuned.config == winner
+        of = f"{text}{plan.config}" if winner == other else text
+        assert f"tuned on NVIDIA H200, 2026-01-02: {of}, in turns" in str(tuned)
 
-    def test_the_planner_takes_the_winner_and_says_where_it_was_found(self):
-        problem = make(1, 8, 4096, 64, "float16", True)
-        plan, other, evidence = self.entry(H200, problem)
-        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
-        tuned = make_plan(problem, H200, tuned=tuning.load(H200.name))
-        assert tuned.config == other
-        assert f"tuned on NVIDIA H200, 2026-01-02: 1.04× as fast as {plan.config}, in turns" in str(tuned)
 
-    def test_planned_tiles_that_nothing_beat_are_said_to_be_measured(self):
-        problem = make(1, 8, 4096, 64, "float16", True)
-        plan, _, evidence = self.entry(H200, problem, over_planned=1.0)
-        tuning.save(H200.name, tuning_key(plan.spec, problem), plan.config, evidence)
-        again = make_plan(problem, H200, tuned=tuning.load(H200.name))
-        assert again.config == plan.config
-        assert "tuned on NVIDIA H200, 2026-01-02: none was faster, in turns" in str(again)
-
-    def test_nothing_is_taken_of_a_kernel_that_has_changed_since(self):
-        problem = make(1, 8, 4096, 64, "float16", True)
-        plan, other, evidence = self.entry(H200, problem, digest="0" * 64)
-        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
-        assert tuning.load(H200.name) == {}
-
-    @pytest.mark.parametrize("changes", [{"over_planned": "much"}, {"planned": 3}, {"recorded": None}])
-    def test_damaged_evidence_of_a_winner_means_untuned(self, changes):
-        problem = make(1, 8, 4096, 64, "float16", True)
-        plan, other, evidence = self.entry(H200, problem, **changes)
-        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
-        assert tuning.load(H200.name) == {}
+def rows_of(case, device, regime, seconds_of):
+    """Rows of our contenders, whose plans take ``seconds_of(plan)``."""
+    load = Load(9, 1, 1.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
+    plans = {x.label: x.plan(case.problem, device) for x in case.contenders if x.is_ours}
+    return [measured_row(n, case.problem, seconds_of(p), p, load=load) for n, p in plans.items()], []
 
 
 class TestCommand:
@@ -177,14 +170,8 @@ class TestCommand:
             looks = iter(gains)
 
             def run_case(case, device, limits, *, regime, seconds, seed=0):
-                gain = next(looks)
-                load = Load(9, 1, 1.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
-                rows = []
-                for x in case.contenders:
-                    plan = x.plan(case.problem, device)
-                    seconds = 1e-3 / gain if x.config == other else 1e-3 if x.config == planned else 2e-3
-                    rows.append(measured_row(x.label, case.problem, seconds, plan, load=load))
-                return rows, []
+                seconds_of = {other: 1e-3 / next(looks), planned: 1e-3}
+                return rows_of(case, device, regime, lambda plan: seconds_of.get(plan.config, 2e-3))
 
             monkeypatch.setattr(command, "run_case", run_case)
             found = CliRunner().invoke(command.tune_command, ["--head-dim", "64"])
@@ -218,13 +205,11 @@ class TestCommand:
         """Splits merged in clusters of 8, faster in every look."""
         problem = make_decode(1, 32, 8, 128 << 10)
 
+        def seconds_of(plan):
+            return 1e-3 / (1 + 0.05 * (plan.launches[0].cluster == 8 and plan.config.num_warps == 8))
+
         def run_case(case, device, limits, *, regime, seconds, seed=0):
-            load = Load(9, 1, 1.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
-            plans = {x.label: x.plan(case.problem, device) for x in case.contenders if x.is_ours}
-            fast = {name: p.launches[0].cluster == 8 and p.config.num_warps == 8 for name, p in plans.items()}
-            return [
-                measured_row(n, problem, 1e-3 / (1 + 0.05 * fast[n]), p, load=load) for n, p in plans.items()
-            ], []
+            return rows_of(case, device, regime, seconds_of)
 
         monkeypatch.setattr(command, "run_case", run_case)
         shape = ["--heads=32", "--kv-heads=8", "--seqlen-k=131072", "--head-dim=128", "--dtype=bfloat16"]
