@@ -21,7 +21,7 @@ KINDS = {
     "float": "other arithmetic with floating-point numbers",
     "shared": "loads and stores of shared memory",
     "global": "loads and stores of device memory",
-    "copy": "copies between device and shared memory that go on by themselves",
+    "copy": "asynchronous copies between device and shared memory",
     "spill": "loads and stores of local memory: spilled registers",
     "wait": "barriers and waiting",
     "branch": "branches, calls and ends",

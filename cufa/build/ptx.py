@@ -124,7 +124,7 @@ def _chain(
 ) -> tuple[Place, ...]:
     """The line, and the lines that it was inlined into, whose own chains precede it in the text."""
     file, line, column = int(loc["file"]), int(loc["line"]), int(loc["column"])
-    if not line:  # of the compiler's own
+    if not line:  # code that the compiler added
         return ()
     outer: tuple[Place, ...] = ()
     if loc["at_file"]:

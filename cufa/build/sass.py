@@ -141,15 +141,17 @@ def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code
             instructions.append(
                 Instruction(text, kind_of(text, _KINDS), here, live.get((name, found["offset"])))
             )
-    while instructions and instructions[-1].text == "NOP":  # what fills the section
+    while instructions and instructions[-1].text == "NOP":  # padding of the section
         instructions.pop()
     last = len(instructions) - 1
-    if jumps and jumps[-1][0] == last and labels.get(jumps[-1][1]) == last:  # where nothing ever gets to
+    if (
+        jumps and jumps[-1][0] == last and labels.get(jumps[-1][1]) == last
+    ):  # an endless loop that is never reached
         instructions.pop()
         jumps.pop()
-    told = [Jump(n, labels.get(label), instructions[n].text.startswith("BRA `")) for n, label in jumps]
-    told += [Jump(n, None, always=True) for n, i in enumerate(instructions) if _END.match(i.text)]
-    return Code(tuple(instructions), loops_of(len(instructions), told))
+    found_jumps = [Jump(n, labels.get(label), instructions[n].text.startswith("BRA `")) for n, label in jumps]
+    found_jumps += [Jump(n, None, always=True) for n, i in enumerate(instructions) if _END.match(i.text)]
+    return Code(tuple(instructions), loops_of(len(instructions), found_jumps))
 
 
 def _places(line: str) -> list[Place]:

@@ -141,14 +141,14 @@ def check_report(report: CompileReport, *, spills_up_to: float = 0) -> tuple[str
     products, fences = warpgroup_instructions(report.cubin) if report.arch == "sm_90a" else (0, 0)
     if 2 * fences > products > 0:
         findings.append(
-            f"wgmma: products are serialised, {products} have {fences} fences, and nothing is said"
+            f"wgmma: products are serialised without a message: {products} products have {fences} fences"
         )
     return tuple(findings)
 
 
 def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
-    """Products of wgmma in machine code for sm_90a, and fences before them (HGMMA, WARPGROUP.ARRIVE). There is one for
-    all that are asked for at a time; where registers do not suffice, ptxas has one for each, and waits for each."""
+    """Products of wgmma in machine code for sm_90a, and fences before them (HGMMA, WARPGROUP.ARRIVE). ptxas emits one
+    fence for a batch of products; if registers do not suffice, a fence and a wait for each product."""
     products = fences = 0
     for code in executable(cubin):
         # An instruction has 16 bytes; its lowest 12 bits are the opcode. HGMMA has two opcodes: A in shared memory, or
@@ -228,22 +228,22 @@ def _compile(nvrtc: Any, unit: str, options: tuple[str, ...]) -> tuple[str, byte
     try:
         flags = [option.encode() for option in (*options, "--ptxas-options=-v")]
         (status, *_) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-        (size,) = _check(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
-        text = bytearray(size)
-        _check(nvrtc, nvrtc.nvrtcGetProgramLog(program, text))
-        log = bytes(text).rstrip(b"\0").decode(errors="replace")
+        log = _got(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             raise CompileError(log, unit, options)
         _check(nvrtc, (status,))
-        (size,) = _check(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        cubin = bytearray(size)
-        _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-        (size,) = _check(nvrtc, nvrtc.nvrtcGetPTXSize(program))
-        ptx = bytearray(size)
-        _check(nvrtc, nvrtc.nvrtcGetPTX(program, ptx))
-        return log, bytes(cubin), bytes(ptx).rstrip(b"\0").decode(errors="replace")
+        ptx = _got(nvrtc, program, "PTX").rstrip(b"\0").decode(errors="replace")
+        return log, _got(nvrtc, program, "CUBIN"), ptx
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _got(nvrtc: Any, program: Any, what: str) -> bytes:
+    """The program's "ProgramLog", "PTX" or "CUBIN"."""
+    (size,) = _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    found = bytearray(size)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, found))
+    return bytes(found)
 
 
 def _check(nvrtc: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Rectangles of visible scores: what one step's calls are."""
+"""Rectangles of visible scores: each is one call of a kernel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A schedule carried out: arrays of the next steps travel while a step is computed.
 
-Every process walks the schedule of all ranks, so that senders and receivers agree; it computes its own ranks'.
+Every process walks the schedule of all ranks, so that senders and receivers agree, and computes the steps of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who computes what, and who sends what when: one value for every scheme, without arrays.
+"""Which rank computes which scores, and which tokens travel when: one value for every scheme, without arrays.
 
 A rank's :class:`Work` is attention of some queries and query heads. It has steps; each step needs the keys of some
 ranks, and is computed by calls over rectangles of scores. What travels follows: every segment of queries or keys that
@@ -102,7 +102,7 @@ class Arrival:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The works of every rank, in order. Prints who computes what with which keys, and what travels."""
+    """The works of every rank, in order. Prints the scores that each rank computes, and the tokens that travel."""
 
     scheme: str
     queries: Placement

@@ -1,4 +1,4 @@
-"""Schemes: how the ranks share attention out among them."""
+"""Schemes: how attention is distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_schedule(
 
     ``heads``: (query heads, key/value heads) that each rank holds; all equal unless heads are placed.
     ``backward``: of the gradients, whose calls are independent of each other. ``sink``: partial results begin with it,
-    so that no row of them is fresh."""
+    so that none of their rows is fresh."""
     ranks, kind = queries.ranks, queries.kind
     chosen = choose(mask, queries, heads[0][1]) if scheme == "auto" else scheme
     _check(chosen, kind)
@@ -87,9 +87,9 @@ def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
 
 
 def head_groups(kv_heads: int, backward: bool) -> list[int]:
-    """Key/value heads of a rank's head groups, whose inputs travel one after another: the next group's under the
-    products of this one. Forward: a small group first, which is waited for, then the rest in two. Backward: two. More
-    groups hide more of the copies, and cost the host more than they save (NOTES.md)."""
+    """Key/value heads of a rank's head groups. The inputs of the next group travel while this group is computed.
+    Forward: a small first group, because kernels wait for its copies, then the rest in two. Backward: two. More groups
+    would hide more of the copies, but cost the host more time than they save (NOTES.md)."""
     first = 0 if backward else min(max(kv_heads // 8, 1), kv_heads)
     rest = kv_heads - first
     return [x for x in (first, rest - rest // 2, rest // 2) if x > 0] or [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _BLOCK = 128
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A mask with the score matrix that it is the mask of."""
+    """The mask of a score matrix, and the sizes of that matrix."""
 
     mask: Mask
     seqlen_q: int
@@ -29,8 +30,8 @@ class Whole:
 
     @classmethod
     def of(cls, mask: Mask, seqlen_q: int, seqlen_k: int, alibi: bool = False) -> Whole:
-        """Chunks and global tokens become runs of rows: a part of them is no mask of the same kind. Raises ValueError
-        for masks that are no runs either."""
+        """Chunks and global tokens become runs of rows, because a part of such a mask is no mask of the same kind.
+        Raises ValueError for masks that cannot become runs."""
         given = mask
         if not isinstance(mask, (Band, Columns)):
             mask = mask.for_kernels(seqlen_q, seqlen_k)
@@ -47,7 +48,7 @@ class Whole:
             )
         return cls(mask, seqlen_q, seqlen_k, alibi)
 
-    @property
+    @functools.cached_property
     def _each(self) -> list[Mask]:
         batch, heads = self.mask.spread
         return [self.mask.at(b, h) for b in range(batch) for h in range(heads)]
@@ -97,8 +98,8 @@ class Whole:
         )
 
     def joined(self, rows: Sequence[Segment], keys: Sequence[Segment], causal: bool = False) -> Mask:
-        """The mask of the rows and keys of these segments, put one after another. Within one segment of each the band
-        is kept. Of several, every score is inside the band, or ``causal``: row i sees keys up to i."""
+        """The mask of the rows and keys of these segments, put one after another. One segment of rows and one of keys
+        keep the band. With more segments, every score must lie inside the band, or ``causal``: row i sees keys to i."""
         mask = self.mask
         band = mask.band if isinstance(mask, Columns) else mask
         assert isinstance(band, Band)

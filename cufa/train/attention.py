@@ -106,7 +106,7 @@ def _init(
     if Y is not None:
         model.set_dim("nO", get_width(Y))
     heads, width = model.get_dim("heads"), model.get_dim("nI")
-    if not width:  # which thinc says of arrays without any
+    if not width:  # thinc's width of an array without tokens
         raise ValueError(
             "X has no tokens, so that its width is not known: initialize with a sample that has some"
         )
@@ -199,7 +199,7 @@ def _runs(X: Any) -> Iterator[_Run]:
 
 def _tokens(X: Any) -> Array:
     """(tokens, width), over the same memory."""
-    if isinstance(X, Ragged):  # which without tokens keeps their width beside the data
+    if isinstance(X, Ragged):  # without tokens, the width is in data_shape
         return X.data if X.data.size else X.data.reshape(0, math.prod(X.data_shape[1:]))
     if not is_xp_array(X) or X.ndim != 3:
         shape = f" of shape {X.shape}" if is_xp_array(X) else ""

@@ -72,9 +72,7 @@ class CharacterModel:
         places = Embed(self.width, self.context, column=1, initializer=spread)
         return chain(
             with_array(add(letters, places)),
-            self._block(
-                window=(3, 0)
-            ),  # what the last letters are is learned much sooner when there is no choice
+            self._block(window=(3, 0)),  # a window of four letters learns the spelling much sooner
             self._block(causal=True),
             with_array(chain(LayerNorm(self.width), Softmax(len(self.letters), self.width))),
         ).initialize()
@@ -111,7 +109,9 @@ class CharacterModel:
         p, xp = guesses.data, network.ops.xp
         right = xp.arange(len(p)), network.ops.asarray1i(letters[:, 1:].ravel())
         loss = float(-xp.log(p[right]).mean())
-        gradient = p.copy()  # with respect to what the softmax is of: thinc's layer leaves its own part to us
+        gradient = (
+            p.copy()
+        )  # with respect to the softmax's input: thinc's layer leaves this derivative to the loss
         gradient[right] -= 1
         backprop(Ragged(gradient / len(p), guesses.lengths))
         return loss

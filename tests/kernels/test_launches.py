@@ -95,30 +95,13 @@ MADE = ["create", "add", "add", "add", "instantiate"]
 FILLED = ["set", "set", "set", "launch"]
 
 
-def test_a_stream_gets_a_graph_with_its_second_call(graphs, driver):
-    graphs(7, 1)
-    assert names(driver) == ["plain"]
-    graphs(7, 1)
-    assert names(driver) == MADE + FILLED
-    graphs(9, 1)
-    assert names(driver) == ["plain"]
-    graphs(9, 1)
-    assert names(driver) == MADE + FILLED
-
-
-def test_arguments_are_filled_in_where_they_are_new(graphs, driver):
-    for stream in (7, 7, 9, 9):
-        graphs(stream, 1)
-    names(driver)
-    graphs(7, 1)
-    assert driver.log == [("launch", 7)]
-    names(driver)
-    graphs(7, 2)
-    assert names(driver) == FILLED
-    graphs(9, 2)  # its own graph does not know yet
-    assert names(driver) == FILLED
-    graphs(9, 2)
-    assert driver.log == [("launch", 9)]
+def test_a_stream_gets_a_graph_with_its_second_call_and_new_arguments_are_filled_in(graphs, driver):
+    """A stream's graph knows the arguments of its own last call only."""
+    first, new, known = ["plain"], FILLED, ["launch"]
+    calls = [(7, 1, first), (7, 1, MADE + FILLED), (9, 1, first), (9, 1, MADE + FILLED)]
+    for stream, version, found in [*calls, (7, 1, known), (7, 2, new), (9, 2, new), (9, 2, known)]:
+        graphs(stream, version)
+        assert driver.log[-1] == (found[-1], stream) and names(driver) == found
 
 
 @pytest.mark.parametrize("what", ["create", "add", "instantiate", "set", "launch"])
@@ -134,9 +117,7 @@ def test_what_the_driver_refuses_is_launched_plainly(graphs, driver, what):
 
 
 def test_a_thread_without_a_context_is_served_plainly_once(graphs, driver):
-    graphs(7, 1)
-    graphs(7, 1)
-    names(driver)
+    graphs(7, 1), graphs(7, 1), names(driver)
     driver.status["launch"] = launches.INVALID_CONTEXT
     graphs(7, 1)
     assert names(driver) == ["plain"]
