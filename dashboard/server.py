@@ -16,7 +16,6 @@ import html
 import importlib
 import os
 import pkgutil
-import re
 import socket
 import threading
 import time
@@ -34,9 +33,10 @@ from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
 make_importable()
 
-from cufa.dashboard import pace  # noqa: E402 - importable after make_importable()
+from cufa.dashboard import PAGES, pace  # noqa: E402 - importable after make_importable()
 from cufa.dashboard.document import Document, element_scripts, figure_scripts  # noqa: E402
 
+_NAMES = [name for name, _, _ in PAGES]
 _COMPILE_AFTER = 3.0
 """Seconds without background compilation: an immediate first visitor gets all cores."""
 
@@ -89,25 +89,17 @@ class KnownPages:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, wanted = scope.get("path", ""), dict(scope.get("headers", ())).get(b"accept", b"")
         name = path.strip("/")
-        if scope["type"] != "http" or b"text/html" not in wanted or name in ("", *pages()[1:]) or "/" in name:
+        if scope["type"] != "http" or b"text/html" not in wanted or name in ("", *_NAMES[1:]) or "/" in name:
             await self.app(scope, receive, send)
             return
-        if name == pages()[0]:  # the first page's address is the root
+        if name == _NAMES[0]:  # the first page's address is the root
             await RedirectResponse("./?" + scope["query_string"].decode())(scope, receive, send)
             return
-        listed = ", ".join(
-            f'<a href="./{x if n else ""}">{x.replace("_", " ")}</a>' for n, x in enumerate(pages())
-        )
+        addresses = {name: "" if name == _NAMES[0] else name for name in _NAMES}
+        listed = ", ".join(f'<a href="./{x}">{name.replace("_", " ")}</a>' for name, x in addresses.items())
         text = f"<p>The dashboard has no page at /{html.escape(name)}. Its pages: {listed}.</p>"
         document = f"<!doctype html><title>No such page · cufa</title>{text}"
         await HTMLResponse(document, 404)(scope, receive, send)
-
-
-@functools.cache
-def pages() -> list[str]:
-    """Addresses of the pages, as ``app.py`` lists them; the first is served at the root."""
-    text = Path(__file__).with_name("app.py").read_text(encoding="utf-8")
-    return re.findall(r'^    \("(\w+)", "', text, re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)

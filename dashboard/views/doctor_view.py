@@ -13,9 +13,8 @@ _SIGNS = {Status.PROBLEM: ":red[✗ problem]", Status.ABSENT: "– not here", St
 """In the order of the table."""
 
 
-@st.cache_data(ttl=600, show_spinner="Checking driver, CuPy, NVRTC and caches, and making one call…")
-def _examine() -> list[Check]:
-    return doctor.examine()
+_SPINNER = "Checking driver, CuPy, NVRTC and caches, and making one call…"
+_examine = st.cache_data(doctor.examine, ttl=600, show_spinner=_SPINNER)
 
 
 def show(controls: Controls) -> None:

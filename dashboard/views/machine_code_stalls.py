@@ -46,34 +46,20 @@ def show(code: Code, entry: str, file: str) -> None:
         hot = sorted(found.instructions, key=lambda x: -x.samples)[:_MOST]
         st.dataframe([{"SASS": x.text, **_cells(x, found)} for x in hot], hide_index=True)
         return
-    place = found.hottest(code)
-    most = found.reasons.most_common(1)
-    text = (
-        f"{share(most[0][1] / found.samples)} of {found.samples:,} warp samples: {most[0][0]}" if most else ""
-    )
-    page.verdict(
-        f"{text}; the hottest line is {place.file}:{place.line}." if place else text,
-        "",
-        "measured",
-        small=True,
-    )
-    by_line, lines = found.by_line(code, file), source_lines(file)
+    text = ""
+    for reason, count in found.reasons.most_common(1):
+        text = f"{share(count / found.samples)} of {found.samples:,} warp samples: {reason}"
+    if place := found.hottest(code):
+        text += f"; the hottest line is {place.file}:{place.line}."
+    page.verdict(text, "", "measured", small=True)
+    by_line, source = found.by_line(code, file), dict(enumerate(source_lines(file), 1))
     hot_lines = sorted(by_line, key=lambda n: -by_line[n].samples)[:_MOST]
-    st.dataframe(
-        [
-            {
-                "line": n,
-                "source": lines[n - 1].strip() if n <= len(lines) else "",
-                **_cells(by_line[n], found),
-            }
-            for n in hot_lines
-        ],
-        hide_index=True,
-    )
-    waves, excess = found.total(WAVEFRONTS), found.total(EXCESSIVE)
-    of_shared = (
-        f" Shared memory: {waves:,} wavefronts, {share(excess / waves)} of them excessive." if waves else ""
-    )
+    lines = [{"line": n, "source": source.get(n, "").strip(), **_cells(by_line[n], found)} for n in hot_lines]
+    st.dataframe(lines, hide_index=True)
+    of_shared = ""
+    if waves := found.total(WAVEFRONTS):
+        excess = share(found.total(EXCESSIVE) / waves)
+        of_shared = f" Shared memory: {waves:,} wavefronts, {excess} of them excessive."
     st.caption(
         f"Lines of {file}, by warp samples; the reasons are Nsight Compute's names. A sample counts a warp, issued or "
         f"stalled.{of_shared} The page Run shows a report's traffic and hit rates beside predicted levels."
@@ -90,15 +76,11 @@ def _read(name: str, content: bytes) -> list[Profiled]:
 
 
 def _cells(x: Sampled, of: Profiled) -> dict[str, object]:
-    reasons = (
-        ", ".join(f"{name} {share(n / x.samples)}" for name, n in x.reasons.most_common(3))
-        if x.samples
-        else ""
-    )
+    reasons = x.reasons.most_common(3) if x.samples else []
     return {
         "samples": x.samples,
         "of all": share(x.samples / of.samples),
-        "stalls": reasons,
+        "stalls": ", ".join(f"{name} {share(n / x.samples)}" for name, n in reasons),
         "executed": x.counters.get(EXECUTED),
         "shared wavefronts": x.counters.get(WAVEFRONTS),
         "excessive": x.counters.get(EXCESSIVE),

@@ -107,11 +107,7 @@ def _verdict(code: Code, loops: list[LoopCost], choice: Choice) -> str:
     """Issue slots per tile, spills and live registers."""
     total = f"{sentences.count(len(code.instructions), 'instruction')}"
     spills = code.kinds().get("spill", 0)
-    text = (
-        f"{total}, {sentences.count(spills, 'access')} to spilled registers"
-        if spills
-        else f"{total}, no spill"
-    )
+    text = f"{total}, {sentences.count(spills, 'access') + ' to spilled registers' if spills else 'no spill'}"
     if code.live is not None:
         text += f", at most {code.live} registers live"
     if not loops:
@@ -135,10 +131,8 @@ def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palett
     for number, loop in enumerate(loops, 1):
         line = f", line {loop.place.line}" if loop.place else ""
         parts[f"loop {number}{line}"] = dict(loop.kinds)
-    said = [
-        f"{name}: " + ", ".join(f"{n:,} {kind}" for kind, n in part.items()) for name, part in parts.items()
-    ]
-    alt = "Bars of instructions by kind. " + "; ".join(said) + "."
+    counts = {name: ", ".join(f"{n:,} {kind}" for kind, n in part.items()) for name, part in parts.items()}
+    alt = f"Bars of instructions by kind. {'; '.join(f'{name}: {said}' for name, said in counts.items())}."
     page.figure(charts.mix_figure(parts, palette), "code.mix", alt)
     told = []
     for number, loop in enumerate(loops, 1):
@@ -179,9 +173,8 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
         return
     live = "" if cost.live is None else f", {cost.live} registers live"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in cost.kinds.items())
-    page.verdict(
-        f"Line {line} compiles to {sentences.count(cost.count, 'instruction')}{live}: {kinds}.", small=True
-    )
+    number = sentences.count(cost.count, "instruction")
+    page.verdict(f"Line {line} compiles to {number}{live}: {kinds}.", small=True)
     page.listing(text)
     told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
     more = len(found) - len(told)
@@ -201,11 +194,5 @@ def _take_line(controls: Controls, shown: Sequence[int]) -> None:
 
 
 def _row(number: int, text: str, cost: LineCost | None) -> dict[str, Any]:
-    counts = {} if cost is None else cost.kinds
-    return {
-        "line": number,
-        "source": text,
-        "count": None if cost is None else cost.count,
-        "live": None if cost is None else cost.live,
-        **{kind: counts.get(kind) for kind in KINDS},
-    }
+    counts = {} if cost is None else {"count": cost.count, "live": cost.live, **cost.kinds}
+    return {"line": number, "source": text, **{name: counts.get(name) for name in ("count", "live", *KINDS)}}

@@ -79,11 +79,14 @@ class _Fields:
             )  # fmt: skip
         return value
 
-    def sides(self, left: int, right: int) -> list[int | None]:
+    def sides(self, left: int, right: int) -> tuple[int | None, int | None]:
         """Both ends of a window."""
         begin = {"left": left, "right": right}.items()
         place = functools.partial(self.line.container, width=_NARROW)
-        return [mask_control.choose_side(self.controls, x, self.begin(x, n), place()) for x, n in begin]
+        before, after = (
+            mask_control.choose_side(self.controls, x, self.begin(x, n), place()) for x, n in begin
+        )
+        return before, after
 
     def diagonal(self) -> str | int:
         begin = {"diag": self.begin("diag", "bottom-right", str), "at": self.begin("at", 0)}

@@ -17,8 +17,12 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import masked_grid
 from cufa.dashboard.views.masked_controls import View
 from cufa.problem.integers import Integers
-from cufa.schedule.schedule import Schedule, Tile
+from cufa.schedule.schedule import Tile
 
+_BY_DIGEST = {Integers: lambda numbers: numbers.digest}
+_observe = st.cache_data(
+    softmax_steps.observe_rows, max_entries=64, show_spinner=False, hash_funcs=_BY_DIGEST
+)
 _IS_NEW = "masked.new"
 """Session key: the whole page is drawn, not only another tile."""
 
@@ -84,20 +88,14 @@ def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     step = next((s for s in steps if s.kv_block == kv_block), None)
     where = f"Tile ({q_block:,}, {kv_block:,})"
     if tile == Tile.SKIPPED:
-        page.verdict(
-            f"{where} is skipped: it is not loaded, and its rows keep their maximum and sum.", small=True
-        )
+        text = f"{where} is skipped: it is not loaded, and its rows keep their maximum and sum."
+        page.verdict(text, small=True)
     elif step is None:
         text = f"{where} is computed, but fully masked: its rows keep their maximum and sum."
         page.verdict(text, "warn", small=True)
     else:
         page.verdict(f"{where} is {palette.tiles[tile].label}: {_change(step)}", tag="computed", small=True)
         page.figure(work.softmax_figure(step, palette), "masked.softmax", _describe(step, where))
-
-
-@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={Integers: lambda numbers: numbers.digest})
-def _observe(schedule: Schedule, q_block: int, head_dim: int, softcap: float | None) -> list[Step]:
-    return softmax_steps.observe_rows(schedule, q_block, head_dim, softcap)
 
 
 def _change(step: Step) -> str:
@@ -156,13 +154,13 @@ def _column_verdict(view: View, kv_block: int, palette: Palette) -> str:
     where = f"Key block {kv_block:,}"
     if not len(visited):
         return f"{where} visits no query block: no query sees its keys; their dK and dV are exactly 0."
-    of_class = [
-        (int((column == t).sum()), palette.tiles[t].label) for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
-    ]
-    kinds = sentences.listed([f"{count:,} {label}" for count, label in of_class if count])
+    counts = {
+        style.label: int((column == t).sum()) for t, style in palette.tiles.items() if t != Tile.SKIPPED
+    }
+    kinds = sentences.listed(f"{count:,} {label}" for label, count in counts.items() if count)
     span = f"{visited[0]:,} to {visited[-1]:,}" if len(visited) > 1 else f"{visited[0]:,}"
     holes = "" if len(visited) == visited[-1] - visited[0] + 1 else ", with gaps"
-    group = problem.heads // problem.kv_heads
+    group = problem.group_size
     each = f", for each of the {group} query heads that share its keys" if group > 1 else ""
     return (
         f"{where} visits {len(visited):,} of {sentences.count(schedule.num_q_blocks, 'query block')}{each}: "

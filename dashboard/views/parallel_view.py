@@ -17,7 +17,6 @@ from cufa.parallel import Prediction, plan
 from cufa.parallel.placement import KINDS
 from cufa.parallel.prediction import BACKWARD_FLOPS, FORWARD_FLOPS, LINKS
 from cufa.parallel.schemes import SCHEMES
-from cufa.problem.mask import Mask
 
 _MOST_RANKS, _PRINTED = 16, 8
 _LINKS = {
@@ -26,6 +25,7 @@ _LINKS = {
     "infiniband400": "InfiniBand 400, nominal",
 }
 _DIRECTIONS = {"forward": "Forward", "backward": "Backward"}
+_plan = functools.lru_cache(64)(plan)
 
 
 def show(controls: Controls, palette: Palette) -> None:
@@ -46,36 +46,18 @@ def show(controls: Controls, palette: Palette) -> None:
         backward = direction == "backward"
         normal = round((BACKWARD_FLOPS if backward else FORWARD_FLOPS) / 1e12)
         help = "TFLOP/s of one GPU for this shape, from `cufa bench`."
-        rate = controls.integer(
-            "rate", "Rate of one GPU", normal, 1, 10_000, step=10, help=help, at=columns[3]
-        )
+        label = "Rate of one GPU"
+        rate = controls.integer("rate", label, normal, 1, 10_000, step=10, help=help, at=columns[3])
     try:
         found = _plan(
-            heads, kv_heads, tokens, head_dim, ranks, placement, scheme, mask, backward, link, rate * 1e12
-        )
+            (1, heads, tokens, head_dim), (1, kv_heads, tokens, head_dim), ranks=ranks, placement=placement,
+            scheme=scheme, mask=mask, backward=backward, link=link, rate=rate * 1e12,
+        )  # fmt: skip
     except ValueError as error:
         page.verdict("This scheme does not go with this placement.", "warn")
         st.info(str(error))
         return
     _show(found, palette)
-
-
-@functools.lru_cache(64)
-def _plan(
-    heads: int, kv_heads: int, tokens: int, head_dim: int, ranks: int, placement: str, scheme: str, mask: Mask,
-    backward: bool, link: str, rate: float,
-) -> Prediction:  # fmt: skip
-    shapes = (1, heads, tokens, head_dim), (1, kv_heads, tokens, head_dim)
-    return plan(
-        *shapes,
-        ranks=ranks,
-        placement=placement,
-        scheme=scheme,
-        mask=mask,
-        backward=backward,
-        link=link,
-        rate=rate,
-    )
 
 
 def _show(found: Prediction, palette: Palette) -> None:

@@ -13,7 +13,6 @@ from cufa.dashboard.model.levels import Level, levels_of
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.theme import Palette
-from cufa.kernels import TileConfig
 from cufa.measure import memory_rates
 
 
@@ -40,15 +39,11 @@ def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float
     measured = "no ceiling of its caches is recorded"
     if rates is not None:
         measured = f"ceilings of its caches: {rates.device}, {rates.recorded[:10]}, reads of 16 bytes a lane"
+    of = f"; {subject.kernel}, {subject.config}" if subject.kernel and subject.config else ""
     st.caption(
-        f"{in_words(p)}{_of(subject)}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
+        f"{in_words(p)}{of}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
         f"each level. Bytes are counted by executing the kernel's source on a CPU, tile by tile; {measured}."
     )
-
-
-def _of(subject: Subject) -> str:
-    config: TileConfig | None = subject.config
-    return "" if subject.kernel is None or config is None else f"; {subject.kernel}, {config}"
 
 
 def _verdict(subject: Subject, levels: list[Level], row: Measurement | None) -> str:
@@ -58,13 +53,10 @@ def _verdict(subject: Subject, levels: list[Level], row: Measurement | None) -> 
     text = f"The tiles request {si(l2.bytes, 'B')} from L2, {l2.bytes / levels[0].bytes:.1f}× the compulsory bytes"
     timed = [level for level in levels if level.seconds is not None]
     slowest = max(timed, key=lambda level: level.seconds or 0.0)
-    which = f"{slowest.name} is the slowest level" if len(timed) == len(levels) else f"{slowest.name} takes"
-    text += f"; {which}, {seconds_text(slowest.seconds or 0.0)} at its ceiling".replace("takes,", "takes")
-    return (
-        f"{text}, {(slowest.seconds or 0.0) / row.seconds:.0%} of the time."
-        if row is not None
-        else f"{text}."
-    )
+    seconds = slowest.seconds or 0.0
+    which = "is the slowest level," if len(timed) == len(levels) else "takes"
+    text += f"; {slowest.name} {which} {seconds_text(seconds)} at its ceiling"
+    return f"{text}." if row is None else f"{text}, {seconds / row.seconds:.0%} of the time."
 
 
 def _line(level: Level, subject: Subject, row: Measurement | None) -> dict[str, str]:

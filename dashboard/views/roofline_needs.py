@@ -84,10 +84,7 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
         return (
             f"{text} The rate of additions in the L2 cache of {chosen.device} is not measured: dQ has no bar."
         )
-    return (
-        f"{text} **L2 additions**: float32 additions to dQ, at {rate}, if the active dQ stays in the "
-        "L2 cache."
-    )
+    return f"{text} **L2 additions**: float32 additions to dQ, at {rate}, if the active dQ stays in the L2 cache."
 
 
 def _show_cost(cost: Cost, row: Measurement, chosen: Evidence) -> None:

@@ -92,11 +92,7 @@ def _asked(controls: Controls) -> Subject | None:
 
 
 def _config(kernel: str | None, text: str) -> TileConfig:
-    if kernel is not None:
-        for config in KERNELS[kernel].configs:
-            if config_key(config) == text:
-                return config
-    raise ValueError(text)
+    return {config_key(c): c for c in KERNELS[kernel or ""].configs}[text]
 
 
 def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
@@ -111,8 +107,7 @@ def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
         "predicted",
     )
     links.show("roofline", asked)
-    rows = figures(chosen.rows, Asked(p, suite=suite))
-    if rows:
+    if rows := figures(chosen.rows, Asked(p, suite=suite)):
         told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
         text = f"Recorded for this shape on {where(rows)}: {sentences.listed(told, 8)}."
         page.verdict(text, "", page.origin_tag(rows[0].origin), small=True)
@@ -153,10 +148,11 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     )
     kinds = list(chosen.limits.flops)
     products = [p for p in kinds if any(_product(r.problem) == p for r in rows)] or kinds[:1]
-    lines = [
-        f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
-    ]
-    alt = f"Roofline of {where(rows)}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
+    said = (
+        f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}"
+        for r in rows[:40]
+    )
+    alt = f"Roofline of {where(rows)}, {len(rows)} points. {'; '.join(said)}."
     names = [r.label for r in chosen.rows if r.suite == rows[0].suite]
     roofline = charts.roofline(rows, chosen.limits, products, palette, here=here, names=names)
     page.figure(roofline, "roofline", alt)

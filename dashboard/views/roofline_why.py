@@ -20,9 +20,8 @@ def show(row: Measurement, chosen: Evidence) -> None:
     page.header("Why, and what to try")
     variant = _variant(row, chosen)
     built = None if variant is None else compiler().known(variant)
-    entry = (
-        next((x for x in built.entries if x.name == variant.spec.entry), None) if built and variant else None
-    )
+    entries = {x.name: x for x in built.entries} if built else {}
+    entry = entries.get(variant.spec.entry) if variant else None
     found = why.advice(why.facts_of(row, chosen, entry))
     where = f"{row.label}, {row.problem}; {row.regime} on {row.machine}, {row.recorded[:10]}"
     if not found:
@@ -31,15 +30,12 @@ def show(row: Measurement, chosen: Evidence) -> None:
         first = found[0]
         gain = "" if first.gain is None else f", at most {share(first.gain)} of the time"
         page.verdict(f"{first.cause}{gain}: {first.attempt}", "", first.origin, small=True)
+        gains = ["not known" if x.gain is None else share(x.gain) for x in found]
+        lines = zip(found, gains, strict=True)
         page.table(
             [
-                {
-                    "cause": x.cause,
-                    "at most": "not known" if x.gain is None else share(x.gain),
-                    "from": f"{x.figure} ({x.origin})",
-                    "try": x.attempt,
-                }
-                for x in found
+                {"cause": x.cause, "at most": n, "from": f"{x.figure} ({x.origin})", "try": x.attempt}
+                for x, n in lines
             ]
         )
     st.caption(
@@ -60,9 +56,8 @@ def _variant(row: Measurement, chosen: Evidence) -> Variant | None:
 
 def _offer(variant: Variant) -> None:
     help_text = "Occupancy and spills follow from the compiled kernel: some seconds, without a GPU."
-    if st.button(
-        "Compile it: registers and spills", key="roofline.why", icon=":material/build:", help=help_text
-    ):
+    label = "Compile it: registers and spills"
+    if st.button(label, key="roofline.why", icon=":material/build:", help=help_text):
         with st.spinner("Compiling the kernel…"):
             compiler().get(variant)
         st.rerun()

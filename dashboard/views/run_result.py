@@ -115,14 +115,13 @@ def verdict(found: Sequence[Measurement]) -> str:
 def _show_headline(found: Sequence[Measurement]) -> None:
     """The four main figures of the fastest kernel."""
     fastest = min(found, key=lambda m: m.timing.p50)
-    columns = st.columns(4)
-    values = (
-        (f"{fastest.label}, median", seconds_text(fastest.timing.p50)),
-        (f"Speed, {fastest.regime}", fastest.speed),
-        (f"Of the limit by {fastest.ceiling}", f"{fastest.of_ceiling:.0%}"),
-        ("Largest error against float64", error_text(fastest)),
-    )
-    for column, (name, value) in zip(columns, values, strict=True):
+    values = {
+        f"{fastest.label}, median": seconds_text(fastest.timing.p50),
+        f"Speed, {fastest.regime}": fastest.speed,
+        f"Of the limit by {fastest.ceiling}": f"{fastest.of_ceiling:.0%}",
+        "Largest error against float64": error_text(fastest),
+    }
+    for column, (name, value) in zip(st.columns(4), values.items(), strict=True):
         column.metric(name, value, help=glossary.help_text(name))
 
 
@@ -152,8 +151,7 @@ def show_table(found: Sequence[Measurement]) -> None:
         for m in found
     ]
     if not any(m.is_gpu for m in found):  # nothing is compiled for a CPU
-        for line in lines:
-            del line["compile"]
+        lines = [{name: x for name, x in line.items() if name != "compile"} for line in lines]
     helps = {
         "compile": "Compilation, or a lookup in the cache on disk.",
         "error": "Largest absolute difference from float64; inputs are standard normal.",

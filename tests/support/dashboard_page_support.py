@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import json
@@ -19,6 +18,7 @@ import streamlit as st
 from dashboard_support import APP, make_trace, own_cache
 from streamlit.testing.v1 import AppTest
 
+from cufa import dashboard
 from cufa.build import sass
 from cufa.build.variants import Variant
 from cufa.dashboard.model import compiled, devices, listed
@@ -43,15 +43,7 @@ with contextlib.suppress(ImportError, AttributeError):
 st.config.set_option("browser.gatherUsageStats", False)  # as `cufa dashboard` does
 
 
-def registered_pages() -> list[str]:
-    """Files of the sidebar, read from app.py, so that a page that is added is tested."""
-    for node in ast.parse(Path(APP).read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGES":
-            return [name for name, _, _ in ast.literal_eval(node.value)]
-    raise AssertionError("app.py has no PAGES")
-
-
-PAGES = registered_pages()
+PAGES = [name for name, _, _ in dashboard.PAGES]
 
 
 @pytest.fixture
