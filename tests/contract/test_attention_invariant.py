@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backends import EMULATE, GPU, MARKS, backends
+from decode_support import in_cache
 from support import DTYPES
 
 import cufa
@@ -55,21 +56,15 @@ def operands(sequence, chunks, page_size, rng, others=()):
         entries.append(tuple((9 * rng.standard_normal((*shape, head_dim))).astype(dtype) for shape in shapes))
     order = rng.permutation(len(entries))
     entries = [entries[i] for i in order]
-    counts = [-(-k.shape[1] // page_size) for _, k, _ in entries]
-    pages = rng.permutation(sum(counts))
+    keys = [k.shape[1] for _, k, _ in entries]
+    counts = [-(-n // page_size) for n in keys]
     table = np.zeros((len(entries), max(counts)), np.int32)
-    caches = [np.full((len(pages), KV_HEADS, page_size, head_dim), np.nan, dtype) for _ in "kv"]
-    for b, entry in enumerate(entries):
-        table[b, : counts[b]] = pages[sum(counts[:b]) : sum(counts[: b + 1])]
-        for cache, x in zip(caches, entry[1:], strict=True):
-            for i in range(counts[b]):
-                part = x[:, i * page_size : (i + 1) * page_size]
-                cache[table[b, i], :, : part.shape[1]] = part
+    caches = in_cache([x[1:] for x in entries], keys, page_size, rng.permutation(sum(counts)), table)
     cu = np.append(0, np.cumsum([q.shape[1] for q, _, _ in entries])).astype(np.int32)
     found = {
         "q": np.ascontiguousarray(np.concatenate([q for q, _, _ in entries], 1).swapaxes(0, 1)),
         "k": caches[0], "v": caches[1], "cu_seqlens_q": cu, "block_table": table,
-        "cache_seqlens": np.array([k.shape[1] for _, k, _ in entries], np.int32),
+        "cache_seqlens": np.array(keys, np.int32),
     }  # fmt: skip
     places = [order.tolist().index(i) for i in range(len(chunks))]
     return found, [slice(int(cu[b]), int(cu[b + 1])) for b in places]

@@ -95,19 +95,6 @@ def test_every_config(backend, kernel, head_dim, few):
         check(backend, case, kernel, None, config=config)
 
 
-@pytest.mark.parametrize("few", ["sink", "alibi", "alibi_of_batch"])
-@each("gpu")
-def test_one_without_the_other(backend, kernel, few):
-    """Appended to, softcapped, in a window; and none of the three."""
-    config = served(backend.device, kernel, 64)[0]
-    changes = {"tokens": 2, "new": 2, "page_size": 16, "softcap": 3.0, "window": (300, 0)}
-    for lengths, more in (([700, 2, 129, 2048], changes), ([700, 0, 1, 129, 2048], {})):
-        of_heads = numbers_of_heads(few, len(lengths), 4)
-        case = make_case(lengths, head_dim=64, **of_kernel(kernel), **more, **of_heads)
-        for n in (1, 5):
-            check(backend, case, kernel, n, config=config)
-
-
 @pytest.mark.parametrize(
     "mask", [masks.streaming(4, 300), masks.streaming(200, 60), masks.prefix(500)], ids=str
 )

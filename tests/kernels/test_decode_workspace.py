@@ -277,17 +277,6 @@ def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
         assert (first[0], "split", second[0], "combine") == (second[0], first[1], first[0], second[1]), log
 
 
-def test_a_launch_takes_all_addresses(bindings):
-    """In the order of the operation's operands, whatever order the structure has; 0 is what is not there."""
-    (binding, _), log = bindings
-    operands = binding.prepared.plan.operation.operands
-    for addresses in (range(1, 12), range(101, 112), (*range(1, 11), 0)):
-        binding.launch(addresses)
-        packed = [getattr(binding._params, x.field) or 0 for x in operands]
-        assert packed == list(addresses)
-    assert len(log) == 6
-
-
 @pytest.fixture
 def naive(allocated, monkeypatch):
     """A call whose kernel has a workspace without counters, and the addresses of it that were launched."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from decode_support import in_cache
 from lengths_support import TOLERANCE
 from support import DTYPES
 
@@ -37,13 +38,8 @@ class CacheCase:
         one = {"q": x["q"][self.queries(b)], "cu_seqlens_q": np.array([0, MIXED[b][1]], np.int32)}
         keys = np.array([sum(MIXED[b])], np.int32)
         if "block_table" in x:
-            return {
-                **one,
-                "k": x["k"],
-                "v": x["v"],
-                "cache_seqlens": keys,
-                "block_table": x["block_table"][b : b + 1],
-            }
+            table = x["block_table"][b : b + 1]
+            return {**one, "k": x["k"], "v": x["v"], "cache_seqlens": keys, "block_table": table}
         return {**one, "k": x["k"][b : b + 1], "v": x["v"][b : b + 1], "cache_seqlens": keys}
 
     def padded(self) -> dict[str, Any]:
@@ -67,16 +63,11 @@ def cache_case(page_size: int, head_dim: int, dtype: str, seed: int = 0) -> Cach
         [rng.standard_normal((1, KV_HEADS, n, head_dim)).astype(element) for n in totals] for _ in "kv"
     )
     size = page_size or max(totals) + 3
-    counts = [-(-n // size) if page_size else 1 for n in totals]
+    counts = [-(-n // size) for n in totals]
     order = rng.permutation(sum(counts) + 2) if page_size else np.arange(len(MIXED))
     table = np.full((len(MIXED), max(counts)), -7, np.int32)
-    caches = [np.full((len(order), KV_HEADS, size, head_dim), np.nan, element) for _ in "kv"]
-    for b, (old, _) in enumerate(MIXED):
-        table[b, : counts[b]] = order[sum(counts[:b]) : sum(counts[: b + 1])]
-        for cache, x in zip(caches, (keys, values), strict=True):
-            for i in range(0, old, size):
-                part = x[b][0, :, i : min(i + size, old)]
-                cache[table[b, i // size], :, : part.shape[1]] = part
+    old = [[x[b][0, :, :n] for x in (keys, values)] for b, (n, _) in enumerate(MIXED)]
+    caches = in_cache(old, totals, size, order, table)
     cu = np.append(0, np.cumsum([new for _, new in MIXED])).astype(np.int32)
     q = rng.standard_normal((cu[-1] + 3, HEADS, head_dim)).astype(element)
     q[cu[-1] :] = np.nan

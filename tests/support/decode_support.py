@@ -219,6 +219,29 @@ def numbers_of_heads(few: str, batch: int, heads: int) -> dict[str, np.ndarray]:
     return found
 
 
+def poison(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """NaN; bytes are e4m3."""
+    return np.full(shape, NAN_BITS if dtype == np.uint8 else np.nan, dtype)
+
+
+def in_cache(
+    sequences: Sequence[Sequence[np.ndarray]], rooms: Sequence[int], size: int, order: Any, table: np.ndarray
+) -> list[np.ndarray]:
+    """Caches in pages of ``size`` slots, one for each array of a sequence, (kv_heads, tokens, head_dim).
+
+    Unused slots are NaN. ``rooms``: slots that the sequences need; ``order``: all pages, in the order of use; ``table``
+    gets them.
+    """
+    caches = [poison((len(order), x.shape[0], size, x.shape[2]), x.dtype) for x in sequences[0]]
+    taken = iter(np.asarray(order).tolist())
+    for row, arrays, room in zip(table, sequences, rooms, strict=True):
+        row[: -(-room // size)] = [next(taken) for _ in range(-(-room // size))]
+        for cache, x in zip(caches, arrays, strict=True):
+            for i in range(0, x.shape[1], size):
+                cache[row[i // size], :, : x.shape[1] - i] = x[:, i : i + size]
+    return caches
+
+
 def make_case(
     lengths: Sequence[int], *, heads: int = 4, kv_heads: int = 2, tokens: int = 1, head_dim: int = 16,
     dtype: str = "float16", fp8: bool | str = False, page_size: int = 0, capacity: int | None = None,
@@ -238,34 +261,20 @@ def make_case(
         x = rng.standard_normal(shape)
         return x.astype(FLOAT8).view(np.uint8) if fp8 else x.astype(DTYPES[dtype])
 
-    def poisoned(*shape: int) -> np.ndarray:
-        return np.full(shape, NAN_BITS, np.uint8) if fp8 else np.full(shape, np.nan, DTYPES[dtype])
-
     q = (spread * rng.standard_normal((batch, heads, tokens, head_dim))).astype(DTYPES[dtype])
     if fp8:
         options |= {f"{x}_scale": rng.uniform(0.3, 2, kv_heads).astype(np.float32) for x in "kv"}
     if new:
         options |= {f"{x}_new": draw(batch, kv_heads, new, n) for x, n in zip("kv", dims, strict=True)}
+    tokens_of = [[draw(kv_heads, n - new, d) for d in dims] for n in lengths]
     if page_size:
-        max_pages = -(-capacity // page_size)
-        needed = [-(-n // page_size) for n in lengths]
-        num_pages = sum(needed) + 3
-        pages = rng.permutation(num_pages).tolist()
-        table = rng.choice(WILD_PAGES, (batch, max_pages)).astype(np.int32)
-        caches = tuple(poisoned(num_pages, kv_heads, page_size, n) for n in dims)
-        for b, n in enumerate(lengths):
-            table[b, : needed[b]] = [pages.pop() for _ in range(needed[b])]
-            for cache in caches:
-                for position in range(0, n - new, page_size):
-                    count = min(page_size, n - new - position)
-                    page = table[b, position // page_size]
-                    cache[page, :, :count] = draw(kv_heads, count, cache.shape[3])
+        table = rng.choice(WILD_PAGES, (batch, -(-capacity // page_size))).astype(np.int32)
+        order = rng.permutation(sum(-(-n // page_size) for n in lengths) + 3)
+        caches = in_cache(tokens_of, lengths, page_size, order, table)
         options["block_table"] = table
     else:
-        caches = tuple(poisoned(batch, kv_heads, capacity, n) for n in dims)
-        for cache in caches:
-            for b, n in enumerate(lengths):
-                cache[b, :, : n - new] = draw(kv_heads, n - new, cache.shape[3])
+        one_each = np.zeros((batch, 1), np.int32)
+        caches = in_cache(tokens_of, [capacity] * batch, capacity, range(batch), one_each)
     case = Case(q, *caches, options, list(lengths))
     if isinstance(fp8, str):
         shape, block = cache_scale_shapes(caches[0].shape, page_size > 0, head_dim)[fp8]
