@@ -15,8 +15,7 @@ from ..problem.lengths import Cached, Lengths, Packed, Padded
 from ..problem.mask import CAUSAL, FULL
 from ..problem.options import Options
 from ..problem.problem import Problem
-from ..problem.tree import ancestors
-from ..problem.tree_mask import MAX_TREE, Tree
+from ..problem.tree import MAX_TREE, Tree, ancestors
 from . import arrays, optional_operands
 from .cache_checks import check_integers, check_lengths, check_slots, tree_operand
 from .shapes import (

@@ -270,14 +270,8 @@ def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
     if num_splits is not None:
         return Cut("fixed" if schedule == "auto" else schedule, num_splits, ())
     ragged = problem.lengths.ragged and problem.batch > 1
-    if schedule == "balanced" or (schedule == "auto" and ragged):
-        shares = max(1, min(tiles * count // _CPU_TILES, 16))
-        return Cut(
-            "balanced",
-            shares,
-            (f"{shares} shares, each of at least {_CPU_TILES} tiles if there are several",),
-        )
-    splits = max(1, min(tiles // _CPU_TILES, 16))
-    return Cut(
-        "fixed", splits, (f"{splits} splits, each of at least {_CPU_TILES} tiles if there are several",)
-    )
+    balanced = schedule == "balanced" or (schedule == "auto" and ragged)
+    parts = max(1, min((tiles * count if balanced else tiles) // _CPU_TILES, 16))
+    name = "shares" if balanced else "splits"
+    reason = f"{parts} {name}, each of at least {_CPU_TILES} tiles if there are several"
+    return Cut("balanced" if balanced else "fixed", parts, (reason,))

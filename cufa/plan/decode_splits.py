@@ -118,14 +118,10 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
     small = wanted <= 2 * size and problem.kv_bytes() * rows <= size * _CLUSTER_BYTES
     if splits < 2 or not (wanted <= size or small):
         return None
-    return Cut(
-        "fixed",
-        splits,
-        (
-            f"{splits} splits per sequence, merged in a cluster of {splits} blocks: a small cache or a full GPU",
-        ),
-        in_cluster=True,
+    reason = (
+        f"{splits} splits per sequence, merged in a cluster of {splits} blocks: a small cache or a full GPU"
     )
+    return Cut("fixed", splits, (reason,), in_cluster=True)
 
 
 def _many_in_clusters(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
@@ -180,27 +176,22 @@ def _through_memory(
     tiles, count, blocks = longest(problem, config), items(problem, config), resident(device, config)
     wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
     splits = used_of(tiles, wanted)
+    in_words = f"{splits} splits per sequence"
     if wanted < wave:
-        return Cut(
-            "fixed",
-            splits,
-            (f"{splits} splits per sequence: the merge of more splits would cost more than they save",),
-        )
+        return Cut("fixed", splits, (f"{in_words}: the merge of more splits would cost more than they save",))
     each = -(-tiles // splits)
     if count <= blocks and each <= 2:
-        return Cut(
-            "fixed", splits, (f"{splits} splits per sequence: a short cache, at most two tiles per split",)
-        )
+        return Cut("fixed", splits, (f"{in_words}: a short cache, at most two tiles per split",))
     if count > blocks:
         reason = f"{count:,} work items for {blocks} resident blocks"
         if _whole_items(problem, device, config):
             return Cut("fixed", 1, (f"{reason} fill whole waves: each block reads a whole work item",))
         if must_be_fixed:
-            return Cut("fixed", splits, (f"{splits} splits per sequence: {reason}",))
+            return Cut("fixed", splits, (f"{in_words}: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
     full = count * tiles / (blocks * each)
     if full >= FULL_WAVE or must_be_fixed:
-        reason = f"{splits} splits per sequence fill one wave of {blocks} blocks to {full:.0%}"
+        reason = f"{in_words} fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))
     reason = f"fixed splits fill only {full:.0%} of one wave of {blocks} blocks: shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

@@ -97,7 +97,7 @@ class Problem:
     """Values of e4m3 are rows, which kernels transpose first; else :class:`cufa.QuantizedValues`."""
     tree: str = ""
     """A kind of :data:`cufa.problem.tree.TREE_KINDS`: new tokens see their ancestors among each other. (Forward:
-    ``mask`` is then a :class:`~cufa.problem.tree_mask.Tree`.)"""
+    ``mask`` is then a :class:`~cufa.problem.tree.Tree`.)"""
     softmax_max: str | float = ""
     """Decode: the maximum that the softmax subtracts. "": each row's own; "bound": a bound of its scores; a number, or
     "heads": the caller's, of all heads or of each."""

@@ -210,6 +210,9 @@ def test_planning_needs_no_cupy():
         "    print(make_plan(problem, Device.typical(spec.min_capability), kernel=spec.name))\n"
         "import cufa\n"
         "assert 'CPU' in str(cufa.plan((1, 2, 64, 64), device='cpu'))\n"
+        "import cufa.problem.mask_records  # reads records of every family\n"
+        "families = {*cufa.masks.Mask.families}\n"
+        "assert families == {'band', 'columns', 'chunks', 'bits', 'combined', 'tree', 'where'}\n"
         "assert 'sm_80' in str(cufa.plan((1, 2, 64, 64), device='sm_80'))\n"
     )
 

@@ -12,8 +12,7 @@ from support import DTYPES
 
 import cufa
 from cufa.problem.integers import Integers
-from cufa.problem.tree import ancestors
-from cufa.problem.tree_mask import Tree
+from cufa.problem.tree import Tree, ancestors
 
 #: Of each sequence: keys in the cache before the call, and new tokens.
 MIXED = ((40, 1), (0, 9), (129, 0), (15, 1), (700, 52))
