@@ -47,10 +47,10 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
     return [SOURCE_DIR / name for name in _sources(source, stamps=stamps)]
 
 
-def _sources(*sources: str, stamps: bool = False, folder: Path | None = None) -> dict[str, str]:
+def _sources(*sources: str, stamps: bool = False) -> dict[str, str]:
     """What each of the files holds."""
     seen: dict[str, str] = {}
-    pending, root = list(sources), str(folder or SOURCE_DIR)
+    pending, root = list(sources), str(SOURCE_DIR)
     while pending:
         name = pending.pop()
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
@@ -78,11 +78,11 @@ def _included(text: str) -> tuple[str, ...]:
     return tuple(_INCLUDE.findall(text))
 
 
-def source_digest(*sources: str, folder: Path | None = None) -> str:
+def source_digest(*sources: str) -> str:
     """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
-    code that is measured does. ``folder``: where they lie, else :data:`SOURCE_DIR`."""
+    code that is measured does."""
     digest = hashlib.sha256()
-    for text in _sources(*sources, folder=folder).values():
+    for text in _sources(*sources).values():
         digest.update(_bare(text))
     return digest.hexdigest()
 

@@ -12,7 +12,6 @@ import re
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,13 +109,11 @@ def static_compile(
     return compile_text(translation_unit(source, constants), arch, line_info=line_info)
 
 
-def compile_text(
-    unit: str, arch: Architecture, *, line_info: bool = False, sources: Path | None = None
-) -> CompileReport:
-    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``, else
-    from :data:`~cufa.build.compiler.SOURCE_DIR`."""
+def compile_text(unit: str, arch: Architecture, *, line_info: bool = False) -> CompileReport:
+    """:func:`static_compile` for a translation unit as text, which includes files of
+    :data:`~cufa.build.compiler.SOURCE_DIR`."""
     nvrtc = _load_nvrtc()
-    options = (*nvrtc_options(arch.nvrtc_name, sources), *(["-lineinfo"] if line_info else []))
+    options = (*nvrtc_options(arch.nvrtc_name), *(["-lineinfo"] if line_info else []))
     start = time.perf_counter()
     log, cubin, ptx = _compile(nvrtc, unit, options)
     seconds = time.perf_counter() - start

@@ -121,7 +121,7 @@ class Ratio:
 
 
 @functools.lru_cache(4096)  # tables and pages name the same rows again and again
-def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
+def speedup(slow: Timing, fast: Timing) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
     Contenders that took turns are resampled by the same rounds, whose drift is common to both; others are resampled
@@ -134,10 +134,10 @@ def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 
     if not (slow.samples and fast.samples):
         return _from_intervals(slow, fast)
     a, b = np.array(slow.samples), np.array(fast.samples)
-    rng = np.random.default_rng(seed)
-    pick_a = rng.integers(len(a), size=(resamples, len(a)))
+    rng = np.random.default_rng(0)
+    pick_a = rng.integers(len(a), size=(RESAMPLES, len(a)))
     together = len(a) == len(b) and slow.regime is Regime.IN_TURNS
-    pick_b = pick_a if together else rng.integers(len(b), size=(resamples, len(b)))
+    pick_b = pick_a if together else rng.integers(len(b), size=(RESAMPLES, len(b)))
     ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))

@@ -124,12 +124,6 @@ def stamp(jobs: int, check: bool) -> None:
         fail(Exit.FAILED, f"run `python -m tests.evidence stamp`: {len(found)} builds are not as recorded")
 
 
-@main.command()
-def show() -> None:
-    """Print all tables, as Markdown."""
-    click.echo(report.markdown(cards.load_all()))
-
-
 @main.command("costs")
 def count_costs() -> None:
     """Execute every kernel's source on this CPU, and record what a unit of its work costs. Some minutes; needs g++."""

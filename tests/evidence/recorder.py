@@ -94,12 +94,12 @@ class Lacking:
     why: str
 
 
-def lacking(card: Card | None, device: Device, parts: Iterable[Part] = PARTS) -> Iterator[Lacking]:
+def lacking(card: Card | None, device: Device) -> Iterator[Lacking]:
     """The cases to measure, in order."""
     rows: dict[Any, dict[str, Measured]] = {}
     for row in card.rows if card else ():
         rows.setdefault(row.group, {})[row.label] = row
-    for part in parts:
+    for part in PARTS:
         for seed, case in enumerate(part.cases(device)):
             if why := _why(case, device, rows.get(part.group(case), {})):
                 yield Lacking(part, case, seed, why)

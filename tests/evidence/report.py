@@ -50,11 +50,11 @@ def page(found: dict[str, Card]) -> str:
     return f"{about}\n## In short\n\n{rows}\n\n{markdown(found).strip()}\n"
 
 
-def write(readme: Path, page_file: Path = PAGE) -> None:
+def write(readme: Path) -> None:
     """Both pages, from the measurements that ship with the package."""
     found = cards.load_all()
     readme.write_text(update(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
-    page_file.write_text(page(found), encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
 
 
 def markdown(found: dict[str, Card]) -> str:

@@ -203,22 +203,3 @@ class TestDecode:
         assert "| decoding, one token | the faster of PyTorch's two | 2.00× |" in "\n".join(
             overview.speed({"x": card})
         )
-
-
-def test_the_float32_sweep_of_fa1_stands_beside_the_published_order():
-    """Each time as a multiple of that of the published winner; a tiling that did not fit has none."""
-    problem = make(2, 4, 1024, 64, "float32")
-    spec = KERNELS["fa1_forward_f32"]
-    configs = [c for c in spec.configs if c.fits(64)]
-    rows = [
-        measured_row(Contender("fa1", c).label, problem, 1e-4 * (1 + n), make_plan(problem, H200, "fa1", c))
-        for n, c in enumerate(configs)
-        if (c.block_q, c.block_kv, c.num_warps) != (128, 64, 8)
-    ]
-    lines = tables_of(**{"fa1-blocks": rows_json(rows)})
-    start = lines.index("| FA1 tiles, float32 | published, on an A10 | 2 × 4 × 1024, µs |")
-    cells = [line.strip("| ").split(" | ") for line in lines[start + 2 : start + 8]]
-    tiles = ["64×64, 4", "128×64, 4", "64×128, 4", "128×128, 4", "128×64, 8", "128×128, 8"]
-    assert [x[0] for x in cells] == [f"{x} warps" for x in tiles]
-    assert [x[1] for x in cells] == ["fastest", *["slower"] * 5]
-    assert cells[0][2].endswith(" (1.00×)") and cells[4][2] == "–"
