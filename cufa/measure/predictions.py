@@ -42,8 +42,8 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
 
 
 def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
-    """The row with the time that each resource needs; unchanged where that was recorded with it."""
-    plan = None if "needs_ns" in row.json else row.plan or plan_of(row, device)
+    """The row with the time that each resource needs at these ceilings; unchanged where that cannot be told."""
+    plan = row.plan or plan_of(row, device)
     if plan is None or bounds.why_not(plan, limits):
         return row
     needs = {name: round(seconds * 1e9) for name, seconds in bounds.bounds_of(plan, limits).named().items()}

@@ -37,13 +37,8 @@ def _derived(found: Evidence, suite: str) -> dict[str, Measured]:
     device = device_of(found)
     if device is None or found.limits is None:
         return {}
-    rows = [m for m in found.rows if m.kernel and m.suite == suite]
-    recorded = "needs_ns", "predicted_ns"  # at the ceilings of their session
-    bare = {m.id: {name: x for name, x in m.row.json.items() if name not in recorded} for m in rows}
-    return {
-        m.id: predictions.with_needs(dataclasses.replace(m.row, json=bare[m.id]), device, found.limits)
-        for m in rows
-    }
+    rows = (m for m in found.rows if m.kernel and m.suite == suite)
+    return {m.id: predictions.with_needs(m.row, device, found.limits) for m in rows}
 
 
 def _clock_rate(limits: Limits) -> float:

@@ -63,15 +63,16 @@ def record(
     for written in traced.renew(device, with_inside):
         say(written)
     try:
-        how = {
-            "jobs": jobs,
-            "seconds": seconds,
-            "limit": limit,
-            "everything": everything,
-            "say": say,
-            "suites": suites,
-        }
-        recorder.record(file, device, **how)
+        recorder.record(
+            file,
+            device,
+            jobs=jobs,
+            seconds=seconds,
+            limit=limit,
+            everything=everything,
+            suites=suites,
+            say=say,
+        )
     except recorder.OutOfTime as error:
         fail(Exit.FAILED, f"stopped in time: {error}")
     if with_tests:

@@ -100,7 +100,10 @@ def test_needs_are_derived_for_rows_that_were_recorded_without():
     named = bounds.bounds_of(plan, LIMITS).named()
     assert found.json["needs_ns"] == pytest.approx({name: 1e9 * s for name, s in named.items()}, abs=1)
     assert found.json["predicted_ns"] == pytest.approx(1e9 * bounds.predict(plan, LIMITS), abs=1)
-    assert predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12)) is found
+    slower = predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12))
+    assert slower.needs["exponentials"] == pytest.approx(
+        named["exponentials"] * LIMITS.exponentials / 1e12, rel=1e-4
+    )
     assert predictions.with_needs(Measured(json), H200, Limits(4e12, {}, 4e12)).json == json
 
 
