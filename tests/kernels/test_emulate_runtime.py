@@ -23,6 +23,7 @@ from cufa.run.emulate import build as host_build
 from cufa.run.emulate import launch as emulator_launch
 from cufa.run.emulate import memory as emulator_memory
 from cufa.run.emulate import run as emulator_run
+from cufa.run.emulate import shared_accesses
 from cufa.run.emulate.calls import EmulationError, emulate
 
 _FUNCTION = re.compile(r"^DEVICE\s+[\w:]+\s+(\w+)(?:<[^>]*>)?\(", re.MULTILINE)
@@ -51,32 +52,30 @@ def test_every_primitive_is_probed():
     assert not {name for name in primitives if not re.search(rf"\b{name}\b", text)}
 
 
-@pytest.mark.parametrize(
-    ("struct", "name"),
-    [(emulator_launch._Launch, "CufaLaunch"), (emulator_memory._Array, "CufaArray")],
-    ids=["launch", "array"],
-)
-def test_structs_match_the_header(tmp_path, struct, name):
-    lines = "".join(
-        f'printf("%zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
-        for field, _ in struct._fields_
-    )
-    source = tmp_path / "layout.cpp"
-    source.write_text(
-        f'#include <cstddef>\n#include <cstdio>\n#include "host/launch.h"\n'
-        f'int main() {{ {lines} printf("%zu\\n", sizeof({name})); }}'
-    )
-    program = tmp_path / "layout"
-    subprocess.run(
-        [host_build.cxx(), f"-I{compiler.SOURCE_DIR}", str(source), "-o", str(program)], check=True
-    )
-    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
-    expected = [
-        n
-        for field, _ in struct._fields_
-        for n in (getattr(struct, field).offset, getattr(struct, field).size)
+def test_structs_match_the_header(tmp_path):
+    """Offset and size of each field, and the size of the whole."""
+    structs = {"CufaLaunch": emulator_launch._Launch, "CufaArray": emulator_memory._Array}
+    structs |= {"TensorMap": emulator_memory.TensorMap}
+    places = {
+        name: [(x, getattr(struct, x).offset, getattr(struct, x).size) for x, _ in struct._fields_]
+        for name, struct in structs.items()
+    }
+    sizes = {name: ctypes.sizeof(struct) for name, struct in structs.items()}
+    kept = shared_accesses._PASS
+    places["CufaPass"] = [(x, at, dtype.itemsize) for x, (dtype, at) in kept.fields.items()]
+    sizes["CufaPass"] = kept.itemsize
+    asserts = [f"static_assert(sizeof({name}) == {size});" for name, size in sizes.items()]
+    asserts += [
+        f"static_assert(offsetof({name}, {field}) == {at} && sizeof({name}::{field}) == {size});"
+        for name, fields in places.items()
+        for field, at, size in fields
     ]
-    assert [int(x) for x in printed] == [*expected, ctypes.sizeof(struct)]
+    source = tmp_path / "layout.cpp"
+    includes = "<cstddef>", '"host/launch.h"', '"host/primitives_host.h"'
+    source.write_text("\n".join([*(f"#include {x}" for x in includes), *asserts]))
+    command = [host_build.cxx(), "-std=c++17", "-fsyntax-only", f"-I{compiler.SOURCE_DIR}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def run_script(text: str, **environment: str) -> subprocess.Popen[str]:
@@ -120,14 +119,12 @@ def test_builds_not_used_for_longest_make_way(tmp_path, monkeypatch):
     assert sorted(x.name for x in (tmp_path / "host").iterdir()) == [f"kernel-{i}.so" for i in (0, 5, 6, 7)]
 
 
-def test_missing_compiler_is_a_clear_message(tmp_path):
-    process = run_script(
-        "import support, cufa; cufa.emulate(*support.make_inputs(1, 1, 1, 8, 8, 8))", PATH=str(tmp_path)
-    )
-    _, error = process.communicate()
-    assert process.returncode == 1
-    assert "g++, clang++ or c++ is not on the PATH" in error
-    assert "apt-get install g++" in error
+def test_missing_compiler_is_a_clear_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    expected = re.escape("g++, clang++ or c++ is not on the PATH") + r".*apt-get install g\+\+"
+    with pytest.raises(host_build.CompilerError, match=expected):
+        host_build.cxx.__wrapped__()
 
 
 def test_a_kernel_that_does_not_compile_says_where(tmp_path, monkeypatch):

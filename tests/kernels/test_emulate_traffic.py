@@ -8,7 +8,7 @@ from backward_support import make_case as make_backward
 from decode_kernel_support import operands_of, plan_of
 from decode_support import make_case
 from sampling import of_today
-from support import make_inputs
+from support import make_inputs, make_problem
 
 import cufa
 from cufa.commands.dashboard import make_importable
@@ -140,9 +140,9 @@ def test_the_naive_backward_moves_what_its_launches_take():
 @pytest.mark.parametrize("algorithm", traffic_steps.MODELS)
 def test_every_tile_of_the_grid_has_its_step(algorithm, mask):
     """In each launch once; skipped tiles move nothing, unless a block that sees no key stores its zeros."""
-    problem_of = counted(algorithm, 128, 192, 64, mask).plan.problem
+    problem = make_problem(*make_inputs(1, 1, 1, 128, 192, 64), mask=mask)
     schedule = Schedule(128, 192, 32, 32, mask, skip_masked_tiles=algorithm == "fa2")
-    steps = list(traffic_steps.MODELS[algorithm](problem_of, schedule))
+    steps = list(traffic_steps.MODELS[algorithm](problem, schedule))
     for kernel in {step.kernel for step in steps}:
         places = [(step.q_block, step.kv_block) for step in steps if step.kernel == kernel]
         assert sorted(places) == [(i, j) for i in range(4) for j in range(6)]
