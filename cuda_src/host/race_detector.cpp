@@ -137,13 +137,18 @@ inline void RaceDetector::check_after_write(Thread& thread, int cell, u64 addres
   if (kind) report(kind, thread, address, site, write.thread, write.site);
 }
 
+const std::vector<RaceDetector::Reads>* RaceDetector::additions_to(int cell, u64 address) const {
+  const auto found = address & kGlobal ? additions_.find(cell) : additions_.end();
+  return found == additions_.end() ? nullptr : &found->second;
+}
+
 void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
   if (writes_[cell].clock == 0 && !(address & kGlobal)) {
     report("never-written", thread, address, site, -1, {});
   } else {
     check_after_write(thread, cell, address, by_proxy, site);
   }
-  if (!additions_.empty() && additions_.count(cell)) check_order(additions_[cell].data(), thread, address, by_proxy, site);
+  if (const std::vector<Reads>* sums = additions_to(cell, address)) check_order(sums->data(), thread, address, by_proxy, site);
   note(reads_[std::size_t(cell) * num_warps_ + thread.id / 32], thread, by_proxy, site);
 }
 
@@ -153,8 +158,8 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kin
   Reads* reads = &reads_[std::size_t(cell) * num_warps_];
   check_order(reads, thread, address, by_proxy, site);
   for (int w = 0; w < num_warps_; ++w) reads[w].lanes = 0;
-  if (!additions_.empty() && additions_.count(cell)) {
-    check_order(additions_[cell].data(), thread, address, by_proxy, site);
+  if (const std::vector<Reads>* sums = additions_to(cell, address)) {
+    check_order(sums->data(), thread, address, by_proxy, site);
     additions_.erase(cell);
   }
   writes_[cell] = {time(thread), static_cast<u16>(thread.number), by_proxy || kind == Access::async_write, by_proxy, site};

@@ -152,6 +152,8 @@ class RaceDetector {
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
   // Reports an access that does not come after the last write of its cell.
   void check_after_write(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
+  // Null if nothing was added to the cell since its last write. Shared memory is never added to.
+  const std::vector<Reads>* additions_to(int cell, u64 address) const;
   void check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
   void check_write(Thread& thread, int cell, u64 address, Access kind, Site site);
   void check_sending(Thread& thread, int chunk, u64 address, Site site);
