@@ -81,45 +81,30 @@ def run_plan(
     ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` makes an
     inside trace, and may give its capacity. Raises EmulationError, also if a counter is not zero at the end.
     """
-    operation, checked = plan.operation, execution.mode == "checked"
-    names = list(dict.fromkeys(launch.entry for launch in plan.launches))
-    maps = _outside_maps(plan)
-    types = [plan.params.struct, *["TensorMap"] * len(maps)]
-    constants = {**plan.constants, **trace_constants(trace, bool(inside))}
-    entries = build.kernel(
-        plan.spec.source_of(plan.config),
-        constants,
-        names,
-        checked,
-        types,
-        score_text(plan.problem, plan.spec.folds_score_scale),
-    )
+    operation, problem, checked = plan.operation, plan.problem, execution.mode == "checked"
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
     own = _own_memory(plan, room if inside else None)
-    of_mask = {
-        name: GlobalArray(f"mask.{name}", x.values, writable=False)
-        for name, x in plan.problem.mask_arrays.items()
-    }
-    order = (
-        []
-        if plan.block_order is None
-        else [GlobalArray("block_order", plan.block_order.values, writable=False)]
-    )
-    memory = [*operands.values(), *own.values(), *of_mask.values(), *order]
-    params = plan.operation.pack(
+    of_mask = {name: GlobalArray(f"mask.{name}", x.values, False) for name, x in problem.mask_arrays.items()}
+    params = operation.pack(
         plan, {name: operands[name].array if name in operands else None for name in given}
     )
-    for array in (*operands.values(), *own.values(), *order):
+    for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
     if inside:
         params.trace += room.before
     for name, array in of_mask.items():
         setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands, own)
+    entries = build.kernel(
+        plan.spec.source_of(plan.config), {**plan.constants, **trace_constants(trace, bool(inside))},
+        list(dict.fromkeys(launch.entry for launch in plan.launches)), checked,
+        [plan.params.struct, *["TensorMap"] * len(boxes)], score_text(problem, plan.spec.folds_score_scale),
+    )  # fmt: skip
+    memory = [*operands.values(), *own.values(), *of_mask.values()]
     start = time.perf_counter()
     counters, findings = execute_all(
-        entries, plan.launches * launches, [params, *boxes], memory, execution, plan.problem.deterministic
+        entries, plan.launches * launches, [params, *boxes], memory, execution, problem.deterministic
     )
     seconds = time.perf_counter() - start
     for name, x in operands.items():
@@ -178,15 +163,14 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
         return
     array, valid = memory.array, memory.valid
     assert valid is not None
-    elements = [stride // array.itemsize for stride in array.strides]
-    mine = np.lib.stride_tricks.as_strided(valid, array.shape, elements)
     allowed = np.zeros(array.shape, np.uint8)
-    for part in plan.problem.parts:
-        of_keys = memory.name in ("k", "v")
-        allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
+    for part in problem.parts:
+        allowed[part.batch, :, part.keys if memory.name in ("k", "v") else part.rows] = 1
     if plan.spec.uses_copy_engine and memory.name not in plan.spec.maps_of_workspace(problem):
-        array[np.broadcast_to(allowed == 0, array.shape)] = _E4M3_NAN if array.dtype == np.uint8 else np.nan
+        array[allowed == 0] = _E4M3_NAN if array.dtype == np.uint8 else np.nan
     else:
+        elements = [stride // array.itemsize for stride in array.strides]
+        mine = np.lib.stride_tricks.as_strided(valid, array.shape, elements)
         mine &= allowed
 
 
@@ -200,7 +184,7 @@ def _is_written_to(plan: Plan, operand: Operand) -> bool:
 
 
 def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
-    """Trace, workspace and counters, by the name of their pointer in the parameters."""
+    """Trace, workspace, counters and the order of blocks, by the name of their pointer in the parameters."""
     own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
     if room is not None:
         own["trace"] = np.zeros(-(-room.size // 8), np.uint64).view(np.uint8)[: room.size]
@@ -214,31 +198,24 @@ def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
         own["workspace"] = aligned
     if "counters" in names:
         own["counters"] = np.zeros(max(plan.counters, 1), np.uint32)
-    return {name: GlobalArray(name, x, writable=True) for name, x in own.items()}
-
-
-def _outside_maps(plan: Plan) -> list[str]:
-    """Operands whose tensor maps are separate kernel arguments, not part of the parameters."""
-    operation = plan.operation
-    names = plan.spec.boxes(plan.config)
-    return [name for name in names if operation.operand(name).map_field not in plan.params.names]
+    found = {name: GlobalArray(name, x, writable=True) for name, x in own.items()}
+    if plan.block_order is not None:
+        found["block_order"] = GlobalArray("block_order", plan.block_order.values, writable=False)
+    return found
 
 
 def _fill_maps(
     plan: Plan, params: Any, operands: Mapping[str, GlobalArray], own: Mapping[str, GlobalArray]
 ) -> list[Any]:
-    """Writes tensor maps to the parameters; returns the maps that are separate arguments."""
+    """Writes tensor maps to the parameters; returns the maps that are separate kernel arguments."""
     outside = []
     of_workspace = plan.spec.maps_of_workspace(plan.problem)
     for name, box in plan.spec.boxes(plan.config).items():
         field = plan.operation.operand(name).map_field
         x = operands[name].array
         if name in of_workspace:
-            x = (
-                own["workspace"]
-                .array.view(x.dtype)[: math.prod(of_workspace[name])]
-                .reshape(of_workspace[name])
-            )
+            shape = of_workspace[name]
+            x = own["workspace"].array.view(x.dtype)[: math.prod(shape)].reshape(shape)
         filled = tensor_map(x, box.rows)
         if field in plan.params.names:
             ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
