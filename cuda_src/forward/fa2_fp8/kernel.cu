@@ -9,7 +9,7 @@
 //   l. 9-10   m, P = exp(S - m), l, O              make_weights(), add_values()
 //   l. 12-15  O / l, L = m + log l, store          store()
 //
-// The arithmetic is that of fa3_forward_fp8 (forward/fa3_fp8/kernel.cu), tile by tile: the same keys in a tile,
+// The arithmetic is that of fa3_forward_fp8 (forward/fa3_fp8/consumer.cuh), tile by tile: the same keys in a tile,
 // P = 448 exp(s - m) rounded to e4m3 with the true maximum m, l of unrounded P, scales of q and k as a factor of a tile's scores,
 // the scale of v at the end.
 //
