@@ -138,17 +138,3 @@ def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> No
         visit.settle()
     page.wait_for_url(re.compile(r"[?&]a=[^&]*\.2\b.*[?&]b=[^&]*\.4\b"))
     visit.close()
-
-
-@pytest.mark.in_turn
-@pytest.mark.usefixtures("one_run")
-def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/history?from=run")
-    page.get_by_text("kept on this machine").click()
-    page.get_by_text("All runs").click()
-    page.get_by_role("button", name=re.compile("Delete [1-9].* permanently")).click()
-    expect(page.locator(".cufa-verdict", has_text="No measurement matches").first).to_be_visible()
-    visit.settle()
-    assert runs.all() == []
-    visit.close()

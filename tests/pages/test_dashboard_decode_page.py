@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from card_support import edit, edit_rows, lines_of, write_lines
-from dashboard_page_support import has, open_page, words
+from dashboard_page_support import alts, figures, has, open_page, words
 from dashboard_support import DEVICE, ENVIRONMENT, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.views import links
 from cufa.dashboard.views.ladder_view import IDEAS
 from cufa.dashboard.worker.jobs import Job
 from cufa.gpu.architectures import Device
@@ -64,9 +66,7 @@ def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
 def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -> None:
     """Not times of another card, which is twice as fast and comes first."""
     case = next(iter(SUITES["splits"].cases(DEVICE)))
-    p = case.problem
-    link = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "cached": p.seqlen_k, "card": "90"}
-    link = {name: str(value) for name, value in link.items()}
+    link = links.link("decode", Subject(case.problem, card="90"))
     file = write_evidence(elsewhere / "records", "splits", with_loads=False)
     h200 = Path(shutil.copy(file, file.with_name("nvidia-h200.jsonl")))
     edit(h200, lambda line: {**line, "device": "NVIDIA H200"} if line.get("what") == "session" else line)
@@ -84,14 +84,11 @@ def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -
 
 def drawn_as_measured(app: AppTest) -> dict[int, float]:
     """Microseconds by number of splits."""
-    (figure,) = (e for e in app.get("plotly_chart") if e.proto.alt.startswith("Two panels"))
-    traces = json.loads(figure.proto.spec)["data"]
-    return {
-        n: pytest.approx(y)
-        for trace in traces
-        if trace["name"] == "measured"
-        for n, y in zip(trace["x"], trace["y"], strict=True)
-    }
+    (curve,) = (
+        figure for figure, alt in zip(figures(app), alts(app), strict=True) if alt.startswith("Two panels")
+    )
+    drawn = (zip(x["x"], x["y"], strict=True) for x in curve["data"] if x["name"] == "measured")
+    return {n: pytest.approx(y) for points in drawn for n, y in points}
 
 
 def test_the_least_time_is_not_beaten_by_what_is_recorded(shipped: Path) -> None:

@@ -50,6 +50,7 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     has(words(app), "alone need", "in turns")
     app.segmented_control(key="roofline.regime").set_value("sustained").run()
     assert "sustained" in words(app)
+    assert any({"clock", "power", "energy per call"} <= set(table.value.columns) for table in app.dataframe)
     for suite, bound in (("decode", "memory"), ("forward", "")):  # memory has one roof, the fastest reading
         of_suite = open_page("roofline", suite=suite)
         assert not of_suite.warning and f"of the limit by {bound}" in words(of_suite)

@@ -8,14 +8,16 @@ from urllib.parse import parse_qsl
 
 import pytest
 from dashboard_page_support import has, open_page, parameters, without_compiler, words
-from dashboard_support import DEVICE, write_evidence
+from dashboard_support import DEVICE, LIMITS, write_evidence
 from streamlit.testing.v1 import AppTest
 
+from cufa.commands.common import seconds_text
 from cufa.dashboard.model import devices
 from cufa.dashboard.model.subject import Subject, problem_key, problem_of, sample
 from cufa.dashboard.views import links
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.measure.cases import Work
 from cufa.measure.decode_cases import make_decode
 from cufa.measure.suites import SUITES
 from cufa.plan.planner import make_plan
@@ -115,7 +117,8 @@ def test_a_recorded_row_is_chosen_on_the_roofline(elsewhere: Path) -> None:
     assert link["suite"] == "forward"
     app = open_page("roofline", **link)
     assert not app.warning
-    has(words(app), "Recorded for this shape on Made-up GPU, 2026-01-02: fa3 ", "at best")
+    least = seconds_text(LIMITS.floor(case.problem, Work.of(case.problem))[0])
+    has(words(app), "Recorded for this shape on Made-up GPU, 2026-01-02: fa3 ", f"at best {least}, by ")
     assert app.selectbox(key="roofline.shape").value == f"fa3, {case.problem}"
     elsewhere_recorded = open_page("roofline", **links.link("roofline", SUBJECTS["gqa"]))
     assert "No time of this shape is recorded" in words(elsewhere_recorded)

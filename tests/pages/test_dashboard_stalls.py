@@ -58,33 +58,20 @@ def test_a_binary_report_needs_nvidias_package(tmp_path: Path, monkeypatch: pyte
 def test_a_binary_report_is_read_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in with the functions of NVIDIA's documentation of the Python report interface."""
 
-    class Places:
-        def as_uint64(self, n: int) -> int:
-            return 16 * n
-
-    class Metric:
-        def num_instances(self) -> int:
-            return 2
-
-        def as_uint64(self, n: int) -> int:
-            return 7 + n
-
-        def correlation_ids(self) -> Places:
-            return Places()
-
-    class Action(dict[str, Metric]):
+    class Action(dict[str, object]):
         def name(self) -> str:
             return "fa2_forward"
 
         def sass_by_pc(self, pc: int) -> str:
             return TEXTS[pc // 16]
 
-    names = (
-        "smsp__pcsamp_warps_issue_stalled_wait",
-        "smsp__pcsamp_warps_issue_stalled_wait_not_issued",
-        "other",
+    places = types.SimpleNamespace(as_uint64=lambda n: 16 * n)
+    metric = types.SimpleNamespace(
+        num_instances=lambda: 2, as_uint64=lambda n: 7 + n, correlation_ids=lambda: places
     )
-    module = types.SimpleNamespace(load_report=lambda file: [[Action({name: Metric() for name in names})]])
+    wait = "smsp__pcsamp_warps_issue_stalled_wait"
+    action = Action(dict.fromkeys((wait, f"{wait}_not_issued", "other"), metric))
+    module = types.SimpleNamespace(load_report=lambda file: [[action]])
     monkeypatch.setitem(sys.modules, "ncu_report", module)
     (found,) = stalls.of_report(tmp_path / "x.ncu-rep")
     assert [x.samples for x in found.instructions] == [7, 8] and found.reasons == Counter({"wait": 15})

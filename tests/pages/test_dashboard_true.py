@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from dashboard_page_support import figures, has, open_page, words
 
-from cufa.commands.common import seconds_text
 from cufa.dashboard.link import several
 from cufa.dashboard.model import counters, evidence
 from cufa.dashboard.model.asked import Asked, together
 from cufa.dashboard.model.levels import levels_of
 from cufa.dashboard.model.needs import with_needs
-from cufa.dashboard.model.subject import problem_key
 from cufa.dashboard.worker.jobs import Job
 from cufa.measure.regimes import Regime
 
@@ -37,26 +35,6 @@ def test_no_measurement_beats_its_bound_and_memory_has_one_ceiling(shipped: Path
         shared = levels_of(m.subject, card.limits, card.device)[2].seconds
         assert shared is None or m.needs["shared memory"] == pytest.approx(shared, abs=1e-9)
     assert sustained > 20
-
-
-def test_the_roofline_says_at_best_no_more_than_it_says_recorded(shipped: Path) -> None:
-    card = next(e for e in evidence.load() if e.device == "NVIDIA H200")
-    row = min(
-        (m for m in card.rows if m.suite == "decode" and m.kernel), key=lambda m: m.seconds / m.bound[0]
-    )
-    app = open_page("roofline", machine=card.name, suite="decode", of=problem_key(row.problem))
-    said = words(app)
-    assert f"at best {seconds_text(card.limits.floor(row.problem)[0])}" in said  # type: ignore[union-attr]
-    assert f"{row.label} {seconds_text(row.seconds)} ({row.of_ceiling:.0%}" in said
-    assert card.limits.floor(row.problem)[0] <= row.seconds  # type: ignore[union-attr]
-
-
-def test_sustained_figures_show_clock_power_and_energy(shipped: Path) -> None:
-    app = open_page("roofline", machine="nvidia-h200", suite="energy")
-    table = next(e.value for e in app.dataframe if "bound" in e.value)
-    assert {"clock", "power", "energy per call"} <= set(table.columns)
-    assert any("products at " in text for text in table["bound"])
-    assert "same run" not in words(app)
 
 
 def test_a_trace_of_another_card_or_problem_says_so(shipped: Path) -> None:
@@ -85,18 +63,6 @@ def test_names_with_commas_come_back_from_a_link(shipped: Path) -> None:
     app = open_page("roofline", machine=card.name, suite="ladder", show=several([label]))
     assert not [x for x in app.warning if "the link asks" in x.value]
     assert app.multiselect(key="roofline.show").value == [label]
-
-
-def test_energy_has_a_verdict_in_joules_and_looks_stay_in_all_regimes(shipped: Path) -> None:
-    rows = next(e for e in evidence.load() if e.name == "nvidia-h200").rows
-    family = next(m.family for m in rows if m.suite == "energy")
-    link = {"machine": "recorded:NVIDIA H200", "shapes": family}
-    app = open_page("compare", **link, regime="sustained", metric="joules")
-    assert "takes the fewest joules" in words(app) and "is the fastest" not in words(app)
-    drawn = [figures(open_page("compare", **link, regime=x))[0]["data"] for x in ("in turns", "sustained")]
-    looks = [{trace["name"]: trace["line"]["color"] for trace in traces} for traces in drawn]
-    both = looks[0].keys() & looks[1].keys()
-    assert len(both) > 1 and all(looks[0][name] == looks[1][name] for name in both)
 
 
 def test_a_run_is_named_after_a_preset_only_while_the_fields_are_its_own(
