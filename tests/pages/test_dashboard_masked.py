@@ -177,6 +177,8 @@ def test_the_kernel_counts_on_this_cpu(link: dict[str, str], line: str) -> None:
     app.button(key="masked.emulate").click().run()
     assert not app.error, app.error[0].value
     assert f"this CPU, one head) agree with every {line} of the schedule" in words(app)
+    app.number_input(key="masked.sq").set_value(299).run()
+    assert "this CPU, one head)" not in words(app), "another launch"
 
 
 def test_a_tile_shows_its_softmax() -> None:

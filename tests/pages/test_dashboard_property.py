@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from card_support import write_lines
 from dashboard_page_support import SHIPPED, open_page, use_records
 from streamlit.testing.v1 import AppTest
 
@@ -66,9 +68,7 @@ def with_slower(rows: Iterable[Measurement], folder: Path) -> Path:
         lines = cards.read_lines(file)
         file.unlink()
         times = ({x: 1.03 * line[x] for x in TIMES} if json.dumps(line) in slower else {} for line in lines)
-        file.write_text(
-            "\n".join(json.dumps({**line, **new}) for line, new in zip(lines, times, strict=True))
-        )
+        write_lines(file, [{**line, **new} for line, new in zip(lines, times, strict=True)])
     return folder
 
 
@@ -145,16 +145,20 @@ class Faults:
         use_records(SHIPPED, self.monkeypatch)
         asked = Asked(suite=link.get("suite", ""))
         lost = [*evidence.past(), *(m for e in evidence.load() for m in losers(e, asked))]
-        before, after = (
-            self.page(name, link),
-            self.page(name, link, with_slower(lost, self.folder / "slower")),
-        )
+        slower = Path(tempfile.mkdtemp(dir=self.folder))
+        before, after = self.page(name, link), self.page(name, link, with_slower(lost, slower))
         return [text for x in changed(before, after) for text in x if "Two cards, or two days" not in x]
 
 
+@pytest.fixture(scope="module")
+def changed_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of changed records: those without a card are read once."""
+    return tmp_path_factory.mktemp("changed")
+
+
 @pytest.fixture
-def faults(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    return Faults(tmp_path / "changed", monkeypatch)
+def faults(shipped: Path, changed_records: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(changed_records, monkeypatch)
 
 
 def measured(page: str, card: str, suite: str, regime: str) -> dict[str, str]:
