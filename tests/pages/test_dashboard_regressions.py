@@ -93,6 +93,18 @@ def test_one_version_is_not_compared(elsewhere: Path) -> None:
     has(words(open_page("compare")), "No kernel was measured on two cards or days.")
 
 
+def test_earlier_sessions_that_cannot_be_read_are_named(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged() -> None:
+        raise ValueError("a file is damaged")
+
+    monkeypatch.setattr(evidence, "past", damaged)
+    write_evidence(elsewhere / "records")
+    for name in ("compare", "history"):
+        has(words(open_page(name)), "Earlier measurements cannot be read: a file is damaged")
+
+
 def test_two_cards_stand_in_one_figure(shipped: Path) -> None:
     """The times of both in words, and never two regimes."""
     app = open_page("compare")
