@@ -130,7 +130,7 @@ FA3_BACKWARD = [
          "      staged.release(at.n, 0);\n      bulk_wait();", "race copy-not-awaited", {"deterministic": True}),
     ),
     *of(LONG_EACH, "backward/fa3_common/gradients.cuh",
-        ("slope of the cap forgotten", "s = SOFTCAP ? P[e] * cap_slope(s) : P[e];", "s = P[e];", "wrong",
+        ("slope of the cap forgotten", "return SOFTCAP ? P * cap_slope(s) : P;", "return P;", "wrong",
          {"softcap": 1.0}),
     ),
     *of(LONG_EACH, "backward/fa3_common/narrow_consumer.cuh",

@@ -41,6 +41,7 @@ struct ChangedScore {
       if (old == NEG_INF) s = NEG_INF, slope = 0.0f;
     }
   }
+  DEVICE float times_slope(float P) const { return P * slope; }
 };
 
 // Where a score is hidden, dS is 0 and a derivative may be NaN.

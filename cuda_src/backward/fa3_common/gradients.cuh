@@ -50,87 +50,75 @@ struct ScoresOfTile {
   DEVICE auto row(int t, int e) const { return function.row(first + 8 * t + e, float(first) + float(8 * t + e)); }
 };
 
-// As exponentials(), of scores that the function changes; hidden scores are -inf already. S becomes P times the derivative.
-template <int FROM, int TO>
-DEVICE void exponentials_of_changed(const KernelParams& p, const ScoresOfTile& scores, float (&S_rmem)[Br / 2],
-                                    u32 (&P_rmem)[Br / 4], u32 lse, const Kept& kept, const Alibi& alibi, float distance,
-                                    int lane) {
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1; DROPOUT: its kept weights. S becomes P times the derivative of P's
+// exponent, its slope: a factor of dS. changed(s, r, t, e) is a score before ALiBi, which is subtracted here: the slope needs the
+// score without it. `distance`: of the lane's first row from its first key.
+template <int FROM, int TO, typename Change>
+DEVICE void exponentials_of(const KernelParams& p, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse, const Kept& kept,
+                            const Alibi& alibi, float distance, int lane, const Change& changed) {
   const auto S = fragment_view(S_rmem);
-  auto change = [&](auto near) {
 #pragma unroll
-    for (int t = FROM; t < TO; ++t) {
-      const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
-      const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
+  for (int t = FROM; t < TO; ++t) {
+    const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+    const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float P[2];
+    for (int r = 0; r < 2; ++r) {
+      float P[2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = S.at(r, t, e);
-          const ChangedScore changed(p, scores.function, s, scores.row(t, e), scores.columns[r], near);
-          P[e] = ex2(ALIBI ? alibi.changed(changed.s, p.scale_log2, distance, (t - r) * 8 + e) - L[e]
-                           : fmaf(changed.s, p.scale_log2, -L[e]));
-          s = P[e] * changed.slope;
-        }
-        P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
-        if constexpr (DROPOUT) P_rmem[2 * t + r] &= kept.pair(r, t);
+      for (int e = 0; e < 2; ++e) {
+        float& s = S.at(r, t, e);
+        const auto now = changed(s, r, t, e);
+        P[e] = ex2(ALIBI ? alibi.changed(now.s, p.scale_log2, distance, (t - r) * 8 + e) - L[e]
+                         : fmaf(now.s, p.scale_log2, -L[e]));
+        s = now.times_slope(P[e]);
       }
+      P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
+      if constexpr (DROPOUT) P_rmem[2 * t + r] &= kept.pair(r, t);
     }
-  };
-  if constexpr (Function::HAS_TANH && Br <= 64) {  // 128 queries leave no registers
-    float greatest = 0.0f;
-#pragma unroll
-    for (int t = FROM; t < TO; ++t) {
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const float s = S.at(x / 2, t, x % 2);
-        const float here = scores.function.greatest(s, scores.row(t, x % 2), scores.columns[x / 2]);
-        greatest = s == NEG_INF ? greatest : fmaxf(greatest, here);
-      }
-    }
-    if (!warp_any(!is_near_0<4>(greatest, scores.function.unit()))) return change(Near<true>{});
   }
-  change(Near<false>{});
 }
 
-// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1; DROPOUT: its kept weights. S becomes P times the slope of the soft
-// cap, which is a factor of dS. `key` is the lane's first in the block. ALiBi is subtracted here, because the
-// cap's slope needs the score without it.
+// Without a score function. A soft cap has been applied.
+struct CappedScore {
+  float s;
+  DEVICE float times_slope(float P) const { return SOFTCAP ? P * cap_slope(s) : P; }
+};
+
+// The same for a tile; hidden scores are -inf already. `key` is the lane's first in the block.
 template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
                          const Kept& kept, int lane) {
   const KernelParams& p = block.p;
   const auto S = fragment_view(S_rmem);
   const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
-  float distance = 0.0f;  // of the lane's first row from its first key
+  float distance = 0.0f;
   if constexpr (ALIBI) {
     distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
   }
-  if constexpr (SCORE) {
-    const ScoresOfTile scores(block, tile, key, lane);
-    exponentials_of_changed<FROM, TO>(p, scores, S_rmem, P_rmem, lse, kept, alibi, distance, lane);
+  auto make = [&](const auto& changed) { exponentials_of<FROM, TO>(p, S_rmem, P_rmem, lse, kept, alibi, distance, lane, changed); };
+  if constexpr (!SCORE) {
+    make([](float s, int, int, int) { return CappedScore{s}; });
   } else {
+    const ScoresOfTile scores(block, tile, key, lane);
+    auto make_with = [&](auto near) {
+      make([&](float s, int r, int t, int e) {
+        return ChangedScore(p, scores.function, s, scores.row(t, e), scores.columns[r], near);
+      });
+    };
+    if constexpr (Function::HAS_TANH && Br <= 64) {  // 128 queries leave no registers
+      float greatest = 0.0f;
 #pragma unroll
-    for (int t = FROM; t < TO; ++t) {
-      const vec2 stats = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
-      const float L[2] = {u32_as_float(stats.x), u32_as_float(stats.y)};
+      for (int t = FROM; t < TO; ++t) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float P[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = S.at(r, t, e);
-          if constexpr (ALIBI) {
-            P[e] = ex2(alibi.changed(s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]);
-          } else {
-            P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
-          }
-          s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
+        for (int x = 0; x < 4; ++x) {
+          const float s = S.at(x / 2, t, x % 2);
+          const float here = scores.function.greatest(s, scores.row(t, x % 2), scores.columns[x / 2]);
+          greatest = s == NEG_INF ? greatest : fmaxf(greatest, here);
         }
-        P_rmem[2 * t + r] = Element::pack(P[0], P[1]);
-        if constexpr (DROPOUT) P_rmem[2 * t + r] &= kept.pair(r, t);
       }
+      if (!warp_any(!is_near_0<4>(greatest, scores.function.unit()))) return make_with(Near<true>{});
     }
+    make_with(Near<false>{});
   }
 }
 

@@ -39,8 +39,7 @@
 // whose registers other instructions touch in flight; it does not always say so (`cufa compile` counts fences).
 // Warp roles, mbarriers, shared memory and a tile's timeline: backward/fa3_common/README.md.
 #include "backward/fa3_narrow64/config.cuh"
-#include "backward/fa3_common/background.cuh"
-#include "backward/fa3_common/loader.cuh"
+#include "backward/fa3_common/shape.cuh"
 
 static_assert(HEAD_DIM <= 64 && V_DIM <= 64, "backward/fa3_narrow128 computes wider heads");
 constexpr bool DQ_FIRST = false;
@@ -52,6 +51,7 @@ constexpr int K_HELD = 0, V_HELD = 0;  // 128 query rows leave no registers for 
 struct Consumer : NarrowConsumer {
   using NarrowConsumer::NarrowConsumer;
 
+  template <bool LAST>  // false: all consumers have equal parts of dQ
   DEVICE void run() {
     for_each_item([&] {
       begin_first_tile();
@@ -59,7 +59,7 @@ struct Consumer : NarrowConsumer {
         while (n + 1 < end) visit<NEXT_TILE>();
       } while (goes_on_to_next_item([&] { visit<NEXT_ITEM>(); }));
       visit<NOTHING_MORE>();
-      end_last_tile<false>();
+      end_last_tile<LAST>();
     });
   }
 
@@ -95,58 +95,4 @@ struct Consumer : NarrowConsumer {
   }
 };
 
-KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_prepare(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
-                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
-                         const __grid_constant__ TensorMap) {
-  grid_release_next();
-  if (found_tickets<PASS_THREADS>(p)) return;
-  prepare_strip(p);
-  zero_score_gradients<PASS_THREADS>(p);
-  prepare_items(p);
-  prepare_counters(p);
-  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
-}
-
-KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_backward(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap dO_map,
-                 const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
-                 const __grid_constant__ TensorMap V_map) {
-  DYN_SMEM(start);
-  const u32 base = smem_address(start);
-  const NarrowMemory smem(base);
-  const int thread = threadIdx.x;
-  const int warpgroup = shfl(u32(thread / 128), 0);  // warp-uniform, as ptxas can prove
-  grid_release_next();
-  if (thread == 0) smem.init_barriers(base);
-  if (IRREGULAR ? thread / 32 == 1 : thread == 32) take_item(p, base);
-  block_sync();  // mbarriers are initialised and the item is there before any thread uses them
-
-  if (warpgroup == 0) {
-    registers_release_to<REGISTERS.producer>();
-    if (IS_PERSISTENT && (thread / 32 == 0 || thread / 32 == 3)) {
-      Background{p, base}.run();
-    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
-      Loader<NarrowMemory, true>{p, &Q_map, &K_map, base}.run();
-    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
-      Loader<NarrowMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == 0))) {
-      if constexpr (BULK_ADD) {
-        DqAdder<NarrowMemory>{p, base, thread != 96}.run();
-      } else {
-        TicketKeeper{p, base, 0}.run();
-      }
-    }
-  } else {
-    registers_raise_to<REGISTERS.consumer>();
-    Consumer(p, smem, warpgroup - 1, thread).run();
-  }
-}
-
-KERNEL __launch_bounds__(PASS_THREADS)
-    fa3_backward_convert(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
-                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
-                         const __grid_constant__ TensorMap) {
-  grid_await_previous();
-  convert_strip(p, IS_PERSISTENT ? HeadBatches{p}.left() : 0);
-}
+#include "backward/fa3_common/narrow_entries.cuh"
