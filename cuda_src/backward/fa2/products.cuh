@@ -10,12 +10,9 @@
 #include "shared/fragment_view.cuh"
 #include "shared/softcap.cuh"
 
-struct FromRegisters {
-  static constexpr bool value = false;
-};
-struct FromMemory {
-  static constexpr bool value = true;
-};
+// Where the A operand of a product is from.
+using FromRegisters = Size<0>;
+using FromMemory = Size<1>;
 
 // SCORE: S of the 8-column tiles 2k and 2k + 1, not yet changed, becomes P; `slope` its derivatives. Adds to the gradients of
 // arrays. `first` and `key` are the lane's first query of tile 2k, and its first key.
