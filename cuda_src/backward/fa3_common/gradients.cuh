@@ -95,7 +95,9 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
   if constexpr (ALIBI) {
     distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
   }
-  auto make = [&](const auto& changed) { exponentials_of<FROM, TO>(p, S_rmem, P_rmem, lse, kept, alibi, distance, lane, changed); };
+  auto make = [&](const auto& changed) {
+    exponentials_of<FROM, TO>(p, S_rmem, P_rmem, lse, kept, alibi, distance, lane, changed);
+  };
   if constexpr (!SCORE) {
     make([](float s, int, int, int) { return CappedScore{s}; });
   } else {
