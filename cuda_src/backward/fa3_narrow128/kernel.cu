@@ -1,6 +1,6 @@
 // FlashAttention-3 backward for float16 and bfloat16 on Hopper (sm_90a), head dims 72 to 128: TMA, WGMMA, warp specialisation.
-// The algorithm's lines, and most departures from FlashAttention-3's kernel, are those of backward/fa3_narrow64/kernel.cu, which is
-// to be read first. What differs, and why (figures: NOTES.md):
+// Read backward/fa3_narrow64/kernel.cu first: its header has the papers, the algorithm's lines and the departures that both
+// kernels share. What differs here, and why (figures: NOTES.md):
 // - dQ of the previous tile comes first in a tile; dP is issued with it and with dV, where registers suffice (DP_WITH_DQ).
 // - Items of persistent blocks overlap up to 96 columns only. With more, dQ is staged, which is faster there.
 // - A warpgroup computes the columns of dQ of one atom of K. If fewer remain for the second warpgroup, it issues only these

@@ -9,7 +9,7 @@ from ...schedule.order import Order
 from ...schedule.schedule import Schedule
 from ..base import Kernel
 from ..config import Box, Buffer, Launch, Split, ceil_div
-from .fa2 import PASS_WARPS, STRIP, listed_tickets, prepare_launches
+from .fa2 import PASS_WARPS, STRIP, Fa2Backward, listed_tickets, prepare_launches
 from .fa3_config import (
     ITEM_BYTES,
     WARPGROUP_KEYS,
@@ -63,17 +63,8 @@ class Fa3Backward(Kernel):
     operation = "backward"
     dtypes = ("float16", "bfloat16")
     masks = MASK_KINDS
-    options: tuple[str, ...] = (
-        "padded",
-        "packed",
-        "alibi",
-        "sink",
-        "deterministic",
-        "score",
-        "gradients",
-        "dropout",
-    )
-    options_with_irregular_masks: tuple[str, ...] = ("deterministic", "score", "gradients", "dropout")
+    options = Fa2Backward.options
+    options_with_irregular_masks = Fa2Backward.options_with_irregular_masks
     score_derivatives_without_score = True
     any_v_dim = True
     min_capability = max_capability = 90
