@@ -130,13 +130,6 @@ def test_every_tiling(backend, spec, dtype, precision, config, causal):
             assert done.plan.config == config
 
 
-@pytest.mark.sampled(dated=2)
-@contract(cpu=True)
-def test_default_tiles(backend, spec, dtype, precision):
-    inputs = make_inputs(1, 2, 1, 600, 1100, 64, dtype)
-    check(backend, spec, precision, *inputs, causal=True, config=FORWARD.cpu_config)
-
-
 @backends("gpu")
 def test_any_shape(backend):
     @settings(max_examples=150)

@@ -16,26 +16,20 @@ import cufa
 from cufa.kernels import KERNELS
 from cufa.run.emulate.calls import Execution
 
+BACKENDS = {"emulate": EMULATE, "gpu": GPU}
 SPLITTING = [spec for spec in KERNELS.values() if spec.split_configs]
 
 
-def each(*names, configs=False, **more):
-    """Each kernel that splits, on each of these backends; with each of its tilings; with each value of ``more``."""
-    named = {"emulate": EMULATE, "gpu": GPU}
-    keys = ("backend", "spec", *(("config",) if configs else ()), *more)
-    return pytest.mark.parametrize(
-        keys,
-        [
-            pytest.param(
-                named[name], spec, *config, *rest, marks=MARKS[name],
-                id="-".join([name, spec.name, *(str(spec.split_configs.index(c)) for c in config), *map(str, rest)]),
-            )
-            for name in names
-            for spec in SPLITTING
-            for config in ([(c,) for c in spec.split_configs] if configs else [()])
-            for rest in itertools.product(*more.values())
-        ],
-    )  # fmt: skip
+def each(*names, **more):
+    """Each kernel that splits, on each of these backends, with each value of ``more``; a ``config`` is one of the
+    kernel's."""
+    cases = itertools.product(names, SPLITTING, *more.values())
+    served = [x for x in cases if "config" not in more or x[2] in x[1].split_configs]
+    made = [
+        pytest.param(BACKENDS[name], spec, *rest, marks=MARKS[name], id="-".join(map(str, (name, spec.name, *rest))))
+        for name, spec, *rest in served
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("backend", "spec", *more), made)
 
 
 def check(backend, spec, q, k, v, *, num_splits, config=None, trace=False, execution=None, **scores):
@@ -55,7 +49,10 @@ def check(backend, spec, q, k, v, *, num_splits, config=None, trace=False, execu
 
 @pytest.mark.sampled(on="emulate", fixed=3)
 @pytest.mark.sampled(on="gpu", fixed=8)
-@each("emulate", "gpu", configs=True, dtype=["float16", "bfloat16"], splits=[1, 3, 16])
+@each(
+    "emulate", "gpu", config=dict.fromkeys(c for spec in SPLITTING for c in spec.split_configs),
+    dtype=["float16", "bfloat16"], splits=[1, 3, 16],
+)  # fmt: skip
 def test_every_tiling(backend, spec, config, dtype, splits):
     """Executed: five ragged tiles over two query blocks; heads share keys, and where they share tiles too, the last
     of four query blocks is ragged."""

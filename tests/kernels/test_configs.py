@@ -9,7 +9,7 @@ import pytest
 from records_support import SHIPPED
 
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS, TileConfig, kernels_of, read_config
+from cufa.kernels import KERNELS, TileConfig, read_config
 from cufa.measure.suites import make
 from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
@@ -58,18 +58,14 @@ def test_constants_are_the_fields_that_a_build_differs_in(spec):
     assert {name.upper() for name in fields} <= set(config.constants(64))
 
 
-def test_fields_that_are_not_known_or_missing_are_refused():
-    fields = dataclasses.asdict(KERNELS["fa3_forward"].configs[0])
-    for name in ("no_such_field", "column_warps"):
-        with pytest.raises(TypeError, match=name):
-            KERNELS["fa3_forward"].read_config({**fields, name: 2})
-
-
-def test_a_missing_field_and_auto_are_refused():
+def test_fields_that_are_not_known_or_missing_and_auto_are_refused():
     spec = KERNELS["fa3_forward"]
     fields = dataclasses.asdict(spec.configs[0])
+    for name in ("no_such_field", "column_warps"):
+        with pytest.raises(TypeError, match=name):
+            spec.read_config({**fields, name: 2})
     with pytest.raises(TypeError, match="ping_pong"):
-        KERNELS["fa3_forward"].read_config({k: v for k, v in fields.items() if k != "ping_pong"})
+        spec.read_config({k: v for k, v in fields.items() if k != "ping_pong"})
     with pytest.raises(ValueError, match="algorithm='auto'"):
         read_config("forward", "auto", fields)
 
@@ -82,16 +78,7 @@ def test_a_config_of_another_family_is_refused():
         make_plan(make(1, 8, 1024, 64, "bfloat16", False), Device.typical("sm_90"), "fa3", config)
 
 
-@pytest.mark.parametrize("operation", ["forward", "decode"])
-def test_fields_of_the_family_tell_configs_of_one_text_apart(operation):
-    for spec in kernels_of(operation).values():
-        told = {
-            (str(c), *c.own.items(), c.blocks_per_sm, c.min_head_dim, c.max_head_dim) for c in spec.configs
-        }
-        assert len(told) == len(spec.configs)
-        assert all(
-            str(a) != str(b) or a.column_warps == b.column_warps
-            for a in spec.configs
-            for b in spec.configs
-            if "column_warps" in a.in_text
-        )
+@SPECS
+def test_fields_of_the_family_tell_configs_of_one_text_apart(spec):
+    told = {(str(c), *c.own.items(), c.blocks_per_sm, c.min_head_dim, c.max_head_dim) for c in spec.configs}
+    assert len(told) == len(spec.configs)

@@ -82,13 +82,6 @@ def test_tma_boxes_on_a_gpu():
         assert_as_expected(probe, run_on_gpu(probe))
 
 
-@pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
-def test_tma_boxes_here(schedule, copies):
-    probe = probes.tma_boxes_probe()
-    assert_as_expected(probe, run_here(probe, schedule=schedule, copies=copies))
-
-
 @pytest.mark.gpu
 def test_tma_store_on_a_gpu():
     """Boxes over the ends of a tensor are clipped; a buffer is written again as soon as it has been read. In
@@ -109,8 +102,9 @@ def test_tma_store_on_a_gpu():
 
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
-def test_tma_store_here(schedule, copies):
-    probe = probes.tma_store_probe()
+@pytest.mark.parametrize("made", [probes.tma_boxes_probe, probes.tma_store_probe])
+def test_tma_here(made, schedule, copies):
+    probe = made()
     assert_as_expected(probe, run_here(probe, schedule=schedule, copies=copies))
 
 
