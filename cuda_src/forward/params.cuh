@@ -1,5 +1,4 @@
-// The parameter structure of a forward kernel that takes score functions, dropout, or keys in a cache
-// (shared/cache_params.cuh).
+// The parameter structure of a forward kernel that takes score functions, dropout, or keys in a cache (forward/cache.cuh).
 #pragma once
 #include "shared/dropout_params.cuh"
 #include "shared/score_function.cuh"

@@ -18,6 +18,7 @@
 
 constexpr int OCTET_BYTES = 32;  // eight columns: hi, then lo
 constexpr int LO_OFFSET = 16;
+constexpr float P_SCALE = 16384.0f;  // P <= 1, times this: below 2^15, as every other operand
 constexpr bool WITH_LO = !TF32;  // else only hi is kept: 11 leading bits, the precision of tf32
 
 // 1 / x for a power of two.

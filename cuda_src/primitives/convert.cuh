@@ -1,4 +1,4 @@
-// Conversions between float32 and 16-bit bit patterns, round to nearest even.
+// Conversions between float32 and 16-bit bit patterns, round to nearest even; bytes of words.
 #pragma once
 #include "primitives/types.cuh"
 
@@ -35,3 +35,11 @@ DEVICE float cvt_f32_f16(u16 x) {
 
 // bfloat16 is the upper half of a float32: exact.
 DEVICE float cvt_f32_bf16(u16 x) { return u32_as_float(u32(x) << 16); }
+
+// prmt.b32: byte i of the result is byte (selector >> 4 i) & 7 of the eight bytes hi:lo; with 8 in the selector, that byte's
+// highest bit in all its places.
+DEVICE u32 byte_permute(u32 lo, u32 hi, u32 selector) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(lo), "r"(hi), "r"(selector));
+  return r;
+}

@@ -28,12 +28,4 @@ DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) 
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// prmt.b32: byte i of the result is byte (selector >> 4 i) & 7 of the eight bytes hi:lo; with 8 in the selector, that byte's
-// highest bit in all its places.
-DEVICE u32 byte_permute(u32 lo, u32 hi, u32 selector) {
-  u32 r;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(lo), "r"(hi), "r"(selector));
-  return r;
-}
 #endif  // __CUDACC__

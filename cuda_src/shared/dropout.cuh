@@ -5,7 +5,6 @@
 // queries i, i + 1, i + 8, i + 9 times keys j, j + 1, j + 8, j + 9. In an accumulator, two lanes, 4 apart, hold them, whether
 // rows are queries or keys. Each lane makes the calls of every second 16 columns; then both exchange half of their bits.
 #pragma once
-#include "primitives/float8.cuh"
 #include "shared/element.cuh"
 #include "shared/fragment_view.cuh"
 
@@ -51,16 +50,6 @@ template <typename Params>
 DEVICE u32 kept_bytes(const Params& p, u32 bytes) {
   const u32 low_bits = (bytes | 0x80808080u) - p.dropped_low_bits;  // highest bit: the low 7 bits are at least these
   return (bytes & low_bits) | (p.dropped_below_half & (bytes | low_bits));
-}
-
-// Whether one weight is kept. `head` counts over all sequences.
-template <typename Params>
-DEVICE bool is_kept(const Params& p, u32 head, int query, int key) {
-  const u64 seed = ld_global<u64>(p.seed), number = ld_global<u64>(p.seed + 1);
-  u32 x[1][4] = {{philox_call(key), philox_call(query), head, u32(number)}};
-  philox(x, {u32(seed), u32(seed >> 32)});
-  const u32 word = x[0][query % 2 * 2 + key % 2];
-  return (word >> (query / 8 % 2 * 16 + key / 8 % 2 * 8) & 0xff) >= p.dropped;
 }
 
 // The weights that a lane keeps, of 16 rows and 8 * TILES columns. KEYS_IN_ROWS: the accumulator is transposed.

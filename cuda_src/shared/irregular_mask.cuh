@@ -45,7 +45,6 @@ struct MaskWorkspace {
 };
 
 DEVICE int cut(i64 row, int rows) { return row < 0 ? 0 : row > rows ? rows : int(row); }
-DEVICE u32 warp_max(u32 x) { return redux_max(x); }
 DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
 
 constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
@@ -78,8 +77,8 @@ DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
         }
         st_global(workspace.run(run_index, key), vec2{u32(lo), u32(max(hi - lo, 0))});
       }
-      const vec4 extremes = {warp_max(u32(found.greatest_lo)), warp_min(u32(found.least_hi)), warp_min(u32(found.least_lo)),
-                             warp_max(u32(found.greatest_hi))};
+      const vec4 extremes = {redux_max(u32(found.greatest_lo)), warp_min(u32(found.least_hi)), warp_min(u32(found.least_lo)),
+                             redux_max(u32(found.greatest_hi))};
       if (lane == 0) st_global(workspace.extremes_of(run_index, block), extremes);
     }
   }
@@ -160,16 +159,6 @@ struct IrregularMask {
     return {some, every};
   }
 };
-
-// Class of a key tile for a query block. Without SKIP every tile is visited.
-template <MaskKind KIND, bool SKIP, typename Params>
-DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int head, int tile) {
-  const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
-  const int group = p.heads / p.kv_heads;
-  const IrregularMask<KIND, Params> mask(p, batch, head / group, head % group);
-  const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
-  return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
-}
 
 // A tile of a walk in one register: negative after the last.
 struct WalkedTile {

@@ -186,7 +186,7 @@ class Forward(DenseOperation):
     scored_params = Params("shared/score_params.cuh", "ScoredParams")
     dropped_params = Params("shared/dropout_params.cuh", "DroppedParams")
     scored_dropped_params = Params("shared/dropout_params.cuh", "ScoredDroppedParams")
-    cache_params = Params("shared/cache_params.cuh", "CacheParams")
+    cache_params = Params("forward/cache.cuh", "CacheParams")
     # Larger tiles than on a GPU amortise NumPy's call overhead, and 512 KiB of float32 scores fit a core's L2 cache.
     cpu_config = TileConfig(block_q=256, block_kv=512, num_warps=0)
 

@@ -26,7 +26,8 @@ def _layout_asserts() -> str:
     """static_asserts that hold the operations' parameter structures to their Python twins, field by field."""
     params = [*(operation.params for operation in OPERATIONS.values()), OPERATIONS["forward"].float8_params]
     params.append(OPERATIONS["forward"].cache_params)
-    lines = [f'#include "{header}"' for header in sorted({p.header for p in params})]
+    headers = ["forward/fa2/config.cuh", *sorted({p.header for p in params})]
+    lines = [f'#include "{header}"' for header in headers]
 
     def same(what: str, value: int) -> None:
         lines.append(f'static_assert({what} == {value}, "{what}");')

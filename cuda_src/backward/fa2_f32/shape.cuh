@@ -51,9 +51,6 @@ static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most
 static_assert(NUM_STAGES == 1, "one stage: the next tile is copied over the current one");
 static_assert(SKIP_MASKED_TILES, "a block must not add to tiles that it sees nothing of");
 
-// P <= 1 times P_SCALE is below 2^15, as every other operand.
-constexpr float P_SCALE = 16384.0f;
-
 // P of one row. In units of log2 the log-sum-exp needs more digits than a float has: the rounding error becomes a factor of P.
 struct Exponent {
   float lse, factor;

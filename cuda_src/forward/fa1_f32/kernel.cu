@@ -35,7 +35,6 @@ constexpr int STRIPS = BLOCK_Q / (GROUPS * STRIP);  // of a group in a query blo
 constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 constexpr int S_TILES = WARP_KEYS / 8;   // 8-column mma tiles of a warp's scores, and groups of eight keys
 constexpr int P_STEPS = WARP_KEYS / 16;  // k16 steps of P V
-constexpr float P_SCALE = 16384.0f;  // P~ <= 1, times this: below 2^15, as every other operand
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 static_assert(BLOCK_KV % (8 * NUM_WARPS) == 0, "every warp copies and splits the same number of groups of eight keys");

@@ -24,7 +24,7 @@
 //     current one is visited, because its copies are issued meanwhile.
 //   - Few query blocks over many keys: the keys are split over thread blocks, heads may share a tile, and a second launch merges
 //     (SPLIT_KEYS: forward/splits.cuh).
-// Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements and failed experiments: NOTES.md.
+// Registers are scarce: what only the epilogue needs is parked in padding of Q. Measurements: NOTES.md.
 #include "forward/fa2/config.cuh"
 #include "forward/fa2/store.cuh"
 #include "forward/fa2/page_stream.cuh"
@@ -33,6 +33,7 @@
 #include "mma/fragments.cuh"
 #include "mma/traced_waits.cuh"
 #include "forward/params.cuh"
+#include "forward/block_item.cuh"
 #include "forward/splits.cuh"
 #include "forward/tree_scores.cuh"
 #include "shared/block_order.cuh"
@@ -72,13 +73,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile walked{-1}, next{-1};
-  auto find_next = [&](int q_block, int head, int batch) {
-    next = walk.next(0, [&](int tile) {
-      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head, tile);
-    });
+  auto find_next = [&](const WorkItem& item) {
+    next = walk.next(0, [&](int tile) { return class_of_key_tile(p, item, tile); });
   };
   if constexpr (IRREGULAR) {
-    find_next(item.q_block, item.head, item.batch);
+    find_next(item);
     tiles.end = next.tile() + 1;
   }
   const int first_row = item.q_block * HEAD_ROWS;
@@ -101,7 +100,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Parked in the last 16 bytes of the first row of Q, which no tile uses: what the epilogue needs.
   const u32 parked_smem = Q_smem + Q_PITCH - 16;
-  if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
+  if (thread == 0) park_item(parked_smem, item, Q_smem);
   // In the second row: where the clear tiles end, if masked tiles are not skipped.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !IRREGULAR;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + Q_PITCH, u32(tiles.clear_end));
@@ -244,9 +243,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // PAIRED: lane_id() again, as a kept `lane` would spill
       if constexpr (IRREGULAR) {
-        const vec4 parked = ld_shared_vec4(parked_smem);
-        const int group = p.heads / p.kv_heads, head = int(parked.y);
-        const IrregularMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), head / group, head % group);
+        const WorkItem item = parked_item(parked_smem);
+        const int group = p.heads / p.kv_heads;
+        const IrregularMask<MASK_KIND, AttentionParams> mask(p, item.batch, item.head / group, item.head % group);
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * Q_PITCH);
@@ -261,11 +260,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
     if constexpr (DROPOUT) {
-      const vec4 parked = ld_shared_vec4(parked_smem);
-      const int row = int(parked.x) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const WorkItem item = parked_item(parked_smem);
+      const int row = item.q_block * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const u32 head = u32(item.batch * p.heads + item.head);
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        kept[i].draw(p, parked.z * u32(p.heads) + parked.y, row + 16 * i, j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
+        kept[i].draw(p, head, row + 16 * i, j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
       }
     }
     float m_tile[2 * M_TILES];
@@ -342,8 +342,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     if constexpr (IRREGULAR) {
       while (next.exists()) {
         walked = next;
-        const vec4 parked = ld_shared_vec4(parked_smem);
-        find_next(int(parked.x), int(parked.y), int(parked.z));
+        find_next(parked_item(parked_smem));
         K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);
         V_stream.skip(walked.tile() - 1 - next.tile(), v_stride);
         visit_tile(walked.tile(), stage, SegmentTag<RIGHT_MASKED>{});
@@ -371,9 +370,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
   }
   if constexpr (SPLIT_KEYS) {
-    const vec4 parked = ld_shared_vec4(parked_smem);
-    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
-    leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
+    leave_part(p, parked_item(parked_smem), row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
   } else {
     store_output(p, parked_smem, row_group, part, O_rmem, softmax, lane);
   }
@@ -382,9 +379,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if constexpr (TRACE) {
     block_sync();  // the trace record ends when the last warp has stored
     if constexpr (IRREGULAR) tiles = tally.range(tiles.total);
-    const vec4 parked = ld_shared_vec4(parked_smem);
-    const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
-    if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
+    const WorkItem done = parked_item(parked_smem);
+    const bool exists = LENGTHS_KIND == DENSE || done.q_block * Br < sequence_of(p, done.batch).rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, done, tiles, start_ns);
   }
 }
 

@@ -26,6 +26,7 @@
 #include "shared/dropout.cuh"
 #include "shared/dropout_params.cuh"
 #include "forward/irregular_scores.cuh"
+#include "forward/block_item.cuh"
 #include "forward/query_block.cuh"
 #include "forward/store_two.cuh"
 #include "shared/score.cuh"
@@ -66,9 +67,6 @@ struct OfValues {
   using Rows = RowCopy<V_ROW_BYTES, PITCH, ALIGNMENT>;
 };
 
-// P <= 1 times P_SCALE is below 2^15, as every other operand.
-constexpr float P_SCALE = 16384.0f;
-
 using KernelParams = typename Choose<DROPOUT, DroppedParams, AttentionParams>::type;
 
 // The launch before, under masks with runs of rows: one warp per block of keys.
@@ -90,13 +88,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile next{-1};
-  auto find_next = [&](int q_block, int head, int batch) {
-    next = walk.next(0, [&](int tile) {
-      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head, tile);
-    });
+  auto find_next = [&](const WorkItem& item) {
+    next = walk.next(0, [&](int tile) { return class_of_key_tile(p, item, tile); });
   };
   if constexpr (IRREGULAR) {
-    find_next(item.q_block, item.head, item.batch);
+    find_next(item);
     tiles.end = next.tile() + 1;
   }
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
@@ -113,7 +109,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // Parked in a gap of this warp's rows of Q: what each tile, or the end, reads once.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
   if (lane == 0) {
-    st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.clear_end)});
+    park_item(saved_smem, item, u32(tiles.clear_end));
     if constexpr (MASK_KIND == MASK_BAND) st_shared_u32(saved_smem + PITCH, u32(tiles.clear_first));
   }
   warp_sync();
@@ -162,11 +158,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   using Scores = float[S_TILES][M_TILES][4];
   auto multiply_q_k = [&](Scores& S, int k, u32 Q_lane, u32 K_lane) {
     u32 Q_hi[M_TILES][4], Q_lo[M_TILES][4];
-#pragma unroll
-    for (int i = 0; i < M_TILES; ++i) {
-      ldmatrix_x4(Q_hi[i], Q_lane + i * 16 * PITCH + k * 2 * OCTET_BYTES);
-      if constexpr (WITH_LO) ldmatrix_x4(Q_lo[i], Q_lane + i * 16 * PITCH + k * 2 * OCTET_BYTES + LO_OFFSET);
-    }
+    load_pair_operand<false, 16 * PITCH>(Q_hi, Q_lo, Q_lane + k * 2 * OCTET_BYTES);
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
       multiply_pairs<false>(S[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + k * 2 * OCTET_BYTES);
@@ -335,9 +327,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         const WalkedTile walked = next;
         if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // where band masks have the end of the clear tiles
         warp_sync();  // the other lanes may read the code
-        const vec4 saved = ld_shared_vec4(saved_smem);
         if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
-        find_next(int(saved.x), int(saved.y), int(saved.z));
+        find_next(parked_item(saved_smem));
         visit_tile(walked.tile());
       }
     } else {
@@ -348,8 +339,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
-  const vec4 saved = ld_shared_vec4(saved_smem);
-  const int q_block = int(saved.x), head = int(saved.y), batch = int(saved.z);
+  const auto [q_block, head, batch] = parked_item(saved_smem);
   char* O = static_cast<char*>(p.o) + 4 * (batch * p.o_stride.batch + head * p.o_stride.head);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {

@@ -29,6 +29,7 @@ constexpr bool SPLIT_KEYS = false;  // a thread block visits all keys of its row
 constexpr int PACKED_HEADS = 1;     // a query tile has rows of one head
 #include "forward/float8_scores.cuh"
 #include "forward/float8_values.cuh"
+#include "forward/block_item.cuh"
 #include "forward/query_block.cuh"
 #include "mma/copy.cuh"
 #include "mma/fragments.cuh"
@@ -166,8 +167,7 @@ struct Rows {
 
   // Alg. 1, l. 12-15: O v_scale / l, L = m + log l. Rows in padding get 0 and -inf.
   DEVICE void store(bool sees_keys) {
-    const vec4 parked = ld_shared_vec4(smem + SharedMemory::PARKED);
-    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
+    const WorkItem item = parked_item(smem + SharedMemory::PARKED);
     const auto sequence = sequence_of(p, item.batch);
     const float v_scale = sees_keys ? ld_global<float>(p.v_scale + value_scale_index(p, item.batch, kv_head_of(p, item))) : 0.0f;
     float* const lse =
@@ -205,7 +205,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_fp8(const __gri
   const TileRange tiles = visited_tiles<Br, Bc>(mask, item.q_block);
   Rows rows{p, mask, smem, item.q_block * Br + thread / 32 * 16};
 
-  if (thread == 0) st_shared_vec4(smem + SharedMemory::PARKED, {u32(item.q_block), u32(item.head), u32(item.batch), 0});
+  if (thread == 0) park_item(smem + SharedMemory::PARKED, item, 0);
 
   // Alg. 1, l. 5
   rows.softmax.reset();

@@ -204,6 +204,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   }
 }
 
+// Whether one weight is kept. `head` counts over all sequences.
+template <typename Params>
+DEVICE bool is_kept(const Params& p, u32 head, int query, int key) {
+  const u64 seed = ld_global<u64>(p.seed), number = ld_global<u64>(p.seed + 1);
+  u32 x[1][4] = {{philox_call(key), philox_call(query), head, u32(number)}};
+  philox(x, {u32(seed), u32(seed >> 32)});
+  const u32 word = x[0][query % 2 * 2 + key % 2];
+  return (word >> (query / 8 % 2 * 16 + key / 8 % 2 * 8) & 0xff) >= p.dropped;
+}
+
 // One warp per row: its maximum, the sum of its exponentials, its probabilities.
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_constant__ ForwardParams p) {
   const int lane = threadIdx.x % 32;
