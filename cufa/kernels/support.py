@@ -254,8 +254,8 @@ def _and(words: Iterable[str]) -> str:
 def summary(kernels: Iterable[Kernel]) -> list[str]:
     """The lists in the docstrings of the public calls: one sentence for kernels that serve the same on a GPU."""
     found = []
-    for names, gpu, columns in _alike(kernels):
-        head_dims = columns.pop("head dims")
+    for names, columns in _alike(kernels):
+        gpu, head_dims = columns.pop("GPU"), columns.pop("head dims")
         if head_dims != f"8 to {MAX_HEAD_DIM}, multiples of 8{_ANY_V_DIM}":
             columns["elements"] += f"; head dims {head_dims}"
         found.append(f"{_and(names)} ({gpu}): {'; '.join(filter(None, columns.values()))}.")
@@ -264,31 +264,29 @@ def summary(kernels: Iterable[Kernel]) -> list[str]:
 
 def table(kernels: Iterable[Kernel]) -> str:
     """The same as a table in Markdown: a part of the README."""
-    rows = [{"kernel": ", ".join(names), "GPU": gpu, **columns} for names, gpu, columns in _alike(kernels)]
+    rows = [{"kernel": ", ".join(names), **columns} for names, columns in _alike(kernels)]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _alike(kernels: Iterable[Kernel]) -> Iterator[tuple[list[str], str, dict[str, str]]]:
-    """Names of kernels that serve the same, their GPUs and what they serve, by column."""
-    names: dict[tuple[str, ...], list[str]] = {}
+def _alike(kernels: Iterable[Kernel]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Names of kernels that serve the same, and what they serve, by column."""
+    names: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for kernel in (x for x in kernels if not x.ablation):
-        names.setdefault((_architectures(kernel), *_columns(kernel).values()), []).append(kernel.name)
-    for (gpu, *values), found in names.items():
-        yield found, gpu, dict(zip(_COLUMNS, values, strict=True))
-
-
-_COLUMNS = ("elements", "head dims", "masks", "options beside softcap")
+        names.setdefault(tuple(_columns(kernel).items()), []).append(kernel.name)
+    for columns, found in names.items():
+        yield found, dict(columns)
 
 
 def _columns(kernel: Kernel) -> dict[str, str]:
     low = min(config.min_head_dim for config in kernel.configs)
     high = max(config.max_head_dim for config in kernel.configs)
     elements = ", ".join((*kernel.dtypes, *(x for x in kernel.precisions if x == "tf32")))
+    any_v_dim = _ANY_V_DIM if kernel.any_v_dim else ""
     return {
+        "GPU": _architectures(kernel),
         "elements": elements + (f" over {_and(kernel.k_dtypes)}" if kernel.k_dtypes else ""),
-        "head dims": f"{low} to {high}, multiples of {kernel.head_dim_multiple}"
-        + _ANY_V_DIM * kernel.any_v_dim,
+        "head dims": f"{low} to {high}, multiples of {kernel.head_dim_multiple}{any_v_dim}",
         "masks": _masks(kernel),
         "options beside softcap": _options_in_words(kernel),
     }

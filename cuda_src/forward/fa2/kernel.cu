@@ -226,10 +226,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     if constexpr (SCORE) {
-      const vec4 parked = ld_shared_vec4(parked_smem);
-      const int batch = min(int(parked.z), p.batch - 1);  // the rest after the last packed sequence has no scores
-      const ScoreFunction<ForwardParams> function(p, batch, int(parked.y), int(diagonal_of(p, sequence_of(p, int(parked.z)))));
-      apply_function(S, function, int(parked.x) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id()),
+      const WorkItem item = parked_item(parked_smem);
+      const int batch = min(item.batch, p.batch - 1);  // the rest after the last packed sequence has no scores
+      const ScoreFunction<ForwardParams> function(p, batch, item.head, int(diagonal_of(p, sequence_of(p, item.batch))));
+      apply_function(S, function, item.q_block * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id()),
                     j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
     }
     cap_scores<SOFTCAP>(S, p.softcap);

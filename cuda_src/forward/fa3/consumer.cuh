@@ -114,11 +114,9 @@ DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const I
                                                             of_kept(p, SINK ? factor : softmax.inverse_sum(r)), warp, lane);
     } else {
       constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // every row that is stored exists
-      if constexpr (!ALL_EXIST) {
-        if (!exists) {  // rows past the end may hold NaN
+      if (!ALL_EXIST && !exists) {                       // rows past the end may hold NaN
 #pragma unroll
-          for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
-        }
+        for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
       }
       store_accumulator_row<O_TILES, Element>(output_row(p, place, int(sequence.first_row()) + row), O_rmem, r,
                                               ALL_EXIST || exists ? of_kept(p, SINK ? factor : softmax.inverse_sum(r)) : 0.0f,

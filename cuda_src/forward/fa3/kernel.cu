@@ -63,10 +63,7 @@ struct Consumer : ConsumerItems {
         first_softmax();
       }
       // The buffer that the last O leaves from is given back when its copy has read it: one softmax later that needs no wait.
-      if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
-      if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
-        if (O_buffer >= 0) give_back_queries(O_buffer);
-      }
+      if (STORE_FROM_SMEM && (Q_IN_REGISTERS || O_buffer >= 0)) give_back_queries(Q_IN_REGISTERS ? consumer : O_buffer);
       tiles.visit_rest(*this);
       end_queries();
       issue_last_values();

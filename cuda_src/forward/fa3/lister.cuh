@@ -59,15 +59,11 @@ struct Lister {
     }
   }
   DEVICE void begin_entry(const ListedTile& tile, u32 descriptor) {
-    if constexpr (!CACHED) {
-      if (lane_id() != 0) return;
+    if (lane_id() == 0) {
       list.wait_empty();
       write_shared(smem.entry(list.stage), entry(tile, descriptor));
-    } else {
-      if (lane_id() == 0) {
-        list.wait_empty();
-        write_shared(smem.entry(list.stage), entry(tile, descriptor));
-      }
+    }
+    if constexpr (CACHED) {
       warp_sync();  // the entry is empty
       if (lane_id() < BOXES) write_shared(smem.entry(list.stage) + 16 + 8 * lane_id(), box_of(tile, descriptor));
     }
