@@ -8,7 +8,7 @@
 template <bool SMALL>
 DEVICE float score_tanh(float x, float unit = 1.0f, float factor = 1.0f) {
   if constexpr (SMALL) return CapNear0<4>(unit, factor)(x);
-  return fmaf(-2.0f * factor, rcp(1.0f + ex2(x * (2 * LOG2_E * unit))), factor);
+  return tanh_of(x * (2 * LOG2_E * unit), factor);
 }
 DEVICE float score_exp2(float x) { return ex2(x); }
 DEVICE float score_exp(float x) { return ex2(x * LOG2_E); }

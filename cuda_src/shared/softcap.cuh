@@ -2,9 +2,9 @@
 #pragma once
 #include "primitives/primitives.cuh"
 
-// tanh(x), given x * 2 log2(e); error at most 2e-7. (The error of tanh.approx is 5e-4: times a cap of 30 it shows in bfloat16
-// results.)
-DEVICE float tanh_of(float x_scaled) { return fmaf(-2.0f, rcp(1.0f + ex2(x_scaled)), 1.0f); }
+// factor * tanh(x), given x * 2 log2(e); tanh is off by at most 2e-7. (The error of tanh.approx is 5e-4: times a cap of 30 it
+// shows in bfloat16 results.)
+DEVICE float tanh_of(float x_scaled, float factor = 1.0f) { return fmaf(-2.0f * factor, rcp(1.0f + ex2(x_scaled)), factor); }
 
 // As tanh_of(), by an odd polynomial near 0, where 2e-7 is many units in the last place. For float32 results only: fa3 would
 // spill.

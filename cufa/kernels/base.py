@@ -52,8 +52,8 @@ class Kernel:
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.problem.problem.MASK_KINDS`."""
     options: tuple[str, ...] = ()
-    """Of "padded", "packed" (lengths), "cache", "tree", "alibi", "sink", "deterministic", "running", "score" and
-    "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
+    """Of "padded", "packed" (lengths), "cache", "tree", "invariant", "alibi", "sink", "deterministic", "running",
+    "score" and "gradients" (of its arrays), "dropout". Every kernel takes a soft cap."""
     options_with_irregular_masks: tuple[str, ...] = ()
     """Those of :attr:`options` that also go with irregular masks."""
     folds_score_scale: bool = False

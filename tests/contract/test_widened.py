@@ -1,4 +1,5 @@
-"""16-bit queries over keys and values of e4m3, and dequantize in 16 bits, on the CPU; the kernel on the executor."""
+"""16-bit queries over keys and values of e4m3, and dequantize in 16 bits: on the CPU, on a GPU, and the kernel on the
+executor."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from backends import GPU
 
 import cufa
 from cufa.kernels import widen
@@ -18,7 +20,7 @@ from cufa.run.emulate import build
 from cufa.run.emulate.launch import Execution, execute
 from cufa.run.emulate.memory import GlobalArray
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+on_cpu = pytest.mark.usefixtures("on_cpu")
 RNG = np.random.default_rng(4)
 
 
@@ -33,6 +35,7 @@ def inputs(per: str, dtype: str = "bfloat16", head_dim: int = 64) -> tuple[Any, 
     return q, given, wide
 
 
+@on_cpu
 @pytest.mark.parametrize("per", float8.MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_the_numbers_are_those_of_widened_keys_and_values(per, dtype):
@@ -47,6 +50,7 @@ def test_the_numbers_are_those_of_widened_keys_and_values(per, dtype):
     np.testing.assert_array_equal(other.swapaxes(1, 2).view(f"u{out.itemsize}"), out.view(f"u{out.itemsize}"))
 
 
+@on_cpu
 def test_padding_may_hold_nan_and_values_may_be_transposed():
     q, given, _ = inputs("head")
     k = given["k"].view(np.uint8).copy()
@@ -63,12 +67,48 @@ def test_padding_may_hold_nan_and_values_may_be_transposed():
     np.testing.assert_array_equal(out.view(np.uint16), right.view(np.uint16))
 
 
+@on_cpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dequantize_in_16_bits(dtype):
     _, given, (k, _) = inputs("block")
     found = cufa.dequantize(given["k"], given["k_scale"], role="k", dtype=dtype)
     assert str(found.dtype) == dtype
     np.testing.assert_array_equal(found.astype(np.float64), k.astype(found.dtype).astype(np.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("per", float8.MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dequantize_gives_the_bits_of_the_cpu(dtype, per, head_dim, cp):
+    _, given, _ = inputs(per, dtype, head_dim)
+    x, scale = given["k"].view(np.uint8), given["k_scale"]
+    right = cufa.dequantize(x, scale, role="k", dtype=dtype)
+    for cut in (lambda y: y, lambda y: y[..., ::2, :], lambda y: y[:, :, 1:]):
+        if per in ("block", "token") and cut(x).shape != x.shape:
+            continue
+        found = cufa.dequantize(cut(cp.asarray(x)), cp.asarray(scale), role="k", dtype=dtype)
+        np.testing.assert_array_equal(found.view(cp.uint16).get(), cut(right).view(np.uint16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("per", ["head", "token"])
+def test_attention_on_a_gpu_is_that_of_widened_keys_and_values(per, head_dim, cp):
+    q, made, _ = inputs(per, "bfloat16", head_dim)
+    given = {name: x.view(np.uint8) if name in "kv" else x for name, x in made.items()}
+    on_gpu = {name: cp.asarray(x) for name, x in given.items()}
+    lengths = cp.asarray(np.array([400, 123], np.int32))
+    on_gpu["k"][1, :, 123:] = 0x7F
+    wide = [cufa.dequantize(on_gpu[x], on_gpu[f"{x}_scale"], role="k", dtype="bfloat16") for x in "kv"]
+    device_q = GPU.array(q)
+    for options in ({"causal": True}, {"causal": True, "window": (50, 0)}, {}):
+        out = cufa.flash_attention(device_q, **on_gpu, **options, seqlens_k=lengths)
+        right = cufa.flash_attention(device_q, *wide, **options, seqlens_k=lengths)
+        np.testing.assert_array_equal(out.view(cp.uint16).get(), right.view(cp.uint16).get())
+    from_host = cufa.flash_attention(q, **given, device="cuda")
+    again = cufa.flash_attention(q, **given, device="cpu")
+    np.testing.assert_allclose(from_host.astype(np.float32), again.astype(np.float32), atol=2e-2)
 
 
 CASES = [
@@ -104,6 +144,7 @@ def test_the_kernel_gives_the_twins_bits(head_dim, mode, dtype, alignment):
     np.testing.assert_array_equal(out.view(np.uint16), right.view(np.uint16))
 
 
+@on_cpu
 def test_the_plan_says_so():
     plan = cufa.plan((1, 8, 4096, 128), kv_dtype="float8_e4m3", device="sm_90")
     assert plan.spec.name == "fa3_forward"
@@ -115,6 +156,7 @@ def test_the_plan_says_so():
         cufa.plan((1, 8, 64, 64), kv_dtype="int8")
 
 
+@on_cpu
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -39,20 +39,20 @@ DEVICE TileClass class_in_band(const HeadMask& mask, int top, int end, int left)
 }
 
 // The mask and the sequence of an item, in its descriptor.
-using Looked = IrregularMask<MASK_KIND, AttentionParams>;
+using ItemMask = IrregularMask<MASK_KIND, AttentionParams>;
 DEVICE void publish_irregular_mask(u32 item, const AttentionParams& p, const WorkItem& work) {
   const int group = p.heads / p.kv_heads;
-  const Looked mask(p, work.batch, work.head / group, work.head % group);
-  if constexpr (Looked::SETS) {
+  const ItemMask mask(p, work.batch, work.head / group, work.head % group);
+  if constexpr (ItemMask::SETS) {
     write_shared(item + MASK_AT, SetsOfItem{mask.prefix, mask.keep, mask.exempt, 0});
   } else {
     write_shared(item + RUNS_AT, mask.workspace.run(mask.first_run, 0));
     write_shared(item + EXTREMES_AT, mask.workspace.extremes_of(mask.first_run, 0));
   }
 }
-DEVICE Looked read_irregular_mask(const AttentionParams& p, u32 item) {
-  using Workspace = MaskWorkspace<AttentionParams, Looked::RUNS>;
-  if constexpr (Looked::SETS) {
+DEVICE ItemMask read_irregular_mask(const AttentionParams& p, u32 item) {
+  using Workspace = MaskWorkspace<AttentionParams, ItemMask::RUNS>;
+  if constexpr (ItemMask::SETS) {
     const auto x = read_shared<SetsOfItem>(item + MASK_AT);
     return {p, Workspace(p, nullptr, nullptr), x.prefix, x.keep, x.exempt};
   } else {
