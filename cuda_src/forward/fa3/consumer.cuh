@@ -114,7 +114,7 @@ DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const I
                                                             of_kept(p, SINK ? factor : softmax.inverse_sum(r)), warp, lane);
     } else {
       constexpr bool ALL_EXIST = LENGTHS_KIND == DENSE;  // every row that is stored exists
-      if (!ALL_EXIST && !exists) {                       // rows past the end may hold NaN
+      if (!ALL_EXIST && !exists) {  // rows past the end may hold NaN
 #pragma unroll
         for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
       }
