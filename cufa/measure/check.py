@@ -24,14 +24,8 @@ _PAIRS, ROWS, MANY_ROWS = 8, 8, 128
 _SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """Some rows of one result, in float64."""
-
-    rows: tuple[tuple[int, int, int], ...]
-    """(batch, head, query or key)"""
-    values: tuple[Any, ...]
-    """(head_dim,) each"""
+Expected = dict[tuple[int, int, int], Any]
+"""Some rows of one result in float64, by (batch, head, query or key); (head_dim,) each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +55,7 @@ def sampled_reference(
 
     ``arrays`` as :meth:`cufa.measure.inputs.Inputs.arrays` makes them.
     """
-    rng, found = np.random.default_rng(seed), dict[str, dict[tuple[int, int, int], Any]]()
+    rng, found = np.random.default_rng(seed), dict[str, Expected]()
     rows_of = _gradients if "dout" in arrays else _outputs
     for index in rng.permutation(problem.batch * problem.kv_heads)[:_PAIRS]:
         sequence, kv_head = divmod(int(index), problem.kv_heads)
@@ -75,14 +69,14 @@ def sampled_reference(
             one, of_group, its_arrays, batch, kv_head, length, rng, count
         ):
             found.setdefault(role, {})[b, head, n + first[role in _OF_KEYS]] = value
-    return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
+    return found
 
 
 def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[str, Expected]) -> float:
     """Largest absolute difference over the expected rows of all results; NaN if a result has NaN there."""
     worst = 0.0
     for role, rows in expected.items():
-        for row, value in zip(rows.rows, rows.values, strict=True):
+        for row, value in rows.items():
             error = float(abs(_float64(results[role][row], problem.out_element) - value).max())
             worst = float(np.maximum(worst, error))  # NaN stays
     return worst
@@ -92,7 +86,7 @@ def accuracy(problem: Problem, distribution: str, out: Any, v: Any, expected: Ex
     """The accuracy of a forward's result; ``v``: its values."""
     found, exact = (
         np.array([_on_host(x) for x in rows])
-        for rows in ([_float64(out[row], problem.out_element) for row in expected.rows], expected.values)
+        for rows in ([_float64(out[row], problem.out_element) for row in expected], expected.values())
     )
     off = abs(found - exact)
     quantiles = {f"{share:g}": _short(x) for share, x in zip(_SHARES, np.quantile(off, _SHARES), strict=True)}
@@ -110,7 +104,7 @@ def _short(x: float) -> float:
 def _found(problem: Problem, rows: Any, expected: Expected, v: Any) -> float:
     """:attr:`Accuracy.found`."""
     right, keys = 0, needle_keys(problem.seqlen_k)
-    for (batch, head, query), row in zip(expected.rows, rows, strict=True):
+    for (batch, head, query), row in zip(expected, rows, strict=True):
         own = v[batch, head // problem.group_size]
         values = [_on_host(_float64(own[key], problem.v_element)) for key in keys]
         right += int(np.argmax(values @ row)) == query % NEEDLES

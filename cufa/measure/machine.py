@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import platform
@@ -10,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..build.compiler import cupy_options
 from ..gpu.architectures import Device
 
@@ -46,16 +48,10 @@ def environment(device: Device | None) -> Json:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("cufa", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch"):
-        try:
+    found = {"python": platform.python_version(), "cufa": __version__}
+    for name in ("numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if "cufa" not in found:  # run from a checkout that is not installed
-        from .. import __version__
-
-        found["cufa"] = __version__
     return found
 
 
