@@ -40,7 +40,12 @@ class CardFile:
             self._append({**head, **row, "problem": self._id(row["problem"])})
 
     def rewrite(self) -> None:
-        """Replace the file by the lines in memory."""
+        """Replace the file by the lines in memory, rows of a group together: similar lines compress well."""
+        card, groups = self.card, dict[Any, list[Json]]()
+        for row in (*card.rows, *card.past):
+            groups.setdefault(row.group, []).append(row.json)
+        others = [line for line in self.lines if "what" in line]
+        self.lines = [*others, *(line for rows in groups.values() for line in rows)]
         self.path.write_text("".join(map(_text, self.lines)), encoding="utf-8")
 
     def _begin(self) -> None:

@@ -131,6 +131,18 @@ class TestCards:
         assert card.rows[0].problem == problem and card.rows[0].json["commit"] == LATER["commit"]
         assert card.others["tests"]["passed"] == 1
 
+    def test_a_rewritten_file_says_the_same(self, tmp_path):
+        """Sessions of a case stand together; rows keep their order."""
+        first = lines_of({"versions": versions_rows(), "memory": versions_rows()}, ENVIRONMENT, CEILINGS)
+        again = _renumbered(lines_of({"versions": versions_rows()[:4]}, LATER), 100)
+        file = write_lines(tmp_path / "card.jsonl", [*first, *again])
+        before = cards.load(file)
+        CardFile(file, LATER).rewrite()
+        after = cards.load(file)
+        for name in ("rows", "past"):
+            assert [x.json for x in getattr(after, name)] == [x.json for x in getattr(before, name)]
+        assert after.past and after.others == before.others and after.sessions == before.sessions
+
 
 def _renumbered(lines, by):
     """The same lines, with problems of their own."""
