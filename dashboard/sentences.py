@@ -7,18 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _IRREGULAR = {
-    "is": "are",
-    "has": "have",
-    "was": "were",
-    "does": "do",
-    "shows": "show",
-    "takes": "take",
-    "query": "queries",
-    "entry": "entries",
-    "access": "accesses",
-    "launch": "launches",
-    "pass": "passes",
-}
+    "is": "are", "has": "have", "was": "were", "does": "do", "shows": "show", "takes": "take",
+    "query": "queries", "entry": "entries", "access": "accesses", "launch": "launches", "pass": "passes",
+}  # fmt: skip
 
 
 def count(number: int, noun: str) -> str:

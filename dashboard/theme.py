@@ -158,14 +158,8 @@ def intervals(
     """Error bars from ``low`` to ``high`` around ``values``."""
     above = [top - value for value, top in zip(values, high, strict=True)]
     below = [value - bottom for value, bottom in zip(values, low, strict=True)]
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": above,
-        "arrayminus": below,
-        "thickness": 1.2,
-        "width": 4,
-    } | look
+    drawn = {"array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
+    return {"type": "data", "symmetric": False} | drawn | look
 
 
 def reference_line(figure: go.Figure, palette: Palette, y: float, text: str, *, is_log: bool) -> None:
@@ -179,14 +173,8 @@ def bar_pattern(tile_style: TileStyle, palette: Palette) -> dict[str, Any]:
     """``marker`` of a bar in a tile class's colour and pattern."""
     marker: dict[str, Any] = {"color": tile_style.fill, "line": {"color": palette.background, "width": 0.5}}
     if tile_style.pattern:
-        colours = {"fgcolor": tile_style.ink, "bgcolor": tile_style.fill}
-        marker["pattern"] = {
-            "shape": tile_style.pattern,
-            **colours,
-            "size": 6,
-            "solidity": 0.35,
-            "fillmode": "overlay",
-        }
+        colours = {"fgcolor": tile_style.ink, "bgcolor": tile_style.fill, "fillmode": "overlay"}
+        marker["pattern"] = {"shape": tile_style.pattern, **colours, "size": 6, "solidity": 0.35}
     return marker
 
 

@@ -23,4 +23,4 @@ else:
     )
 compare_known.show(controls, found, chosen, palette)
 controls.finish()
-run_live.redraw_when_done()
+run_live.watch(engine.store().active())

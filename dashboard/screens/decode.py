@@ -41,4 +41,4 @@ else:
     page.verdict("No decoding is recorded yet.", "warn", small=True)
 inside_traces.show_decode(choice.device.name if choice else "", controls, palette)
 controls.finish()
-run_live.redraw_when_done()
+run_live.watch(engine.store().active())

@@ -14,7 +14,7 @@ job = run_controls.choose(controls)
 if job.cases:
     links.show("run", run_controls.subject_of(job))
 run_live.show_start(job, runs, controls.refused)
-run_live.show_active(runs, palette)
+run_live.watch(runs, palette)
 left, right = page.fields(5, 1.1)
 run = run_live.choose_run(controls, runs, left)
 zoomed = controls.flag(

@@ -23,9 +23,8 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     page.header("Error against time in 8 bits")
     described = [m for m in found if m.row.json.get("accuracy")]
     if not described:
-        page.verdict(
-            "No error of 8 bits is measured yet: start the suite fp8 on the page Run.", "warn", small=True
-        )
+        text = "No error of 8 bits is measured yet: start the suite fp8 on the page Run."
+        page.verdict(text, "warn", small=True)
         return
     left, right = page.fields(2, 3)
     machines = grouped(described, lambda m: m.machine + " (CPU)" * (not m.is_gpu))
@@ -37,14 +36,13 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     rows = list({m.label: m for m in by_name[name] if m.recorded == newest}.values())
     page.verdict(f"On {where}: {_verdict(rows)}", "", page.origin_tag(rows[0].origin), small=True)
     said = "; ".join(_words(m) for m in rows)
-    options = {"on_select": "rerun", "selection_mode": "points"}
-    event = page.figure(charts.against_time(rows, palette), _KEY, f"Error against time. {said}.", **options)
+    figure, alt = charts.against_time(rows, palette), f"Error against time. {said}."
+    event = page.figure(figure, _KEY, alt, on_select="rerun", selection_mode="points")
     points = event["selection"]["points"] if event else []
     picked = rows[points[0]["curve_number"]] if points else rows[-1]
     shown = {m.label: m.row.json["accuracy"]["quantiles"] for m in (rows[0], picked)}
-    ends = "; ".join(
-        f"{label}: half below {q['0.5']:.1e}, all below {q['1']:.1e}" for label, q in shown.items()
-    )
+    halves = (f"{label}: half below {q['0.5']:.1e}, all below {q['1']:.1e}" for label, q in shown.items())
+    ends = "; ".join(halves)
     figure = charts.distribution(shown, palette)
     page.figure(figure, "compare.error.distribution", f"Distribution of errors. {ends}.")
     on_cpu = "" if picked.is_gpu else " Times are those of NumPy, errors those of e4m3 with float32 sums."
@@ -59,9 +57,8 @@ def _words(m: Measurement) -> str:
 def _verdict(rows: Sequence[Measurement]) -> str:
     """The smallest error in 8 bits beside that of 16 bits."""
     plain = [m for m in rows if not m.problem.scales]
-    best = min(
-        (m for m in rows if m.problem.scales), key=lambda m: m.row.json["accuracy"]["rmse"], default=None
-    )
+    scaled = (m for m in rows if m.problem.scales)
+    best = min(scaled, key=lambda m: m.row.json["accuracy"]["rmse"], default=None)
     if best is None or not plain:
         return f"{len(rows)} precisions are measured."
     mine, theirs = (m.row.json["accuracy"] for m in (best, plain[0]))

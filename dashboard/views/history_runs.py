@@ -12,23 +12,23 @@ from cufa.dashboard.views.run_live import run_name, run_words
 from cufa.dashboard.worker.run import Run, Status
 
 _MOST_LISTED = 50
-_UNFINISHED = (Status.FAILED, Status.CRASHED, Status.CANCELLED)
+_ENDS = {
+    "did not finish": (Status.FAILED, Status.CRASHED, Status.CANCELLED),
+    "cannot be read": (Status.DAMAGED,),
+}
 
 
 def show_ended(runs: Sequence[Run]) -> None:
     """Failed and unreadable runs, whose rows are missing in the table."""
-    _show_listed([r for r in runs if r.status in _UNFINISHED], "did not finish")
-    _show_listed([r for r in runs if r.status is Status.DAMAGED], "cannot be read")
-
-
-def _show_listed(runs: Sequence[Run], what: str) -> None:
-    if not runs:
-        return
-    with st.expander(f"{sentences.count(len(runs), 'run')} {what}", icon=":material/report:"):
-        for run in runs[:_MOST_LISTED]:
-            st.html(f"<b>{html.escape(run_name(run))}</b>, {run.status}: {html.escape(run.message)}")
-        if len(runs) > _MOST_LISTED:
-            st.caption(f"And {len(runs) - _MOST_LISTED} more.")
+    for what, statuses in _ENDS.items():
+        listed = [r for r in runs if r.status in statuses]
+        if not listed:
+            continue
+        with st.expander(f"{sentences.count(len(listed), 'run')} {what}", icon=":material/report:"):
+            for run in listed[:_MOST_LISTED]:
+                st.html(f"<b>{html.escape(run_name(run))}</b>, {run.status}: {html.escape(run.message)}")
+            if len(listed) > _MOST_LISTED:
+                st.caption(f"And {len(listed) - _MOST_LISTED} more.")
 
 
 def show_kept(runs: Sequence[Run]) -> None:

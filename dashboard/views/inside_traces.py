@@ -50,14 +50,10 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
     kept = [x for x in found if x is not None]
     if len(kept) < len(sides) or len({x.environment["device"] for x in kept}) > 1:
         card = sides[0].device.name
-        missing = [
-            name
-            for name, x in zip(names, found, strict=True)
-            if x is None or not is_same_card(str(x.environment["device"]), card)
-        ]
-        page.not_measured(
-            f"no trace from inside a block of {sentences.listed(missing)} is recorded on {card}."
-        )
+        cards = ["" if x is None else str(x.environment["device"]) for x in found]
+        of_others = (n for n, x in zip(names, cards, strict=True) if not x or not is_same_card(x, card))
+        missing = sentences.listed(of_others)
+        page.not_measured(f"no trace from inside a block of {missing} is recorded on {card}.")
         return
     intervals = [x.intervals() for x in kept]
     of_sm = [sums(x, found) for x, found in zip(kept, intervals, strict=True)]
@@ -75,26 +71,19 @@ def show_pair(sides: Sequence[View], names: Sequence[str], palette: Palette) -> 
         drawn = _first(times, [lane.log for lane in mine])
         there = set(drawn["log"].tolist())
         mine = [lane for lane in mine if lane.log in there][: charts.MOST_LANES]
-        st.caption(
-            f"**{name}**: {_words(trace)}." + ("" if trace.is_current else " The sources have changed since.")
-        )
+        stale = "" if trace.is_current else " The sources have changed since."
+        st.caption(f"**{name}**: {_words(trace)}.{stale}")
         figure = charts.inside_figure(trace, drawn, mine, palette)
         st.html(charts.legend(figure))
         begin = float(drawn["begin"].min())
         figure.update_xaxes(range=[begin, begin + _SPAN])
-        page.figure(
-            figure, f"masked.pair.inside.{len(mine)}.{name}", charts.describe(trace, mine), describe=False
-        )
-    phases = sorted(
-        {p for x in of_sm for p in x.phases}, key=lambda p: -max(x.phases.get(p, 0.0) for x in of_sm)
-    )
-    rows = [
-        {
-            "phase": WORDS[p],
-            **{n: share(x.share(x.phases.get(p, 0.0))) for n, x in zip(names, of_sm, strict=True)},
-        }
-        for p in phases
-    ]
+        key = f"masked.pair.inside.{len(mine)}.{name}"
+        page.figure(figure, key, charts.describe(trace, mine), describe=False)
+    most = {p: max(x.phases.get(p, 0.0) for x in of_sm) for x in of_sm for p in x.phases}
+    rows = []
+    for p in sorted(most, key=lambda p: -most[p]):
+        shares = [share(x.share(x.phases.get(p, 0.0))) for x in of_sm]
+        rows.append({"phase": WORDS[p], **dict(zip(names, shares, strict=True))})
     page.table(rows)
     st.caption(
         f"The first {_SPAN:g} µs of one SM of each kernel, on one scale. Shares are of all warps' time."

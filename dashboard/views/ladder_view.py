@@ -40,10 +40,8 @@ def show_ladder(choice: Choice, found: Sequence[Measurement]) -> None:
         for contender in some:
             problem = contender.problem_of(choice.problem)
             same = figures(found, Asked(problem, regime=Regime.IN_TURNS))
-            here = (
-                m for m in same if choice.is_of_card(m) and m.label == contender.label and m.lengths is None
-            )
-            m = next(here, None)
+            here = (m for m in same if choice.is_of_card(m) and m.lengths is None)
+            m = next((m for m in here if m.label == contender.label), None)
             first = first or (m and m.seconds)
             lines.append(
                 {

@@ -22,18 +22,15 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
     page.header("Which bytes and banks")
     if choice.config is None:
         return
-    key = (choice.spec, choice.config, choice.problem)
-    asked = controls.flag(
-        "banks", "Execute one tile on this CPU", help="Needs a C++ compiler, no GPU; some seconds."
-    )
-    if not asked:
+    help = "Needs a C++ compiler, no GPU; some seconds."
+    if not controls.flag("banks", "Execute one tile on this CPU", help=help):
         st.caption(
             "Shared memory has 32 banks of 4 bytes; a bank serves one word at a time. Executing one query tile of the "
             "kernel's source shows which bytes each lane touches, and whether lanes collide on a bank."
         )
         return
     with st.spinner("Compiling and executing the kernel's source…"):
-        found = banks.accesses(*key)
+        found = banks.accesses(choice.spec, choice.config, choice.problem)
     if isinstance(found, str):
         st.error(found, icon=":material/error:")
         return
@@ -54,10 +51,9 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
     page.verdict(f"{chosen.kind}: {said}.", "good" if "no bank" in said else "warn", "executed", small=True)
     waves = banks.wavefronts(passes)
     who = "row" if chosen.kind.startswith("wgmma") else "lane"
-    alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {said}. " + " ".join(
-        f"Pass {wave.pass_number}: {sum(x is not None for x in wave.words)} of 32 banks."
-        for wave in waves[: charts.MOST_WAVES]
-    )
+    used = ((wave.pass_number, sum(x is not None for x in wave.words)) for wave in waves[: charts.MOST_WAVES])
+    alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {said}. "
+    alt += " ".join(f"Pass {n}: {number} of 32 banks." for n, number in used)
     page.figure(charts.banks_figure(waves, who, palette), "code.banks.figure", alt)
     st.caption(
         f"The first time that a warp executes {chosen.file}, line {chosen.line}; {chosen.times:,} times for one query "

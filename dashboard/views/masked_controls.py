@@ -125,13 +125,9 @@ class View:
     def blocks_per_sm(self) -> int:
         """The kernel's ``__launch_bounds__``, or fewer if shared memory limits them."""
         config = self.config
-        shared = self.spec.shared_bytes(config, self.problem.head_dim)
-        fitting = occupancy(
-            self.device.arch,
-            registers=_ANY_REGISTERS,
-            threads=max(1, config.num_warps) * 32,
-            shared_memory=shared,
-        )
+        shared, threads = self.spec.shared_bytes(config, self.problem.head_dim), 32 * max(1, config.num_warps)
+        arch = self.device.arch
+        fitting = occupancy(arch, registers=_ANY_REGISTERS, threads=threads, shared_memory=shared)
         return max(1, min(config.blocks_per_sm, fitting.blocks))
 
     @functools.cached_property

@@ -65,7 +65,10 @@ def show_speedup(view: View, palette: Palette) -> None:
     # Kernels with and without skipping are recorded and published for the forward only.
     is_forward = not view.schedule.by_keys
     measured, notes = _measured(view) if is_forward else ({}, [])
-    page.verdict(_gain_words(here, limit), tag="predicted", small=True)
+    more = "The mask hides a larger share of longer sequences."
+    if limit < float("inf"):
+        more = f"The ratio of the tile counts stays below {limit:g}×, as boundary tiles are computed whole."
+    page.verdict(f"Skipping alone can gain {here:.2f}× here. {more}", tag="predicted", small=True)
     is_published = is_forward and view.problem.mask == published.VERSIONS_MASK
     figure = charts.speedup_figure(
         (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette,
@@ -93,13 +96,6 @@ def show_speedup(view: View, palette: Palette) -> None:
     )
 
 
-def _gain_words(here: float, limit: float) -> str:
-    text = f"Skipping alone can gain {here:.2f}× here."
-    if limit < float("inf"):
-        return f"{text} The ratio of the tile counts stays below {limit:g}×, as boundary tiles are computed whole."
-    return f"{text} The mask hides a larger share of longer sequences."
-
-
 @functools.lru_cache(128)
 def simulated(
     problem: Problem, tiling: Schedule, kernel: str, device: Device, blocks_per_sm: int
@@ -111,15 +107,12 @@ def simulated(
         with_skip = dataclasses.replace(tiling, seqlen_q=n, seqlen_k=n)
         if with_skip.num_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
             break
-        spans = [
-            launch.predict(
-                launch.thread_blocks(here, s, _drawn(kernel), device), device.num_sms, blocks_per_sm
-            ).span
-            for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
-        ]
-        if spans[1]:  # a far diagonal hides all of a short sequence
+        both = dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip
+        blocks = [launch.thread_blocks(here, s, _drawn(kernel), device) for s in both]
+        slow, fast = (launch.predict(x, device.num_sms, blocks_per_sm).span for x in blocks)
+        if fast:  # a far diagonal hides all of a short sequence
             lengths.append(n)
-            ratios.append(spans[0] / spans[1])
+            ratios.append(slow / fast)
     return tuple(lengths), tuple(ratios)
 
 

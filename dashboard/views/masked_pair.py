@@ -35,9 +35,8 @@ _PREFIX = "b_"
 
 def choose_other(controls: Controls, view: View) -> View | None:
     """The second view; None if there is none."""
-    if not controls.flag(
-        "two", "Compare with a second one", help="Two algorithms, masks or tilings, same shape."
-    ):
+    help = "Two algorithms, masks or tilings, same shape."
+    if not controls.flag("two", "Compare with a second one", help=help):
         return None
     with st.container(border=True, key="controls-beside"):
         first, controls = controls, controls.second(_PREFIX)
@@ -152,11 +151,13 @@ def _table(
     ]
     if len(moved) == len(sides):
         per_byte = [w.done / t for w, t in zip(done, moved, strict=True)]
-        told += [
-            ("bytes requested from L2", moved, _bytes),
-            ("FLOP per byte requested", per_byte, "{:,.0f}".format),
-        ]
-    told += [("thread blocks", [_thread_blocks(x) for x in sides], "{:,.0f}".format)]
+        told += [("bytes requested from L2", moved, _bytes)]
+        told += [("FLOP per byte requested", per_byte, "{:,.0f}".format)]
+    takers = [x.blocks.thread_block for x in sides]
+    launched = [
+        len(x.blocks) if t is None else int(t.max(initial=-1)) + 1 for x, t in zip(sides, takers, strict=True)
+    ]
+    told += [("thread blocks", launched, "{:,.0f}".format)]
     if lines:
         told += [("SM time idle at the end, predicted", [t.tail for t in lines], sentences.share)]
         told += [("end of the last block, predicted", [t.span for t in lines], _flop)]
@@ -172,11 +173,6 @@ def _line(
     first, second = values
     ratio = f"{second / first:.2f}×" if first else "–"
     return {"": what, names[0]: words(first), names[1]: words(second), "right ÷ left": ratio}
-
-
-def _thread_blocks(view: View) -> int:
-    taker = view.blocks.thread_block
-    return len(view.blocks) if taker is None else int(taker.max(initial=-1)) + 1
 
 
 def _show_timelines(
@@ -201,10 +197,8 @@ def _show_timelines(
             f"no trace of {sentences.listed(missing) or 'both on one card'} is recorded for this card."
         )
         return
-    seen = [
-        measured_timeline(t.trace.records, t.trace.num_sms, x.whole_heads)
-        for t, x in zip(kept, sides, strict=True)
-    ]
+    both = zip(kept, sides, strict=True)
+    seen = [measured_timeline(t.trace.records, t.trace.num_sms, x.whole_heads) for t, x in both]
     text = f"{names[1]} ends after {seen[1].span:,.0f} µs, {names[0]} after {seen[0].span:,.0f} µs"
     text += f". {_idle(seen, names)}" if all(t.has_every_block for t in kept) else "."
     page.verdict(text, "", page.origin_tag(kept[0].origin), small=True)

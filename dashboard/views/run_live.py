@@ -80,10 +80,9 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
 
 def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
     """FLOP/s of products, from the last CPU run."""
-    limits = next(
-        (r.record.get("limits") for r in runs if r.job.device == CPU and r.record.get("limits")), None
-    )
-    if not limits:
+    found = (r.record.get("limits") for r in runs if r.job.device == CPU)
+    limits = next(filter(None, found), None)
+    if limits is None:
         return None
     kind = job.cases[0].problem.dtype if job.cases else "float32"
     return float(limits["flops"].get(kind, limits["flops"]["float32"]))
@@ -127,19 +126,21 @@ def run_name(run: Run) -> str:
     return f"{run.submitted:%Y-%m-%d %H:%M:%S} UTC · {where} · {run.job.title} · {names}"
 
 
-def show_active(runs: list[Run], palette: Palette) -> None:
-    """Waiting and active runs, which refresh by themselves. If they differ from ``runs``, which the rest of the page
-    shows, the whole page is drawn again."""
+def watch(runs: list[Run], palette: Palette | None = None) -> None:
+    """Active runs, looked at again and again, and drawn if there is a ``palette``. Once they differ from ``runs``,
+    which the page shows, the whole page is drawn again."""
     problems = client.refresh(engine.store())
     st.session_state["run.drawn"] = _drawn(runs)
-    st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)
+    st.fragment(_watch, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)
 
 
-def _active(problems: list[str], palette: Palette) -> None:
+def _watch(problems: list[str], palette: Palette | None) -> None:
     runs = engine.store().active()
     problems = client.refresh(engine.store()) if runs else problems
     if _drawn(runs) != st.session_state.get("run.drawn"):
         st.rerun(scope="app")
+    if palette is None:
+        return
     for text in problems:
         st.error(text, icon=":material/report:")
     ahead: dict[str, int] = {}
@@ -205,30 +206,13 @@ def explain_end(run: Run) -> None:
     if run.status is Status.DAMAGED:
         st.caption("The page History can delete this run. No page shows its results.")
         return
-    kept = run.timings
-    st.caption(
-        f"{kept} of {run.job.contenders} timings are complete and saved."
-        if kept
-        else "No timing is complete."
-    )
+    saved = f"{run.timings} of {run.job.contenders} timings are complete and saved."
+    st.caption(saved if run.timings else "No timing is complete.")
     for failure in run.record.get("failed", [])[1:]:
         st.caption(f"Also: {failure['kind']}: {failure['message']}")
     if run.detail:
         with st.expander("Messages of the worker", icon=":material/terminal:"):
             st.code(run.detail, language=None)
-
-
-def redraw_when_done() -> None:
-    """On other pages: redraw when a run starts, proceeds or ends."""
-    st.session_state["run.drawn"] = _drawn(engine.store().active())
-    st.fragment(_watch, run_every=1.0 if st.session_state["run.drawn"] else 5.0)()
-
-
-def _watch() -> None:
-    if engine.store().active():
-        client.refresh(engine.store())
-    if _drawn(engine.store().active()) != st.session_state.get("run.drawn"):
-        st.rerun(scope="app")
 
 
 def _drawn(runs: list[Run]) -> tuple[object, ...]:

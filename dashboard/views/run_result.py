@@ -56,11 +56,8 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     _show_power(found)
     _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:
-        st.info(
-            "Over 100% of the limit: other work on this machine slowed down the measurement of the ceilings. Repeat "
-            "the run when the machine is idle.",
-            icon=":material/speed:",
-        )
+        text = "Over 100% of the limit: other work on this machine slowed down the measurement of the ceilings. Repeat "
+        st.info(f"{text}the run when the machine is idle.", icon=":material/speed:")
     for m in found:
         if m.plan:
             with st.expander(f"The plan of {m.label}, and its reasons", icon=":material/route:"):

@@ -183,9 +183,8 @@ def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
     m = next((m for m in same if m.label in _AS_PLANNED and m.lengths is None), None)
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
-        text = (
-            f"Measured for this problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
-        )
+        text = f"{seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})"
+        text = f"Measured for this problem: {text}."
         other = unlike(card, m.machine, m.recorded)
         text = f"{other}. {text}" if other else text
         page.verdict(text, "warn" if other else "", page.origin_tag(m.origin), small=True)
