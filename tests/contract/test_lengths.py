@@ -172,20 +172,6 @@ def test_counts_text_and_json():
     )
 
 
-def test_auto_falls_back_to_a_kernel_that_serves_lengths_and_says_why():
-    plan = cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90")
-    assert plan.spec.name == "fa3_forward" and plan.order is None
-    for head_dim, device, kernel in (
-        (64, "sm_80", "fa2_backward"),
-        (64, "sm_90", "fa3_backward"),
-        (136, "sm_90", "fa3_backward_wide"),
-    ):
-        plan = cufa.plan_backward((3, 4, 64, head_dim), seqlens_k=[1, 2, 3], device=device)
-        assert plan.spec.name == kernel
-    with pytest.raises(ValueError, match="fa1_forward takes no padded sequences"):
-        cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90", algorithm="fa1")
-
-
 def test_a_packed_grid_has_room_for_every_sequence():
     """Whatever the lengths: block begin // size + b is the first of sequence b."""
     rng = np.random.default_rng(0)

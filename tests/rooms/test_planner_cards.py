@@ -14,7 +14,7 @@ from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import Plan, make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band, Mask
 from cufa.problem.problem import Problem
-from cufa.schedule import key_order, order
+from cufa.schedule import key_order
 
 DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
 H200 = Device.typical(90)
@@ -54,36 +54,8 @@ def test_head_batches_are_small_where_memory_is_slow(batch, seqlen, head_dim, us
         assert (taken.head[blocks * size :] >= size).all()
 
 
-def lasts(plan, size: int) -> float:
-    """Simulated end of a plan's last item, in tiles, with head batches of ``size`` heads."""
-    found = order.items_in_batches(plan.schedule.num_q_blocks, heads_of(plan), plan.launches[0].grid[0], size)
-    return order.makespan(found, found.tiles(plan.schedule) + order.ITEM_COST, plan.device.num_sms)
-
-
 def heads_of(plan) -> int:
     return plan.problem.batch * plan.problem.heads
-
-
-@pytest.mark.parametrize("head_dim", [136, 256])
-@pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
-def test_small_head_batches_cost_little(seqlen, head_dim):
-    """At most 2% longer than the best batch that fits in the L2 cache, which is at most 4% longer than the best of
-    all."""
-    asked = make(max(1, 16384 // seqlen), 2048 // head_dim, seqlen, head_dim, "bfloat16", CAUSAL)
-    plan, usual = (make_plan(asked, device, "fa3") for device in (H100, H200))
-    assert plan.config == usual.config
-    fitting = order.L2_SHARE // order.head_bytes(asked)
-    size, spans = (
-        plan.heads_per_head_batch,
-        {n: lasts(plan, n) for n in (1, 2, 3, 4, 6, usual.heads_per_head_batch)},
-    )
-    assert size in spans or size <= fitting
-    if size > fitting:
-        assert size == usual.heads_per_head_batch
-        return
-    assert lasts(plan, size) <= 1.02 * 1.04 * spans[usual.heads_per_head_batch]
-    smaller = [span for n, span in spans.items() if n < size]
-    assert all(span > lasts(plan, size) for span in smaller)
 
 
 # --- Heads that Hopper's backward works on together ---------------------------------------------------------
