@@ -11,7 +11,7 @@ from ..plan.dense import BACKWARD
 from ..plan.planner import Plan
 from ..problem.checks import check_flag
 from ..problem.dropout import check_dropout, resolve_dropout
-from ..problem.options import Options, check_causal, resolve_mask
+from ..problem.options import Options, check_causal
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Algorithm,
@@ -27,7 +27,7 @@ from ..problem.typing import (
 from .call import BackwardCall
 from .dispatch import plan_shapes, run
 from .keywords import unknown_keyword
-from .score_operands import NO_SCORE, names_of_gradients, with_score, with_seed
+from .score_operands import NO_SCORE, results_of_backward, with_score, with_seed
 from .warm import find, typed
 
 
@@ -171,13 +171,11 @@ def flash_attention_backward(
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
-    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
-    wanted += names_of_gradients(change, of_scores)
-    mask = resolve_mask(causal, window, mask)
-    asked = Options(
-        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
-        gradients=of_scores, dropped=dropped,
+    asked = Options.of(
+        causal, window, mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic,
+        score=change, gradients=of_scores, dropped=dropped,
     )  # fmt: skip
+    wanted = results_of_backward(sink, change, of_scores)
     return run(BackwardCall.read(given, wanted, asked), device, options)
 
 
@@ -201,11 +199,10 @@ def plan_backward(
     """
     if unknown:
         raise unknown_keyword(plan_backward, unknown)
-    mask = resolve_mask(causal, window, mask)
-    deterministic = check_flag("deterministic", deterministic)
     change = resolve_score(score, bias)
-    options = Options(
-        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=change,
+    options = Options.of(
+        causal, window, mask, softcap, scale, precision, layout, algorithm,
+        deterministic=check_flag("deterministic", deterministic), score=change,
         gradients=check_gradients(change, gradients), dropped=check_dropout(dropout),
     )  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}

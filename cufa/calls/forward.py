@@ -14,7 +14,7 @@ from ..plan.planner import Plan
 from ..problem.checks import check_choice, check_flag
 from ..problem.dropout import check_dropout, resolve_dropout
 from ..problem.float8 import NAME, is_float8
-from ..problem.options import Options, check_causal, check_num_splits, read_forward, resolve_mask
+from ..problem.options import Options, check_causal, check_num_splits, read_forward
 from ..problem.score_function import Score, resolve_score
 from ..problem.typing import (
     Accumulate,
@@ -332,11 +332,11 @@ def plan(
     """
     if unknown:
         raise unknown_keyword(plan, unknown)
-    mask = resolve_mask(causal, window, mask)
-    change = None if score is bias is None else resolve_score(score, bias)
-    options = Options(mask, softcap, scale, precision, layout, algorithm, num_splits, score=change,
-                      invariant=check_flag("invariant", invariant),
-                      dropped=0 if dropout is None else check_dropout(dropout))  # fmt: skip
+    options = Options.of(
+        causal, window, mask, softcap, scale, precision, layout, algorithm, num_splits,
+        score=None if score is bias is None else resolve_score(score, bias),
+        invariant=check_flag("invariant", invariant), dropped=0 if dropout is None else check_dropout(dropout),
+    )  # fmt: skip
     optional = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
     cache = {
         "cache_seqlens": cache_seqlens, "block_table": block_table, "k_new": k_new, "v_new": v_new, "tree": tree

@@ -34,6 +34,8 @@ def refuse_score(score: Score | None, q: Any, dropped: int) -> None:
         )
 
 
-def names_of_gradients(score: Score | None, gradients: Sequence[str]) -> tuple[str, ...]:
-    """Operands of the results."""
-    return tuple(f"dscore{[*score.arrays].index(name)}" for name in gradients) if score is not None else ()
+def results_of_backward(sink: Any, score: Score | None, gradients: Sequence[str]) -> tuple[str, ...]:
+    """The results of a backward call, by operand name."""
+    of_sink = () if sink is None else ("dsink",)
+    of_arrays = () if score is None else (f"dscore{[*score.arrays].index(name)}" for name in gradients)
+    return "dq", "dk", "dv", *of_sink, *of_arrays

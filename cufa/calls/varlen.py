@@ -10,7 +10,7 @@ from ..plan.dense import BACKWARD, FORWARD
 from ..problem.checks import check_flag
 from ..problem.dropout import resolve_dropout
 from ..problem.float8 import is_float8
-from ..problem.options import Options, check_causal, read_forward, resolve_mask
+from ..problem.options import Options, check_causal, read_forward
 from ..problem.score_function import Score, check_gradients, resolve_score
 from ..problem.typing import (
     Accumulate,
@@ -33,7 +33,7 @@ from .call import PackedBackward, PackedForward
 from .dispatch import no_scaled_cache, run
 from .forward import invariant_without_cache
 from .keywords import unknown_keyword
-from .score_operands import NO_SCORE, names_of_gradients, refuse_score, with_score, with_seed
+from .score_operands import NO_SCORE, refuse_score, results_of_backward, with_score, with_seed
 from .warm import find, typed
 
 
@@ -226,13 +226,11 @@ def flash_attention_varlen_backward(
     if seen is not None:
         return seen(given, addresses)
     _check_given(cu_seqlens_q, cu_seqlens_k)
-    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
-    wanted += names_of_gradients(change, of_scores)
-    mask = resolve_mask(causal, window, mask)
-    asked = Options(
-        mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
+    asked = Options.of(
+        causal, window, mask, softcap, scale, precision, "bshd", algorithm, deterministic=deterministic, score=change,
         gradients=of_scores, dropped=dropped,
     )  # fmt: skip
+    wanted = results_of_backward(sink, change, of_scores)
     return run(PackedBackward.read(given, wanted, asked), device, options)
 
 

@@ -53,23 +53,25 @@ class Options:
     """Decode: :attr:`~cufa.problem.problem.Problem.softmax_max`."""
     invariant: bool = False
 
+    @classmethod
+    def of(
+        cls, causal: Any, window: Any, mask: Any, *options: Any, accumulate: Any = None, **more: Any
+    ) -> Options:
+        """Of the keywords of a call: ``causal``, ``window`` and ``mask`` are one mask, ``options`` and ``more`` the
+        other fields. Raises TypeError or ValueError, naming the argument."""
+        found = cls(resolve_mask(causal, window, mask), *options, **more)
+        return dataclasses.replace(found, accumulate=check_accumulate(accumulate))
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "softcap", check_softcap(self.softcap))
         object.__setattr__(self, "num_splits", check_num_splits(self.num_splits))
 
 
-def read_forward(
-    return_lse: Any, causal: Any, window: Any, mask: Any, softcap: Any, scale: Any, precision: Any, layout: Any,
-    algorithm: Any, num_splits: Any = None, *, accumulate: Any = None, score: Score | None = None,
-    invariant: bool = False, dropped: int = 0,
-) -> tuple[tuple[str, ...], Options]:  # fmt: skip
-    """The results and the options that keywords of a forward call ask for."""
+def read_forward(return_lse: Any, *asked: Any, **more: Any) -> tuple[tuple[str, ...], Options]:
+    """The results and the options that keywords of a forward call ask for. ``asked`` and ``more``: as for
+    :meth:`Options.of`."""
     wanted = ("out", "lse") if check_flag("return_lse", return_lse) else ("out",)
-    mask, sums = resolve_mask(causal, window, mask), check_accumulate(accumulate)
-    return wanted, Options(
-        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score,
-        invariant=invariant, dropped=dropped,
-    )  # fmt: skip
+    return wanted, Options.of(*asked, **more)
 
 
 def check_accumulate(accumulate: Any) -> str:

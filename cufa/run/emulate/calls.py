@@ -21,7 +21,7 @@ import numpy as np
 from ...calls.call import BackwardCall, Call, ForwardCall, PackedBackward, PackedForward
 from ...calls.dispatch import with_memory
 from ...calls.float8 import Float8Call, PackedFloat8
-from ...calls.score_operands import names_of_gradients, with_score, with_seed
+from ...calls.score_operands import results_of_backward, with_score, with_seed
 from ...gpu.architectures import Device
 from ...kernels import TileConfig
 from ...plan.operation import OPERATIONS
@@ -29,7 +29,7 @@ from ...plan.planner import make_plan
 from ...problem.checks import check_flag
 from ...problem.dropout import resolve_dropout
 from ...problem.float8 import is_float8
-from ...problem.options import Options, check_accumulate, resolve_mask
+from ...problem.options import Options
 from ...problem.score_function import Score, check_gradients, resolve_score
 from ...problem.typing import AnyMask
 from .launch import EmulationError, Execution, Finding
@@ -98,13 +98,11 @@ def emulate(
     execution = Execution(mode, schedule, copies, threads)
     optional: tuple[Any, ...] = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
     kind, layout = (PackedForward, "bshd") if cu_seqlens_q is not None else (ForwardCall, layout)
-    mask = resolve_mask(causal, window, mask)
-    sums, scales = check_accumulate(accumulate), (q_scale, k_scale, v_scale)
-    score = resolve_score(score, bias)
+    scales, score = (q_scale, k_scale, v_scale), resolve_score(score, bias)
     dropped, seed = resolve_dropout(dropout, seed)
-    options = Options(
-        mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=sums, score=score,
-        invariant=invariant, dropped=dropped,
+    options = Options.of(
+        causal, window, mask, softcap, scale, precision, layout, algorithm, num_splits, accumulate=accumulate,
+        score=score, invariant=invariant, dropped=dropped,
     )  # fmt: skip
     given: tuple[Any, ...] = q, k, v, None, None
     wanted = "out", "lse"
@@ -140,18 +138,16 @@ def emulate_backward(
     """
     execution = Execution(mode, schedule, copies, threads)
     optional = alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k
-    wanted: tuple[str, ...] = ("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink")
     deterministic = check_flag("deterministic", deterministic)
     kind, layout = (PackedBackward, "bshd") if cu_seqlens_q is not None else (BackwardCall, layout)
-    mask = resolve_mask(causal, window, mask)
     score = resolve_score(score, bias)
     gradients = check_gradients(score, gradients)
-    wanted += names_of_gradients(score, gradients)
     dropped, seed = resolve_dropout(dropout, seed)
-    options = Options(
-        mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=score,
+    options = Options.of(
+        causal, window, mask, softcap, scale, precision, layout, algorithm, deterministic=deterministic, score=score,
         gradients=gradients, dropped=dropped,
     )  # fmt: skip
+    wanted = results_of_backward(sink, score, gradients)
     given = dout, q, k, v, out, lse, dlse, None, None, None, *_optional(*optional)
     operation = OPERATIONS[kind.name]
     call = kind.read(with_seed(operation, with_score(operation, given, score), seed), wanted, options)
