@@ -93,24 +93,6 @@ def test_deterministic_and_algorithm_change_nothing_on_a_cpu():
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("axis", ["batch", "heads", "seqlen_q", "seqlen_k"])
-def test_zero_size_axes(axis):
-    sizes = {"batch": 2, "heads": 2, "seqlen_q": 5, "seqlen_k": 5, axis: 0}
-    b, h, sq, sk = sizes.values()
-    q, k, v = make_inputs(b, h, h, sq, sk, 8, "float32")
-    out, lse = cufa.flash_attention(q, k, v, return_lse=True)
-    got = cufa.flash_attention_backward(np.full_like(q, np.nan), q, k, v, out, lse)
-    for x, y in zip(got, (q, k, v), strict=True):
-        assert x.shape == y.shape and (x == 0).all()
-
-
-def test_dlse_alone_leaves_the_values_without_a_gradient():
-    case = make_case(1, 2, 1, 20, 30, 8, "float16", dlse=True)
-    case.dout[...] = 0
-    dq, dk, dv = gradients(case)
-    assert (dv == 0).all() and (dq != 0).any() and (dk != 0).any()
-
-
 def test_the_gradient_of_the_sink_is_written_where_the_caller_says():
     q = np.random.default_rng(0).standard_normal((1, 2, 9, 8), np.float32)
     out, lse = cufa.flash_attention(q, q, q, sink=[0.0, 1.0], return_lse=True)

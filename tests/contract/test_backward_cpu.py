@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from backward_support import NAMES, Case, assert_gradients, expected, make_case
 from cpu_support import SMALL
-from evidence.promises import naive_numpy_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
-from support import DTYPES, EPSILON, make_inputs, make_problem
+from support import DTYPES, make_inputs, make_problem
 from test_forward_cpu import LAYOUTS
 
 import cufa
@@ -68,23 +67,6 @@ def test_any_shape_in_any_tiles(data):
     got = gradients(case, config=TileConfig(draw(block), draw(block), 0))
     for x, exact in zip(got, expected(case), strict=True):
         np.testing.assert_allclose(x, exact, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(9, 4)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_identities(dtype, mask):
-    """Σ dk ∘ k = Σ dq ∘ q, both Σ dS ∘ S; where all keys are 1, dq is the sum of a row of dS, which is 0."""
-    case = make_case(2, 4, 2, 50, 60, 16, dtype, mask=mask)
-    dq, dk, _ = (x.astype(np.float64) for x in gradients(case))
-    from_queries = (dq * case.q.astype(np.float64)).reshape(2, 2, -1).sum(-1)
-    from_keys = (dk * case.k.astype(np.float64)).sum(axis=(2, 3))
-    largest = np.abs(dq * case.q.astype(np.float64)).sum(axis=(1, 2, 3)).max()
-    np.testing.assert_allclose(from_queries, from_keys, rtol=0, atol=EPSILON[dtype] * largest)
-    case.k[..., 0] = 1
-    out, lse = attention_reference(case.q, case.k, case.v, return_lse=True, mask=mask)
-    case = dataclasses.replace(case, out=out.astype(case.q.dtype), lse=lse.astype(case.lse.dtype))
-    rows = gradients(case)[0][..., 0].astype(np.float64)
-    np.testing.assert_allclose(rows, 0, atol=8 * EPSILON[dtype])
 
 
 def test_a_part_of_the_keys_given_the_whole_ones_out_and_lse_has_its_share():
@@ -149,13 +131,6 @@ def test_huge_logits():
     assert_gradients(gradients(case), case)
 
 
-def test_the_callers_error_state_is_untouched():
-    case = make_case(1, 2, 2, 40, 9, 8, "float16", spread=1e4, causal=True)
-    with np.errstate(all="raise"):
-        gradients(case)
-        assert set(np.geterr().values()) == {"raise"}
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     "few",
@@ -184,6 +159,7 @@ def test_no_call_depends_on_the_callers_error_state(few, dtype):
         cufa.flash_decode(q[:, :, :1], k, tiny, device="cpu", cache_seqlens=[33], **cached)
         cufa.decode_reference(q[:, :, :1], k, tiny, cache_seqlens=[33], **cached)
         cufa.flash_decode(one, e4m3, e4m3, k_scale=1e-42, v_scale=1e-42, device="cpu")
+        assert set(np.geterr().values()) == {"raise"}
 
 
 # --- Memory layout ----------------------------------------------------------------------------------------
@@ -273,31 +249,17 @@ def test_calls_from_several_threads():
                 np.testing.assert_array_equal(x, y)
 
 
-def large(seqlen: int, dtype: str = "float32") -> Case:
-    """As issue 14 measures: eight heads, causal. What out and lse hold does not matter."""
+def extra_memory(seqlen: int) -> int:
+    """Of eight heads, causal. What out and lse hold does not matter."""
     rng = np.random.default_rng(0)
-    dout, q, k, v, out = (rng.standard_normal((1, 8, seqlen, 64)).astype(DTYPES[dtype]) for _ in range(5))
-    lse = np.full(q.shape[:3], 9, np.float32)
-    return Case(dout, q, k, v, out, lse, None, {"causal": True})
-
-
-def run_large(case: Case) -> None:
-    results = {name: np.empty_like(case.q) for name in NAMES}
-    names = ("dout", "q", "k", "v", "out", "lse", "dlse")
-    operands = {**{name: getattr(case, name) for name in names}, **results}
-    cpu_backward.run(plan_for(case, BACKWARD.cpu_config), operands, num_threads=2)
-
-
-@pytest.mark.slow
-def test_a_hundredth_of_plain_numpys_memory():
-    case = large(2048)
-    results = 3 * case.q.nbytes
-    extra = cpu_tiles.extra_memory(lambda: run_large(case)) - results
-    plain = cpu_tiles.extra_memory(lambda: naive_numpy_backward(*case.arrays)) - results
-    assert plain > 4 * 8 * 2048 * 2048 * 4 * 0.75 and extra < plain / 100
+    dout, q, k, v, out = (
+        rng.standard_normal((1, 8, seqlen, 64)).astype(DTYPES["bfloat16"]) for _ in range(5)
+    )
+    case = Case(dout, q, k, v, out, np.full(q.shape[:3], 9, np.float32), None, {"causal": True})
+    run = functools.partial(gradients, case, config=BACKWARD.cpu_config, num_threads=2)
+    return cpu_tiles.extra_memory(run)
 
 
 def test_memory_grows_with_the_length_not_its_square():
     """Four times the length, sixteen times the scores."""
-    small, big = (cpu_tiles.extra_memory(lambda n=n: run_large(large(n, "bfloat16"))) for n in (512, 2048))
-    assert big < 5 * small
+    assert extra_memory(2048) < 5 * extra_memory(512)

@@ -10,7 +10,9 @@ from backward_support import NAMES, assert_gradients, make_case
 from planted_runs import small_batches
 
 from cufa import plan_backward
+from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.plan.planner import make_plan
 from cufa.problem.mask import CAUSAL, FULL, Band
 from cufa.run.emulate.calls import emulate_backward
 from cufa.schedule import key_order
@@ -64,12 +66,11 @@ def test_head_batches_of_two_heads(monkeypatch, lead):
 @pytest.mark.usefixtures("few_heads_a_batch")
 def test_passes_have_what_is_left():
     """The prepare pass, the persistent blocks and the convert pass handle all head batches."""
-    problem = run()[1].plan.problem
-    batches = key_order.head_batches(problem, 2)
-    assert dataclasses.astuple(batches) == (1, 1, 1, 1)
-    launches = run()[1].plan.launches
+    problem = plan_backward((1, 6, 140, 64), (1, 3, 150, 64), causal=True, device="sm_90").problem
+    assert dataclasses.astuple(key_order.head_batches(problem, 2)) == (1, 1, 1, 1)
+    plan = make_plan(problem, Device.typical("sm_90"), "fa3", LONG)
     strips = 2 * 16  # of a key/value head: two query heads of 140 rows
-    assert [launch.grid[0] * 4 for launch in launches[::2]] == [strips, 2 * strips]
+    assert [launch.grid[0] * 4 for launch in plan.launches[::2]] == [strips, 2 * strips]
 
 
 @pytest.mark.parametrize(
