@@ -92,7 +92,7 @@ class Fa3Backward(Kernel):
         name = self.name
         strips = _strips(problem, config)
         before = after = strips
-        if config.is_persistent:  # the passes take the first and the last head batches
+        if config.persistent:  # the passes take the first and the last head batches
             heads = problem.batch * problem.kv_heads
             of_head = strips // max(heads, 1)
             batches = key_order.head_batches(problem, ceil_div(problem.seqlen_k, config.block_kv))
@@ -105,7 +105,7 @@ class Fa3Backward(Kernel):
                 (_items(problem, config) * config.cluster, 1, 1),
                 config.num_warps * 32,
                 shared_memory,
-                persistent=config.is_persistent,
+                persistent=config.persistent,
                 cluster=config.cluster,
             ),
             Launch(f"{name}_convert", (ceil_div(after, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
@@ -122,7 +122,7 @@ class Fa3Backward(Kernel):
             128
             + tiles * tile
             + problem.sink * strips * 4
-            + config.is_persistent
+            + config.persistent
             * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
         )
 
@@ -145,7 +145,7 @@ class Fa3Backward(Kernel):
 
     def order(self, problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
         if key_order.has_head_batches(problem):
-            small = key_order.has_small_head_batches(problem, device) and not config.is_persistent
+            small = key_order.has_small_head_batches(problem, device) and not config.persistent
             return key_order.key_blocks_in_batches(problem, schedule, small, config.cluster)
         return key_order.key_blocks(problem, schedule)
 

@@ -37,7 +37,8 @@ class Fa3BackwardConfig(TileConfig):
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     persistent: bool = False
     """As many thread blocks as run at once take one key block after another. Meanwhile, their producers prepare and
-    convert dQ. Else each block is launched for one key block. Only for problems that ``plain_only`` configs serve."""
+    convert dQ. Else each block is launched for one key block. Only for problems that ``plain_only`` configs serve. A
+    pair of blocks takes one key block."""
 
     in_text = ("cluster",)
 
@@ -59,17 +60,7 @@ class Fa3BackwardConfig(TileConfig):
     def k_stages(self) -> int:
         """Buffers of K: two where persistent blocks overlap items, the last tile of one with the first tile of the
         next. Shared memory has room for that where dQ is not staged."""
-        return 2 if self.is_persistent and not self.bulk_add else 1
-
-    @property
-    def other_columns(self) -> int:
-        """Columns of the other block's K that a block of a pair needs: two times 64."""
-        return 128 if self.paired else 0
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether a thread block takes several key blocks: a pair of blocks takes one."""
-        return self.persistent and not self.paired
+        return 2 if self.persistent and not self.bulk_add else 1
 
     def fits(self, head_dim: int, v_dim: int = 0) -> bool:
         """Persistent blocks prepare rows of v as wide as those of q. A pair shares the columns of wide keys."""
@@ -105,7 +96,7 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def plain_only(self) -> bool:
-        return self.is_persistent
+        return self.persistent
 
     @property
     def rows_served(self) -> tuple[int, ...]:
@@ -129,7 +120,7 @@ def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3
 def listed_tiles(config: Fa3BackwardConfig) -> int:
     """Query tiles that the list of a key block has room for, in shared memory (irregular masks). Persistent blocks have
     no list (``plain_only``)."""
-    if config.is_persistent:
+    if config.persistent:
         return 0
     if config.paired:
         return 2048 if config.ds_stages > 1 else 384
@@ -149,8 +140,11 @@ def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -
 def tiles(config: Fa3BackwardConfig, head_dim: int, v_dim: int) -> tuple[Buffer, ...]:
     row, v_row = (ceil_div(n, 64) * 128 for n in (head_dim, v_dim or head_dim))
     keys = config.block_kv // config.cluster
+    of_other = (
+        2 * WARPGROUP_KEYS * 128 if config.paired else 0
+    )  # two atoms of 64 columns of the other block's K
     return (
-        Buffer("K", config.k_stages * keys * row + WARPGROUP_KEYS * config.other_columns * 2, align=1024),
+        Buffer("K", config.k_stages * keys * row + of_other, align=1024),
         Buffer("V", keys * v_row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * v_row, align=1024),
@@ -175,5 +169,5 @@ def row_stats_and_barriers(config: Fa3BackwardConfig, head_dim: int) -> tuple[Bu
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
         Buffer("LIST", 4 * listed_tiles(config), align=16),
-        Buffer("BACKGROUND", 4 * 64 * head_dim if config.is_persistent else 0, align=16),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.persistent else 0, align=16),
     )
