@@ -88,7 +88,7 @@ struct Background {
       }
       warp_sync();  // all lanes have read the slot and written their results
       if (!CONVERTS && s % RUN_STRIPS == RUN_STRIPS - 1 && lane_id() == 0) {
-        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadBatches{p}.strips_of_kv_head()), RUN_STRIPS);
+        red_release_gpu_add(counter(p, PREPARED, opaque(s) / HeadBatches{p}.strips_of_kv_head()), RUN_STRIPS);
       }
       if (!more) return;
       s = next;
@@ -100,7 +100,7 @@ struct Background {
   template <bool CONVERTS>
   DEVICE u32 take(u32 head_batch) const {
     u32 taken = 0;
-    if (lane_id() == 0) taken = atomic_add(counter(CONVERTS ? TO_CONVERT : TO_PREPARE, head_batch), 1);
+    if (lane_id() == 0) taken = atomic_add(counter(p, CONVERTS ? TO_CONVERT : TO_PREPARE, head_batch), 1);
     return taken;
   }
   // Whether a head batch has that run, and the run's first strip.
@@ -109,7 +109,6 @@ struct Background {
     strip = batches.first(head_batch) * batches.strips_of_kv_head() + shfl(taken, 0) * RUN_STRIPS;
     return strip < batches.end(head_batch) * batches.strips_of_kv_head();
   }
-  DEVICE u32* counter(Counter which, u32 i) const { return ::counter(p, which, i); }
   DEVICE u32 strips_of_query_head() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }
 
   DEVICE void await_added(u32 head_batch) const {
@@ -117,7 +116,7 @@ struct Background {
     const u32 heads = batches.end(head_batch) - batches.first(head_batch);
     const u32 wanted = heads * (u32(p.seqlen_k - 1) / Bc + 1) * (4 * CONSUMERS);
     if (lane_id() == 0) {
-      const u32* const added = counter(ADDED, head_batch);
+      const u32* const added = counter(p, ADDED, head_batch);
       while (ld_acquire_gpu(added) != wanted) {
       }
     }

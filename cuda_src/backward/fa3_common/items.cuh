@@ -54,6 +54,20 @@ struct ItemRings {
   }
 };
 
+// The buffers of a tile, and the rings that the loaders fill.
+struct TileMemory {
+  u32 K, V, Q, dO, dS, lse, neg_delta;
+  ItemRings rings;
+  Ring<NUM_STAGES> Q_ring;
+  Ring<DO_STAGES> dO_ring;
+
+  DEVICE explicit TileMemory(u32 start)
+      : K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q), dO(start + SharedMemory::DO),
+        dS(start + SharedMemory::DS), lse(start + SharedMemory::LSE), neg_delta(start + SharedMemory::NEG_DELTA), rings(start),
+        Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
+        dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY} {}
+};
+
 // By the prepare pass: the descriptors of all items of persistent blocks.
 DEVICE void prepare_items(const KernelParams& p) {
   if constexpr (!IS_PERSISTENT) return;

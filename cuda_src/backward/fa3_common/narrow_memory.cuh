@@ -17,21 +17,14 @@ static_assert(DQ_BY_ROWS || Br == 64, "a consumer computes 64 rows of dQ");
 static_assert(LAST_DQ_TILES >= 0 && LAST_DQ_TILES <= DQ_TILES, "every column of dQ has a consumer");
 static_assert(K_STAGES == 1 || (IS_PERSISTENT && !BULK_ADD), "with two buffers of K, shared memory has no room to stage dQ");
 
-struct NarrowMemory {
-  u32 K, V, Q, dO, dS, dQ, lse, neg_delta;
-  ItemRings rings;
-  Ring<NUM_STAGES> Q_ring;
-  Ring<DO_STAGES> dO_ring;
+struct NarrowMemory : TileMemory {
+  u32 dQ;
   Ring<DS_STAGES> dS_ring;
   DqHandover dQ_handover;
 
   DEVICE explicit NarrowMemory(u32 start)
-      : K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q), dO(start + SharedMemory::DO),
-        dS(start + SharedMemory::DS), dQ(start + SharedMemory::DQ), lse(start + SharedMemory::LSE),
-        neg_delta(start + SharedMemory::NEG_DELTA), rings(start),
-        Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
-        dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY},
-        dS_ring{start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY}, dQ_handover(dq_handover(start)) {}
+      : TileMemory(start), dQ(start + SharedMemory::DQ), dS_ring{start + SharedMemory::DS_FULL, start + SharedMemory::DS_EMPTY},
+        dQ_handover(dq_handover(start)) {}
 
   DEVICE u32 K_of(u32 kv) const { return K + rings.K.stage(kv) * (KEY_TILES * K_TILE_BYTES); }
   DEVICE u32 dS_of(u32 position, int consumer) const {

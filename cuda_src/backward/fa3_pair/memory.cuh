@@ -21,18 +21,10 @@ DEVICE int first_column(bool values, u32 rank) {
   return values ? int(rank) * (ATOMS - 1) * ATOM_COLUMNS : ATOM_COLUMNS + int(rank) * KEY_COLUMNS;
 }
 
-struct PairMemory {
-  u32 start, K, V, Q, dO, dS, lse, neg_delta, other_K;
-  ItemRings rings;
-  Ring<NUM_STAGES> Q_ring;
-  Ring<DO_STAGES> dO_ring;
+struct PairMemory : TileMemory {
+  u32 start, other_K;
 
-  DEVICE explicit PairMemory(u32 start)
-      : start(start), K(start + SharedMemory::K), V(start + SharedMemory::V), Q(start + SharedMemory::Q),
-        dO(start + SharedMemory::DO), dS(start + SharedMemory::DS), lse(start + SharedMemory::LSE),
-        neg_delta(start + SharedMemory::NEG_DELTA), other_K(start + SharedMemory::OTHER_K), rings(start),
-        Q_ring{start + SharedMemory::Q_FULL, start + SharedMemory::Q_EMPTY},
-        dO_ring{start + SharedMemory::DO_FULL, start + SharedMemory::DO_EMPTY} {}
+  DEVICE explicit PairMemory(u32 start) : TileMemory(start), start(start), other_K(start + SharedMemory::OTHER_K) {}
 
   // The three uses of a buffer of dS: P, the block's own dS, and the other block's dS. They are empty together.
   DEVICE Ring<DS_STAGES> P_ring() const { return {start + SharedMemory::P_FULL, start + SharedMemory::DS_EMPTY}; }
