@@ -30,14 +30,10 @@ struct TmaKeyStream : KeyStream {
 
   DEVICE void start(const DecodeParams& p, const Span& span, int ring) {
     start_span(p, span, ring);
-    if constexpr (PAGED) {
-      index = 0;
-      pages = page_of(p, places.of(key + thread % 32 * Bc));
-      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
-    }
+    restart(p, key);
   }
 
-  // Reads the span once more, from its first key on.
+  // Reads the span from its first key on.
   DEVICE void restart(const DecodeParams& p, int first_key) {
     key = first_key;
     if constexpr (PAGED) {

@@ -10,6 +10,7 @@ from typing import Any, Self
 from ..gpu.architectures import Device
 from ..problem.float8 import MODES, key_tile
 from ..problem.problem import BAND_KINDS, Problem
+from ..problem.tree import TREE_KINDS
 from .base import Kernel
 from .config import Box, Buffer, Launch, Split, TileConfig, ceil_div, tile_pitch
 
@@ -273,6 +274,8 @@ class DecodeSplit(Kernel):
         fixed = {"": 0, "bound": 1}.get(str(problem.softmax_max), 2)
         return {
             "SOFTMAX_MAX": fixed,
+            "INVARIANT": problem.invariant,  # of every kernel; here builds pair it, and TREE, with the other choices
+            "TREE": TREE_KINDS.index(problem.tree),
             "PAGED": problem.cache.paged,
             "RAGGED": problem.lengths.ragged,
             "APPEND": problem.cache.new_tokens > 0 and not problem.cache.quantize_new,
