@@ -98,55 +98,42 @@ def test_a_link_takes_the_shape_along(server: str, browser: Browser) -> None:
 
 
 @pytest.mark.in_turn
+@pytest.mark.parametrize(
+    ("link", "x", "y", "blocks", "said"),
+    [  # 8 × 16 tiles of 128 × 64, and 16 × 8 tiles of 64 × 128, of which a click selects a column
+        ("", 3.5 / 16, 5.5 / 8, {"Query block": "5", "Key block": "3"}, "Tile (5, {})"),
+        ("&op=backward", 2.5 / 8, 13.5 / 16, {"Key block": "2"}, "Key block {} visits "),
+    ],
+    ids=["forward", "backward"],
+)
 def test_a_click_or_the_keyboard_selects_a_tile_and_the_link_carries_it(
-    server: str, browser: Browser
+    server: str, browser: Browser, link: str, x: float, y: float, blocks: dict[str, str], said: str
 ) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024{link}")
     page.set_viewport_size({"width": 1360, "height": 1400})  # all of the grid
     grid = page.locator(".js-plotly-plot .nsewdrag").first
     expect(grid).to_be_visible()
     box = place_of(grid)
-    page.mouse.click(box["x"] + box["width"] * 3.5 / 16, box["y"] + box["height"] * 5.5 / 8)
-    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5")
-    expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("3")
+    page.mouse.click(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+    for name, number in blocks.items():
+        expect(page.get_by_role("spinbutton", name=name)).to_have_value(number)
     visit.settle()
-    expect(page.locator("body")).to_contain_text("Tile (5, 3)")
-    page.wait_for_url(re.compile(r"[?&]q=5\b.*[?&]k=3\b"))
+    key_block = int(blocks["Key block"])
+    expect(page.locator("body")).to_contain_text(said.format(key_block))
+    page.wait_for_url(re.compile(rf"[?&]k={key_block}\b"))
+    screenshot(page, f"masked_work-selected{link[1:]}")
     page.reload()
     visit.settle()
-    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5")
+    for name, number in blocks.items():
+        expect(page.get_by_role("spinbutton", name=name)).to_have_value(number)
     field = page.get_by_role("spinbutton", name="Key block")
     field.focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
-    expect(field).to_have_value("4")
-    page.wait_for_url(re.compile(r"[?&]k=4\b"))
-    expect(page.locator("body")).to_contain_text("Tile (5, 4)")
-    visit.close()
-
-
-@pytest.mark.in_turn
-def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
-    page.get_by_role("radio", name="Backward").click()
-    page.wait_for_url(re.compile(r"[?&]op=backward\b"))
-    visit.settle()  # 16 × 8 tiles of 64 × 128
-    page.set_viewport_size({"width": 1360, "height": 1400})  # all of the grid
-    grid = page.locator(".js-plotly-plot .nsewdrag").first
-    box = place_of(grid)
-    page.mouse.click(box["x"] + box["width"] * 6.5 / 8, box["y"] + box["height"] * 13.5 / 16)
-    expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")
-    visit.settle()
-    expect(page.locator("body")).to_contain_text("Key block 6 visits 4 of 16 query blocks: 12 to 15")
-    page.wait_for_url(re.compile(r"[?&]k=6\b"))
-    screenshot(page, "masked_work-backward-light")
-    page.reload()
-    visit.settle()
-    expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")
-    page.get_by_role("radio", name="Forward").click()
-    expect(page.get_by_role("spinbutton", name="Query block")).to_be_visible()
+    expect(field).to_have_value(f"{key_block + 1}")
+    page.wait_for_url(re.compile(rf"[?&]k={key_block + 1}\b"))
+    expect(page.locator("body")).to_contain_text(said.format(key_block + 1))
     visit.close()
 
 
