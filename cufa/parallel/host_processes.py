@@ -1,4 +1,5 @@
-"""One process for each rank, on CPUs: NumPy arrays travel by the communicator that the processes have."""
+"""Messages between processes on the host: the roll call that every call begins with, so that a slow or dead rank is
+named instead of awaited, and the arrays of ranks on CPUs."""
 
 from __future__ import annotations
 
@@ -10,19 +11,67 @@ from typing import Any
 import numpy as np
 
 from .group import Move, Transport
-from .roll import Roll, late
 
-_TAG = 4748
-_POLL_S = 0.0002
+_NUMBERS, _ARRAY = 4747, 4748
+"""Tags of messages."""
+_SPIN_S, _POLL_S = 0.002, 0.0005
+
+
+class Roll:
+    """Messages between all ranks. ``comm`` has mpi4py's ``isend``, ``iprobe`` and ``recv``."""
+
+    def __init__(self, comm: Any, timeout: float) -> None:
+        self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
+        self.calls = 0
+        self._comm = comm
+        self._posted = collections.deque[Any](maxlen=1024)
+
+    def post(self, x: Any, rank: int, tag: int) -> None:
+        self._posted.append(self._comm.isend(x, dest=rank, tag=tag))
+
+    def receive(self, ranks: Sequence[int], tag: int) -> dict[int, Any]:
+        """The next message of each rank. Raises RuntimeError that names the ranks whose message did not come within the
+        group's timeout."""
+        found: dict[int, Any] = {}
+        began = time.monotonic()
+        while len(found) < len(ranks):
+            for rank in ranks:
+                if rank not in found and self._comm.iprobe(source=rank, tag=tag):
+                    found[rank] = self._comm.recv(source=rank, tag=tag)
+            waited = time.monotonic() - began
+            if waited > self.timeout and len(found) < len(ranks):
+                raise RuntimeError(late([r for r in ranks if r not in found], self))
+            if waited > _SPIN_S:
+                time.sleep(_POLL_S)
+        return found
+
+    def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
+        """The numbers of every rank."""
+        self.calls += 1
+        others = [r for r in range(self.size) if r != self.rank]
+        for rank in others:
+            self.post([*numbers], rank, _NUMBERS)
+        found = {self.rank: [*numbers], **self.receive(others, _NUMBERS)}
+        return [found[r] for r in range(self.size)]
+
+
+def late(ranks: Sequence[int], roll: Any) -> str:
+    """What to say of ranks that do not answer. ``roll`` has rank, timeout and calls."""
+    who = f"rank {', '.join(map(str, ranks))} did not" if ranks else "some rank did not"
+    return (
+        f"{who} answer rank {roll.rank} within {roll.timeout:g} s (call {roll.calls}): it is slow, has ended, or makes "
+        "other calls. The group cannot be used any more: results of its last call are wrong"
+    )
 
 
 class HostProcesses(Transport):
+    """One process for each rank, on CPUs: NumPy arrays travel by the communicator that the processes have."""
+
     one_process = False
 
     def __init__(self, comm: Any, timeout: float) -> None:
-        self._comm, self._roll = comm, Roll(comm, timeout)
+        self._roll = Roll(comm, timeout)
         self.size, self.local = self._roll.size, (self._roll.rank,)
-        self._posted = collections.deque[Any](maxlen=1024)
 
     def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
         return self._roll.gather(numbers)
@@ -33,15 +82,9 @@ class HostProcesses(Transport):
             if move.sender == move.receiver:
                 move.target[...] = move.source
             elif move.sender == self._roll.rank:
-                x = np.ascontiguousarray(move.source)
-                self._posted.append(self._comm.isend(x, dest=move.receiver, tag=_TAG))
+                self._roll.post(np.ascontiguousarray(move.source), move.receiver, _ARRAY)
         return [x for x in moves if x.receiver == self._roll.rank != x.sender]
 
     def finish(self, started: Any) -> None:
         for move in started:
-            until = time.monotonic() + self._roll.timeout
-            while not self._comm.iprobe(source=move.sender, tag=_TAG):
-                if time.monotonic() > until:
-                    raise RuntimeError(late([move.sender], self._roll))
-                time.sleep(_POLL_S)
-            move.target[...] = self._comm.recv(source=move.sender, tag=_TAG)
+            move.target[...] = self._roll.receive([move.sender], _ARRAY)[move.sender]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .group import Move, Transport, exchange
-from .roll import Roll, late
+from .host_processes import Roll, late
 
 _POLL_S = 0.02
 

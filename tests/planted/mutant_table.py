@@ -402,8 +402,8 @@ PARALLEL = [
         ("length % turn - rank * interleave", "length % turn - interleave", "later ranks hold as much as the second"),
         ("length - (tokens - i - 1)", "length - (tokens - i)", "a token does not see itself"),
     ),
-    *_of("cufa/parallel/roll.py", "parallel_processes",
-        ("[r for r in others if r not in found]", "others", "ranks that have answered are named"),
+    *_of("cufa/parallel/host_processes.py", "parallel_processes",
+        ("[r for r in ranks if r not in found]", "ranks", "ranks that have answered are named"),
     ),
 ]  # fmt: skip
 
