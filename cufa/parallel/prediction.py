@@ -159,21 +159,15 @@ def plan(
 
 
 def _timeline(
-    schedule: Schedule,
-    rank: int,
-    size: int,
-    seconds_per_score: float,
-    link: tuple[float, float],
-    backward: bool,
-) -> tuple[list[StepCost], float]:
+    schedule: Schedule, rank: int, size: int, seconds_per_score: float, link: tuple[float, float], backward: bool
+) -> tuple[list[StepCost], float]:  # fmt: skip
     """A rank's steps: what a step needs travels from the beginning of the call, or of the step :data:`AHEAD` steps
     before, on; results travel back under the step after it."""
     bandwidth, latency = link
     arrivals, found = list(schedule.arrivals(rank)), []
     now = linked = back_end = 0.0
     begins = [0.0] * AHEAD
-    steps = ((work, step) for work in schedule.works[rank] for step in work.steps)
-    for at, (work, step) in enumerate(steps):
+    for at, work, step in schedule.steps(rank):
         here = [x for x in arrivals if x.step == at]
         received = sum(_RECEIVED[x.what, backward] * x.rows * size for x in here)
         transfer = received / bandwidth + latency if received else 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 
 from ..problem.mask import Mask
@@ -115,29 +114,29 @@ class Schedule:
     def ranks(self) -> int:
         return len(self.works)
 
+    def steps(self, rank: int) -> Iterator[tuple[int, Work, Step]]:
+        """The steps of a rank, numbered over all its works."""
+        pairs = ((work, step) for work in self.works[rank] for step in work.steps)
+        return ((at, work, step) for at, (work, step) in enumerate(pairs))
+
     def arrivals(self, rank: int) -> Iterator[Arrival]:
         """What ``rank`` receives, step by step."""
-        steps = itertools.count()
-        for work in self.works[rank]:
-            for i, step in enumerate(work.steps):
-                at = next(steps)
-                if i == 0:
-                    yield from (Arrival(at, "q", x, work.heads) for x in work.queries if x.rank != rank)
-                yield from (Arrival(at, "kv", x, work.kv_heads) for x in step.keys if x.rank != rank)
+        for at, work, step in self.steps(rank):
+            if step is work.steps[0]:
+                yield from (Arrival(at, "q", x, work.heads) for x in work.queries if x.rank != rank)
+            yield from (Arrival(at, "kv", x, work.kv_heads) for x in step.keys if x.rank != rank)
 
     def scores(self, rank: int) -> int:
         """Visible scores that a rank computes, over all its heads, of one sequence."""
-        return sum(
-            step.scores * (work.heads[1] - work.heads[0]) for work in self.works[rank] for step in work.steps
-        )
+        return sum(step.scores * (work.heads[1] - work.heads[0]) for _, work, step in self.steps(rank))
 
     def __str__(self) -> str:
         heads, kv_heads = self.heads[0]
         lines = [f"{self.scheme}: {heads}/{kv_heads} heads", str(self.queries)]
-        for rank, works in enumerate(self.works):
+        for rank in range(self.ranks):
             lines.append(f"rank {rank} computes {self.scores(rank):,} scores")
             arrivals = list(self.arrivals(rank))
-            for at, (work, step) in enumerate((x, step) for x in works for step in x.steps):
+            for at, work, step in self.steps(rank):
                 lines.append(f"  step {at}   heads {work.heads[0]}-{work.heads[1] - 1}")
                 lines += [str(x) for x in arrivals if x.step == at]
                 lines += [

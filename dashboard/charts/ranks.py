@@ -120,9 +120,8 @@ def _owners(schedule: Schedule) -> tuple[Cells, Cells, list[Cells]]:
         for n in (schedule.queries.seqlen, schedule.keys.seqlen)
     ]
     owner, steps = (np.full([len(x) for x in middles], -1) for _ in range(2))
-    for rank, works in enumerate(schedule.works):
-        numbered = enumerate((work, step) for work in works for step in work.steps)
-        for at, (work, step) in numbered:
+    for rank in range(schedule.ranks):
+        for at, work, step in schedule.steps(rank):
             for call in step.calls if work.heads[0] == 0 else ():
                 rows = _places(work.queries, call.rows, middles[0])
                 keys = _places(step.keys, call.keys, middles[1])
