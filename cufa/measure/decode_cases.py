@@ -13,7 +13,7 @@ from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
 from ..plan.decode_splits import longest, resident
 from ..plan.planner import make_plan
 from ..problem.lengths import Cached
-from ..problem.mask import CAUSAL, Mask
+from ..problem.mask import CAUSAL, Band, Mask
 from ..problem.problem import Problem, default_scale
 from ..schedule.decode import WAVES
 from .cases import READ, Case, Contender, contenders
@@ -173,8 +173,6 @@ def steps(problem: Problem, device: Device | None) -> tuple[Contender, ...]:
 
 def windows(device: Device | None) -> Iterator[Case]:
     """The gain of a window: 1,024 of many cached tokens, beside a cache of 1,024."""
-    from ..problem.mask import Band
-
     for heads, kv_heads in ((32, 8), (32, 32)):
         long = make_decode(1, heads, kv_heads, 128 << 10, mask=Band(1023, 0))
         short = make_decode(1, heads, kv_heads, 1 << 10)

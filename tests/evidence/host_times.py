@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,7 @@ def host_calls() -> list[Json]:
     calls = {label: eval(f"lambda: {code or label}", names) for label, code in _CALLS.items()}
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
     if not peers.FAMILIES["torch"].missing:
-        measure = functools.partial(host_time, synchronize=synchronize)
-        found += _torch_times(q, k, v, measure)
+        found += _torch_times(q, k, v, synchronize)
     return [
         {"call": label, **{f"p{p}_us": round(getattr(timing, f"p{p}") * 1e6, 2) for p in (10, 50, 90)}}
         for label, timing in found
@@ -99,9 +98,7 @@ def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -
     return Timing(tuple(samples))
 
 
-def _torch_times(
-    q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
-) -> list[tuple[str, Timing]]:
+def _torch_times(q: Any, k: Any, v: Any, synchronize: Run) -> list[tuple[str, Timing]]:
     """Host time of a bare SDPA call, for each backend that serves the small problem, chosen outside."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -116,7 +113,7 @@ def _torch_times(
     for name, backend in sdpa.BACKENDS.items():
         with torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)):
             try:
-                found.append((name, measure(attention)))
+                found.append((name, host_time(attention, synchronize)))
             except RuntimeError:
                 continue
     return found

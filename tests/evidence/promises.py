@@ -98,7 +98,6 @@ _SHAPE = f"8 heads × {_SEQLEN}, d64, float32"
 _GRADIENT_SEQLEN = 2048
 _GRADIENT_SHAPE = f"8 heads × {_GRADIENT_SEQLEN}, d64, float32"
 _ROUNDS = 5
-"""The best of these rounds counts: other work on the machine only adds time."""
 
 
 def import_seconds() -> float:
@@ -129,16 +128,21 @@ def _causal_over_full() -> float:
 @functools.cache
 def _seconds(attention: Callable[..., Any], causal: bool) -> float:
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, _SEQLEN, 64), np.float32)
+    return _fastest(lambda: attention(q, k, v, causal=causal))
+
+
+def _fastest(call: Callable[[], Any]) -> float:
+    """Seconds of the fastest of some rounds: other work on the machine only adds time."""
 
     def once() -> float:
         start = time.perf_counter()
-        attention(q, k, v, causal=causal)
+        call()
         return time.perf_counter() - start
 
     return min(once() for _ in range(_ROUNDS))
 
 
-def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool = True) -> Any:
+def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool) -> Any:
     """(dq, dk, dv) as a NumPy user would write them."""
     scale = np.float32(default_scale(q.shape[-1]))
     s = (q @ k.swapaxes(-1, -2)) * scale
@@ -152,14 +156,9 @@ def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, 
 def _gradients_over_numpy() -> float:
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 8, _GRADIENT_SEQLEN, 64), np.float32)
     out, lse = flash_attention(q, k, v, causal=True, return_lse=True, device="cpu")
-
-    def seconds(gradients: Callable[..., Any], **options: Any) -> float:
-        start = time.perf_counter()
-        gradients(dout, q, k, v, out, lse, causal=True, **options)
-        return time.perf_counter() - start
-
-    ours = min(seconds(flash_attention_backward, device="cpu") for _ in range(_ROUNDS))
-    return ours / min(seconds(naive_numpy_backward) for _ in range(_ROUNDS))
+    arrays = dout, q, k, v, out, lse
+    ours = _fastest(lambda: flash_attention_backward(*arrays, causal=True, device="cpu"))
+    return ours / _fastest(lambda: naive_numpy_backward(*arrays, causal=True))
 
 
 def main(found: list[Promise]) -> int:
