@@ -15,7 +15,7 @@ from records_support import made_up_card, measured_row, rows_json
 from sampling import of_today
 from test_backward import check
 
-from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
+from cufa.build.static_compile import check_report, static_compile
 from cufa.gpu.architectures import Device
 from cufa.measure import suites
 from cufa.measure.cases import of_forward
@@ -77,12 +77,9 @@ def test_variations_differ_from_what_ships_in_one_thing(head_dim, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
 @pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
 def test_none_spills(head_dim, causal):
     """A step that spilled would make a slow start look like a technique's gain."""
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     plan = plan_of(head_dim, causal)
     for contender in of_today(hoppers(plan), f"no step spills {head_dim} {causal}", fixed=0):
         step = contender.plan(plan.problem, H200)

@@ -10,7 +10,7 @@ import pytest
 from records_support import SHIPPED
 from sampling import of_today
 
-from cufa.build.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
+from cufa.build.static_compile import check_report, static_compile
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.measure import bounds, predictions, suites
@@ -118,12 +118,9 @@ class TestLadder:
 
     @pytest.mark.parametrize("config", of_today(SPEC.configs, "no step spills", fixed=0), ids=str)
     @pytest.mark.slow
+    @pytest.mark.usefixtures("nvrtc")
     def test_no_step_spills(self, config):
         """A step that spilled would make a slow start look like a technique's gain."""
-        try:
-            nvrtc_version()
-        except MissingCompilerError as error:
-            pytest.skip(str(error))
         problem = suites.make(1, 8, 4096, config.max_head_dim, "bfloat16", True)
         compiled = {rung.config: rung.label for rung in ladder("fa3", config)[:-1]}
         for rung, label in of_today([*compiled.items()], f"no step spills {config}", fixed=0):

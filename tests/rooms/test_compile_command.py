@@ -15,7 +15,7 @@ from support import changed
 
 from cufa.build import compiler
 from cufa.build import variants as variants_module
-from cufa.build.static_compile import MissingCompilerError, nvrtc_version
+from cufa.build.static_compile import nvrtc_version
 from cufa.commands import compile as compile_module
 from cufa.commands.compile import compile_command
 from cufa.kernels import Kernel, Launch, TileConfig
@@ -61,12 +61,8 @@ Compile = Callable[..., Result]
 
 
 @pytest.fixture
-def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvrtc: None) -> Compile:
     """Run the command on a registry of one kernel, of this source, that is launched as first then second."""
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
     launch_threads = [256]
 
@@ -246,11 +242,8 @@ def test_without_nvrtc_the_exit_status_and_words_say_so(monkeypatch):
     assert result.stdout == ""
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_what_a_shape_needs_is_compiled_into_a_folder(tmp_path: Path) -> None:
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     arguments = ["--for", "1,8/2,512,64", "--causal", "--arch", "sm_80", "--into", str(tmp_path), "--json"]
     result = CliRunner().invoke(compile_command, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output

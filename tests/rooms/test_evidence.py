@@ -11,7 +11,7 @@ from evidence.recorder import PARTS
 from records_support import H200, SHIPPED
 from sampling import of_today
 
-from cufa.build.static_compile import MissingCompilerError, nvrtc_version
+from cufa.build.static_compile import nvrtc_version
 from cufa.kernels import KERNELS, kernels_of
 from cufa.measure import cards
 from cufa.measure.regimes import Regime
@@ -45,16 +45,13 @@ def test_every_kernel_was_tested_and_timed(name):
     assert all(any(kernel in x for x in problems) for kernel in AWAITED), "take them off the list"
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_the_list_of_current_machine_code_is_right():
     """For a sample that changes daily: a build gives the code of its rows if, and only if, the list says so."""
     pytest.importorskip("elftools")
-    try:
-        version = nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     kept = code.pinned_nvrtc()
-    if version != kept:
-        pytest.skip(f"digests are of NVRTC {kept}, this is {version}")
+    if nvrtc_version() != kept:
+        pytest.skip(f"digests are of NVRTC {kept}, this is {nvrtc_version()}")
     sample = of_today(sorted(code.stamped()), "machine code", fixed=0, dated=SAMPLE)
     assert not code.wrong(sample), "run `python -m tests.evidence stamp`, and `make readme`"
 

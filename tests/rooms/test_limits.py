@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from cufa.build.static_compile import MissingCompilerError, check_report, static_compile
+from cufa.build.static_compile import check_report, static_compile
 from cufa.gpu.architectures import find_architecture
 from cufa.kernels import Launch
 from cufa.measure import limits
@@ -22,11 +22,9 @@ KINDS = tuple(limits._FLOPS_A_PRODUCT)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("nvrtc")
 def test_products_are_made_from_registers_and_nothing_else_is_in_their_loop(kind, arch):
-    try:
-        report = static_compile(SOURCE, limits._constants(kind), find_architecture(arch))
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
+    report = static_compile(SOURCE, limits._constants(kind), find_architecture(arch))
     assert not check_report(report)
     body = report.ptx.partition(".entry mma_limit")[2].partition(".entry")[0]
     # One loop, unrolled by a compiler that keeps a multiple of the products in it.
