@@ -73,32 +73,15 @@ def test_results_of_each_kernel(backend, spec, case, dims):
     check(backend, kind, lengths, options, dims, dtype, operation=spec.operation, algorithm=spec.algorithm)
 
 
-def test_decoding_on_a_cpu():
+def test_a_shared_prefix_on_a_cpu():
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal(x) for x in ((2, 4, 3, 24), (2, 2, 90, 24), (2, 2, 90, 16)))
-    new = {"k_new": k[:, :, :2], "v_new": v[:, :, :2]}
-    pages = rng.standard_normal((6, 2, 16, 24)), rng.standard_normal((6, 2, 16, 16))
+    q, *pages = (rng.standard_normal(x) for x in ((2, 4, 3, 24), (6, 2, 16, 24), (6, 2, 16, 16)))
     table = {"block_table": np.arange(6).reshape(2, 3), "cache_seqlens": [30, 7]}
-    for cache, more in (
-        ((k, v), {}),
-        ((k, v), {"cache_seqlens": [4, 80], **new}),
-        (pages, table),
-        (pages, table | new),
-    ):
-        caches = [x.copy() for x in cache]
-        expected = cufa.decode_reference(q, *caches, **more)
-        got = cufa.flash_decode(q, *caches, **more, device="cpu")
-        assert got.shape == (2, 4, 3, 16)
-        np.testing.assert_allclose(got, expected, atol=1e-12)
     shared = [[5]], [0, -1]  # the page of a prefix, and whose it is
-    own = {"shared_prefix": shared, **table, "device": "cpu"}
-    together = cufa.flash_decode(q, *pages, **own)
-    pages_of = {
-        "block_table": np.array([[5, 0, 1, 2], [3, 4, 5, 0]]),
-        "cache_seqlens": [46, 7],
-        "device": "cpu",
-    }
-    np.testing.assert_allclose(together, cufa.flash_decode(q, *pages, **pages_of), atol=1e-12)
+    together = cufa.flash_decode(q, *pages, shared_prefix=shared, **table, device="cpu")
+    whole = {"block_table": np.array([[5, 0, 1, 2], [3, 4, 5, 0]]), "cache_seqlens": [46, 7]}
+    assert together.shape == (2, 4, 3, 16)
+    np.testing.assert_allclose(together, cufa.flash_decode(q, *pages, **whole, device="cpu"), atol=1e-12)
 
 
 DECODING = (
@@ -112,7 +95,7 @@ DECODING = (
 @pytest.mark.sampled(on="emulate", each="kernel", dated=0)
 @pytest.mark.parametrize("dims", PAIRS)
 @pytest.mark.parametrize("case", range(len(DECODING)))
-@each("emulate", "gpu", kernels=[x.name for x in kernels_of("decode").values() if x.any_v_dim])
+@each("cpu", "emulate", "gpu", kernels=[x.name for x in kernels_of("decode").values() if x.any_v_dim])
 def test_decoding_of_each_kernel(backend, kernel, case, dims):
     spec, more = kernels_of("decode")[kernel], DECODING[case]
     if more.get("page_size", 16) % spec.page_multiple:

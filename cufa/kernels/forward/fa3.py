@@ -61,7 +61,7 @@ _LONG, _SHORT = 8192, 1024
 
 #: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
 #: dims): with items of equal length; with items of every length; with those from 8k keys on, where wide items are
-#: no longer too uneven; and with those of up to 1k keys, where waiting for turns is no longer hidden.
+#: no longer too uneven; and with those of up to 1k keys, where waiting for a ping-pong slot is no longer hidden.
 _SLOWNESS = {
     _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.02, 1.0, 1.0, 1.0),
