@@ -43,10 +43,17 @@ def kinds_of(execute: Callable[[], Emulation], check: Callable[[Emulation], obje
 
 
 def forward(
-    algorithm: str, dtype: str, config: TileConfig, head_dim: int, mask: Mask, lengths, schedule="ascending"
-) -> str:
-    inputs = make_inputs(1, 2, 1, *lengths, head_dim, dtype)
-    how = {"algorithm": algorithm, "config": config, "mask": mask, "schedule": schedule}
+    algorithm: str, dtype: str, config: TileConfig, head_dim: int, mask: Mask, lengths, schedule="ascending",
+    heads: int = 2, num_splits: int | None = None,
+) -> str:  # fmt: skip
+    inputs = make_inputs(1, heads, 1, *lengths, head_dim, dtype)
+    how = {
+        "algorithm": algorithm,
+        "config": config,
+        "mask": mask,
+        "schedule": schedule,
+        "num_splits": num_splits,
+    }
     return kinds_of(lambda: emulate(*inputs, **how, mode="checked", trace=False))
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from bugs_backward import ALONE, ALONE_F32, SHARED, SHARED_F32
+from fa3_support import execute_on_blocks
 from planted_runs import BY_CLUSTER, BY_LAUNCH, MANY_ROWS, PAGES, backward, decoding, forward, kinds_of
 from sampling import of_today
-from support import forward_operands, make_inputs, make_problem, plan_with_blocks
+from support import make_inputs
 
 from cufa import masks
 from cufa.build import compiler
@@ -22,7 +21,7 @@ from cufa.kernels import KERNELS
 from cufa.plan.planner import fitting_configs
 from cufa.problem.mask import FULL, Band, Mask
 from cufa.problem.problem import BAND_KINDS
-from cufa.run.emulate.calls import Execution, emulate, run_plan
+from cufa.run.emulate.calls import Execution
 
 #: mma_fence is not here: it orders nothing on a GPU.
 _ORDERING = re.compile(
@@ -31,7 +30,7 @@ _ORDERING = re.compile(
     r"mbarrier_init_fence|mbarrier_arrive|mbarrier_arrive_expect_tx|mbarrier_wait|mbarrier_wait_cluster|"
     r"wgmma_fence|wgmma_commit|wgmma_wait<[^;(]*>|grid_await_previous|grid_release_next)\([^;{}]*\);"
 )
-SM_90 = Device.typical("sm_90")
+SM_90, FA3 = Device.typical("sm_90"), KERNELS["fa3_forward"]
 
 
 def forward_runs(kernel: str, dtype: str, *head_dims: int) -> list[Callable[[], str]]:
@@ -48,43 +47,22 @@ def forward_runs(kernel: str, dtype: str, *head_dims: int) -> list[Callable[[], 
 
 
 def fa3(
-    which: int,
-    head_dim: int,
-    lengths=(200, 130),
-    softcap: float | None = None,
-    mask: Mask = FULL,
+    which: int, head_dim: int, lengths=(200, 130), softcap: float | None = None, mask: Mask = FULL,
     schedule="ascending",
-) -> str:
+) -> str:  # fmt: skip
     """By the head dim's config of this index; one block takes several short items, and its pipeline links them."""
-    config = [config for config in KERNELS["fa3_forward"].configs if config.fits(head_dim)][which]
+    config = [config for config in FA3.configs if config.fits(head_dim)][which]
     inputs = make_inputs(1, 3, 1, *lengths, head_dim, "float16")
-    problem = dataclasses.replace(make_problem(*inputs, mask=mask), softcap=softcap)
-    plan = plan_with_blocks(problem, config, 1)
-    return kinds_of(
-        lambda: run_plan(plan, forward_operands(*inputs), Execution("checked", schedule), trace=False)
-    )
+    execution = Execution("checked", schedule)
+    return kinds_of(lambda: execute_on_blocks(inputs, mask, config, 1, execution, softcap=softcap))
 
 
-def fa3_split(number: int, heads: int = 1, lengths=(70, 700), schedule="ascending") -> str:
-    """The keys of each query block in so many splits, and the launch that merges them. Heads that share keys share a
-    tile, where their queries are few."""
-    spec = KERNELS["fa3_forward"]
-    config = next(c for c in spec.fitting(spec.split_configs, 128, SM_90) if c.packed_heads == heads)
-    inputs = make_inputs(1, heads, 1, *lengths, 128, "float16")
-    options = {
-        "algorithm": "fa3",
-        "num_splits": number,
-        "arch": "sm_90",
-        "config": config,
-        "schedule": schedule,
-    }
-    return kinds_of(lambda: emulate(*inputs, **options, mode="checked", trace=False))
-
-
+#: By the heads that share a tile.
+_SPLIT = {config.packed_heads: config for config in FA3.fitting(FA3.split_configs, 128, SM_90)[::-1]}
 _FA3 = {
     "d128, Q in registers": partial(fa3, 0, 128),
     #: A second launch follows only where keys are split: no other run misses grid_release_next.
-    "split": partial(fa3_split, 3),
+    "split": partial(forward, "fa3", "float16", _SPLIT[1], 128, FULL, (70, 700), heads=1, num_splits=3),
     "d128, two stages of Q": partial(fa3, 1, 128),
     "d128, one consumer": partial(fa3, 2, 128),
     "d64, three consumers": partial(fa3, 0, 64),
@@ -93,10 +71,16 @@ _FA3 = {
     "softcap": partial(fa3, 0, 128, softcap=5.0),
     "window": partial(fa3, 0, 128, lengths=(330, 330), mask=Band(left=20, right=5)),
     "documents": partial(fa3, 2, 128, lengths=(200, 200), mask=masks.documents([90, 60, 50])),
-    "split, heads in one tile": partial(fa3_split, 3, heads=2, lengths=(20, 700)),
+    "split, heads in one tile": partial(
+        forward, "fa3", "float16", _SPLIT[2], 128, FULL, (20, 700), num_splits=3
+    ),
     "backward": partial(backward, "fa3", None, seqlen_q=200, seqlen_k=300),
 }
 _DECODE = {
+    #: More tiles than stages: the wait for Q is also for the scales of the first.
+    "scales of keys": partial(
+        decoding, "decode_split_tma_fp8_scaled", 1, lengths=[650, 3], fp8="token", **PAGES
+    ),
     "split": partial(decoding, "decode_split_tma", 3, **PAGES),
     "split, merged in clusters": partial(decoding, "decode_split_tma", 3, change=BY_CLUSTER, **PAGES),
     "split, merged by a launch": partial(decoding, "decode_split_tma", 3, change=BY_LAUNCH, **PAGES),
@@ -108,10 +92,6 @@ _DECODE = {
     ),
     "balanced by cp.async": partial(decoding, "decode_balanced", 4, head_dim=72, new=1, page_size=3),
     "fixed maximum, many rows": partial(decoding, "decode_split", 2, which=-1, softmax_max=1e4, **MANY_ROWS),
-    #: More tiles than stages: the wait for Q is also for the scales of the first.
-    "scales of keys": partial(
-        decoding, "decode_split_tma_fp8_scaled", 1, lengths=[650, 3], fp8="token", **PAGES
-    ),
 }
 
 #: By kernel: runs of which one must miss each call.
@@ -164,33 +144,33 @@ SUPERFLUOUS = {
 }
 
 
-def calls(file: str) -> Iterator[re.Match[str]]:
-    """Without those of trace builds and those in comments."""
-    text = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8")
+def calls(file: str) -> list[re.Match[str]]:
+    """Without superfluous ones, those of trace builds and those in comments."""
+    text, superfluous = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8"), SUPERFLUOUS.get(file)
+    assert superfluous is None or superfluous in text, file
+    found = []
     for match in _ORDERING.finditer(text):
         before, line = text[: match.start()].rpartition("\n")[::2]
-        if "//" not in line and not before.rstrip().endswith("if constexpr (TRACE) {"):
-            yield match
+        traced = before.rstrip().endswith("if constexpr (TRACE) {")
+        if "//" not in line and not traced and match.start() != text.find(superfluous or "none"):
+            found.append(match)
+    return found
 
 
-def cases() -> Iterator[Any]:
-    for file in FILES:
-        for i, call in enumerate(calls(file)):
-            yield pytest.param(file, i, id=f"{file}:{i}-{call[0].partition('(')[0]}")
+CALLS = [
+    pytest.param(file, call, id=f"{file}:{i}-{call[0].partition('(')[0]}")
+    for file in FILES
+    for i, call in enumerate(calls(file))
+]
 
 
 @pytest.mark.sampled(fixed=4, dated=4)
-@pytest.mark.parametrize(("file", "i"), list(cases()))
-def test_a_call_that_is_left_out_is_found(plant, file: str, i: int):
-    call = next(itertools.islice(calls(file), i, None))
+@pytest.mark.parametrize(("file", "call"), CALLS)
+def test_a_call_that_is_left_out_is_found(plant, file: str, call: re.Match[str]):
     plant(file, call.string, call.string[: call.start()] + ";" + call.string[call.end() :])
     kernel, first = FILES[file]
     runs = [{**_FA3, **_DECODE}[first]] if first else []
-    found = any({*run().split()} - {"wrong"} for run in [*runs, *RUNS[kernel]])
-    line = call.string[call.string.rfind("\n", 0, call.start()) + 1 : call.end()]
-    assert found == (call.string.find(SUPERFLUOUS.get(file, "none")) != call.start()), (
-        f"{file}: {line} is {'needed' if found else 'left out, and nothing found'}"
-    )
+    assert any({*run().split()} - {"wrong"} for run in [*runs, *RUNS[kernel]]), "nothing found"
 
 
 @pytest.mark.sampled(each="kernel", fixed=0)

@@ -61,10 +61,11 @@ def unseen(config: TileConfig) -> tuple[list[np.ndarray], Mask]:
 
 
 def execute_on_blocks(
-    inputs, mask: Mask, config: TileConfig, blocks: int, execution: Execution, trace: bool = False, **how
-) -> Emulation:
-    plan = plan_with_blocks(make_problem(*inputs, mask=mask), config, blocks)
-    return run_plan(plan, forward_operands(*inputs), execution, trace=trace, **how)
+    inputs, mask: Mask, config: TileConfig, blocks: int, execution: Execution, trace: bool = False,
+    launches: int = 1, softcap: float | None = None,
+) -> Emulation:  # fmt: skip
+    plan = plan_with_blocks(make_problem(*inputs, mask=mask, softcap=softcap), config, blocks)
+    return run_plan(plan, forward_operands(*inputs), execution, trace=trace, launches=launches)
 
 
 def check(inputs, mask: Mask, config: TileConfig, runs: list[tuple[int, Execution]]) -> None:
