@@ -20,6 +20,7 @@ from mask_support import assert_visited
 from support import assert_tiles, make_inputs
 
 import cufa
+from cufa import masks
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, kernels_of
 from cufa.kernels.support import refusal
@@ -364,20 +365,47 @@ def exact(spec):
     return "float32" if spec.dtypes == ("float32",) else None
 
 
+RNG = np.random.default_rng(8)
+HOLES = RNG.random((150, 200)) < 0.02
+HOLES[:100, 64:192] = False
+IRREGULAR = {
+    "documents": masks.documents([60, 50, 40], causal=False, seqlen=150),
+    "prefix by sequence": masks.prefix([3, 190]),
+    "bits": HOLES,
+    "bits of query heads": RNG.random((2, 4, 150, 200)) < 0.004,
+}
+
+
+def assert_same_bits(spec, case, **how):
+    """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
+    execution = Execution("checked", copies="early", threads=1)
+    first = check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=True, **how)
+    for order, ordered in (("descending", True), (1, False)):
+        execution = Execution("plain", order, "late", 3)
+        run = check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=ordered, **how)
+        for name in NAMES[0 if ordered else 1 :]:
+            assert run.results[name].tobytes() == first.results[name].tobytes(), name
+
+
 @pytest.mark.emulate
 @pytest.mark.sampled(each="spec", fixed=0)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_same_bits_in_every_order(spec, head_dim):
-    """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
     case = make_case(1, 2, 1, 150, 300, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
-    execution = Execution("checked", copies="early", threads=1)
-    first = check(EMULATE, spec, exact(spec), case, execution=execution, deterministic=True)
-    for order, ordered in (("descending", True), (1, False)):
-        how = {"execution": Execution("plain", order, "late", 3), "deterministic": ordered}
-        run = check(EMULATE, spec, exact(spec), case, **how)
-        for name in NAMES[0 if ordered else 1 :]:
-            assert run.results[name].tobytes() == first.results[name].tobytes(), name
+    assert_same_bits(spec, case)
+
+
+@pytest.mark.emulate
+@pytest.mark.sampled(each="spec", fixed=0)
+@pytest.mark.parametrize("name", IRREGULAR)
+@pytest.mark.parametrize(("head_dim", "element"), [(64, 0), (128, -1)])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_same_bits_under_irregular_masks(spec, head_dim, element, name):
+    """The tickets of key blocks are listed."""
+    keys = 150 if name == "documents" else 200
+    case = make_case(2, 4, 2, 150, keys, near(spec, head_dim), spec.dtypes[element], mask=IRREGULAR[name])
+    assert_same_bits(spec, case, trace=False)
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(100, 40), Band(5, None, 30)], ids=str)

@@ -93,8 +93,9 @@ def seen(
     mask, lengths = resolve_mask(causal, window, mask), (q.shape[2], k.shape[2])
     if mask.spread == (1, 1):
         return mask.dense(*lengths)
-    heads = np.repeat(np.arange(k.shape[1]), q.shape[1] // k.shape[1])
-    return np.array([[mask.dense(*lengths, b, h) for h in heads] for b in range(len(q))])
+    batch, heads = q.shape[:2]
+    own = [mask.head_of(head, heads) for head in range(heads)]
+    return np.array([[mask.dense(*lengths, b, head) for head in own] for b in range(batch)])
 
 
 def rounded_to(dtype: np.dtype) -> tuple[Callable[..., np.ndarray], Callable[[np.ndarray], np.ndarray], type]:
