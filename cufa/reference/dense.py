@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,10 @@ def attention_reference(
     Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
     q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
-    parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k,
-                   resolve_score(score, bias), random=_random(dropout, seed, q.shape[1]))  # fmt: skip
+    parts = _parts(
+        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k,
+        resolve_score(score, bias), _random(dropout, seed, q.shape[1]), {},
+    )  # fmt: skip
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     o, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
     for rows, keys, *changes in parts:
@@ -98,9 +100,9 @@ def attention_reference_backward(
     score = resolve_score(score, bias)
     asked = check_gradients(score, gradients)
     totals = {name: np.zeros(score.arrays[name].shape) for name in asked if score is not None}
-    parts = _Parts(
-        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score, totals,
-        _random(dropout, seed, q.shape[1]),
+    parts = _parts(
+        q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k, score,
+        _random(dropout, seed, q.shape[1]), totals,
     )  # fmt: skip
     scores: tuple[Any, ...] = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
@@ -115,67 +117,47 @@ def attention_reference_backward(
     return (dq, dk, dv, *((dsink,) * (sink is not None)), *totals.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """Iterates over rows of one query head at a time: index of the rows, index of their keys, which keys each row sees,
-    ALiBi's penalty of each score, the head's sink, the score function there, and dropout's factor of each weight."""
-
-    q: Array
-    k: Array
-    v: Array
-    mask: Mask
-    alibi_slopes: npt.ArrayLike | None
-    sink: npt.ArrayLike | None
-    seqlens_q: npt.ArrayLike | None
-    seqlens_k: npt.ArrayLike | None
-    score: Score | None = None
-    totals: dict[str, Array] = dataclasses.field(default_factory=dict)
-    """Gradients of the score function's arrays, added to by each part."""
-    random: Dropout | None = None
-
-    def __iter__(
-        self,
-    ) -> Iterator[tuple[Any, ...]]:
-        (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = self.q.shape, self.k.shape
-        fits = self.k.shape[:3] == self.v.shape[:3] and self.k.shape[::3] == (batch, head_dim)
-        if not fits or heads % max(kv_heads, 1):
-            raise ValueError(
-                f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape} (as bhsd) do not fit together"
-            )
-        mask = self.mask
-        if isinstance(mask, Where):
-            mask = mask.bound(batch, heads, kv_heads, most_q, most_k)
-        check_mask(mask, batch, kv_heads, most_q, most_k, heads)
-        if self.score is not None:
-            self.score.change().check_indexes(batch, heads, most_q, most_k)
-        slopes = _of_heads("alibi_slopes", self.alibi_slopes, 0.0, (batch, heads))
-        sink = _of_heads("sink", self.sink, -np.inf, (heads,))
-        lengths = (
-            _lengths("seqlens_q", self.seqlens_q, batch, most_q),
-            _lengths("seqlens_k", self.seqlens_k, batch, most_k),
-        )
-        for b, h in np.ndindex(batch, heads):
-            seqlen_q, seqlen_k = (int(x[b]) for x in lengths)
-            kv_head, key = h // (heads // kv_heads), np.arange(seqlen_k)
-            for start in range(0, seqlen_q, _ROWS):
-                row = np.arange(start, min(start + _ROWS, seqlen_q))
-                seen = mask.visible(row, key, seqlen_q, seqlen_k, b, mask.head_of(h, heads))
-                shift = mask.shift(seqlen_q, seqlen_k)
-                penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
-                rows = b, h, slice(start, int(row[-1]) + 1)
-                there = {
-                    "b": b + (self.score.sequence if self.score else 0),
-                    "h": h,
-                    "i": row[:, None],
-                    "j": key[None],
-                    "delta": shift,
-                }
-                score = None if self.score is None else _ScoreThere(self.score, there, self.totals)
-                weight: Array | float = 1.0  # of the weights of kept scores
-                if self.random is not None:
-                    kept = self.random.kept(b, h, range(start, start + len(row)), range(seqlen_k))
-                    weight = np.where(kept, self.random.factor, 0.0)
-                yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h]), score, weight
+def _parts(
+    q: Array, k: Array, v: Array, mask: Mask, alibi_slopes: npt.ArrayLike | None, sink: npt.ArrayLike | None,
+    seqlens_q: npt.ArrayLike | None, seqlens_k: npt.ArrayLike | None, score: Score | None, random: Dropout | None,
+    totals: Mapping[str, Array],
+) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+    """For rows of one query head at a time: index of the rows, index of their keys, which keys each row sees, ALiBi's
+    penalty of each score, the head's sink, the score function there, and dropout's factor of each weight. ``totals``:
+    gradients of the score function's arrays, added to by each part."""
+    (batch, heads, most_q, head_dim), (_, kv_heads, most_k, _) = q.shape, k.shape
+    fits = k.shape[:3] == v.shape[:3] and k.shape[::3] == (batch, head_dim)
+    if not fits or heads % max(kv_heads, 1):
+        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} (as bhsd) do not fit together")
+    if isinstance(mask, Where):
+        mask = mask.bound(batch, heads, kv_heads, most_q, most_k)
+    check_mask(mask, batch, kv_heads, most_q, most_k, heads)
+    if score is not None:
+        score.change().check_indexes(batch, heads, most_q, most_k)
+    slopes = _of_heads("alibi_slopes", alibi_slopes, 0.0, (batch, heads))
+    logits = _of_heads("sink", sink, -np.inf, (heads,))
+    queries, keys = (
+        _lengths("seqlens_q", seqlens_q, batch, most_q),
+        _lengths("seqlens_k", seqlens_k, batch, most_k),
+    )
+    for b, h in np.ndindex(batch, heads):
+        seqlen_q, seqlen_k = int(queries[b]), int(keys[b])
+        shift, key = mask.shift(seqlen_q, seqlen_k), np.arange(seqlen_k)
+        of_keys = b, h // (heads // kv_heads), slice(0, seqlen_k)
+        for start in range(0, seqlen_q, _ROWS):
+            row = np.arange(start, min(start + _ROWS, seqlen_q))
+            seen = mask.visible(row, key, seqlen_q, seqlen_k, b, mask.head_of(h, heads))
+            penalty = slopes[b, h] * distances(row, key, shift, np.float64) if slopes[b, h] else 0.0
+            there = None
+            if score is not None:
+                place = {"b": b + score.sequence, "h": h, "i": row[:, None], "j": key[None], "delta": shift}
+                there = _ScoreThere(score, place, totals)
+            weight: Array | float = 1.0  # of the weights of kept scores
+            if random is not None:
+                kept = random.kept(b, h, range(start, start + len(row)), range(seqlen_k))
+                weight = np.where(kept, random.factor, 0.0)
+            rows = b, h, slice(start, start + len(row))
+            yield rows, of_keys, seen, penalty, float(logits[h]), there, weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +167,7 @@ class _ScoreThere:
     score: Score
     there: dict[str, Any]
     """b, h, i, j and delta."""
-    totals: dict[str, Array]
+    totals: Mapping[str, Array]
 
     def new(self, s: Array) -> Array:
         """By the function itself, whose integers and floats have 64 bits."""
@@ -193,11 +175,10 @@ class _ScoreThere:
             name: Clamping(x.astype(np.float64) if x.dtype.kind in "fV" else x)
             for name, x in self.score.arrays.items()
         }
-        there = {name: x for name, x in self.there.items() if name != "delta" or self.score.takes_delta}
-        delta = {"delta": there.pop("delta")} if "delta" in there else {}
-        return np.broadcast_to(self.score.function(s, *there.values(), **arrays, **delta), s.shape).astype(
-            np.float64
-        )
+        *place, shift = self.there.values()
+        delta = {"delta": shift} if self.score.takes_delta else {}
+        found = self.score.function(s, *place, **arrays, **delta)
+        return np.broadcast_to(found, s.shape).astype(np.float64)
 
     def go_back(self, s: Array, ds: Array) -> Array:
         """The gradient of old scores s from that of new ones."""
