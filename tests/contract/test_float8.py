@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -12,6 +13,8 @@ from float8_support import ROLES, error, inputs, packed, quantized
 
 import cufa
 from cufa.calls.quantize import QuantizedValues
+from cufa.gpu.architectures import Device
+from cufa.plan.planner import make_plan
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -250,3 +253,19 @@ def test_the_plan_of_e4m3_says_how_values_are_summed():
         ValueError, match=r"fa3_forward_fp8 needs sm_90.*fa2_forward_fp8 needs sm_89 or later"
     ):
         cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_86")
+
+
+@pytest.mark.parametrize("algorithm", ["fa3", "fa2"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scales": ("head", "head", "block")}, "takes v_scale per tensor and head, not per block"),
+        ({"scales": ("token", "head", "head")}, "takes q_scale per .*, not per token"),
+        ({"out_dtype": "float32"}, "writes float16 and bfloat16, not float32"),
+        ({"sink": True}, "takes no sink"),
+    ],
+)
+def test_what_no_kernel_serves(change, words, algorithm):
+    problem = cufa.plan((1, 4, 300, 64), dtype="float8_e4m3", device="sm_90").problem
+    with pytest.raises(ValueError, match=words):
+        make_plan(dataclasses.replace(problem, **change), Device.typical("sm_90"), algorithm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import time
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from decode_kernel_support import H200, merged_by_a_launch, operands_of, plan_of
 from decode_support import make_case
-from support import forward_operands
+from support import forward_operands, in_threads
 
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import FULL
@@ -227,9 +226,8 @@ def test_no_driver_knows_no_capture(monkeypatch):
     assert not workspaces.Workspace(captured=True, graph=1).ended
 
 
-@pytest.fixture
-def bindings(allocated, monkeypatch):
-    """Two calls that merge in a second launch, and a log of their launches."""
+def test_launches_of_two_threads_on_one_stream_do_not_mix(allocated, monkeypatch):
+    """Each merges in a second launch: split_a, split_b, combine_a would merge b's parts into a's result."""
     from cufa.run.cuda import backend as cuda
 
     log = []
@@ -246,35 +244,18 @@ def bindings(allocated, monkeypatch):
     monkeypatch.setattr(cuda, "Launches", Launches)
     monkeypatch.setattr(cuda.Graphs, "__call__", lambda self, stream, version: self._plainly(stream))
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
-
-    def bind(name, plan, case):
-        prepared = SimpleNamespace(plan=plan, device_id=0, name=name)
-        return cuda.Binding(prepared, operands_of(case))
-
-    found = []
-    for name, length in (("a", 500), ("b", 900)):
+    bindings = []
+    for length in (500, 900):
         case = make_case([length], head_dim=64)
         plan = plan_of(case, "decode_split", 4)
         plan = plan_of(case, "decode_split", 4, merged_by_a_launch(plan.config), H200)
         assert len(plan.launches) == 2 and plan.workspace
-        found.append(bind(name, plan, case))
-    return found, log
-
-
-def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
-    """split_a, split_b, combine_a would merge b's parts into a's result."""
-    found, log = bindings
-    threads = [
-        threading.Thread(target=lambda b=binding: [b.launch(range(1, 12)) for _ in range(5)])
-        for binding in found
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        prepared = SimpleNamespace(plan=plan, device_id=0, name=length)
+        bindings.append(cuda.Binding(prepared, operands_of(case)))
+    in_threads(lambda i: [bindings[i].launch(range(1, 12)) for _ in range(5)], 2)
     assert len(log) == 20
-    for first, second in zip(log[::2], log[1::2], strict=True):
-        assert (first[0], "split", second[0], "combine") == (second[0], first[1], first[0], second[1]), log
+    for (first, step), second in zip(log[::2], log[1::2], strict=True):
+        assert step == "split" and second == (first, "combine"), log
 
 
 @pytest.fixture
