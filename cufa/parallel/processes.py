@@ -31,7 +31,7 @@ class Processes(Transport):
         self._roll = Roll(comm, timeout) if hasattr(comm, "Get_rank") else None
         if self._roll is not None:
             rank, self.size = self._roll.rank, self._roll.size
-            _check_apart(cupy, comm, self._device)
+            _check_apart(comm, self._device)
             self._link: Any = _connect(comm, rank, self.size)
         elif hasattr(comm, "nranks"):  # nccl4py
             rank, self.size, self._link = comm.rank, comm.nranks, _Nccl4py(comm)
@@ -202,7 +202,7 @@ def _connect(comm: Any, rank: int, size: int) -> Any:
     return _CupyNccl(nccl.NcclCommunicator(size, name, rank))
 
 
-def _check_apart(cupy: Any, comm: Any, device: Any) -> None:
+def _check_apart(comm: Any, device: Any) -> None:
     """Raises RuntimeError, in every process, if two of them compute on one GPU: NCCL's own error names neither."""
     every = comm.allgather((socket.gethostname(), device.pci_bus_id))
     for rank, place in enumerate(every):

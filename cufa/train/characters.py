@@ -116,9 +116,9 @@ class CharacterModel:
         backprop(Ragged(gradient / len(p), guesses.lengths))
         return loss
 
-    def sample(self, network: Network, length: int, seed: int, start: str = "Alice ") -> str:
-        """``start`` and ``length`` letters that the network makes up, at temperature 0.8."""
-        rng, numbers = np.random.default_rng(seed), self.numbers(start).tolist()
+    def sample(self, network: Network, length: int, seed: int) -> str:
+        """ "Alice " and ``length`` letters that the network makes up, at temperature 0.8."""
+        rng, numbers = np.random.default_rng(seed), self.numbers("Alice ").tolist()
         for _ in range(length):
             last = np.array([numbers[-self.context :]], np.int32)
             weights = to_numpy(network.predict(self.input(network, last)).data[-1]).astype(np.float64) ** (

@@ -242,11 +242,17 @@ def test_errors_name_the_cure(change, error):
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "documents", "prefix"])
-@pytest.mark.parametrize("sink", [None, np.linspace(-1, 1, 4)])
-def test_keys_from_the_host_in_pieces(mask, sink):
-    q, k, v, _ = operands(batch=1)
-    expected, rows = cufa.attention_reference(q, k, v, mask=MASKS[mask], sink=sink, return_lse=True)
-    out, lse = par.flash_attention_from_host(q, k, v, mask=MASKS[mask], sink=sink, piece=77, return_lse=True)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sink": np.linspace(-1, 1, 4)}, {"softcap": 3.0, "scale": 0.3, "alibi_slopes": np.linspace(0, 1, 4)},
+     {"layout": "bshd"}],
+    ids=lambda x: "+".join(x),
+)  # fmt: skip
+def test_keys_from_the_host_in_pieces(mask, options):
+    q, k, v = (x.swapaxes(1, 2) if "layout" in options else x for x in operands(batch=1)[:3])
+    options = {"mask": MASKS[mask], "return_lse": True, **options}
+    expected, rows = cufa.attention_reference(q, k, v, **options)
+    out, lse = par.flash_attention_from_host(q, k, v, piece=77, **options)
     np.testing.assert_allclose(out, expected, atol=1e-11)
     np.testing.assert_allclose(lse, rows, atol=1e-11)
 
