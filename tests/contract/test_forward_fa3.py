@@ -59,26 +59,26 @@ def check(inputs, config, causal, blocks):
 EDGES = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193)
 
 
-def around_warpgroups_and_tiles(config, causal):
+def around_warpgroups_and_tiles(config):
     """Each length with three others: as many queries as keys, more, and fewer; causal rows that see no key."""
     pairs = [(EDGES[i], EDGES[(i + step) % len(EDGES)]) for i in range(len(EDGES)) for step in (0, 3, 7)]
     return [((1, 2, 1, *lengths), "bfloat16", 1 + n % 3) for n, lengths in enumerate(pairs)]
 
 
-def around_multiples_of_the_tiles(config, causal):
+def around_multiples_of_the_tiles(config):
     queries = [n * config.block_q + off for n in (1, 3) for off in (-1, 0, 1)]
     keys = [n * config.block_kv + off for n in (1, 2, config.num_stages + 1) for off in (-1, 0, 1)]
     found = [((1, 1, 1, *x), "float16", 1 + n % 3) for n, x in enumerate(itertools.product(queries, keys))]
     return found[::2]
 
 
-def rows_that_see_nothing_between_rows_that_do(config, causal):
+def rows_that_see_nothing_between_rows_that_do(config):
     """Far more queries than keys: several items in a row have no tile to visit, and the next has again."""
     shape = (1, 3, 3, 5 * config.block_q, config.block_kv + 3)
     return [(shape, "float16", blocks) for blocks in (1, 2, 5)]
 
 
-def what_used_to_stall(config, causal):
+def what_used_to_stall(config):
     return [((1, 3, 1, *x), "float16", blocks) for x in stalling_lengths(config) for blocks in (1, 2, 3)]
 
 
@@ -100,7 +100,7 @@ TILINGS = [
 @pytest.mark.parametrize("problems", PROBLEMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(("config", "head_dim"), TILINGS)
 def test_pipelines(problems, config, head_dim, causal):
-    for n, (shape, dtype, blocks) in enumerate(problems(config, causal)):
+    for n, (shape, dtype, blocks) in enumerate(problems(config)):
         check(make_inputs(*shape, head_dim, dtype, seed=n), config, causal, blocks)
 
 

@@ -9,11 +9,9 @@ import pytest
 import cufa
 from cufa.gpu.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.kernels import KERNELS
-from cufa.plan import splits
 from cufa.plan.planner import make_plan
 
 LONG = (1, 8, 8192, 128)
-SPLITTING = [name for name, spec in KERNELS.items() if spec.split_configs]
 
 
 def plan(q=(1, 32, 128, 128), k=LONG, *, device="sm_90", dtype="bfloat16", **options):
@@ -112,18 +110,6 @@ def test_a_cpu_keeps_keys_together_and_says_so():
     found = plan(device="cpu", num_splits=4)
     assert found.split is None
     assert "num_splits=4 is for GPUs" in found.reasons[-1]
-
-
-@pytest.mark.parametrize("name", SPLITTING)
-def test_the_estimate_grows_with_keys_and_falls_with_splits_that_fill_idle_sms(name):
-    spec, device = KERNELS[name], Device.typical(90)
-    problem = plan(algorithm=spec.algorithm).problem
-    longer = plan(k=(1, 8, 16384, 128), algorithm=spec.algorithm).problem
-    for config in spec.fitting(spec.split_configs, 128, device):
-        one, two = (splits.seconds(problem, device, spec, config, n) for n in (1, 2))
-        assert splits.seconds(longer, device, spec, config, 1) > 1.8 * one
-        if config.query_items(problem) * 2 <= device.num_sms:
-            assert two < 0.7 * one
 
 
 @pytest.mark.parametrize("arch", COMPILED_ARCHITECTURES)

@@ -13,7 +13,6 @@ from cufa import masks
 from cufa.calls.dispatch import with_memory
 from cufa.calls.running import RunningCall, attend
 from cufa.gpu.architectures import Device
-from cufa.kernels import KERNELS
 from cufa.parallel.slices import Whole
 from cufa.plan.dense import FORWARD
 from cufa.plan.planner import make_plan
@@ -77,7 +76,3 @@ def test_shapes_are_checked():
     q, k, v = make_inputs(1, 1, 1, 8, 8, 16, "float32")
     with pytest.raises(ValueError, match=r"running_lse is float64 \(1, 1, 8\): it takes float32"):
         attend(q, k, v, q.copy(), q.copy(), np.zeros((1, 1, 8)), (0, 8, 0, 8), Options(), device="cpu")
-
-
-def test_only_fa3_takes_running_results():
-    assert [x.name for x in KERNELS.values() if "running" in x.options] == ["fa3_forward"]

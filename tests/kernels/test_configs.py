@@ -11,7 +11,6 @@ from records_support import SHIPPED
 from cufa.gpu.architectures import Device
 from cufa.kernels import KERNELS, TileConfig, read_config
 from cufa.measure.suites import make
-from cufa.plan.operation import OPERATIONS
 from cufa.plan.planner import make_plan
 
 SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
@@ -45,17 +44,6 @@ def test_recorded_configs_are_those_of_their_kernels(name):
     for row in rows:
         spec = KERNELS[row["kernel"]]
         assert isinstance(spec.read_config(row["config"]), spec.config_class)
-
-
-@SPECS
-def test_constants_are_the_fields_that_a_build_differs_in(spec):
-    config = spec.configs[0]
-    anywhere = dataclasses.replace(config, min_head_dim=8, max_head_dim=256)
-    assert config.constants(64) == anywhere.constants(64)
-    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 64)))
-    assert config.constants(64).items() <= spec.constants(problem, config).items()
-    fields = set(dataclasses.asdict(config)) - {"min_head_dim", "max_head_dim"}
-    assert {name.upper() for name in fields} <= set(config.constants(64))
 
 
 def test_fields_that_are_not_known_or_missing_and_auto_are_refused():
