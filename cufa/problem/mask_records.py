@@ -68,22 +68,16 @@ def _numbers(name: str, value: Any) -> int | Integers:
     return found
 
 
-def _intervals(name: str, value: Any) -> Integers:
-    found = _integers(name, value)
-    if len(found.shape) != 4 or found.shape[0] not in (2, 4):
-        raise ValueError(
-            f"{name} has shape {found.shape}: it takes (2 or 4, batch or 1, kv_heads or 1, seqlen_k)"
-        )
-    return found
+def _array(axes: str, *firsts: int) -> Callable[[str, Any], Integers]:
+    """The reader of an array of four axes. ``firsts``: sizes that the first may have; none: any."""
 
+    def read(name: str, value: Any) -> Integers:
+        found = _integers(name, value)
+        if len(found.shape) != 4 or (firsts and found.shape[0] not in firsts):
+            raise ValueError(f"{name} has shape {found.shape}: it takes {axes}")
+        return found
 
-def _words(name: str, value: Any) -> Integers:
-    found = _integers(name, value)
-    if len(found.shape) != 4:
-        raise ValueError(
-            f"{name} has shape {found.shape}: it takes (batch or 1, kv_heads or 1, seqlen_q, words)"
-        )
-    return found
+    return read
 
 
 def _integers(name: str, value: Any) -> Integers:
@@ -137,6 +131,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("diagonal", "rows"), lambda name, value: check_diagonal(value, name)),
     "size": lambda name, value: check_count(name, value, least=1),
     "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
-    "matrix": _matrix, "band": _band, "intervals": _intervals, "title": _title,
-    "by_row": _words, "keys": check_count, "operation": _operation, "parts": _parts,
+    "matrix": _matrix, "band": _band, "title": _title, "keys": check_count, "operation": _operation, "parts": _parts,
+    "intervals": _array("(2 or 4, batch or 1, kv_heads or 1, seqlen_k)", 2, 4),
+    "by_row": _array("(batch or 1, kv_heads or 1, seqlen_q, words)"),
 }  # fmt: skip
