@@ -91,22 +91,15 @@ def runtime() -> Path:
     primitives = [compiler.SOURCE_DIR / f"primitives/{name}.cuh" for name in ("register_budget", "types")]
     sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), *primitives])
     name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources), ' '.join(flags).encode())}.so"
-    with _alone("runtime"):
-        return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
-
-
-@contextlib.contextmanager
-def _alone(what: str) -> Iterator[None]:
-    """Hold a file lock: one process builds, the others wait and then find the result."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as alone:  # one process builds, the others wait and then find the result
         with contextlib.suppress(OSError):  # the folder cannot be written: the build's error says so
-            stack.enter_context(locked(own_folder(_FOLDER) / f"{what}.lock"))
-        yield
+            alone.enter_context(locked(own_folder(_FOLDER) / "runtime.lock"))
+        return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
 
 
 def kernel(
     source: str, constants: Mapping[str, int | bool], entries: Sequence[str], checked: bool,
-    parameters: Sequence[str] = ("AttentionParams",), score: str = "",
+    parameters: Sequence[str], score: str = "",
 ) -> dict[str, int]:  # fmt: skip
     """Build a kernel file and load it: entry name → address of ``void entry(const void* const* arguments)``.
 
