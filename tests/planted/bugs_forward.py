@@ -73,7 +73,7 @@ FA3_LISTS = [
         ("the list is read before it is written", "    list.wait_full();\n", "", "divergence never-written race"),
         ("an entry is overwritten while it is read",
          "      list.wait_empty();\n      write_shared(smem.entry(list.stage), entry",
-         "      write_shared(smem.entry(list.stage), entry", "wrong"),
+         "      write_shared(smem.entry(list.stage), entry", "wrong deadlock"),
         ("entries are not given back", "    list.release(lane);\n", "", "divergence"),
         ("an entry without an end", "if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);", "",
          "divergence"),

@@ -123,7 +123,7 @@ def of_mask(shown: str, schedule: str | int) -> str:
     which = {"one consumer": -1, "nothing visible": 1}.get(shown, 0)
     config = SPEC.configs[which]
     rows, keys = 2 * config.block_q + 70, 4 * config.block_kv + 5
-    inputs, launches = make_inputs(2, 4, 2, rows, keys, config.max_head_dim, "bfloat16"), 1
+    inputs, launches = make_inputs(1, 4, 2, rows, keys, config.max_head_dim, "bfloat16"), 1
     if shown == "next launch":
         inputs, launches = make_inputs(1, 1, 1, 300, 200, 64, "float16"), 2
         mask: Mask = masks.evict(np.full(200, 150, np.int32))
