@@ -20,13 +20,6 @@ constexpr bool READS_NORMS = SOFTMAX_MAX == BOUND && !SOFTCAP, RAISES_NORMS = RE
 
 DEVICE float square_root(float x) { return ex2(0.5f * lg2(x)); }
 
-DEVICE float warp_sum(float x) {
-  x = quad_sum(x);
-  x += shfl_xor(x, 4);
-  x += shfl_xor(x, 8);
-  return x + shfl_xor(x, 16);
-}
-
 DEVICE float* key_norm_of(const DecodeParams& p, const Span& span) {
   return p.key_norms + i64(span.batch) * p.kv_heads + span.kv_head;
 }

@@ -7,20 +7,10 @@
 // the end. So O is rescaled only if some maximum of the warp has grown by more than 2^SLACK. With 8, P <= 256: far below the
 // limits of float16 and bfloat16, and their relative precision there is that at 1.
 #pragma once
-#include "primitives/primitives.cuh"
+#include "shared/lanes.cuh"
 
 // The maximum of a row that has seen no score: finite, so that -inf - m is never NaN.
 constexpr float NO_SCORE = -3.0e38f;
-
-DEVICE float quad_max(float x) {
-  x = fmaxf(x, shfl_xor(x, 1));
-  return fmaxf(x, shfl_xor(x, 2));
-}
-
-DEVICE float quad_sum(float x) {
-  x += shfl_xor(x, 1);
-  return x + shfl_xor(x, 2);
-}
 
 // log-sum-exp (natural) of a row with maximum m, in units of log2, and sum l.
 DEVICE float natural_lse(float m, float l) {

@@ -44,7 +44,7 @@ SOFTMAX = [
 ]
 
 FA2_FORWARD = [
-    *of(CAUSAL_FA2, "shared/softmax.cuh",
+    *of(CAUSAL_FA2, "shared/lanes.cuh",
         ("lanes 16 to 31 without a shuffle", "x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf",
          "if (threadIdx.x % 32 < 16) x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf", "divergence"),
     ),

@@ -3,6 +3,7 @@
 #pragma once
 #include "backward/common/workspace.cuh"
 #include "shared/alibi_sink.cuh"
+#include "shared/lanes.cuh"
 #include "shared/schedule.cuh"
 
 constexpr int PASS_THREADS = 128;
@@ -85,12 +86,6 @@ DEVICE void store_16_bytes(char* global, vec4 v) {
     store_pair<ALIGNMENT>(global + 8, v.z);
     store_pair<ALIGNMENT>(global + 12, v.w);
   }
-}
-
-DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) x += shfl_xor(x, distance);
-  return x;
 }
 
 // The sum of a[i] b[i] over the elements of 4 bytes.
