@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..problem.checks import as_array, is_device_array
+from ..problem.checks import as_array, is_device_array, module_of
 from ..problem.problem import Problem
 from ..problem.scores import safe_sums
 from .optional_operands import check_numbers, check_small
@@ -84,12 +84,7 @@ def key_norms(
     k = as_array("k_cache", k_cache)
     if k.ndim != 4:
         raise ValueError(f"k_cache has shape {k.shape}: four axes are needed, as for flash_decode")
-    k = k.transpose(LAYOUTS[layout])
-    xp: Any = np
-    if is_device_array(k):
-        import cupy
-
-        xp = cupy
+    k, xp = k.transpose(LAYOUTS[layout]), module_of(k)
     norms = xp.empty(k.shape[:3], np.float32)
     step = max(1, _MOST_ELEMENTS // max(k[:1].size, 1))
     for first in range(0, len(k), step):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem.checks import as_array, is_device_array
+from ..problem.checks import as_array, is_device_array, module_of
 from .merge import merge_attention_states
 from .shapes import LAYOUTS, check_layout
 
@@ -34,12 +34,9 @@ def decode(
     kv_heads = as_array("k_cache", k_cache).shape[axes[1]]
     tail, tail_lse = flash_decode(q, k_cache, v_cache, return_lse=True, **options)
     if tail.size and (numbers >= 0).any():
-        bits = _bits(q.transpose(axes))
-        xp = _module(q)
-        of_prefix, lse = (
-            xp.zeros_like(_bits(tail.transpose(axes))),
-            xp.full(tail_lse.shape, -np.inf, tail_lse.dtype),
-        )
+        xp, bits = module_of(q), _bits(q.transpose(axes))
+        of_prefix = xp.zeros_like(_bits(tail.transpose(axes)))
+        lse = xp.full(tail_lse.shape, -np.inf, tail_lse.dtype)
         fixed = {name: options[name] for name in _OF_PREFIX} | {"layout": "bhsd", "return_lse": True}
         caches = [as_array("cache", x).transpose(axes) for x in (k_cache, v_cache)]
         for number in np.unique(numbers[numbers >= 0]).tolist():
@@ -115,11 +112,3 @@ def _back(x: Any, kv_heads: int, shape: tuple[int, ...]) -> Any:
 def _bits(x: Any) -> Any:
     """16-bit elements as integers, which every copy takes."""
     return x.view(np.uint16) if x.dtype.itemsize == 2 else x
-
-
-def _module(x: Any) -> Any:
-    if not is_device_array(x):
-        return np
-    import cupy
-
-    return cupy

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..masks import documents
+from ..problem.checks import module_of
 from ..problem.mask import Mask
 from ..problem.options import resolve_mask
 from .arguments import Arguments
 from .backward import Backward
 from .compute import Scores
 from .forward import Forward
-from .group import Group, exchange, module_of
+from .group import Group, exchange
 from .run import on_device
 
 

@@ -12,8 +12,8 @@ from ..calls.backward import flash_attention_backward
 from ..calls.forward import flash_attention
 from ..calls.merge import merge_attention_states
 from ..calls.running import attend
+from ..problem.checks import module_of
 from ..problem.options import Options
-from .group import module_of
 from .placement import Range
 from .schedule import Call
 

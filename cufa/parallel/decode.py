@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..calls.decode import flash_decode as decode_here
-from ..problem.checks import as_array, is_device_array
+from ..problem.checks import as_array, is_device_array, module_of
 from ..run.cpu.combine import combine
-from .group import Group, empty, exchange, module_of
+from .group import Group, empty, exchange
 from .run import lse_dtype, on_device
 
 

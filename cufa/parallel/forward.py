@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..problem.checks import module_of
 from .compute import Scores, forward_call, rows_of
-from .group import Group, empty, module_of
+from .group import Group, empty
 from .placement import Segment
 from .run import Parts, Result, Run, Stage, box_of, first_row, lse_dtype, on_device
 from .schedule import Schedule

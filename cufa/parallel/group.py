@@ -13,9 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..problem.checks import is_device_array
+from ..problem.checks import module_of
 
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
 
@@ -192,15 +190,6 @@ def local_rank() -> int:
     raise RuntimeError(
         f"no launcher set {', '.join(_LOCAL_RANK)}: start the processes with mpiexec -n P or srun, or number them"
     )
-
-
-def module_of(x: Any) -> Any:
-    """NumPy or CuPy."""
-    if not is_device_array(x):
-        return np
-    import cupy
-
-    return cupy
 
 
 def empty(group: Group, rank: int, shape: tuple[int, ...], like: Any, dtype: Any = None) -> Any:

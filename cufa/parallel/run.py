@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..problem.checks import module_of
 from .compute import Scores, rows_of
-from .group import Group, Move, empty, module_of
+from .group import Group, Move, empty
 from .placement import Range, Segment
 from .schedule import AHEAD, Schedule, Step, Work
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..calls.shapes import LAYOUTS
-from ..problem.checks import as_array
-from .group import Group, module_of
+from ..problem.checks import as_array, module_of
+from .group import Group
 from .placement import placed, resolve
 
 
