@@ -134,11 +134,11 @@ def test_packed_padded_and_dense_sequences_keep_the_same():
 #: (algorithm, dtype, head_dim, options): tiles of every width, transposed and not, and every way to add a seed.
 EXECUTED = [
     ("fa3", "float16", 64, {"causal": True}),
-    ("fa3", "bfloat16", 128, {"window": (60, 4), "sink": RNG.standard_normal(4)}),
+    ("fa3", "bfloat16", 128, {"window": (60, 4), "sink": RNG.standard_normal(2)}),
     ("fa3", "float16", 256, {"mask": masks.prefix(9)}),
     ("fa3", "float16", 96, {"softcap": 3.0, "seqlens_q": [33, 150], "seqlens_k": [140, 5]}),
     ("fa3", "bfloat16", 64, {"mask": RNG.random((150, 140)) < 0.3}),
-    ("fa2", "float16", 64, {"causal": True, "alibi_slopes": np.full(4, 0.1, np.float32)}),
+    ("fa2", "float16", 64, {"causal": True, "alibi_slopes": np.full(2, 0.1, np.float32)}),
     ("fa2", "bfloat16", 128, {"mask": RNG.random((150, 140)) < 0.3}),
     ("fa2", "float16", 256, {}),
     ("fa2", "float32", 64, {"causal": True}),
@@ -152,7 +152,7 @@ EXECUTED = [
 @pytest.mark.sampled(2, each="algorithm")
 @pytest.mark.parametrize(("algorithm", "dtype", "head_dim", "options"), EXECUTED)
 def test_executed_kernels(algorithm, dtype, head_dim, options):
-    q, k, v = make_inputs(2, 4, 2, 150, 140, head_dim, dtype)
+    q, k, v = make_inputs(2, 2, 1, 150, 140, head_dim, dtype)
     given = {**options, "dropout": 0.3, "seed": SEED}
     done = cufa.emulate(q, k, v, algorithm=algorithm, mode="checked", **given)
     assert not done.findings
