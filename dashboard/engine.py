@@ -27,7 +27,7 @@ def _store(root: str) -> Store:
 
 
 def store() -> Store:
-    """The store keeps finished runs in memory, and reads the folder each time."""
+    """The process's store: it keeps finished runs in memory, and lists the folder at each use."""
     found: Store = _store(str(runs_dir()))
     return found
 
@@ -117,7 +117,7 @@ def own_evidence() -> list[Evidence]:
 
 
 def recorded() -> list[Evidence]:
-    """Recorded evidence; none if a file is damaged, of which :func:`all_measurements` tells."""
+    """Recorded evidence; empty if a file is damaged (:func:`all_measurements` returns the message)."""
     try:
         return evidence.load()
     except ValueError:

@@ -149,7 +149,7 @@ def on_demand(
     label: str, key: str, icon: str, of: object, make: Callable[[], Any], *,
     refused: str | None, help: str | None = None,
 ) -> Any:  # fmt: skip
-    """A button, off if ``refused`` says why, and what it made ``of`` this subject; None until it is pressed."""
+    """A button for ``make``; returns what it made for the subject ``of``, or None. ``refused``: why it is disabled."""
     pressed = st.button(
         label, key=key, icon=f":material/{icon}:", disabled=refused is not None, help=help or refused
     )
@@ -169,14 +169,14 @@ def download(
     icon: str,
     **options: Any,
 ) -> None:
-    """A download of a text, or of what ``make`` returns once it is asked for. The page does not run again."""
+    """A download: ``make`` is a text, or a function called at the click. The page does not run again."""
     st.download_button(
         label, make, name, mime, key=key, icon=f":material/{icon}:", on_click="ignore", **options
     )
 
 
 def not_measured(text: str) -> None:
-    """In place of a measurement: that there is none."""
+    """The reason for a missing measurement, in its place."""
     st.info(f"**Measured:** {text}", icon=":material/info:")
 
 

@@ -60,5 +60,5 @@ def sections(name: str) -> dict[str, tuple[str, str]]:
 
 
 def of_masks(kinds: Iterable[str]) -> str:
-    """A line for each of these kinds of masks, for the help of a control."""
+    """One line per kind of mask, for the help text of a control."""
     return "  \n".join("**{}**: {}".format(*sections("masks.md")[kind]) for kind in kinds)

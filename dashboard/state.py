@@ -198,7 +198,7 @@ class Controls:
         return found
 
     def carried(self, name: str, parse: Callable[[str], Any], wanted: str) -> Any:
-        """``parse`` of a parameter without a widget, which stays in the link; None where the link has none."""
+        """The parsed value of a link parameter without a widget, which stays in the link; None if absent."""
         key = self._settle(name, "", lambda text: text if parse(text) is not None else "", wanted)
         text = st.session_state[key]
         self._show(name, text, "")
@@ -246,7 +246,7 @@ class Controls:
         self.write_link()
 
     def write_link(self) -> None:
-        """At the end of a fragment with controls: a fragment that reruns alone does not reach :meth:`finish`."""
+        """Write the link; call this at the end of a fragment with controls, which reruns without :meth:`finish`."""
         self._link.write()
 
     def _key(self, name: str) -> str:
@@ -287,7 +287,7 @@ def _inside(place: Place) -> contextlib.AbstractContextManager[Any]:
 
 
 def _whole(low: int, high: int, step: int = 1) -> tuple[Callable[[str], int], str]:
-    """Parser of a whole number, and its values in words."""
+    """A parser of whole numbers, and the accepted values in words."""
 
     def parse(text: str) -> int:
         if int(text) not in range(low, high + 1, step):

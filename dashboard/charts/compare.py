@@ -27,7 +27,7 @@ class Point:
     low: float
     high: float
     text: str
-    """For the hover."""
+    """Text of the hover label."""
 
 
 def rate_point(m: Measurement) -> Point:

@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Palette], str], str]] = {
 
 _THIN = "products in flight (thin)"
 _ANGLES = {"": (), "x": (45, 135), "|": (90,), "-": (0,)}
-"""Of the lines of a pattern, in degrees."""
+"""Angles of the lines of each pattern, in degrees."""
 
 
 def drawn(found: Intervals, first: float, last: float) -> Intervals:
@@ -41,7 +41,7 @@ def drawn(found: Intervals, first: float, last: float) -> Intervals:
 
 
 def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palette: Palette) -> go.Figure:
-    """Intervals ``found`` of ``lanes``, on the clock of the trace."""
+    """The intervals of ``lanes``, on the clock of the trace."""
     rows = {lane.log: row for row, lane in enumerate(lanes)}
     found = found[np.isin(found["log"], list(rows))]
     figure = theme.new_figure(palette, 106 + 34 * len(lanes), barmode="overlay", bargap=0)

@@ -22,7 +22,7 @@ _FAR_AWAY = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """A shape at the roof."""
+    """The page's shape, drawn at the roof."""
 
     intensity: float
     """Useful FLOP per byte of compulsory traffic."""

@@ -24,12 +24,12 @@ class Times:
     """Predicted seconds."""
 
     curve: tuple[float, ...]
-    """For each number of fixed splits of the curve."""
+    """Seconds for each number of fixed splits on the curve."""
     planned: float
     here: float
-    """For the marked number of splits."""
+    """Seconds for the marked number of splits."""
     floor: float
-    """Lower bound: the memory alone."""
+    """Lower bound in seconds: reading all bytes."""
 
 
 def split_figure(

@@ -16,7 +16,7 @@ from cufa.dashboard.theme import Palette
 from cufa.schedule.schedule import Tile
 
 _FAR = 8.0
-"""Ratios beyond this get a logarithmic axis."""
+"""Ratios above this value get a logarithmic axis."""
 
 
 def si(value: float, unit: str) -> str:

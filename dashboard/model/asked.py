@@ -1,7 +1,7 @@
-"""The one way from measurements to the figures of a page: a figure is asked for by what the figure is of.
+"""Chooses the measurements that a page shows. Only this module chooses among measurements of one quantity.
 
-Nothing else picks among measurements of one quantity. :func:`unlike` names what differs from a page's controls, and
-:func:`where` the card, the days and the kernels that have changed since.
+:func:`unlike` names the differences from a page's controls; :func:`where` names the cards, the days, and the kernels
+that have changed since.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cufa.problem.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a figure is of. None or "": anything."""
+    """The quantity that a page asks for. None or "": any value."""
 
     problem: Problem | None = None
     kernel: str | None = None
@@ -34,7 +34,7 @@ class Asked:
     """Suite of the controls, which decides if several suites timed one quantity."""
 
     def is_of(self, m: Measurement) -> bool:
-        """Whether the measurement is one of what is asked, on any card."""
+        """Whether this is a measurement of the quantity, on any card."""
         return (
             self.kernel in (None, m.kernel)
             and self.regime in (None, m.regime)
@@ -47,8 +47,8 @@ class Asked:
 
 
 def figures(found: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
-    """One measurement of each quantity (machine, contender, problem, lengths, regime): of the kernel's present machine
-    code before others, then the latest, then with joules, then the first. Measurements of the asked card come first."""
+    """One measurement of each quantity (machine, contender, problem, lengths, regime), those of the asked card first.
+    Preference: the asked suite, then the kernel's present machine code, the latest, one with joules, the first."""
     asked = asked or Asked()
     best: dict[tuple[object, ...], Measurement] = {}
     for m in filter(asked.is_of, found):
@@ -59,7 +59,7 @@ def figures(found: Iterable[Measurement], asked: Asked | None = None) -> list[Me
 
 
 def together(found: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measurement]:
-    """A figure of each asked quantity, all of one source; of the asked card if possible. Empty: no source has all."""
+    """One measurement per asked quantity, all from one source, if possible of the asked card; else an empty list."""
     found = list(found)
     first, *others = (figures(found, a) for a in asked)
     for m in first:
@@ -73,7 +73,7 @@ def together(found: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measu
 def unlike(
     card: str, of_card: str, recorded: str, problem: Problem | None = None, of: Problem | None = None
 ) -> str:
-    """Which card, day and problem a figure is of, if card or problem are not those of the controls; else ""."""
+    """The measured card, day and problem, if card or problem differ from the controls; else ""."""
     if is_same_card(of_card, card) and problem == of:
         return ""
     return f"Not of the controls above, but of {of_card}, {recorded[:10]}" + (

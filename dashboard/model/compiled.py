@@ -27,7 +27,7 @@ class Entry:
     shared_bytes: int
     barriers: int
     spill_bytes: int
-    """Stored and loaded, per thread."""
+    """Bytes of spilled registers that a thread stores and loads."""
     split: tuple[int, ...] = ()
     """Registers per thread that warpgroups request (``setmaxnreg``), in ascending order."""
 

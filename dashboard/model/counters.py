@@ -55,7 +55,7 @@ class Kept:
 
     @property
     def has_every_block(self) -> bool:
-        """Whether each thread block has a record: of blocks that share a work item, only the first has one."""
+        """Whether each thread block has a record: if blocks share a work item, only the first block has one."""
         return self.trace.config.blocks_of_item == 1
 
     def is_of(self, device: Device) -> bool:
@@ -197,7 +197,7 @@ def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
 def waits_of(
     trace: InsideTrace, found: Intervals, sm: int, producer: bool = False, phases: Sequence[str] = WAITS
 ) -> float | None:
-    """Share of the time of one SM's producer warps, or of its other warps, that they wait; None: there are none."""
+    """Share of their time that one SM's producer warps, or its other warps, wait; None: no such warps."""
     mine = [
         lane.log for lane in lanes(trace, found) if lane.sm == sm and (lane.role == "producer") == producer
     ]
@@ -208,7 +208,7 @@ def waits_of(
 
 
 def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:
-    """Share of the time of one SM's consumer warps (of all warps, without a producer) that they wait for data."""
+    """Share of their time that one SM's consumer warps (without a producer: all warps) wait for data."""
     return waits_of(trace, found, sm, phases=("WAIT_DATA",)) or 0.0
 
 

@@ -65,7 +65,7 @@ def device_of(name: str) -> Device | None:
 
 
 def is_card(card: str, name: str) -> bool:
-    """Whether a driver's name of a card ("NVIDIA H200 NVL") contains ``name`` as whole words: H20 is not in it."""
+    """Whether a driver's name of a card ("NVIDIA H200 NVL") contains ``name`` as whole words: "H20" does not."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", card) is not None
 
 

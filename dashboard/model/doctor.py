@@ -54,7 +54,7 @@ def _runs() -> Check:
 
 
 def as_text(checks: list[Check]) -> str:
-    """For a bug report."""
+    """The checks as text, for a bug report."""
     return "\n".join(
         f"{c.name:<14} {c.status:<8} {c.detail}" + (f"\n{'':<14} fix      {c.fix}" if c.fix else "")
         for c in checks

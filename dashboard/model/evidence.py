@@ -47,7 +47,7 @@ def past() -> list[Measurement]:
 
 
 def measurements() -> list[Measurement]:
-    """All rows of all cards. Raises ValueError for a damaged file."""
+    """Rows of all cards. Raises ValueError for a damaged file."""
     return [m for found in load() for m in found.rows]
 
 
@@ -67,7 +67,7 @@ def _load(directory: Path, _: object) -> tuple[tuple[Evidence, tuple[Measurement
 
 
 def _evidence(card: cards.Card) -> tuple[Evidence, tuple[Measurement, ...]]:
-    """A card and its past."""
+    """A card's evidence, and its rows of earlier sessions."""
     try:
         found = _made(card.name, card.environment, card.limits, of_card(card))
         return found, tuple(of_card(card, past=True))

@@ -60,7 +60,7 @@ STEPS = {
     "maximum": "m′ = max(m, largest score of the tile)",
     "rescale": "α = exp(m − m′),  l = α l,  O = α O,  m = m′",
 }
-"""In a wrong order."""
+"""The steps as first shown: in a wrong order."""
 _ROWS = {
     "A row with scores 1 to 4": ((1, 2), (4, 3), (2, 4)),
     "A row with a score of 100": ((1, 2), (100, 99), (98, 2)),
@@ -84,7 +84,7 @@ _WHY = {
         "weights",
     ): "P is taken against the old maximum. If this tile has a much larger score, exp overflows.",
 }
-"""By two steps in the wrong order: the first must come before the second."""
+"""The reason for each pair of steps: the first must come before the second."""
 
 
 def order(answer: Sequence[str]) -> Verdict:
@@ -131,7 +131,7 @@ ARCH, HEAD_DIM, BLOCKS = ARCHITECTURES[80], 128, 2
 ROOM = ARCH.shared_memory // 1024
 _FA2 = KERNELS["fa2_forward"]
 TILES = {f"{c.block_q} × {c.block_kv}": c for c in _FA2.configs if c.fits(HEAD_DIM)}
-"""By query rows × keys."""
+"""Tile configs by their shape, query rows × keys."""
 
 
 def resident(config: TileConfig) -> Occupancy:
@@ -156,7 +156,7 @@ def tile(answer: str) -> Verdict:
         )
     if chosen != best:
         times = best.block_q / chosen.block_q
-        text = f"{found.blocks} thread blocks fit, but also of a tile with {best.block_q} rows. Each of them reads "
+        text = f"{found.blocks} thread blocks fit, but {BLOCKS} also fit with {best.block_q} rows. Each block reads "
         return Verdict(False, f"{text}all K and V: {chosen.block_q} rows read them {times:g} times as often.")
     return Verdict(
         True, f"{BLOCKS} thread blocks of {own:.0f} KiB fit in {ROOM} KiB; tiles with more keys do not."
@@ -169,7 +169,7 @@ SPLITS = (1, 2, 4, 5, 6, 8, 12, 16)
 
 
 def split_timeline(long: int, short: int) -> Timeline:
-    """The thread blocks with the longest sequence in ``long`` splits, and each other one in ``short``."""
+    """The thread blocks with ``long`` splits of the longest sequence, and ``short`` splits of each other sequence."""
     of, count = [], []
     for number, length in enumerate(CACHED):
         splits = short if number else long

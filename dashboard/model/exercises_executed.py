@@ -30,17 +30,17 @@ from cufa.run.emulate.memory import GlobalArray
 
 KERNEL = "forward/fa1/kernel.cu"
 STATEMENTS = ("cp_async_commit();", "cp_async_wait<0>();", "block_sync();")
-"""As they stand in the kernel, in its order."""
+"""The three lines in the kernel's order."""
 PLANTED = ("cp_async_commit();", "block_sync();", "cp_async_wait<0>();")
 _PLACE = "\n".join(f"  {x}" for x in STATEMENTS)
 _COMMENT = "  // the copies of all threads have landed"
 _BEFORE, _AFTER = 5, 3
-"""Lines shown around the three."""
+"""Lines shown before and after the three lines."""
 _LENGTH, _HEAD_DIM = 128, 64
 
 
 def excerpt() -> tuple[str, str]:
-    """The kernel's lines before and after the three."""
+    """The kernel's lines before and after the three lines."""
     before, after = (SOURCE_DIR / KERNEL).read_text("utf-8").split(_PLACE + _COMMENT)
     return "\n".join(before.split("\n")[-1 - _BEFORE : -1]), "\n".join(after.split("\n")[1 : 1 + _AFTER])
 

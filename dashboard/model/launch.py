@@ -24,7 +24,7 @@ __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", 
 Ints = npt.NDArray[np.int64]
 
 KEYS = -2
-"""As ``q_block``: the thread block computes part of the keys of a sequence, for all its queries."""
+"""A value of ``q_block``: the thread block computes part of the keys of a sequence, for all its queries."""
 
 _DTYPE = "bfloat16"
 """Default element type."""
@@ -106,12 +106,12 @@ class Timeline:
             start, end = np.full(count, np.inf), np.zeros(count)
             np.minimum.at(start, block, self.start)
             np.maximum.at(end, block, self.end)
-            start = np.minimum(start, end)  # numbers without a block
+            start = np.minimum(start, end)  # a number without a block: start is infinite
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
 def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 64) -> dict[str, Kernel]:
-    """Kernels with a known launch order by algorithm, the simplest first; of several kernels of one algorithm, the
+    """Kernels with a known launch order by algorithm, the simplest first. If an algorithm has several kernels: the
     kernel with tiles for the head dim."""
     problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)

@@ -13,7 +13,7 @@ from cufa.problem.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One level."""
+    """The traffic of one memory level."""
 
     name: str
     bytes: int

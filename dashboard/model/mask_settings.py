@@ -76,7 +76,7 @@ def _diagonal(diagonal: str | int) -> dict[str, Any]:
 
 
 def _sets(mask: Band) -> dict[str, Any]:
-    """Empty for bands without a named kind, or with numbers per sequence."""
+    """Settings of a named band; empty for other bands, or numbers per sequence."""
     where = _diagonal(mask.diagonal)
     kinds = (
         ("prefix", {"length": mask.prefix}, masks.prefix),
@@ -96,7 +96,7 @@ def _sets(mask: Band) -> dict[str, Any]:
 
 
 def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
-    """Empty unless the mask is of documents, whose ends are the ends of the keys' intervals."""
+    """Settings of a documents mask, whose keys' intervals end where documents end; empty for other masks."""
     if not mask.known or mask.spread != (1, 1):
         return {}
     ends = np.unique(mask.intervals.values[0])
@@ -111,7 +111,7 @@ def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
 
 
 def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
-    """Empty unless the mask is of a question and answers: keys of the question stay visible to the end."""
+    """Settings of a shared question, whose keys stay visible to the end; empty for other masks."""
     if not mask.known or mask.spread != (1, 1):
         return {}
     ends = mask.intervals.values[0, 0, 0].astype(np.int64)

@@ -92,7 +92,7 @@ def read_hidden(text: str) -> tuple[Hidden, ...]:
 
 
 def _of_vectors(vectors: list[Lengths]) -> tuple[Hidden, ...]:
-    """Of lo and hi, or of two such pairs, as :func:`cufa.masks.columns` takes them."""
+    """Hidden rows from lo and hi, or two such pairs: the arguments of :func:`cufa.masks.columns`."""
     counts = [len(x) for x in vectors]
     if len(vectors) not in (2, 4) or len(set(counts)) > 1:
         said = " and ".join(map(str, counts))

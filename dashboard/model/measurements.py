@@ -21,7 +21,7 @@ from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
 
 _FLOP_PER_CLOCK = 4096
-"""Of one SM of Hopper, by wgmma with 16-bit operands."""
+"""FLOP per clock of one Hopper SM: wgmma with 16-bit operands."""
 
 #: Columns of the downloads, in order; samples follow.
 COLUMNS = (
@@ -50,7 +50,7 @@ class Measurement:
     origin: str
     """"run" (made by this dashboard) or "recorded" (shipped with the package)."""
     source: str
-    """Its run or card."""
+    """The run or the card."""
     suite: str
     machine: str
     is_gpu: bool
@@ -65,11 +65,11 @@ class Measurement:
     clock_limit: str = ""
     """The card's highest SM clock, in words."""
     limits: Limits | None = dataclasses.field(default=None, repr=False, compare=False)
-    """The ceilings of its machine, the same for all of its measurements; None: those of its own session."""
+    """The machine's ceilings, equal for all its measurements; None: the ceilings of the measurement's session apply."""
     environment: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    """Of its run: :func:`cufa.measure.machine.environment`."""
+    """The run's environment: :func:`cufa.measure.machine.environment`."""
 
-    # Of the row (seconds: the median; gbytes: GB/s):
+    # Fields of the row (seconds: the median; gbytes: GB/s):
     problem = property(operator.attrgetter("row.problem"))
     regime = property(operator.attrgetter("row.regime"))
     timing = property(operator.attrgetter("row.timing"))
@@ -102,7 +102,7 @@ class Measurement:
 
     @property
     def machine_key(self) -> str:
-        """Its machine in links."""
+        """The machine's name in links."""
         return f"{'recorded' if self.origin == 'recorded' else 'run'}:{self.machine}"
 
     @property
@@ -150,7 +150,7 @@ class Measurement:
 
     @property
     def of_ceiling(self) -> float:
-        """1.0: as fast as the ceiling allows."""
+        """Share of the speed that the ceiling allows: 1.0 is the ceiling."""
         return self.bound[0] / self.seconds
 
     @property
@@ -159,7 +159,7 @@ class Measurement:
 
     @property
     def error(self) -> float | None:
-        """None: the result contained NaN."""
+        """Largest absolute error; None: the result contained NaN."""
         found = self.row.json["max_error"]
         return None if found is None else float(found)
 

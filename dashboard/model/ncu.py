@@ -18,7 +18,7 @@ _FACTORS = {
     "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01, "inst": 1.0, "": 1.0,
     "sector": 32.0, "register/thread": 1.0,
 }  # fmt: skip
-"""To bytes, seconds and fractions."""
+"""Factors from printed units to bytes, seconds and fractions."""
 
 
 class NotNcuError(ValueError):
@@ -35,7 +35,7 @@ class Metric:
 
     @property
     def si(self) -> float:
-        """In bytes, seconds or fractions if the unit is known, otherwise unchanged."""
+        """The value in bytes, seconds or fractions if the unit is known, otherwise unchanged."""
         return self.value * _FACTORS.get(self.unit.lower(), 1.0)
 
 

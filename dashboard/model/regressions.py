@@ -17,9 +17,9 @@ from cufa.measure.measured import geometric_mean
 from cufa.measure.timing import Ratio
 
 BEFORE = "before"
-"""As the first commit: of each row, the measurement before."""
+"""In place of the first commit: compare each row with its previous measurement."""
 _CODE = ("cuda_src", "cufa/kernels", "cufa/plan", "cufa/schedule", "cufa/run/cuda", "cufa/build")
-"""What decides about a kernel's time."""
+"""Paths whose content determines a kernel's time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Change:
 
     @property
     def is_regression(self) -> bool:
-        """The 95% interval of the ratio is below 1, and the times are the kernel's."""
+        """The 95% interval of the ratio is below 1, and neither time is host-bound."""
         return self.ratio.high < 1 and not self.host_bound
 
 
@@ -60,7 +60,7 @@ class Group:
 
     @property
     def mean(self) -> float:
-        """Geometric mean of time after over time before, less 1; of rows that are not host-bound."""
+        """Geometric mean of time after over time before, less 1, without host-bound rows."""
         return geometric_mean(1 + x.slower for x in self.counted) - 1 if self.counted else 0.0
 
     @property
@@ -70,7 +70,7 @@ class Group:
 
 
 def version(m: Measurement) -> str:
-    """Of the measured checkout: its commit, or the session where that is not recorded."""
+    """The measured commit; the time of the session if no commit is recorded."""
     return str(m.environment.get("commit", "")).removesuffix("-dirty") or m.recorded[:16].replace("T", " ")
 
 
@@ -81,7 +81,7 @@ def versions(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def changes(rows: Iterable[Measurement], a: str, b: str) -> list[Change]:
-    """Of every row that was measured in version ``b`` and in ``a`` (:data:`BEFORE`: in any earlier version)."""
+    """Changes of all rows measured in version ``b`` and in ``a`` (:data:`BEFORE`: in any earlier version)."""
     found = []
     for times in grouped(
         sorted(rows, key=lambda m: time_of(m.recorded)), lambda m: (m.suite, m.key)
@@ -107,15 +107,15 @@ def groups(found: Iterable[Change]) -> list[Group]:
 
 
 def drift(found: Iterable[Change]) -> float | None:
-    """Median change of other libraries, whose code is the same: what the machine alone changes. None: not timed."""
+    """Median change of other libraries, whose code is the same: the machine's part of a change. None: not timed."""
     theirs = [x.slower for x in found if x.after.kernel is None and not x.host_bound]
     return statistics.median(theirs) if theirs else None
 
 
 @functools.lru_cache(64)
 def commits_between(a: str, b: str) -> tuple[str, ...]:
-    """Commits after ``a`` up to ``b`` that touch what decides about a kernel's time, the newest first; empty outside of
-    a checkout, or where it does not have both."""
+    """Commits after ``a`` up to ``b`` that touch code which determines a kernel's time, the newest first. Empty without
+    a checkout that has both commits."""
     command = ["git", "log", "--format=%h %s", f"{a}..{b}", "--", *_CODE]
     try:
         done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=10, check=True)

@@ -24,7 +24,7 @@ class Batch:
     """Sequences to decode with one tile config on one card."""
 
     lengths: tuple[int, ...]
-    """Cached tokens of each."""
+    """Cached tokens of each sequence."""
     kv_heads: int
     row_blocks: int
     """Thread blocks for the query rows of one key/value head."""

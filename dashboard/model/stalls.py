@@ -41,7 +41,7 @@ class Sampled:
     samples: int
     """Warp samples that found a warp at this instruction."""
     reasons: Counter[str]
-    """Of these samples; "selected" is no stall."""
+    """These samples by stall reason; "selected" means issued, not stalled."""
     counters: dict[str, int]
     """:data:`EXECUTED`, :data:`WAVEFRONTS` and :data:`EXCESSIVE`, where the report has them."""
 
@@ -94,7 +94,7 @@ def _sum(found: Sequence[Sampled]) -> Sampled:
 
 
 def _opcode(text: str) -> str:
-    """MUFU.EX2 of "@!P0 MUFU.EX2 R3, R4 ;"."""
+    """The opcode: MUFU.EX2 for "@!P0 MUFU.EX2 R3, R4 ;"."""
     words = text.split()
     return next((word.rstrip(";,") for word in words if not word.startswith("@")), "")
 

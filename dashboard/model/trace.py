@@ -15,7 +15,7 @@ from cufa.problem.tile_classes import TileRanges
 from cufa.schedule.schedule import Schedule
 
 Records = npt.NDArray[Any]
-"""Of dtype :data:`cufa.kernels.params.TRACE_RECORD`: one entry per query block and head."""
+"""An array of dtype :data:`cufa.kernels.params.TRACE_RECORD`: one entry per query block and head."""
 
 
 def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:

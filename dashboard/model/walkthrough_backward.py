@@ -69,7 +69,7 @@ class BackwardWalk:
     gradients: tuple[Floats, Floats, Floats]
     """dQ, dK, dV of the library."""
     exact: tuple[Floats, Floats, Floats]
-    """In float64."""
+    """dQ, dK, dV in float64."""
     steps: tuple[BackwardStep, ...]
     meters: dict[str, tuple[traffic_steps.Step, ...]]
     """Steps of this backward, and of a backward with stored P."""

@@ -37,10 +37,10 @@ _BUSY = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known about one measured row. A rule without its fact is silent."""
+    """Facts about one measured row. A rule whose fact is missing gives no advice."""
 
     row: Measurement
-    """With the time that each resource needs (:mod:`cufa.dashboard.model.needs`)."""
+    """The row, with the time that each resource needs (:mod:`cufa.dashboard.model.needs`)."""
     plan: Plan | None = None
     launch_seconds: float = 0.0
     others: Sequence[Measurement] = ()
@@ -52,10 +52,10 @@ class Facts:
     shared_per_product: dict[str, float] = dataclasses.field(default_factory=dict)
     """Bytes of shared memory per multiply-add, by tiles."""
     l2_seconds: float | None = None
-    """The L2 cache's traffic at its measured rate."""
+    """Seconds for the L2 cache's traffic at the measured rate."""
     inside: tuple[InsideTrace, Sums, float] | None = None
-    """A trace from inside a block of the same source on the same card, its sums, and the share of its consumers' time
-    that waits for data."""
+    """A trace from inside a block of the same source on the same card, its sums, and the share of their time that
+    consumer warps wait for data."""
     entry: Entry | None = None
     arch: Architecture | None = None
 
@@ -80,11 +80,11 @@ class Advice:
     gain: float | None
     """Share of the measured time, 0 to 1; None: not known."""
     figure: str
-    """The numbers that it follows from."""
+    """The numbers that show the cause."""
     attempt: str
     """What to try."""
     origin: str = "predicted"
-    """Of the numbers, as :func:`cufa.dashboard.page.verdict` tags them."""
+    """Origin of the numbers: a tag of :func:`cufa.dashboard.page.verdict`."""
 
 
 # --- The rules ----------------------------------------------------------------------------------------------

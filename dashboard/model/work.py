@@ -21,15 +21,15 @@ class Work:
     """Floating-point operations of one call, :func:`flops_per_score` each."""
 
     done: int
-    """Of visited tiles, counted whole."""
+    """FLOP of visited tiles, counted whole."""
     useful: int
-    """Of visible scores."""
+    """FLOP of visible scores."""
     dense: int
-    """Of all scores."""
+    """FLOP of all scores, without a mask."""
 
     @property
     def waste(self) -> int:
-        """Of masked scores and padding."""
+        """FLOP of masked scores and padding in visited tiles."""
         return self.done - self.useful
 
     @property
@@ -38,7 +38,7 @@ class Work:
 
 
 def work(problem: Problem, schedule: Schedule) -> Work:
-    """For all heads of a problem."""
+    """The operations of all heads of a problem."""
     factor = flops_per_score(problem) * problem.batch * problem.heads
     scores = schedule.visited * schedule.block_q * schedule.block_kv
     return Work(factor * scores, problem.flops, factor * problem.seqlen_q * problem.seqlen_k)

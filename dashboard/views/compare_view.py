@@ -69,7 +69,7 @@ def _interest(rows: Sequence[Measurement]) -> tuple[bool | int, ...]:
 
 
 def _joules(m: Measurement) -> float:
-    """Per call; 0 if not measured."""
+    """Joules per call; 0 if not measured."""
     return float(m.load.get("joules") or 0.0)
 
 
@@ -118,7 +118,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
 
 
 def load_lines(rows: Iterable[Measurement]) -> list[dict[str, str]]:
-    """Beside each sustained time its bound, clock, power and energy; the nearest to its bound first."""
+    """Each sustained time with its bound, clock, power and energy; rows nearest to their bound first."""
     return [
         {
             "kernel": m.label,

@@ -10,7 +10,7 @@ from cufa.dashboard.state import Controls
 from cufa.doctor import Check, Status
 
 _SIGNS = {Status.PROBLEM: ":red[✗ problem]", Status.ABSENT: "– not here", Status.OK: ":green[✓ ok]"}
-"""In the order of the table."""
+"""Labels by status, in the order of the table."""
 
 
 _SPINNER = "Checking driver, CuPy, NVRTC and caches, and making one call…"

@@ -38,7 +38,7 @@ def show(controls: Controls, found: Sequence[Measurement]) -> None:
     ranked = regressions.groups(changed)
     if not ranked:
         page.verdict(
-            "The two have no row of a kernel of cufa in common: choose another pair.", "warn", small=True
+            "The two commits have no row of a cufa kernel in common: choose another pair.", "warn", small=True
         )
         return
     _show_verdict(ranked, changed, machine)

@@ -27,7 +27,7 @@ IDEAS = {
     "pages of 16": "keys in pages (PagedAttention): costs a little, saves memory",
     OURS: "the planner's choice of these",
     "maximum by bound": "a bound in place of row maxima (FlashDecoding++): gains nothing where loads take the time",
-    "maximum of 0": "a number in place of row maxima: the same",
+    "maximum of 0": "a constant in place of row maxima: gains nothing there either",
     "invariant": "splits at fixed keys: the same bits in every batch",
 }
 

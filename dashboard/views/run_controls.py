@@ -131,14 +131,14 @@ def _suite_words(cases: tuple[Case, ...]) -> str:
 
 
 def _only(case: Case, kernels: list[str]) -> Case:
-    """The chosen kernels; a case with e4m3 keeps all of ours, which no control names."""
+    """The case with the chosen kernels only; an e4m3 case keeps all cufa kernels, as no control names them."""
     of_e4m3 = any(c.quantized for c in case.contenders)
     kept = (c for c in case.contenders if c.algorithm in kernels or (of_e4m3 and not c.is_peer))
     return dataclasses.replace(case, contenders=tuple(kept))
 
 
 def _at_length(problem: Problem, length: int) -> Problem:
-    """The problem at another length; queries of a cache stay."""
+    """The problem at another length; decoding keeps its number of queries."""
     if not isinstance(problem.lengths, Cached):
         return dataclasses.replace(problem, seqlen_q=length, seqlen_k=length)
     cache = _paged(problem.cache.page_size, problem.batch, length)

@@ -127,8 +127,8 @@ def run_name(run: Run) -> str:
 
 
 def watch(runs: list[Run], palette: Palette | None = None) -> None:
-    """Active runs, looked at again and again, and drawn if there is a ``palette``. Once they differ from ``runs``,
-    which the page shows, the whole page is drawn again."""
+    """Poll the active runs, and draw them if there is a ``palette``. When they differ from ``runs``, which the page
+    shows, run the whole page again."""
     problems = client.refresh(engine.store())
     st.session_state["run.drawn"] = _drawn(runs)
     st.fragment(_watch, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)

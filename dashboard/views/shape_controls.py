@@ -62,7 +62,7 @@ def card_key(device: Device) -> str:
 
 
 def capability_of(key: str) -> int:
-    """Of a :func:`card_key`."""
+    """The compute capability in a :func:`card_key`."""
     return int(key.partition("x")[0].partition("-")[0])
 
 
