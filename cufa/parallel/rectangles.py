@@ -28,37 +28,46 @@ def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -
     if not queries or not keys:
         return []
     row, key = (list(itertools.accumulate((x.length for x in xs), initial=0)) for xs in (queries, keys))
-    scores = [[mask.visible((q.token, q.end), (k.token, k.end)) for k in keys] for q in queries]
     band = mask.mask.band if isinstance(mask.mask, Columns) else mask.mask
     assert isinstance(band, Band)
     same = [(x.token, x.length) for x in queries] == [(x.token, x.length) for x in keys]
     only_causal = (band.left, band.right, mask.shift) == (None, 0, 0) and not band.irregular_kind
     if same and len(queries) > 1 and only_causal and not mask.alibi:
         joined = mask.joined(queries, keys, causal=True)
-        return [Call((0, row[-1]), (0, key[-1]), joined, sum(map(sum, scores)))]
+        return [Call((0, row[-1]), (0, key[-1]), joined, _visible(mask, queries, keys))]
     in_band = dataclasses.replace(mask, mask=band)
     runs = [_runs(mask, in_band, q, keys) for q in queries]
-    found, i = [], 0
-    while i < len(queries):
-        last = i + 1
-        while last < len(queries) and runs[last] == runs[i] and all(x[2] for x in runs[i]):
-            last += 1
-        for first, end, clear in runs[i]:
-            count = sum(sum(scores[n][first:end]) for n in range(i, last))
-            if last - i == end - first == 1:
-                q, k = queries[i], keys[first]
-                rows, columns = mask.trimmed((q.token, q.end), (k.token, k.end))
-                if not count:
-                    continue
-                at, to = row[i] - q.token, key[first] - k.token
-                of_array = (rows[0] + at, rows[1] + at), (columns[0] + to, columns[1] + to)
-                found.append(Call(*of_array, mask.part(rows, columns), count))
-            elif count:
-                assert clear
-                joined = mask.joined(queries[i:last], keys[first:end])
-                found.append(Call((row[i], row[last]), (key[first], key[end]), joined, count))
-        i = last
+    found = []
+    # Neighbouring queries share calls if they see the same runs of keys, and all of them whole.
+    for _, members in itertools.groupby(
+        range(len(queries)), lambda i: runs[i] if all(clear for *_, clear in runs[i]) else i
+    ):
+        top, *others = members
+        some = queries[top : top + 1 + len(others)]
+        for first, end, _ in runs[top]:
+            found += _call(mask, some, keys[first:end], row[top], key[first])
     return found
+
+
+def _call(mask: Whole, queries: list[Segment], keys: list[Segment], row: int, key: int) -> list[Call]:
+    """The call over these segments, which lie from ``row`` and ``key`` on in the arrays; none without a visible
+    score."""
+    count = _visible(mask, queries, keys)
+    if not count:
+        return []
+    if len(queries) == len(keys) == 1:
+        q, k = queries[0], keys[0]
+        rows, columns = mask.trimmed((q.token, q.end), (k.token, k.end))
+        at, to = row - q.token, key - k.token
+        of_array = (rows[0] + at, rows[1] + at), (columns[0] + to, columns[1] + to)
+        return [Call(*of_array, mask.part(rows, columns), count)]
+    of_array = (row, row + sum(x.length for x in queries)), (key, key + sum(x.length for x in keys))
+    return [Call(*of_array, mask.joined(queries, keys), count)]
+
+
+def _visible(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -> int:
+    """Visible scores of one head."""
+    return sum(mask.visible((q.token, q.end), (k.token, k.end)) for q in queries for k in keys)
 
 
 def _runs(mask: Whole, in_band: Whole, q: Segment, keys: Sequence[Segment]) -> list[tuple[int, int, bool]]:

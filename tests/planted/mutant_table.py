@@ -372,7 +372,7 @@ DECODING = [
 
 PARALLEL = [
     *_of("cufa/parallel/rectangles.py", "parallel_plans parallel",
-        ("runs[last] == runs[i] and all(x[2] for x in runs[i])", "runs[last] == runs[i]",
+        ("runs[i] if all(clear for *_, clear in runs[i]) else i", "runs[i]",
          "rows that see some of a run of keys share a call with rows that see all"),
         ("found and clear and found[-1][1] == j and found[-1][2]", "found and found[-1][1] == j",
          "keys that rows see in part are joined to keys that they see all of"),
