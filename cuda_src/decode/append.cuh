@@ -1,16 +1,16 @@
-// decode_append: new tokens of 16 bits become e4m3 in the cache, with their scales, before the launch that attends to them.
+// decode_append quantises new 16-bit tokens to e4m3 and stores them and their scales to the cache, before the attention launch.
 //
-// A token's scale has its largest magnitude at 448. A block's scale is chosen by the tokens that begin it, HEADROOM above their
-// largest magnitude, as later tokens of the block must fit: e4m3 keeps its precision over 15 powers of two. Tokens that follow
-// in a block that an earlier call began take its scale, and what exceeds it becomes 448.
-// cufa/run/cpu/cache.py has the same arithmetic.
+// OF_TOKEN: the scale maps the token's largest magnitude to 448, the largest e4m3 number. OF_BLOCK: the call that writes a
+// block's first tokens chooses the block's scale: HEADROOM times their largest magnitude becomes 448, so that most later tokens
+// fit. Later calls use this scale; larger magnitudes saturate at 448. The headroom costs no precision: e4m3 spans 15 powers of
+// two. cufa/run/cpu/cache.py has the same arithmetic.
 #pragma once
 #include "decode/maximum.cuh"
 
 constexpr float HEADROOM = KEY_SCALES == OF_BLOCK ? 8.0f : 1.0f;
 
 struct NewRows {
-  const char* x;  // of this sequence and head
+  const char* x;  // row 0 of the new tokens of this sequence and head
   i64 stride;     // bytes from token to token
   int lane;
 
@@ -18,7 +18,7 @@ struct NewRows {
     return Element::widen(ld_global<u16>(x + token * stride + column * 2));
   }
 
-  // The largest magnitude of tokens first ... last - 1, by the whole warp.
+  // The largest magnitude in the rows of tokens first ... last - 1; all lanes must call.
   DEVICE float largest(int first, int last) const {
     u32 found = 0;
     for (int token = first; token < last; ++token) {
@@ -30,7 +30,7 @@ struct NewRows {
   }
 };
 
-// A warp for keys and a warp for values of each token. Grid: (new tokens, kv_heads, batch).
+// One block per new token and head: warp 0 takes the key, warp 1 the value. Grid: (new tokens, kv_heads, batch).
 KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ KernelParams p) {
   if constexpr (QUANTIZE_NEW) {
     const int token = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z, lane = threadIdx.x % 32;
@@ -49,7 +49,7 @@ KERNEL __launch_bounds__(64) decode_append(const __grid_constant__ KernelParams 
     const NewRows rows{static_cast<const char*>(of_values ? p.v_new : p.k_new) + 2 * (batch * from.batch + kv_head * from.head),
                        2 * from.seq, lane};
     float* scale_at = const_cast<float*>(of_values ? p.v_scale : p.k_scale) + key_scale_index(p, outer, kv_head, slot);
-    int first = token, last = token + 1;  // new tokens that choose this token's scale
+    int first = token, last = token + 1;  // the new tokens whose largest magnitude sets this token's scale
     if constexpr (KEY_SCALES == OF_BLOCK) {
       const int block = PAGED ? p.page_size : SCALE_BLOCK;
       first = token - slot % block;

@@ -1,21 +1,21 @@
-// decode_balanced: Flash-Decoding over ragged batches, whose work is cut into shares (sm_80 and later).
+// decode_balanced: Flash-Decoding over ragged batches; the tiles of the whole batch are cut into shares (sm_80 and later).
 // Osama et al., "Stream-K: Work-centric Parallel Decomposition", 2023; Sanovar et al., "Lean Attention", 2024.
 //
 //   the tiles of all sequences and heads, end to end     BalancedLine, BalancedShare: decode/schedule.cuh
 //   a share's spans, one after another                   the loop below
 //   partial results of a work item, merged               combine_if_last(), or decode_combine_balanced
 //
-// Lengths are read on the device: each warp sums them for itself, 32 at a time. The borders of a share depend only on the lengths
-// and the number of shares, and partial results are merged in the order of their keys: repeated calls give the same bits.
+// The kernel reads the lengths: each warp sums all of them, 32 at a time. The borders of a share depend only on the lengths and
+// the number of shares, and partial results are merged in the order of their keys: repeated calls give the same bits.
 //
-// Departure: if lengths differ, shares have two sizes and outnumber the resident blocks. SMs read at different speeds, so a block
-// that has finished takes another share, and the last shares are small: half of the shares have an eighth of the tiles (guided
+// Departure: if lengths differ, there are more shares than resident blocks, in two sizes. SMs read at different speeds: an SM
+// that is done early starts another share. The second half of the shares, which start last, has an eighth of the tiles (guided
 // self-scheduling: Polychronopoulos, Kuck, 1987). Measurements and failed experiments: NOTES.md.
 #include "decode/config.cuh"
 #include "decode/block.cuh"
 
-static_assert(!INVARIANT, "INVARIANT: shares end where the work of a whole batch puts them");
-static_assert(!CLUSTER_MERGE, "CLUSTER_MERGE: the thread blocks that share a work item are not one cluster");
+static_assert(!INVARIANT, "INVARIANT: the borders of a share depend on all lengths of the batch");
+static_assert(!CLUSTER_MERGE, "CLUSTER_MERGE: the thread blocks of a work item are not one cluster");
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ KernelParams p) {
   DYN_SMEM(smem);
@@ -42,7 +42,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   }
 }
 
-// A thread per vector of four columns of a work item's rows.
+// A thread merges one vector (four columns of a row) of a work item at a time.
 KERNEL __launch_bounds__(NUM_THREADS) decode_combine_balanced(const __grid_constant__ KernelParams p) {
   Span span;
   balanced_item(p, blockIdx.z, blockIdx.y, threadIdx.x % 32, span);

@@ -1,4 +1,4 @@
-// The attention of one thread block over a span, for both schedules.
+// The attention of one thread block over a Span: the code that decode_split and decode_balanced share.
 #pragma once
 #include "decode/maximum.cuh"
 #include "decode/merge.cuh"
@@ -8,13 +8,13 @@ struct DecodeBlock {
   Choose<TMA_COPIES, TmaKeyStream, AsyncKeyStream>::type stream;
   u32 smem, ring_smem, Q_lane;
   int thread, lane, ring, first_row;
-  int stage = 0;  // of the ring's oldest tile
+  int stage = 0;  // index of the stage that holds the ring's oldest tile
   PhaseLog inside;
 
   DEVICE DecodeBlock(const DecodeParams& p, u32 smem_, int thread_)
       : smem(smem_), thread(thread_), inside(p.trace, thread_ % 32 == 0) {
-    const int warp = int(shfl(u32(thread) / 32, 0));  // so that the compiler knows it to be warp-uniform
-    lane = int(u32(thread) % 32);  // an unsigned remainder is cheaper
+    const int warp = int(shfl(u32(thread) / 32, 0));  // the shuffle tells the compiler that the value is warp-uniform
+    lane = int(u32(thread) % 32);  // unsigned: a cheaper remainder
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
     ring_smem = smem + SharedMemory::KV + ring * RING_BYTES;
@@ -38,7 +38,7 @@ struct DecodeBlock {
         }
       }
     }
-    const NewTokens new_tokens(p.tree, span.batch, p.tokens, lane);  // its loads overlap with the copies
+    const NewTokens new_tokens(p.tree, span.batch, p.tokens, lane);  // the loads of the tree overlap with the copies
     stream.start(p, span, ring);
     const int tiles = stream.remaining();
     int key = stream.key;
@@ -46,8 +46,8 @@ struct DecodeBlock {
     for (int i = 0; i < NUM_STAGES; ++i) {
       stream.copy_next(p, buffer(), stage);
       advance();
-      // TMA: all tiles are requested before Q. cp.async: groups complete in order, so that Q is committed right after the
-      // first tile, and the wait below covers both.
+      // TMA: request all tiles before Q. cp.async: groups complete in order; Q is committed after the first tile, and the wait
+      // below covers both.
       if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
         copy_queries(p, span, smem + SharedMemory::Q, thread);
         cp_async_commit();
@@ -76,7 +76,7 @@ struct DecodeBlock {
       }
       if constexpr (SOFTMAX_MAX == ONLINE) break;
       if (!ring_any(tile.out_of_range(first_row, valid_rows(p, span), lane))) break;
-      tile.start(p, span, new_tokens, Q_lane, first_row, lane);  // maxima are online
+      tile.start(p, span, new_tokens, Q_lane, first_row, lane);  // resets `online` to true
       if (tiles == 0) break;
       key -= tiles * Bc;
       stream.restart(p, key);
@@ -89,24 +89,24 @@ struct DecodeBlock {
     inside.enter(MERGE);
     cp_async_wait<0>();
     merge_warps(p, span, tile, smem, thread);
-    // After the barriers of merge_warps(): all warps have read the norm.
+    // The barriers of merge_warps() have passed: all warps have read the old norm.
     if (RAISES_NORMS && thread == 0 && span.partial == 0 && span.row_block == 0) {
       red_max_u32(reinterpret_cast<u32*>(key_norm_of(p, span)), float_as_u32(tile.key_norm));
     }
   }
 
-  // The stage of the ring's oldest tile.
+  // Address of the ring's oldest tile.
   DEVICE u32 buffer() const { return ring_smem + stage * STAGE_BYTES; }
   DEVICE void advance() { stage = stage + 1 == NUM_STAGES ? 0 : stage + 1; }
 
-  // Between spans: all threads have read Q, the rings and the merged O.
+  // Between spans: returns when all threads have read Q, the rings and the merged O, so that the next span may overwrite them.
   DEVICE void release() {
     stream.release();
     meet<true>(NOTHING);
   }
 
  private:
-  // Whether `mine` is true in some warp of the ring. All warps of the ring get the same answer.
+  // The OR of `mine` over the warps of the ring.
   DEVICE bool ring_any(bool mine) const {
     if constexpr (ROW_WARPS == 1) return mine;
     const u32 flags = smem + SharedMemory::ML + ring * Br * 8;  // merge_warps() writes there later
@@ -119,7 +119,7 @@ struct DecodeBlock {
     return any;
   }
 
-  // A barrier of the block's threads, or of the ring's; then phase `then` of an inside trace begins.
+  // A barrier: ALL_RINGS: of the block, else of the ring. Then phase `then` of an inside trace begins.
   template <bool ALL_RINGS>
   DEVICE void meet(Phase then) {
     inside.enter(WAIT_TURN, NO_TILE);

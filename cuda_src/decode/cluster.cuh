@@ -1,8 +1,8 @@
 // CLUSTER_MERGE: the splits of a work item are merged through the shared memory of a thread block cluster (sm_90), without global
 // memory, a counter or a second launch. Split i is block i of its cluster. Each split that has keys merges an equal share of the
-// work item's vectors (four columns of a row): all splits send it their partial results of these vectors, and m and l of all
-// rows; an mbarrier counts the bytes. Once its phase completes, no block writes to this block's shared memory any more: the block
-// may end before the others.
+// work item's vectors (four columns of a row): every split sends this share of its partial O, and m and l of all rows, to the
+// merging block, whose mbarrier counts the bytes. When the mbarrier's phase completes, no other block writes to this block's
+// shared memory any more: the block may end before the others.
 #pragma once
 #include "primitives/cluster.cuh"
 #include "decode/tile.cuh"
@@ -11,11 +11,11 @@
 DEVICE int divide_small(int a, int b) { return int((float(a) + 0.5f) * rcp(float(b))); }
 
 struct ClusterMerge {
-  u32 smem;  // where the block's shared memory begins
-  int rows, splits;  // splits: those that have keys
+  u32 smem;          // begin of the block's shared memory
+  int rows, splits;  // valid rows of the work item; splits that have keys
   int share;         // vectors that one split merges
 
-  // By all threads of all splits, before anything is sent. Splits without keys have ended: cluster barriers do not wait for them.
+  // All threads of splits with keys call this before any send. Splits without keys have exited: cluster barriers skip them.
   static DEVICE void begin(u32 smem, int thread) {
     if (thread == 0) {
       mbarrier_init(smem + SharedMemory::RECEIVED_BARRIER, 1);
@@ -46,7 +46,7 @@ struct ClusterMerge {
     mbarrier_wait_cluster(barrier, 0);
   }
 
-  // Adds vector `i` of this split's share, from all splits, to `o`. Returns m and l of its row.
+  // Adds every split's partial result of vector `i` of this split's share to `o`. Returns the merged m and l of the row.
   DEVICE RowSums merge(int split, int i, float (&o)[4]) const {
     const u32 ml = smem + SharedMemory::RECEIVED_ML + (first(split) + i) / VECTORS * MAX_SPLITS * 8;
     RowSums whole = {NO_SCORE, 0.0f};

@@ -2,18 +2,19 @@
 // section 3): weights are 2^(s - m), no tile rescales O, and all rings and splits of a row subtract the same m.
 //
 //   BOUND   m = U - MOST_BITS, where U = |q| max|k| scale is at least every score (Cauchy-Schwarz); with a soft cap U = cap.
-//           ALiBi adds |slope| * distance to U. If U > GATE, scores of -U might underflow: the warp computes maxima online.
-//   GIVEN   m is the caller's number, of all heads or of each.
+//           ALiBi adds |slope| * keys to U. If U > GATE, a row of scores near -U could sum to less than LEAST_SUM: the warp
+//           computes maxima online.
+//   GIVEN   m is the caller's number, one for all heads or one per head.
 //
-// Whatever m is, the part of a row that a ring has computed is right if its sum lies in LEAST_SUM ... MOST_SUM: no weight has
-// overflowed, and the weights that underflowed are below rounding. Else, NaN included, the ring reads its keys again and computes
-// maxima online. Merges take parts of both kinds: each part has its own m. cufa/problem/scores.py has the same numbers.
+// For any m: if a ring's sum l of a row lies in LEAST_SUM ... MOST_SUM, its result is right: no weight has overflowed, and
+// weights that underflowed are below rounding. Else (also for NaN) the ring reads its keys again with online maxima. Each partial
+// result has its own m, so merges take both kinds. cufa/problem/scores.py has the same numbers.
 #pragma once
 #include "decode/tile.cuh"
 #include "primitives/maximum.cuh"
 #include "primitives/semaphore.cuh"
 
-constexpr bool HALF_WEIGHTS = !Product::IS_BFLOAT16;  // 2^-24 ... 2^16, else those of float32
+constexpr bool HALF_WEIGHTS = !Product::IS_BFLOAT16;  // weights lie in 2^-24 ... 2^16; else they have float32's range
 constexpr float MOST_BITS = HALF_WEIGHTS ? 7.0f : 32.0f, GATE = HALF_WEIGHTS ? 5.5f : 61.0f;
 constexpr float LEAST_SUM = HALF_WEIGHTS ? 0x1p-4f : 0x1p-90f, MOST_SUM = HALF_WEIGHTS ? 0x1p15f : 0x1p64f;
 constexpr bool READS_NORMS = SOFTMAX_MAX == BOUND && !SOFTCAP, RAISES_NORMS = READS_NORMS && APPEND;
@@ -24,8 +25,8 @@ DEVICE float* key_norm_of(const DecodeParams& p, const Span& span) {
   return p.key_norms + i64(span.batch) * p.kv_heads + span.kv_head;
 }
 
-// A bound of the norms of the sequence's keys in this head. Keys that this call appends are included: several blocks read the
-// bound while one raises it, and all must find the same.
+// An upper bound of |k| over the sequence's keys in this head, appended keys included. While one block raises the stored bound,
+// others read it: each block takes the maximum with the norms of the appended keys, so all blocks get the same bound.
 DEVICE float largest_key(const DecodeParams& p, const Span& span, int lane) {
   float squares = 0.0f;
   if constexpr (RAISES_NORMS) {
@@ -55,7 +56,7 @@ DEVICE float largest_key(const DecodeParams& p, const Span& span, int lane) {
   return ld_global<float>(norm);
 }
 
-// Chooses m of each row, or leaves the warp's maxima online.
+// Sets m of each row, or keeps the warp's maxima online if a bound exceeds GATE.
 DEVICE void TileAttention::fix_maxima(const DecodeParams& p, const Span& span, u32 Q_lane, int first_row, int lane) {
   float bound[2 * M_TILES] = {};
   if constexpr (READS_NORMS) {
@@ -94,7 +95,7 @@ DEVICE void TileAttention::fix_maxima(const DecodeParams& p, const Span& span, u
   if (online) softmax.reset();
 }
 
-// Whether the sum of some row is out of the safe range.
+// Whether a row of the warp with a fixed maximum has a sum outside LEAST_SUM ... MOST_SUM.
 DEVICE bool TileAttention::out_of_range(int first_row, int rows, int lane) const {
   bool wrong = false;
 #pragma unroll

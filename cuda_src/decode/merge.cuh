@@ -1,12 +1,12 @@
-// The exact merge of partial attention. First the warps of a block, which saw different keys, merge through shared memory. Then
+// The exact merge of partial attention. First the warps of a block, which read different keys, merge through shared memory. Then
 // the spans of a work item merge through global memory (shared/parts.cuh) or through the shared memory of a cluster
-// (decode/cluster.cuh). A slot of the workspace holds a partial result: BLOCK_Q rows.
+// (decode/cluster.cuh). A slot of the workspace holds one partial result, BLOCK_Q rows (INVARIANT: only rows that exist).
 #pragma once
 #include "primitives/grid.cuh"
 #include "decode/cluster.cuh"
 
-// Stores vector `vector` of row `row` to the output, divided by l. `o` and `sums` cover all keys of the row. The sink
-// joins this thread's copy of the denominator: every vector of the row repeats that arithmetic.
+// Stores vector `vector` of row `row` to the output, divided by l. `o` and `sums` cover all keys of the row. Each vector's thread
+// adds the sink to its own copy of the denominator.
 DEVICE void store_vector_of_row(const DecodeParams& p, const Span& span, int row, int vector, const float (&o)[4],
                            RowSums sums) {
   const int packed = span.row_block * Br + row;
@@ -23,12 +23,12 @@ DEVICE void store_vector_of_row(const DecodeParams& p, const Span& span, int row
   store_vector(O, o, inverse);
 }
 
-// Rows of the work item that exist.
+// Rows of the work item's row block that exist.
 DEVICE int valid_rows(const DecodeParams& p, const Span& span) {
   return min(Br, p.group_size * p.tokens - span.row_block * Br);
 }
 
-// Row `row` of partial result `part`, in the workspace. INVARIANT has many partial results: without padding.
+// Row `row` of partial result `part` in the workspace. INVARIANT has many partial results: their slots have no padding.
 DEVICE float* row_of_part(const DecodeParams& p, const Span& span, int part, int row) {
   const int rows = INVARIANT ? min(Br, p.group_size * p.tokens) : Br;
   return p.partial + (i64(span.slot(part)) * rows + row) * SLOT_ROW;
@@ -43,7 +43,7 @@ DEVICE void combine_vector(const DecodeParams& p, const Span& span, int row, int
   store_vector_of_row(p, span, row, vector, o, {m, l});
 }
 
-// The vectors `index`, `index` + `step`, ... of a work item's rows.
+// Merges and stores the vectors `index`, `index` + `step`, ... of a work item's rows.
 DEVICE void combine_partials(const DecodeParams& p, const Span& span, int index, int step) {
   const int vectors = valid_rows(p, span) * VECTORS;
 #pragma unroll 1
@@ -68,8 +68,8 @@ DEVICE RowSums sum_rings(u32 ml_smem, int row) {
   return sums;
 }
 
-// Merges the results of a block's warps. If the span is the whole work item, stores them to the output; else sends them to the
-// other blocks of the cluster, or stores them to a slot.
+// Merges the results of a block's warps. If the span is the whole work item, stores the merged rows to the output; else sends
+// them to the other blocks of the cluster, or stores them to a slot.
 DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& tile, u32 smem, int thread) {
   const u32 ml_smem = smem + SharedMemory::ML;
   const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;
@@ -82,7 +82,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
       st_shared_vec2(ml_smem + (ring * Br + first_row + r * 8 + lane / 4) * 8, sums.bits());
     }
   }
-  block_sync();  // m and l of all rings are written, and all warps have read their rings: O takes their place
+  block_sync();  // m and l of all rings are written, and all warps have read their rings: O may overwrite the rings
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = first_row + r * 8 + lane / 4;
@@ -93,7 +93,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
         const float* o = tile.O[r / 2][n] + r % 2 * 2;
-        if constexpr (FP8_CACHE) {  // tiles n and n + 1: even and odd ones of 16 columns; four columns per lane
+        if constexpr (FP8_CACHE) {  // tiles n and n + 1: even and odd columns of 16; four columns per lane
           if (n % 2 == 0) {
             const float* odd = tile.O[r / 2][n + 1] + r % 2 * 2;
             st_shared_vec4(target + n * 32 + lane % 4 * 16, {float_as_u32(o[0] * weight), float_as_u32(odd[0] * weight),
@@ -105,7 +105,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
       }
     }
   }
-  if constexpr (CLUSTER_MERGE) cluster_wait();  // all blocks of the cluster have begun: their shared memory may be written
+  if constexpr (CLUSTER_MERGE) cluster_wait();  // all blocks of the cluster run: their shared memory may be written
   block_sync();  // O of every ring is written, scaled to the common maximum
   const ClusterMerge cluster(smem, rows, span.num_partials);
   if (CLUSTER_MERGE && span.num_partials > 1) {
@@ -142,7 +142,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Span& span, TileAttention& 
   }
 }
 
-// After merge_warps(): this split's share of the output, from all splits.
+// After merge_warps(): merges this split's share of the work item's vectors over all splits, and stores it.
 DEVICE void merge_cluster(const DecodeParams& p, const Span& span, u32 smem, int thread) {
   if (span.num_partials == 1) return;
   const ClusterMerge cluster(smem, valid_rows(p, span), span.num_partials);
@@ -155,18 +155,18 @@ DEVICE void merge_cluster(const DecodeParams& p, const Span& span, u32 smem, int
   }
 }
 
-// The last warp that stores its rows of a work item merges all partial results: no second launch. Each warp counts for its own
-// rows, so that no barrier of the block delays the chain of stores, count and loads. Counters wrap to zero at the last partial
-// result.
+// The last warp that stores its rows of a work item merges all partial results: no second launch. Warp w of every block has the
+// same rows and its own counter: no barrier of the block delays the chain of stores, count and loads. The last count wraps the
+// counter to zero for the next launch.
 DEVICE void combine_if_last(const DecodeParams& p, const Span& span, int thread) {
   const int warp = thread / 32, lane = thread % 32, rows = valid_rows(p, span);
   if (span.num_partials == 1 || warp >= rows) return;
-  warp_sync();  // all lanes have stored their rows before lane 0 counts the warp
+  warp_sync();  // all lanes have stored their vectors before lane 0 counts
   u32 earlier = 0;
   const u32 last = u32(span.num_partials) - 1;
   if (lane == 0) earlier = atomic_inc_wrap(p.counters + span.item * NUM_WARPS + warp, last);
   earlier = shfl(earlier, 0);
-  warp_sync();  // the other blocks' rows that lane 0 has synchronised with are visible to all lanes
+  warp_sync();  // lane 0 has acquired the other blocks' rows: visible to all lanes now
   if (earlier != last) return;
 #pragma unroll 1
   for (int row = warp; row < rows; row += NUM_WARPS) {

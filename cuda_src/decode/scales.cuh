@@ -1,4 +1,4 @@
-// Scales of an e4m3 cache that belong to single keys: float32, contiguous, where they lie and what an append writes.
+// Shapes of k_scale and v_scale of an e4m3 cache: float32, contiguous. An append writes those of OF_BLOCK and OF_TOKEN.
 //
 //                contiguous                                    PAGED
 //   OF_HEAD      (kv_heads)                                    (kv_heads)
@@ -9,10 +9,10 @@
 #include "decode/schedule.cuh"
 
 enum ScaleOf { OF_HEAD, OF_BLOCK, OF_TOKEN };
-static_assert(FP8_CACHE || !KEY_SCALES, "KEY_SCALES: caches of 16 bits have no scales");
-static_assert(!QUANTIZE_NEW || (KEY_SCALES && !APPEND), "QUANTIZE_NEW: a launch before appends, with scales of keys");
+static_assert(FP8_CACHE || !KEY_SCALES, "KEY_SCALES: 16-bit caches have no scales");
+static_assert(!QUANTIZE_NEW || (KEY_SCALES && !APPEND), "QUANTIZE_NEW: decode_append appends, with KEY_SCALES");
 
-// The scale of slot `slot` of page `outer`, or of sequence `outer`.
+// Index of the scale of slot `slot` in page (PAGED) or sequence `outer`.
 DEVICE i64 key_scale_index(const DecodeParams& p, int outer, int kv_head, int slot) {
   const int slots = PAGED ? p.page_size : p.capacity;
   const i64 row = i64(outer) * p.kv_heads + kv_head;

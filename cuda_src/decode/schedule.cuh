@@ -1,36 +1,36 @@
-// Which tiles a thread block reads: fixed splits and balanced shares. The device side of cufa/schedule/decode.py.
+// Which tiles a thread block reads: fixed splits and balanced shares. cufa/schedule/decode.py is the host's side.
 #pragma once
 #include "decode/sequence.cuh"
 
-// The tiles of one work item that one thread block reads. A work item: the query rows (one block of them) of one key/value head
-// of one sequence.
+// The tiles of one work item that one thread block reads. A work item is one block of query rows of one key/value head of one
+// sequence.
 struct Span {
   int batch, kv_head, row_block;
-  int item;                       // number of the work item
-  Lengths length;                 // of the sequence
-  int first_tile, last_tile;      // of the sequence; one past the last
-  Tiles tiles;                    // of the work item
-  int partial, num_partials;      // this span gives the work item's partial result number `partial`, in the order of keys
+  int item;                       // index of the work item
+  Lengths length;                 // lengths of the sequence
+  int first_tile, last_tile;      // first tile of the span, and one past its last tile
+  Tiles tiles;                    // all tiles of the work item
+  int partial, num_partials;      // index of the span's partial result in the order of keys; how many the work item has
   int first_slot;                 // workspace slot of partial result 0; partial result 1 has the next slot
   int slot_step;                  // distance in slots between partial results i and i + 1, from i = 1 on
-  int record;                     // of the trace
+  int record;                     // index of the span's TraceRecord
 
   DEVICE int slot(int i) const { return i == 0 ? first_slot : first_slot + 1 + (i - 1) * slot_step; }
 
   DEVICE void set_head(const DecodeParams& p, int head_and_rows) {
     kv_head = head_and_rows;
     row_block = 0;
-    if (p.row_blocks > 1) {  // divisions are slow, and the first load waits for their result
+    if (p.row_blocks > 1) {  // skip slow divisions: the first load waits for the result
       kv_head = head_and_rows / p.row_blocks;
       row_block = head_and_rows % p.row_blocks;
     }
   }
 };
 
-// INVARIANT: a split is a chunk of keys at fixed positions, whatever the lengths and the batch. Widths are those of
-// cufa/schedule/decode.py: 256 keys up to key 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096. Narrow chunks let short
-// sequences fill a GPU, wide ones leave long sequences few partial results to merge. Blocks of the last chunks start first.
-DEVICE int chunk_of(int key) {  // the number of the chunk that holds a key
+// INVARIANT: a split is a chunk of keys at positions that do not depend on lengths or batch. Chunks have 256 keys up to key
+// 2,048, 512 up to 32,768, 1,024 up to 131,072, then 4,096 (as in cufa/schedule/decode.py). Narrow chunks let short sequences
+// fill a GPU; wide chunks leave long sequences few partial results to merge. Blocks of the last chunks start first.
+DEVICE int chunk_of(int key) {  // the index of the chunk that holds a key
   if (key < 2048) return key / 256;
   if (key < 32768) return 4 + key / 512;
   return key < 131072 ? 36 + key / 1024 : 132 + key / 4096;
@@ -41,8 +41,8 @@ DEVICE int chunk_start(int chunk) {  // the first key of a chunk
   return chunk < 164 ? (chunk - 36) * 1024 : (chunk - 132) * 4096;
 }
 
-// Flash-Decoding: split `split` of the work item (batch, head_and_rows). Splits are equally many whole tiles; the last splits of
-// a short sequence are empty. False if this split is empty.
+// Flash-Decoding: split `split` of the work item (batch, head_and_rows). All splits have the same number of whole tiles, but the
+// last splits of a short sequence are shorter or empty. Returns false if this split is empty.
 DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int split, Span& span) {
   span.batch = batch;
   span.set_head(p, head_and_rows);
@@ -73,16 +73,16 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 }
 
 // Stream-K: the tiles of all work items end to end (sequences, within them heads, within them blocks of rows), cut into shares,
-// one per thread block. If lengths differ, shares have two sizes: the first half of them has 7 of 8 tiles, so that the last
-// shares to start are short. A share may begin in a work item that earlier shares began, and end in one that later shares
-// continue. It has two workspace slots: 2 share for the item that it continues, 2 share + 1 for the item that it begins.
+// one per thread block. If lengths differ, shares have two sizes: the first half of the shares has 7/8 of the tiles, so that the
+// shares that start last are short. A share may begin and end inside work items that other shares also read. It has two workspace
+// slots: slot 2 * share for the work item that an earlier share began, 2 * share + 1 for the work item that this share begins.
 constexpr int LAST_PART = 8, TILES_A_SHARE = 32;  // as in cufa/schedule/decode.py
 
 struct BalancedLine {
   int total;   // tiles; 32 bits suffice for the memory of any GPU
-  int shares;  // that are not empty
+  int shares;  // shares that are not empty
 
-  // By every warp for itself. Returns the first tile of sequence `batch`.
+  // Every warp computes its own copy. Returns the first tile of sequence `batch`.
   DEVICE int measure(const DecodeParams& p, int batch, int lane) {
     const int items_per_batch = p.kv_heads * p.row_blocks;
     u32 all, before;
@@ -112,7 +112,7 @@ struct BalancedLine {
   DEVICE bool two_sizes() const { return RAGGED && shares > 1 && i64(shares) * TILES_A_SHARE <= total; }
   DEVICE int middle() const { return total - total / LAST_PART; }  // first tile of the short shares
 
-  // First tile of a share; total for the share past the last.
+  // First tile of a share; `total` if `share` is the number of shares.
   DEVICE int start(int share) const {
     if (!two_sizes()) return int(i64(total) * share / shares);
     const int large = shares / 2;
@@ -120,7 +120,7 @@ struct BalancedLine {
     return middle() + int(i64(total - middle()) * (share - large) / (shares - large));
   }
 
-  // The share that holds a tile: the last one that does not start after it.
+  // The share that holds tile `t`: the last share that does not start after `t`.
   DEVICE int share_of(int t) const {
     if (!two_sizes()) return int((i64(t + 1) * shares - 1) / total);
     const int large = shares / 2;
@@ -128,7 +128,7 @@ struct BalancedLine {
     return large + int((i64(t - middle() + 1) * (shares - large) - 1) / (total - middle()));
   }
 
-  // The partial results of a work item and their slots. Returns the first share that has tiles of it.
+  // Sets the number of the work item's partial results and their slots. Returns the first share that reads the work item.
   DEVICE int find_partials(int item_start, Span& span) const {
     const int first = share_of(item_start), last = share_of(item_start + span.tiles.count - 1);
     span.num_partials = last - first + 1;
@@ -138,7 +138,7 @@ struct BalancedLine {
   }
 };
 
-// All partial results of the work item (batch, head_and_rows), for the block that merges them.
+// Describes the partial results of the work item (batch, head_and_rows) to the block that merges them.
 DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, int lane, Span& span) {
   BalancedLine line;
   const int batch_start = line.measure(p, batch, lane);
@@ -151,7 +151,7 @@ DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, i
 
 struct BalancedShare {
   BalancedLine line;
-  int tile, end;    // of this share: next tile, one past the last
+  int tile, end;    // this share's next tile, and one past its last
   int batch_start;  // first tile of the sequence `batch`
   int batch;
 
@@ -191,7 +191,7 @@ struct BalancedShare {
     }
   }
 
-  // Registers are scarce while a span is computed: meanwhile 32 bytes of shared memory hold the warp's share.
+  // Registers are scarce while a span is computed: each warp moves its share to 32 bytes of shared memory meanwhile.
   DEVICE void park(u32 slot, int lane) const {
     warp_sync();  // all lanes have read the previous content
     if (lane == 0) {
@@ -200,7 +200,7 @@ struct BalancedShare {
     }
   }
 
-  // After a barrier.
+  // A barrier must come between park() and unpark().
   DEVICE void unpark(u32 slot) {
     const vec4 a = ld_shared_vec4(slot);
     const vec2 b = ld_shared_vec2(slot + 16);
@@ -237,7 +237,7 @@ struct BalancedShare {
   }
 };
 
-// TRACE: the record of a span, by one thread.
+// TRACE: one thread writes the TraceRecord of a span.
 DEVICE void write_span_trace(const DecodeParams& p, const Span& span, u64 start_ns) {
   TraceRecord record;
   record.start_ns = start_ns;

@@ -1,5 +1,5 @@
-// The keys of one sequence that a decode kernel reads, and how its tiles are numbered: the device side of
-// cufa/schedule/decode.py. Lengths are read on the device, so that they may change between replays of a CUDA graph.
+// The keys of one sequence that a decode kernel reads, and how its tiles are numbered. cufa/schedule/decode.py is the host's
+// side. The kernel reads lengths from device memory: they may change between replays of a CUDA graph.
 #pragma once
 #include "decode/memory.cuh"
 #include "decode/params.cuh"
@@ -10,10 +10,10 @@
 constexpr MaskKind MASK_KIND = MaskKind(MASK);
 constexpr MaskKind BAND_KIND = MASK == MASK_SETS ? MASK_BAND : MASK_KIND;
 constexpr bool WINDOWED = BAND_KIND == MASK_BAND;
-constexpr bool SEVERAL_TOKENS = MASK != MASK_FULL;  // else a sequence has one query token, which sees all keys
+constexpr bool SEVERAL_TOKENS = MASK != MASK_FULL;  // MASK_FULL: one query token, which sees all keys
 
-// Keys of one sequence: those in the cache before the call, and those after its new tokens are appended. Both are clamped to the
-// capacity of the cache, whatever cache_seqlens holds.
+// Keys of one sequence before the call (old_keys) and after its new tokens are appended (keys). Both are clamped to the capacity
+// of the cache, because cache_seqlens is not checked.
 struct Lengths {
   int old_keys, keys;
 };
@@ -23,27 +23,27 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
   return {old_keys, APPEND || QUANTIZE_NEW ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
 }
 
-// The band mask of a sequence of `keys` keys. Query tokens are numbered by their place among the keys: a token sees its own key
-// and the `left` keys before it.
+// The band mask of a sequence of `keys` keys. A query token is named by the position of its own key. It sees its own key and the
+// `left` keys before it.
 DEVICE Band<BAND_KIND> band_of(const DecodeParams& p, int keys) { return {keys, keys, -p.left, 0}; }
 
 // The first key that any query token sees: the left edge of the first token's window.
 DEVICE int first_visible(const DecodeParams& p, int keys) { return band_of(p, keys).keys_begin(keys - p.tokens); }
 
-// Whether the window hides some of the `count` keys from `place` on from all query tokens.
+// Whether some key of place ... place + count - 1 is hidden from every query token: before all windows, and not kept (MASK_SETS).
 DEVICE bool some_hidden(const DecodeParams& p, int place, int count, int keys) {
   return WINDOWED && place < first_visible(p, keys) && (MASK == MASK_BAND || place + count > p.keep);
 }
 
-// The first key that is read. With APPEND, new tokens before the window are read too, because they must be stored.
+// The first key that is read. Appended tokens before the window are read too: the kernel that reads them also stores them.
 DEVICE int first_read(const DecodeParams& p, int keys) {
   if constexpr (!WINDOWED) return 0;
   const int first = first_visible(p, keys);
   return APPEND || QUANTIZE_NEW ? min(first, max(keys - p.new_tokens, 0)) : first;
 }
 
-// The tiles of a sequence that are read, numbered from its first key on. A sequence without keys still has one tile: its zeros
-// must be written. MASK_SETS: the tiles between the kept keys and the window are not counted.
+// The tiles of a sequence that are read. A sequence without keys still has one tile: its output, zeros, must be written.
+// MASK_SETS: tiles between the kept keys and the window get no number, so that the tiles that are read have consecutive numbers.
 struct Tiles {
   int first, count;
 };
@@ -59,9 +59,9 @@ DEVICE Tiles tiles_to_read(const DecodeParams& p, int keys) {
   return {first, all - first};
 }
 
-// The place in the sequence of a key of a numbered tile.
+// From a key's number, tile * Bc + offset in the tile, to its position in the sequence. Only MASK_SETS makes them differ.
 struct KeyPlaces {
-  int gap_start, gap;  // MASK_SETS: the keys without a number
+  int gap_start, gap;  // MASK_SETS: position of the first key without a number, and how many such keys there are
 
   DEVICE void set(const DecodeParams& p, int keys) {
     if constexpr (MASK == MASK_SETS) {
@@ -73,7 +73,7 @@ struct KeyPlaces {
     if constexpr (MASK == MASK_SETS) return key < gap_start ? key : key + gap;
     return key;
   }
-  // The number of the key after the last key of the tiles before `last_tile`.
+  // One past the number of the last key in the tiles before `last_tile`.
   DEVICE int end(int last_tile, int keys) const {
     if constexpr (MASK == MASK_SETS) keys -= gap;
     return min(last_tile * Bc, keys);

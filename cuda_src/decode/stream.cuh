@@ -1,10 +1,9 @@
-// Keys and values on their way into shared memory, by cp.async (decode/tma.cuh: by the copy engine). Each warp, or ROW_WARPS
-// warps that share keys and differ in query rows, has a ring of NUM_STAGES stages of its own: no warp waits for another warp's
-// loads.
+// Copies of keys and values to shared memory, by cp.async (decode/tma.cuh: by the copy engine). Each warp (or ROW_WARPS warps
+// that share keys and split the query rows) has its own ring of NUM_STAGES stages: no warp waits for another warp's loads.
 //
-// A row comes from the cache, through the block table if PAGED. From the old length on it comes from the new tokens, which are
-// stored to the cache on the way. Entries of the block table are loaded one tile ahead of the copies that need them. Rows past
-// the length and before a window are zero-filled and not read: that memory may hold NaN or belong to another sequence.
+// Rows before the old length come from the cache, through the block table if PAGED. Later rows come from the new tokens, and are
+// also stored to the cache. Entries of the block table are loaded one tile ahead of the copies that need them. Rows past the
+// length or before a window are zero-filled, not read: that memory may hold NaN or belong to another sequence.
 #pragma once
 #include "decode/scales.cuh"
 #include "shared/named_barriers.cuh"
@@ -18,7 +17,7 @@ DEVICE void ring_sync(int ring) {
   }
 }
 
-// ALIGNMENT bytes from one place in global memory to another.
+// Copies ALIGNMENT bytes within global memory.
 DEVICE void move_unit(char* to, const char* from) {
   if constexpr (ALIGNMENT == 16) {
     st_global(to, ld_global<vec4>(from));
@@ -31,14 +30,14 @@ DEVICE void move_unit(char* to, const char* from) {
   }
 }
 
-// The span that a ring reads, tile after tile: the members that both ways of copying share.
+// A ring's position in a span: the members that AsyncKeyStream and TmaKeyStream share.
 struct KeyStream {
   int batch, kv_head;
   const i32* table;  // PAGED: the sequence's row of the block table
   Lengths length;
   KeyPlaces places;
-  int key;           // first key of the next tile
-  int end;           // keys of the span end here
+  int key;           // number of the first key of the next tile to copy (KeyPlaces)
+  int end;           // one past the number of the span's last key
   int thread;        // index in the ring
   bool store_new;    // APPEND: this block stores the new tokens that it reads
   u32 scales;        // KEY_SCALES: shared memory of the ring's scales
@@ -59,11 +58,11 @@ struct KeyStream {
   // Tiles that this ring has yet to copy.
   DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
 
-  // The place where the keys end.
+  // One past the position of the last key.
   DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
 
-  // KEY_SCALES: begins the copies of the scales of a stage. This thread copies those of key thread % RING_KEYS of the tile: it is
-  // key `position` of the sequence, in slot `slot` of page (or sequence) `outer`.
+  // KEY_SCALES: begins the copies of a stage's scales. This thread copies scales of row thread % RING_KEYS of the tile: the key
+  // at `position` in the sequence, in slot `slot` of page (or sequence) `outer`.
   DEVICE void copy_scales(const DecodeParams& p, int stage, int position, int outer, int slot) const {
     const bool valid = position < end_place() && !some_hidden(p, position, 1, length.keys);
     const i64 at = key_scale_index(p, outer, kv_head, slot);
@@ -82,13 +81,13 @@ struct KeyStream {
 
 struct AsyncKeyStream : KeyStream {
   static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies per row
-  static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
+  static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows that one pass copies
   static constexpr int PASSES = (RING_KEYS + STEP - 1) / STEP;
 
-  const char* K;  // of this head: row 0 of the sequence (PAGED: of page 0)
+  const char* K;  // row 0 of this head, of the sequence or (PAGED) of page 0
   const char* V;
   i64 k_stride, v_stride;  // bytes, from row to row
-  int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead (PAGED)
+  int page, in_page;       // PAGED: page and slot of row thread % RING_KEYS of the next tile
 
   DEVICE void init(u32, int ring_thread) { thread = ring_thread; }
 
@@ -102,7 +101,7 @@ struct AsyncKeyStream : KeyStream {
     if constexpr (PAGED) load_page(p);
   }
 
-  // Reads the span once more, from its first key on.
+  // Goes back to key number `first_key`, to read the span again.
   DEVICE void restart(const DecodeParams& p, int first_key) {
     key = first_key;
     if constexpr (PAGED) load_page(p);
@@ -120,10 +119,10 @@ struct AsyncKeyStream : KeyStream {
     ring_sync(ring);
   }
 
-  // This thread has read a stage. After the ring's barrier the stage may be refilled.
+  // Before a stage is refilled. The ring's barrier that follows suffices for cp.async.
   DEVICE void release() {}
 
-  // Begins the copies of the next tile. Commits one group even if no tile is left, so that await() can count groups.
+  // Begins the copies of the next tile. Commits a group even if no tile is left: await() counts groups.
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
     if (key < end) {
       const int place = places.of(key);
@@ -142,11 +141,11 @@ struct AsyncKeyStream : KeyStream {
     cp_async_commit();
   }
 
-  // Each thread copies one unit (ALIGNMENT bytes) of a row, then the same unit of later rows. All threads reach the shuffle,
-  // because another lane may hold a row's page.
+  // Each thread copies one unit (ALIGNMENT bytes) of a row, then the same unit of later rows. All threads must reach the
+  // shuffles: another lane may hold a row's page.
   template <bool NEW_ROWS>
   DEVICE void copy_tile(const DecodeParams& p, u32 buffer, int place) {
-    constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // above 1 only for narrow units
+    constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // above 1 only if ALIGNMENT is small
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
       const int first_row = COLUMNS == 1 ? thread / UNITS : 0;
@@ -154,7 +153,7 @@ struct AsyncKeyStream : KeyStream {
       const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
       const char* k = K + (place + first_row) * k_stride + unit * ALIGNMENT;
       const char* v = V + (place + first_row) * v_stride + unit * ALIGNMENT;
-      // Unrolled as far as addresses fit in registers: rows of 512 bytes leave few.
+      // Unrolled as far as registers hold the addresses: rows of 512 bytes leave few registers.
 #pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 && KV_ROW_BYTES < 512 ? PASSES : 2) : 1)
       for (int i = 0; i < PASSES; ++i) {
         const int row = first_row + i * STEP;
@@ -177,7 +176,7 @@ struct AsyncKeyStream : KeyStream {
     }
   }
 
-  // One unit of K and of V, at `k` and `v` in the cache. `writable`: new tokens are stored there.
+  // One unit of K and of V. `k` and `v`: its addresses in the cache; `writable`: store new tokens to them.
   template <bool NEW_ROWS>
   DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
                         bool writable) {

@@ -1,18 +1,17 @@
-// The attention of packed query rows to the tiles of one ring. The query heads of a group, times the query tokens, are the rows
-// of one product: each byte of the cache is loaded once for all of them.
+// The attention of packed query rows to the tiles of one ring. The query heads of a query group, times the query tokens, are the
+// rows of one product: each byte of the cache is loaded once for all rows.
 //
-// An e4m3 cache becomes float16 between shared memory and the product, without shuffles: ldmatrix hands out pairs of bytes in the
-// place of a 16-bit element. The order of k in a product is free, so Q takes the same order as K: four consecutive columns per
-// lane. Of V, transposed, a lane gets two columns of two keys: its bytes are operands of two products, one for even and one for
-// odd columns.
+// e4m3 elements are widened to float16 after ldmatrix, without shuffles: ldmatrix treats a pair of e4m3 bytes as one 16-bit
+// element. The order of k in a product is free: Q is loaded in the order that K then has, four consecutive columns per lane. With
+// V, transposed, a lane gets two columns of two keys: operands of two products, one for even columns and one for odd columns.
 //
-// KEY_SCALES: a score is multiplied by its key's scale. A weight is multiplied by its value's scale over v_unit, a power of two
-// that no scale of the ring has exceeded, so that it stays in the range of float16; merge_warps() multiplies O by v_unit.
+// KEY_SCALES: a score is multiplied by its key's scale, a weight by its value's scale / v_unit. v_unit is the least power of two
+// that no value scale of the ring has exceeded: weights stay in float16's range. merge_warps() multiplies O by v_unit.
 //
-// Maxima of rows: online, or fixed (decode/maximum.cuh).
+// Row maxima are computed online or fixed beforehand (decode/maximum.cuh).
 //
-// bfloat16 queries over an e4m3 cache become float16, whose range is smaller: the rows of a quad are multiplied by the power of
-// two that brings their largest element to 2^14 ... 2^15, and the softmax scale is divided by that power.
+// bfloat16 queries over an e4m3 cache become float16, whose range is smaller: each quad of lanes multiplies its rows by the power
+// of two that brings their largest element to 2^14 ... 2^15, and divides its softmax scale by this power.
 #pragma once
 #include "primitives/float8.cuh"
 #include "decode/tma.cuh"
@@ -32,9 +31,9 @@ using Product = SixteenBit<BFLOAT16 && !FP8_CACHE>;  // the element of products:
 constexpr bool NARROWS_QUERIES = FP8_CACHE && BFLOAT16;
 using KernelParams = typename Choose<SCORE, ScoredDecodeParams, DecodeParams>::type;
 enum MaximumKind { ONLINE, BOUND, GIVEN };  // of SOFTMAX_MAX
-static_assert(!TREE || MASK == MASK_CAUSAL, "TREE: several tokens, which see all keys before the first of them");
+static_assert(!TREE || MASK == MASK_CAUSAL, "TREE: several query tokens, which see all earlier keys");
 static_assert(!SCORE || SOFTMAX_MAX != BOUND, "SCORE: norms of queries and keys do not bound a changed score");
-static_assert(!INVARIANT || SOFTMAX_MAX == ONLINE, "INVARIANT: out of a fixed maximum's range, rows would depend on each other");
+static_assert(!INVARIANT || SOFTMAX_MAX == ONLINE, "INVARIANT: a row out of a fixed range would change its warp's other rows");
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
@@ -42,12 +41,12 @@ static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256,
 static_assert(V_DIM % 8 == 0 && V_DIM <= 256, "V_DIM is a multiple of 8, at most 256");
 static_assert(!FP8_CACHE || V_DIM == HEAD_DIM, "keys and values of an e4m3 cache are equally wide");
 
-// Q stays in registers if O, S and Q together leave 80 registers for the rest.
+// Q stays in registers if O, S and Q leave 80 registers for all other values.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 80 <= REGISTER_LIMIT;
 
-// The packed rows of a work item to shared memory, by the whole block: row r is token r % tokens of head r / tokens of the group.
-// Rows past the last one are zeros.
+// The whole block copies the packed rows of a work item to shared memory. Row r is token r % tokens of the query group's head
+// r / tokens. Rows past the last one become zeros.
 DEVICE void copy_queries(const DecodeParams& p, const Span& span, u32 Q_smem, int thread) {
   constexpr int ROW_BYTES = HEAD_DIM * 2, UNITS = ROW_BYTES / ALIGNMENT;
   const int rows = p.group_size * p.tokens;
@@ -66,19 +65,19 @@ using NewTokens = WarpTree<TREE, 16>;
 
 struct TileAttention {
   float O[M_TILES][O_TILES][4];
-  // INVARIANT: without slack, rows that share a warp do not decide on each other's maxima.
+  // INVARIANT: no slack. With slack, a warp rescales all its rows when one row exceeds the slack: rows depend on each other.
   OnlineSoftmax<2 * M_TILES, INVARIANT ? 0 : 8> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // read if Q_IN_REGISTERS
-  int place[2 * M_TILES];      // position among the keys of each row's query token (not MASK_FULL, or ALIBI, or SCORE)
-  u64 tree[2 * M_TILES];       // new tokens that each row's token sees, as bits (TREE)
-  float slope[2 * M_TILES];    // of the head of each row, in log2 units (ALIBI)
+  int place[2 * M_TILES];      // key position of each row's query token; unset if MASK_FULL without ALIBI and SCORE
+  u64 tree[2 * M_TILES];       // TREE: bit i: the row's token sees new token i
+  float slope[2 * M_TILES];    // ALIBI: slope of each row's head, in log2 units
   float scale_log2;            // softmax scale in log2 units, times k_scale; SOFTCAP: the cap in log2 units
   float softcap;               // SOFTCAP: softmax scale / cap * 2 log2(e), times k_scale
-  float v_unit;                // KEY_SCALES: O is in multiples of it
+  float v_unit;                // KEY_SCALES: O is stored in multiples of v_unit
   u32 scales;                  // KEY_SCALES: shared memory of the tile's scales; set before visit()
-  float q_factor;              // NARROWS_QUERIES: a power of two, the factor of this lane's rows of Q
-  bool online;                 // maxima are computed tile by tile; else they are fixed
-  float key_norm;              // READS_NORMS: bound of the norms of the keys
+  float q_factor;              // NARROWS_QUERIES: a power of two that multiplies this lane's rows of Q
+  bool online;                 // row maxima are computed tile by tile; else they are fixed
+  float key_norm;              // READS_NORMS: upper bound of |k|
   float product_scale;         // SCORE, FP8_CACHE: k_scale
   int batch, head[2 * M_TILES];  // SCORE: the sequence, and the query head of each row
 
@@ -100,7 +99,7 @@ struct TileAttention {
     softcap = p.softcap;
     if constexpr (FP8_CACHE) {
       float k_scale = KEY_SCALES ? 1.0f : ld_global<float>(p.k_scale + span.kv_head);
-      if constexpr (KEY_SCALES) v_unit = 0x1p-126f;  // its inverse is finite
+      if constexpr (KEY_SCALES) v_unit = 0x1p-126f;  // the least normal number: its inverse is finite
       if constexpr (NARROWS_QUERIES) k_scale *= fit_queries(Q_lane);
       product_scale = k_scale;
       if constexpr (!SCORE) softcap *= k_scale;
@@ -148,13 +147,13 @@ struct TileAttention {
         largest = fmaxf(largest, fmaxf(fabsf(cvt_f32_bf16(u16(four.y))), fabsf(cvt_f32_bf16(u16(four.y >> 16)))));
       }
     }
-    // Exponents of float32, biased by 127: that of the largest, such that factor and inverse are normal numbers.
+    // Biased float32 exponent of the largest element, clamped: the factor and its inverse are normal numbers. 141 = 127 + 14.
     const int exponent = min(max(int(float_as_u32(quad_max(largest)) >> 23), 15), 254);
     q_factor = u32_as_float(u32(127 + 141 - exponent) << 23);
     return u32_as_float(u32(127 - 141 + exponent) << 23);
   }
 
-  // The k16 step `k` of all row tiles.
+  // Loads the A fragments of k16 step `k` for all 16-row tiles.
   template <int STEPS>
   DEVICE void load_q(u32 (&q)[M_TILES][STEPS][4], int k, u32 Q_lane) const {
 #pragma unroll
@@ -184,8 +183,8 @@ struct TileAttention {
     return cvt_f16x2_satfinite(cvt_f32_bf16(u16(pair)) * q_factor, cvt_f32_bf16(u16(pair >> 16)) * q_factor);
   }
 
-  // One tile of a ring, as in FlashAttention-2. All tiles are masked: eight comparisons per row cost less than fetching a second
-  // copy of the loop from memory.
+  // One tile of a ring, as in FlashAttention-2. All tiles are masked: eight comparisons per row cost less than the instruction
+  // cache misses of an unmasked copy of the loop. `key`: position of the tile's first key; `keys`: length of the sequence.
   DEVICE void visit(const DecodeParams& p, u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
     const Band<BAND_KIND> mask = band_of(p, keys);
     const u32 V_smem = K_smem + KV_TILE_BYTES;
@@ -213,7 +212,7 @@ struct TileAttention {
     }
     mma_fence();
     const auto scores = fragment_view(S);
-    [[maybe_unused]] float v_scale[2 * S_TILES];  // KEY_SCALES: of this lane's columns, in multiples of v_unit
+    [[maybe_unused]] float v_scale[2 * S_TILES];  // KEY_SCALES: value scales of this lane's columns / v_unit
     if constexpr (KEY_SCALES) scale_keys(S, v_scale, scales + lane % 4 * 8);
     if constexpr (SCORE) change_scores(static_cast<const KernelParams&>(p), scores, key + scores.lane_column(lane), keys);
     cap_scores<SOFTCAP>(scores, softcap);
@@ -240,7 +239,7 @@ struct TileAttention {
     for (int r = 0; r < 2 * M_TILES; ++r) {
       const VisibleColumns<BAND_KIND, RIGHT_MASKED> visible(mask, MASK == MASK_FULL ? 0 : place[r], key,
                                                        scores.lane_column(lane));
-      int first_keys = 0;  // MASK_SETS: columns before this one are visible whatever the band says
+      int first_keys = 0;  // MASK_SETS: columns before this one are visible even outside the band
       if constexpr (MASK == MASK_SETS) {
         first_keys = max(min(p.keep, place[r] + 1), min(p.prefix, keys)) - key - scores.lane_column(lane);
       }
@@ -278,7 +277,7 @@ struct TileAttention {
     mma_fence();
   }
 
-  // SCORE: rows differ in their heads, so each has a function of its own. `first` is the lane's first key.
+  // SCORE: applies the score function, row by row, because rows differ in their heads. `first`: position of the lane's first key.
   template <typename View>
   DEVICE void change_scores(const KernelParams& p, View S, int first, int keys) const {
 #pragma unroll
@@ -293,7 +292,7 @@ struct TileAttention {
     }
   }
 
-  // KEY_SCALES: multiplies scores by the scales of their keys, loads those of values and, if one exceeds v_unit, raises v_unit.
+  // KEY_SCALES: multiplies scores by key scales. Loads value scales, raises v_unit if one exceeds it, and divides them by v_unit.
   DEVICE void scale_keys(float (&S)[M_TILES][S_TILES][4], float (&v_scale)[2 * S_TILES], u32 scales) {
     float largest = 0.0f;
 #pragma unroll
@@ -308,7 +307,7 @@ struct TileAttention {
       v_scale[2 * n + 1] = u32_as_float(v.y);
       largest = fmaxf(largest, fmaxf(v_scale[2 * n], v_scale[2 * n + 1]));
     }
-    largest = quad_max(largest);  // of all columns: the same in every lane
+    largest = quad_max(largest);  // a quad has all columns: the same in every lane
     if (largest > v_unit) {
       const float unit = u32_as_float((float_as_u32(largest) + 0x7fffff) & 0x7f800000), factor = v_unit / unit;
 #pragma unroll
@@ -347,7 +346,7 @@ struct TileAttention {
     }
   }
 
-  // S = Q K^T: an 8x8 matrix of ldmatrix holds eight keys and a whole k16 step.
+  // S = Q K^T. One 8x8 matrix of ldmatrix holds a whole k16 step of eight e4m3 keys.
   DEVICE void scores_e4m3(float (&S)[M_TILES][S_TILES][4], u32 K_smem, u32 Q_lane, int lane) {
 #pragma unroll
     for (int n = 0; n < S_TILES; n += 2) {
@@ -384,7 +383,7 @@ struct TileAttention {
     }
   }
 
-  // O += P V for 16 keys. Tile n of O holds the even ones of 16 columns, tile n + 1 the odd ones.
+  // O += P V for 16 keys. Of each 16 columns, tile n of O holds the even columns and tile n + 1 the odd ones.
   DEVICE void accumulate_e4m3(const u32 (&P)[M_TILES][4], u32 V_smem, int lane) {
 #pragma unroll
     for (int n = 0; n < O_TILES; n += 4) {

@@ -1,24 +1,23 @@
-// The ring of decode/stream.cuh, filled by the copy engine (sm_90): one lane requests boxes of 16 keys and 128
-// bytes of each, and one mbarrier per stage says when all bytes have landed.
+// The ring of decode/stream.cuh, filled by the copy engine (sm_90). One lane requests boxes: 128 bytes of each of 16 keys. One
+// mbarrier per stage counts the bytes.
 //
-// Pages are looked up a warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue as the
-// cache.
+// Entries of the block table are loaded 32 to 64 tiles ahead, one tile per lane: such a load waits in the same queue as the loads
+// of the cache.
 //
-// Boxes are whole groups of 16 keys. Rows past the length or before a window bring whatever the cache holds, which may be NaN:
-// they are replaced by zeros once landed. Rows of new tokens are replaced as well: another block of rows of the same head may be
-// storing one of them to the cache while the box is read.
+// A box always has 16 keys. Rows past the length or before a window may hold NaN: once landed, they are overwritten with zeros.
+// Rows of new tokens are overwritten from k_new and v_new: another row block may be storing them while the box is read.
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma.cuh"
 #include "decode/stream.cuh"
 
 struct TmaKeyStream : KeyStream {
-  int index;              // of the next tile in `pages`
-  int pages, next_pages;  // lane i: page of the ring's tile i, and of tile i + 32
+  int index;              // lane of `pages` that holds the next tile's page
+  int pages, next_pages;  // in lane i: page of the ring's tile i, and of tile i + 32
   u32 barriers;
   u32 phases = 0;         // bit i: the mbarrier phase of stage i
 
-  // Once. A barrier of the block must follow before another warp waits.
+  // Called once. A barrier of the block must follow before any other warp waits on the mbarriers.
   DEVICE void init(u32 barriers_, int ring_thread) {
     barriers = barriers_;
     thread = ring_thread;
@@ -33,7 +32,7 @@ struct TmaKeyStream : KeyStream {
     restart(p, key);
   }
 
-  // Reads the span from its first key on.
+  // Goes to key number `first_key`.
   DEVICE void restart(const DecodeParams& p, int first_key) {
     key = first_key;
     if constexpr (PAGED) {
@@ -43,7 +42,7 @@ struct TmaKeyStream : KeyStream {
     }
   }
 
-  // An entry of the block table. Entries past the length are not read.
+  // The page that holds a position. Entries of the block table past the length are not read: page 0.
   DEVICE int page_of(const DecodeParams& p, int position) const {
     return position < end_place() ? int(ld_global<u32>(table + position / p.page_size)) : 0;
   }
@@ -84,7 +83,7 @@ struct TmaKeyStream : KeyStream {
     }
   }
 
-  // The tile that begins with key `first_key` has landed for all threads of the ring.
+  // Waits until the tile whose first key is at position `first_key` has landed for all threads of the ring.
   DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
     mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
     phases ^= 1u << stage;
@@ -102,8 +101,8 @@ struct TmaKeyStream : KeyStream {
   // Orders this thread's reads and stores (generic proxy) before the copies that overwrite the stage (async proxy).
   DEVICE void release() { async_proxy_fence(); }
 
-  // The last tile of a sequence, or the first tile of its window: zeros for rows past the end or before the window, and the rows
-  // of new tokens.
+  // Overwrites rows past the end or before the window with zeros, and rows of new tokens from k_new and v_new, which it also
+  // stores to the cache.
   DEVICE void finish_tile(const DecodeParams& p, u32 buffer, int first_key) {
     constexpr int UNITS = KV_ROW_BYTES / 16;
 #pragma unroll 1

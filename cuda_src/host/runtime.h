@@ -23,8 +23,8 @@ namespace cufa_host {
 constexpr u32 kAllLanes = 0xffffffffu;
 constexpr int kNumBarriers = 16;
 
-// Shared addresses start here, not at 0, so that a forgotten smem_address() is out of range. (The GPU's own window starts with
-// 1 KiB reserved on sm_90.)
+// Shared memory starts at this address, not at 0: if a kernel forgets to add smem_address(smem) to an offset, the sum is out of
+// range. (On sm_90, too, the first 1 KiB is reserved.)
 constexpr u32 kSharedBase = 1024;
 inline u32 offset_of(u32 smem) { return smem - kSharedBase; }
 

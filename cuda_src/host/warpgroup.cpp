@@ -8,7 +8,7 @@
 namespace cufa_host {
 namespace {
 
-// A shared-memory operand: address, offsets between 8x8 matrices, swizzle.
+// A wgmma operand in shared memory, decoded from its 64-bit descriptor. The swizzle is always that of 128 bytes.
 struct Operand64 {
   u32 start, leading, stride;
   explicit Operand64(u64 descriptor)

@@ -212,7 +212,7 @@ template <int PITCH>
 DEVICE u32 pair_lane_a_trans(int lane) {
   return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * OCTET_BYTES;
 }
-// Of a B operand whose columns are rows: two octets of hi, then of lo.
+// Of a B operand whose column n is row n in shared memory: two octets of k of hi, then of lo.
 template <int PITCH>
 DEVICE u32 pair_lane_b(int lane) {
   return lane % 8 * PITCH + lane / 8 % 2 * OCTET_BYTES + lane / 16 * LO_OFFSET;

@@ -66,8 +66,8 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
 
 
 def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
-    """NumPy arrays: copy to the GPU, compute, copy back; synchronous. Inputs that the call writes are copied back after
-    the results, whose copy raises the errors of asynchronous launches."""
+    """NumPy arrays: copy to the GPU, compute, copy back; synchronous. Inputs that the call writes are copied back last:
+    copying the results raises errors of asynchronous launches first."""
     check_not_capturing(call.first[0])
     call, problem = call.check(on_gpu=True)
     # Plan first: a call that no kernel serves is refused before anything is copied.

@@ -1,4 +1,4 @@
-"""Keywords that a public call does not take: the error names cufa's word for the one of another library.
+"""Errors for unknown keywords of public calls: if another library has the keyword, the error names cufa's keyword.
 
 Public functions end in ``**unknown: Never``, which costs a call 15 ns; type checkers refuse any keyword for it.
 """

@@ -40,8 +40,8 @@ _DTYPES = tuple(
 #: Counters of a visited tile that `--recorded` shows; --json has all.
 _COUNTED = tuple(name for name in costs.COUNTERS if name != "passes")
 
-#: A result may be off twice as much as the unfused computation's (as in FlashAttention's tests), by one rounding of
-#: its largest number, and by a fraction of that number for sums in another order. lse also by 2**-15.
+#: The tolerance is a sum: twice the error of the unfused computation (as in FlashAttention's tests), one rounding of
+#: the result's largest number, a fraction of this number for sums in another order, and for lse 2**-15.
 _TIMES, _OF_SUMS, _OF_LSE = 2, 2.0**-19, 2.0**-15
 
 

@@ -131,7 +131,7 @@ _TYPES["ScoreArray"] = Params("shared/score_params.cuh", "ScoreArray").ctype
 
 
 def numpy_struct(header: str, struct: str) -> np.dtype[Any]:
-    """The NumPy dtype of a structure of integers."""
+    """The NumPy dtype of a C struct of integers that a header of ``cuda_src`` declares."""
     return np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct(header, struct)])
 
 

@@ -22,7 +22,8 @@ from cufa.problem.problem import Problem
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """Measurements of one machine. Each state of a file is one object, which serves as a key of caches."""
+    """Measurements of one machine. Objects compare by identity and serve as keys of caches: a file that changes is read
+    into a new object."""
 
     name: str
     device: str

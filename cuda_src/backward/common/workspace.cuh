@@ -37,7 +37,7 @@ constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 
 constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
 constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
-// WHOLE_TILES, of a tile: dQ, then lse, then -delta of each row, then its ticket counters.
+// WHOLE_TILES: workspace of one query tile, in memory order: dQ, lse of each row, -delta of each row, the tile's ticket counters.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "tiles of the workspace begin on cache lines");

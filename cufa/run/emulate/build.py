@@ -28,8 +28,8 @@ from ...build import compiler
 from ...cache import cache_dir, locked, own_folder
 
 _FLAGS = ("-std=c++17", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
-#: Built once, and nearly all of an execution is spent in it. These options save a third of that time over -O2; kernels
-#: call into the library and read its thread-local state at every step.
+#: The runtime library is built once, and an execution spends nearly all of its time in the library. These options make
+#: executions a third shorter than -O2: kernels call the library and read its thread-local state at every step.
 _RUNTIME_FLAGS = (*_FLAGS, "-O3", "-fno-semantic-interposition", "-ftls-model=initial-exec")
 #: Kernels call the runtime at every step and most run once: a fast build is worth more than fast code. In the tests,
 #: -O1 adds four times more build time than it saves in run time. Hidden inline functions are called without a PLT.

@@ -133,8 +133,8 @@ def _unusable(findings: tuple[Finding, ...], kind: str, message: str) -> Emulati
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
-    """The given arrays. Checked mode copies the arrays of a dense call, with poison after each head's rows; a cache
-    already has room past its sequences' ends."""
+    """The given arrays, as kernels see them. Checked mode copies each array of a call without a cache and puts poison
+    after each head's rows. A cache is not copied: it already has rows past the ends of its sequences."""
     cached = plan.operation.split_selects_kernel
     gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
