@@ -1,4 +1,4 @@
-"""The ceiling of float32 sums that thread blocks add to memory while it stays in the L2 cache."""
+"""The measured rate at which thread blocks add float32 values to memory that stays in the L2 cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Additions:
     bytes_per_second: float
     """Bytes of the addends."""
     origin: str
-    """Source of the figure, for captions: it is not among the recorded ceilings."""
+    """Source of the figure, for captions."""
 
     def __str__(self) -> str:
         return f"{self.bytes_per_second / 1e12:.1f} TB/s ({self.origin})"
@@ -23,8 +23,8 @@ class Additions:
 
 #: H200: 132 and 264 blocks add tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,
 #: 3.8 to 3.9 by ``red`` from registers. Over 128 MiB: 1.8 to 3.3 TB/s; over 512 MiB: 1.3 to 1.76 TB/s.
-#: H100: 2.8 to 2.9 TB/s, reached by backward kernels of several masks and head dims; wide heads have no other bound.
-_ADDED_BY_HAND = {
+#: H100: 2.8 to 2.9 TB/s, reached by backward kernels of several masks and head dims; nothing else limits wide heads.
+_MEASURED_BY_HAND = {
     "H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet"),
     "H100 80GB HBM3": Additions(2.85e12, "measured by hand on one H100 on 2026-11-25, not recorded yet"),
 }
@@ -32,4 +32,4 @@ _ADDED_BY_HAND = {
 
 def of_card(device: str) -> Additions | None:
     """The rate of a GPU, by its name; None: not measured."""
-    return _ADDED_BY_HAND.get(device.removeprefix("NVIDIA "))
+    return _MEASURED_BY_HAND.get(device.removeprefix("NVIDIA "))

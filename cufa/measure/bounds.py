@@ -27,7 +27,7 @@ from .limits import Limits
 #: exponentials gives the ceiling of shared memory.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
 _HOPPERS = (Fa3Config, Fa3BackwardConfig)
-"""Configs of the kernels with wgmma, of which each SM holds one thread block."""
+"""Configs of the kernels with wgmma. An SM holds one of their thread blocks."""
 _TENSOR_CORES = (*_HOPPERS, Fa2Config, BackwardConfig)
 """Configs of kernels whose times are predicted."""
 _SCHEDULERS = 4
@@ -36,18 +36,18 @@ _SCHEDULERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Seconds that each resource needs at its measured ceiling if it is the only limit."""
+    """Seconds that a plan takes if one resource, at its measured ceiling, is the only limit."""
 
     products: float
     power: float | None
-    """Products at the rate that the power limit allows under lasting load; None: not measured."""
+    """Products at the rate that remains when the power limit has lowered the clocks; None: not measured."""
     exponentials: float
     shared_memory: float
     memory: float
     imbalance: float
     """Tiles of the busiest SM over the average of all SMs: 1.0 when no SM is ever idle."""
     own_shared: float
-    """The part of ``shared_memory`` for loads and stores by warps, which compute nothing meanwhile."""
+    """The part of ``shared_memory`` that warps load and store themselves: they compute nothing meanwhile."""
     additions: float | None = None
     """Float32 additions in the L2 cache; None: the plan has none, or their ceiling is not known."""
     passes: float | None = None
@@ -81,7 +81,7 @@ class Bounds:
 
 
 def why_not(plan: Plan, limits: Limits) -> str:
-    """Why the plan's time cannot be predicted from the ceilings ``limits``; "": it can."""
+    """Why the plan's time cannot be predicted from the ceilings ``limits``; "" if it can."""
     if not isinstance(plan.config, _TENSOR_CORES) or plan.problem.itemsize != 2:
         return f"times of {plan.spec.name} are not predicted: how its warps share an SM is not modelled"
     if reason := costs.why_not(plan):
@@ -94,7 +94,7 @@ def why_not(plan: Plan, limits: Limits) -> str:
 
 
 def bounds_of(plan: Plan, limits: Limits) -> Bounds:
-    """The bounds of a plan. ``limits``: ceilings of the plan's GPU, which must cover the plan (:func:`why_not`)."""
+    """The bounds of a plan for which :func:`why_not` returns "". ``limits``: ceilings of the plan's GPU."""
     assert plan.device is not None
     kind, cost = plan.problem.dtype, costs.cost_of(plan)
     rate = additions.of_card(plan.device.name) if cost.added else None
@@ -118,13 +118,14 @@ def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
 
 
 def predict(plan: Plan, limits: Limits) -> float:
-    """Predicted seconds, from the bounds alone. ``limits`` must cover the plan (:func:`why_not`)."""
+    """Predicted seconds of a plan for which :func:`why_not` returns "", from its bounds alone."""
     bounds = bounds_of(plan, limits)
-    left = max(0.0, bounds.serial - bounds.overlapped)
-    tiles = bounds.overlapped + left / _sharing(plan)
+    not_hidden = max(0.0, bounds.serial - bounds.overlapped)
+    tiles = bounds.overlapped + not_hidden / _sharing(plan)
     item_cost = ITEM_COST
     if bounds.overlapped and isinstance(plan.config, _HOPPERS) and _takes_one_item(plan):
-        item_cost += left / bounds.overlapped  # no other item overlaps the first and the last step of an item
+        # No other work item overlaps the first and the last step of an item.
+        item_cost += not_hidden / bounds.overlapped
     overhead = (bounds.passes or 0.0) + len(plan.launches) * limits.launch_seconds
     return tiles * _busiest(plan, item_cost) + overhead
 
@@ -147,8 +148,8 @@ def _sharing(plan: Plan) -> float:
 def _resident(plan: Plan) -> int:
     """Thread blocks that are resident on one SM."""
     assert plan.device is not None and plan.order is not None
-    held = 1 if isinstance(plan.config, _HOPPERS) else plan.config.blocks_per_sm
-    return max(1, min(held, -(-len(plan.order) // plan.device.num_sms)))
+    fitting = 1 if isinstance(plan.config, _HOPPERS) else plan.config.blocks_per_sm
+    return max(1, min(fitting, -(-len(plan.order) // plan.device.num_sms)))
 
 
 def _takes_one_item(plan: Plan) -> bool:
@@ -158,10 +159,8 @@ def _takes_one_item(plan: Plan) -> bool:
 
 
 def _busiest(plan: Plan, item_cost: float) -> float:
-    """Time of the busiest SM, relative to the time if all SMs had equally many tiles.
-
-    ``item_cost``: time of a work item in addition to its tiles, in tiles.
-    """
+    """Time of the busiest SM over the time with equally many tiles on all SMs. ``item_cost``: overhead of a work item,
+    in tiles."""
     assert plan.device is not None and plan.order is not None
     slots, order = plan.device.num_sms * _resident(plan) // plan.config.blocks_of_item, plan.order
     if isinstance(plan.config, Fa3Config) and _takes_one_item(plan):

@@ -2,25 +2,25 @@
 
 A line without ``what`` is a measurement row. The contenders of one case form a group (:attr:`Measured.group`); the
 newest session of a group is the measurement, older sessions are its past. A row has the fields of
-:func:`cufa.measure.measured.row_of` without samples and without what follows from others (rates, shares of a ceiling,
-predictions), and
+:func:`cufa.measure.measured.row_of` without samples and without fields that are computed from other fields (rates,
+shares of a ceiling, predictions). It also has
 
 ========================  ============================================================================================
-``problem``               number of the line ``problem`` that has the problem
-``suite``                 suite of cases that the row belongs to
+``problem``               ``id`` of the line that holds the problem
+``suite``                 name of the suite that the case belongs to
 ``card``                  name of the GPU
-``recorded``, ``commit``  session: date and time (UTC), and the checkout that was measured
+``recorded``, ``commit``  date and time (UTC) of the session, and commit of the measured checkout
 ``digest``                digest of the kernel's sources: information only
 ``code``                  digest of the kernel's machine code under the pinned NVRTC; null: not known
-``n``                     samples
+``n``                     number of samples
 ``low_ns``, ``high_ns``   95% interval of the median
-``over``                  {label: [low, high]}: 95% interval of that contender's median over this one's, same rounds
+``over``                  {label: [low, high]}: 95% interval of that contender's median ÷ this one's, same rounds
 ========================  ============================================================================================
 
 Other lines: ``problem`` (with its ``id``, before its rows), ``session`` (environment), ``ceilings`` (:class:`Limits`),
 ``tests`` (GPU tests), ``host`` (host time of calls), ``compile`` (seconds of one cold compile of a kernel). The newest
 line of each kind counts.
-``machine_code.json`` lists the digests of rows and traces whose builds still give the same machine code.
+``machine_code.json`` lists the ``code`` of rows and traces whose kernels still compile to the same machine code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CURRENT = RECORDS_DIR / "machine_code.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Card:
-    """What was measured on one GPU model."""
+    """All measurements of one GPU model."""
 
     name: str
     """Name of its file, e.g. ``nvidia-h200``."""
@@ -65,7 +65,7 @@ class Card:
 
     @property
     def device(self) -> Device:
-        """The card, as plans are made for it."""
+        """The card, as the planner takes it."""
         typical = Device.typical(self.environment["arch"])
         return Device(
             self.environment["device"], typical.arch, self.environment.get("num_sms", typical.num_sms)
@@ -73,7 +73,7 @@ class Card:
 
     @property
     def stale(self) -> list[str]:
-        """Kernels with rows whose machine code is not today's."""
+        """Kernels whose machine code has changed since a row was measured."""
         return list(dict.fromkeys(row.json["kernel"] for row in self.rows if row.is_stale))
 
     @property
@@ -142,7 +142,7 @@ def of_lines(name: str, lines: Iterable[Json]) -> Card:
 
 @functools.cache
 def current_code() -> frozenset[str]:
-    """Digests of machine code that today's sources still give for the builds of rows and traces."""
+    """Digests of the machine code of rows and traces that today's sources still compile to."""
     try:
         return frozenset(json.loads(CURRENT.read_text(encoding="utf-8"))["current"])
     except FileNotFoundError:

@@ -12,13 +12,13 @@ from ..problem.problem import Problem
 from . import peers
 from .quantized import QUANTIZE, Quantized
 
-#: A contender that computes nothing: it reads the keys and values of a case once.
+#: A contender that computes nothing: it only reads the keys and values of a case once.
 READ = "streaming read"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One kernel of ours under one tiling, one peer, or the streaming read."""
+    """A kernel of cufa with one tile config, a peer, or the streaming read."""
 
     algorithm: str = "auto"
     """``algorithm`` of the public call, a name of :data:`cufa.measure.peers.PEERS`, or :data:`READ`."""
@@ -31,10 +31,10 @@ class Contender:
     one_item_a_block: bool = False
     """Launch a persistent kernel with one thread block per work item, to measure the gain of persistent blocks."""
     problem: Problem | None = None
-    """Another view of the case's keys and values: in pages, only the first of them, under other query heads.
-    None: the case's own."""
+    """A variant on the case's keys and values: in pages, only the first keys, or with other query heads. None: the
+    case's problem."""
     quantized: Quantized | None = None
-    """q, k and v are quantised to e4m3 first. Only :data:`~cufa.measure.quantized.QUANTIZE` times that."""
+    """q, k and v are quantised to e4m3 first. Only contender :data:`~cufa.measure.quantized.QUANTIZE` times this."""
 
     @property
     def is_peer(self) -> bool:
@@ -47,19 +47,19 @@ class Contender:
     @property
     def label(self) -> str:
         if self.name or self.config is None:
-            of_e4m3 = str(self.quantized) if self.quantized and self.is_ours else ""
-            return self.name or of_e4m3 or self.algorithm
+            recipe = str(self.quantized) if self.quantized and self.is_ours else ""
+            return self.name or recipe or self.algorithm
         return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
 
     def plan(self, problem: Problem, device: Device | None) -> Plan:
-        """The plan of a contender of ours on a case's problem. Raises ValueError when no kernel serves it."""
+        """The plan of one of cufa's kernels on a case's problem. Raises ValueError if no kernel serves the problem."""
         plan = make_plan(
             self.problem_of(problem), device, self.algorithm, self.config, num_splits=self.num_splits
         )
         return one_item_a_block(plan) if self.one_item_a_block else plan
 
     def problem_of(self, problem: Problem) -> Problem:
-        """Its problem in a case of ``problem``."""
+        """The contender's problem in a case whose problem is ``problem``."""
         if self.quantized and self.is_ours:
             return self.quantized.problem(problem)
         return self.problem or problem
@@ -69,7 +69,7 @@ class Contender:
 
     @classmethod
     def from_json(cls, content: dict[str, Any], operation: str) -> Contender:
-        """Raises KeyError, TypeError or ValueError for what :meth:`as_json` has not written."""
+        """Raises KeyError, TypeError or ValueError for JSON that :meth:`as_json` did not write."""
         config, problem, quantized = (content.get(x) for x in ("config", "problem", "quantized"))
         read = {
             "config": config and read_config(operation, content["algorithm"], config),
@@ -88,8 +88,8 @@ class Case:
     lengths: tuple[int, ...] | None = None
     """Valid keys of each sequence of a cache; None: all are full."""
     distribution: str = ""
-    """A name of :data:`~cufa.measure.distributions.DISTRIBUTIONS`, and errors are described by an
-    :class:`~cufa.measure.check.Accuracy`; "": standard normal inputs and the largest error."""
+    """Inputs by a name of :data:`~cufa.measure.distributions.DISTRIBUTIONS`; rows then have an
+    :class:`~cufa.measure.check.Accuracy`. "": standard normal inputs; rows have the largest error only."""
 
     @property
     def title(self) -> str:
@@ -109,7 +109,7 @@ class Case:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Case:
-        """Raises KeyError, TypeError or ValueError for what :meth:`as_json` has not written."""
+        """Raises KeyError, TypeError or ValueError for JSON that :meth:`as_json` did not write."""
         problem, lengths = Problem.from_json(content["problem"]), content.get("lengths")
         return cls(
             problem,
@@ -150,11 +150,11 @@ def one_item_a_block(plan: Plan) -> Plan:
 
 
 def as_launched(plan: Plan, grids: list[list[int]]) -> Plan:
-    """The plan as a row with these grids was launched: with one thread block per work item if that is their only
-    explanation."""
-    other = one_item_a_block(plan)
-    own, of_items = ([list(launch.grid) for launch in x.launches] for x in (plan, other))
-    return other if grids == of_items != own else plan
+    """The variant of the plan that was launched with these grids: one thread block per work item if only this variant
+    has them, else the plan itself."""
+    variant = one_item_a_block(plan)
+    planned, varied = ([list(launch.grid) for launch in x.launches] for x in (plan, variant))
+    return variant if grids == varied != planned else plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Work:
     flops: int
     io_bytes: int
     scores: int
-    """Visible ones, of all heads: as many exponentials."""
+    """Visible scores of all heads. Each takes one exponential."""
 
     @classmethod
     def of(cls, problem: Problem, lengths: tuple[int, ...] | None = None) -> Work:

@@ -2,7 +2,7 @@
 
 ``tests/evidence/counting.py`` executes each kernel on a few small shapes and records what one unit of work costs
 (a visited tile, a work item, …). Here a plan's units come from its schedule; a plan's counters are units × costs.
-Pure: no GPU, no compiler.
+Needs neither a GPU nor a compiler.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from ..schedule.schedule import Schedule
 PATH = Path(__file__).parents[1] / "records" / "emulated" / "costs.json"
 
 ON_CHIP = ("products", "exponentials", "shared", "own_shared", "added")
-"""Multiply-adds; operations of the special-function unit; bytes of shared memory, as wavefronts of 128 bytes; of these,
-bytes that threads read and write themselves; bytes of float32 additions in the L2 cache."""
+"""In order: multiply-adds; operations of the special-function unit; bytes of shared memory, 128 per wavefront; the part
+of these bytes that threads load and store themselves; bytes of float32 additions in the L2 cache."""
 COUNTERS = (*ON_CHIP, "read", "written", "passes")
-"""Also bytes from and to the L2 cache, by all launches; of these, bytes by launches that visit no tiles."""
+"""Also the bytes that all launches read from and write to the L2 cache, and the part of them in launches that visit no
+tiles (passes)."""
 
 #: An H200 with one SM: a single persistent block takes all work items, whatever the order of threads on this CPU.
 ONE_SM = dataclasses.replace(Device.typical("sm_90"), num_sms=1)
 
-#: Query rows of a consumer warpgroup in FlashAttention-3's forward. It skips tiles that none of its rows sees.
+#: Query rows of a consumer warpgroup in FlashAttention-3's forward. A warpgroup skips tiles that none of its rows sees.
 GROUP_ROWS = 64
 
 _NO_COST = frozenset({"min_head_dim", "max_head_dim", "max_v_dim"})
@@ -76,10 +77,10 @@ def units(plan: Plan) -> dict[str, Units]:
     heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
     key_heads = kv_heads if schedule.by_keys else heads
     visited = schedule.classes != TileClass.SKIP
-    along, block = (
+    length, block = (
         (problem.seqlen_q, config.block_q) if schedule.by_keys else (problem.seqlen_k, config.block_kv)
     )
-    missing = (-along % block) / block * int(visited[:, -1].sum())
+    missing = (-length % block) / block * int(visited[:, -1].sum())
     main = main_launch(plan)
     whole: Units = {
         "tile": schedule.visited * heads,
@@ -106,9 +107,9 @@ def main_launch(plan: Plan) -> Any:
 
 
 def _idle_warpgroups(plan: Plan) -> int:
-    """Of one head of FlashAttention-3's forward: pairs of a visited tile and a warpgroup none of whose rows sees it.
+    """Tiles that warpgroups of FlashAttention-3's forward skip within visited tiles of their thread block, per head.
 
-    Warpgroups whose rows all lie past the end compute one tile.
+    A warpgroup whose rows all lie past the end computes one tile.
     """
     if not isinstance(plan.config, Fa3Config):
         return 0
@@ -141,7 +142,7 @@ def table_of(kernel: Kernel, config: TileConfig, head_dim: int, softcap: bool) -
         found: dict[str, Table] = entry["head_dims"]
         if (
             entry["config"] == wanted and str(head_dim) in found
-        ):  # tiles of two ranges of head dims may be equal
+        ):  # two ranges of head dims may have the same tiles
             plain = found[str(head_dim)]
             return found.get(f"{head_dim} softcap", plain) if softcap else plain
     return None
@@ -154,7 +155,7 @@ def why_not(plan: Plan) -> str:
     if plan.split is not None:
         return "costs are not counted for split keys"
     if plan.order is None:
-        return "costs are counted for sequences as long as the arrays, whose order of work is known"
+        return "costs are counted only if every sequence fills the arrays: else the order of work items is unknown"
     p = plan.problem
     if p.v_head_dim or table_of(plan.spec, plan.config, p.head_dim, p.softcap is not None) is None:
         return (
@@ -168,10 +169,10 @@ def cost_of(plan: Plan) -> Cost:
     """The cost of a plan for which :func:`why_not` returns ""."""
     table = table_of(plan.spec, plan.config, plan.problem.head_dim, plan.problem.softcap is not None)
     assert table is not None
-    of = units(plan)
+    counts = units(plan)
     return Cost(
         **{
-            name: round(sum(n * of[name][unit] for unit, n in table.get(name, {}).items()))
+            name: round(sum(n * counts[name][unit] for unit, n in table.get(name, {}).items()))
             for name in COUNTERS
         }
     )

@@ -18,7 +18,7 @@ from ..problem.problem import Problem, default_scale
 from ..schedule.decode import WAVES
 from .cases import READ, Case, Contender, contenders
 
-#: Label of the rows of the planner's own choice: the public call.
+#: Label of the public call, for which the planner chooses.
 OURS = "flash_decode"
 _PEERS = ("torch flash", "torch cudnn")
 
@@ -28,7 +28,7 @@ def make_decode(
     dtype: str = "bfloat16", cache_dtype: str | None = None, mask: Mask = CAUSAL,
     softcap: float | None = None, page_size: int = 0, lengths_given: bool = False,
 ) -> Problem:  # fmt: skip
-    """Defaults are those of published figures: one query token, head dim 128, bfloat16."""
+    """A problem of decoding. The defaults are those of published figures: one query token, head dim 128, bfloat16."""
     pages = capacity // page_size if page_size else 0
     cache = Cached(page_size, pages, batch * pages, lengths_given)
     return Problem(
@@ -64,30 +64,30 @@ def decode(device: Device | None) -> Iterator[Case]:
     yield _ragged()
     yield _pages()
     capacity = 32 << 10
-    groups = tuple(
+    by_heads = tuple(
         Contender(name=f"{h}/8 heads", problem=make_decode(8, h, 8, capacity)) for h in (8, 32, 64)
     )
-    first = groups[0].problem
+    first = by_heads[0].problem
     assert first is not None
-    yield Case(first, (*groups, Contender(READ)), "8 × 32k, groups of query heads")
+    yield Case(first, (*by_heads, Contender(READ)), "8 × 32k, groups of query heads")
     fp8 = make_decode(8, 32, 8, capacity, cache_dtype="float8_e4m3")
-    of_tokens = Contender(
+    per_token = Contender(
         name="scale per token", problem=dataclasses.replace(fp8, scales=("", "token", "token"))
     )
-    yield Case(fp8, (Contender(name=OURS), of_tokens, Contender(READ)), "8 × 32/8 × 32k, e4m3 cache")
+    yield Case(fp8, (Contender(name=OURS), per_token, Contender(READ)), "8 × 32/8 × 32k, e4m3 cache")
 
 
 def _ragged() -> Case:
     lengths = np.exp(np.random.default_rng(0).uniform(np.log(128), np.log(65536), 64)).astype(int)
-    some = (
+    schedules = (
         Contender("balanced"),
         Contender("fixed"),
-        # The cut of a host that knows the lengths. The planner does not read lengths: it plans for the longest.
+        # Better, but only a host that knows the lengths can choose it: the planner plans for the longest sequence.
         Contender("fixed", name="fixed, 8 splits", num_splits=8),
         Contender(READ),
     )
     problem = make_decode(64, 32, 8, 64 << 10, lengths_given=True)
-    return Case(problem, some, "64 ragged × 32/8, 128 to 64k", tuple(int(n) for n in lengths))
+    return Case(problem, schedules, "64 ragged × 32/8, 128 to 64k", tuple(int(n) for n in lengths))
 
 
 def _pages() -> Case:
@@ -96,11 +96,11 @@ def _pages() -> Case:
         Contender(name=f"pages of {size}", problem=make_decode(8, 32, 8, capacity, page_size=size))
         for size in (16, 128)
     )
-    some = (Contender(name="contiguous"), *paged, Contender(READ))
-    return Case(make_decode(8, 32, 8, capacity), some, "8 × 32/8 × 32k, pages")
+    layouts = (Contender(name="contiguous"), *paged, Contender(READ))
+    return Case(make_decode(8, 32, 8, capacity), layouts, "8 × 32/8 × 32k, pages")
 
 
-#: Splits of a sweep: from one to more than any card gains from.
+#: Numbers of splits in a sweep, up to more than any card gains from.
 _SWEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
@@ -115,8 +115,8 @@ def sweep(device: Device | None) -> Iterator[Case]:
 
 
 def ladder(device: Device | None) -> Iterator[Case]:
-    """One idea at a time, from a block per head to what the planner and its options do, for one and for 64
-    sequences."""
+    """One technique at a time, from one thread block per head to the planner's choice and its options, for one and for
+    64 sequences."""
     for batch, capacity in itertools.product((1, 64), (1 << 10, 8 << 10, 128 << 10)):
         problem = make_decode(batch, 32, 8, capacity)
         yield Case(
@@ -124,7 +124,7 @@ def ladder(device: Device | None) -> Iterator[Case]:
         )
 
 
-#: Splits that `cufa tune decode` tries: some on both sides of what the planner would choose.
+#: Numbers of splits that `cufa tune decode` tries, below and above the planner's choice.
 _TUNED = (1, 2, 3, 4, 8, 12, 16, 32, 64)
 
 
@@ -139,24 +139,25 @@ def cuts(problem: Problem, device: Device) -> tuple[Contender, ...]:
     for config in (x for x in fitting if x.block_q == rows):
         assert isinstance(config, DecodeConfig)
         blocks, in_cluster = items(problem, config), config.cluster_merge
-        most = min(longest(problem, config), max(WAVES * resident(device, config) // blocks, 1))
+        limit = min(longest(problem, config), max(WAVES * resident(device, config) // blocks, 1))
         name = f"{config}{', in clusters' * in_cluster}"
-        some = (n for n in _TUNED if n <= (min(most, MAX_CLUSTER) if in_cluster else most))
-        found += [Contender("fixed", config, f"{name}, {n} splits", num_splits=n) for n in some]
+        counts = [n for n in _TUNED if n <= (min(limit, MAX_CLUSTER) if in_cluster else limit)]
+        found += [Contender("fixed", config, f"{name}, {n} splits", num_splits=n) for n in counts]
     return (Contender(name=OURS), *found, Contender("balanced", name="shares"))
 
 
 def steps(problem: Problem, device: Device | None) -> tuple[Contender, ...]:
-    """Contenders of the decoding ladder; those of clusters are planned for one GPU."""
+    """Contenders of the decoding ladder. The steps that change the merge need a config of a GPU: ``device`` None omits
+    these steps."""
     capacity = problem.seqlen_k
     paged = make_decode(problem.batch, problem.heads, problem.kv_heads, capacity, page_size=16)
     found = [Contender("fixed", name="FlashAttention-2, no splits", num_splits=1)]
     if device is not None:
         spec = make_plan(problem, device, "fixed").spec
         config = spec.choose(problem, spec.fitting(spec.configs, problem.head_dim, device), device)
-        apart = dataclasses.replace(config, fold_combine=False)
+        two_launches = dataclasses.replace(config, fold_combine=False)
         found += [
-            Contender("fixed", apart, "Flash-Decoding, merged by a second launch"),
+            Contender("fixed", two_launches, "Flash-Decoding, merged by a second launch"),
             Contender("fixed", config, "merged by the last warp"),
             Contender("fixed", config.merged_in_cluster(), "merged in clusters"),
         ]
@@ -172,13 +173,13 @@ def steps(problem: Problem, device: Device | None) -> tuple[Contender, ...]:
 
 
 def windows(device: Device | None) -> Iterator[Case]:
-    """The gain of a window: 1,024 of many cached tokens, beside a cache of 1,024."""
+    """The gain of a window: 1,024 of 128k cached tokens, beside a cache of 1,024 tokens."""
     for heads, kv_heads in ((32, 8), (32, 32)):
         long = make_decode(1, heads, kv_heads, 128 << 10, mask=Band(1023, 0))
         short = make_decode(1, heads, kv_heads, 1 << 10)
-        some = (
+        beside = (
             Contender(name="window of 1k in 128k"),
             Contender(name="cache of 1k", problem=short),
             Contender("fa4"),
         )
-        yield Case(long, some, f"1 × {heads}/{kv_heads}, window of 1k")
+        yield Case(long, beside, f"1 × {heads}/{kv_heads}, window of 1k")

@@ -13,14 +13,15 @@ from ..problem.element import Element
 from ..problem.problem import Problem
 
 Normal = Callable[[tuple[int, ...], int], Any]
-"""Standard normal float32 of a shape; another number gives other numbers."""
+"""Makes a standard normal float32 array of a shape. The second argument selects one of several random streams."""
 Arrays = dict[str, Any]
 
 NEEDLES = 16
-"""Keys that are looked for; query i looks for needle i % 16."""
+"""Number of needles: keys that queries look for. Query i looks for needle i % NEEDLES."""
 _NEEDLE_WEIGHT = 0.1
 """Expected share of a needle in its query's softmax."""
 _SINKS, _SINK_SCORE, _DRIFT = 4, 8.0, 4.0
+"""Number of sink keys; mean of their scores; growth of the mean key, in standard deviations."""
 
 
 def needle_keys(seqlen_k: int) -> list[int]:
@@ -33,29 +34,30 @@ def _normal(x: Arrays, normal: Normal, problem: Problem) -> None:
 
 
 def _outliers(x: Arrays, normal: Normal, problem: Problem) -> None:
-    """One number in a thousand has another, of variance 100, added to it."""
+    """Adds a normal number of variance 100 to one element in a thousand."""
     for n, array in enumerate(x.values()):
         chosen = abs(normal(array.shape, n)) > 3.2905
         array += 10 * normal(array.shape, n + 3) * chosen
 
 
 def _needle(x: Arrays, normal: Normal, problem: Problem) -> None:
-    """The expected sum of exponentials over n standard normal scores is n √e."""
+    """A needle gets a tenth of its queries' weights. The expected sum of exponentials over n standard normal scores is
+    n √e."""
     shape = problem.batch, problem.kv_heads, NEEDLES, problem.head_dim
-    code, share = normal(shape, 0), 0.8
+    code, correlation = normal(shape, 0), 0.8
     code *= (problem.head_dim**0.5) / np.sqrt((code**2).sum(axis=-1, keepdims=True))
-    x["q"] *= (1 - share**2) ** 0.5
+    x["q"] *= (1 - correlation**2) ** 0.5
     for i in range(problem.seqlen_q):
-        x["q"][:, :, i] += share * code[:, :, i % NEEDLES].repeat(problem.group_size, axis=1)
+        x["q"][:, :, i] += correlation * code[:, :, i % NEEDLES].repeat(problem.group_size, axis=1)
     odds = _NEEDLE_WEIGHT / (1 - _NEEDLE_WEIGHT)
     score = math.log(problem.seqlen_k * math.exp(0.5) * odds)
-    code *= score / (share * problem.head_dim**0.5)
+    code *= score / (correlation * problem.head_dim**0.5)
     for n, key in enumerate(needle_keys(problem.seqlen_k)):
         x["k"][:, :, key] = code[:, :, n]
 
 
 def _sinks(x: Arrays, normal: Normal, problem: Problem) -> None:
-    """All queries score the first keys higher; their values are small."""
+    """All queries score the first keys higher. The values of these keys are small."""
     direction = normal((1, 1, 1, problem.head_dim), 0)
     size = (_SINK_SCORE / problem.head_dim**0.5) ** 0.5
     x["q"] += size * direction
@@ -81,7 +83,7 @@ DISTRIBUTIONS: dict[str, tuple[str, Callable[[Arrays, Normal, Problem], None]]] 
     "sinks": (f"the first {_SINKS} keys have most of the weight", _sinks),
     "drift": (f"the mean key grows to {_DRIFT:g} standard deviations", _drift),
 }
-"""By name: in words, and the change of standard normal q, k and v."""
+"""By name: a description, and a function that changes standard normal q, k and v in place."""
 
 
 def drawn(name: str, problem: Problem, normal: Normal) -> Arrays:

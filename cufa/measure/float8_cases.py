@@ -12,7 +12,7 @@ from .distributions import DISTRIBUTIONS, NEEDLES
 from .quantized import BASELINE, QUANTIZE, Quantized
 
 NEEDLE_KEYS = {True: 1 << 17, False: 1 << 13}
-"""Keys among which a needle is looked for, on a GPU and on the CPU."""
+"""Number of keys that a needle lies among, on a GPU (True) and on the CPU."""
 _NEEDLE_QUERIES = 4 * NEEDLES
 _BASELINE = Contender(name=BASELINE)
 _RECIPES = (
@@ -25,11 +25,11 @@ _RECIPES = (
 
 
 def accuracy(problem: Problem, needle_keys: int, on_gpu: bool = False) -> Iterator[Case]:
-    """One case for each distribution, of a bfloat16 problem. Needles have few queries and ``needle_keys`` keys; on a
-    GPU their products are also summed in both ways. (The CPU's sums are float32.)"""
+    """One case for each distribution, of a bfloat16 problem. The needle case has few queries and ``needle_keys`` keys.
+    On a GPU it also compares both values of ``accumulate``; the CPU always sums in float32."""
     plain = (_BASELINE, *(Contender(quantized=recipe) for recipe in _RECIPES))
-    sums = (Quantized(rotated=True, sums=x) for x in (("tile", "row") if on_gpu else ()))
-    both = (*plain, *(Contender(quantized=recipe) for recipe in sums))
+    accumulations = (Quantized(rotated=True, sums=x) for x in (("tile", "row") if on_gpu else ()))
+    both = (*plain, *(Contender(quantized=recipe) for recipe in accumulations))
     fa2 = Contender(
         "fa2", name=f"FA2, {_RECIPES[0]}", quantized=_RECIPES[0]
     )  # on Hopper not the planner's choice
@@ -45,7 +45,7 @@ def accuracy(problem: Problem, needle_keys: int, on_gpu: bool = False) -> Iterat
 
 
 def speed(problems: Iterator[Problem]) -> Iterator[Case]:
-    """bfloat16, e4m3 with the cheapest scales that a rotation needs, and the cost of quantising."""
+    """bfloat16; e4m3, rotated, with the cheapest scales (one per head); and the time of quantising."""
     rotated = Quantized(rotated=True)
     for problem in problems:
         ours = _BASELINE, Contender(quantized=rotated), Contender(QUANTIZE, quantized=rotated)

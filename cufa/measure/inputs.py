@@ -1,4 +1,4 @@
-"""Random inputs of a case, on the GPU or the CPU. Power depends on the data, so they are never zeros."""
+"""Random inputs of a case, on the GPU or the CPU. Inputs are never zeros, because power depends on the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..problem.score_function import Score
 from .distributions import drawn, rounded
 
 _OF_DOUT = 3 << 20
-"""Operand number of dout, which no q, k or v has under any seed."""
+"""Operand number of dout: its seeds differ from those of q, k and v for all seeds below 2**20."""
 
 
 class Inputs:
@@ -40,8 +40,8 @@ class Inputs:
         self._v = self._normal(problem.shapes[2], problem.v_element, 2)
 
     def arrays(self, problem: Problem) -> dict[str, Any]:
-        """Arrays by role (q, k, v, o, or the operand's name), in canonical axis order, with new results. ``problem`` is
-        the case's, or another view of the case's keys and values."""
+        """Arrays by role (q, k, v, o, or the operand's name), in canonical axis order; results are newly allocated.
+        ``problem`` is the case's, or a contender's variant on the case's keys and values."""
         operation, xp = OPERATIONS[problem.operation], self._module()
         arrays = {"q": self._query(problem), "k": self._k, "v": self._v}
         packed = isinstance(problem.lengths, Packed)
@@ -59,14 +59,14 @@ class Inputs:
         if isinstance(problem.lengths, Cached):
             arrays |= self._cache(problem, problem.lengths)
         arrays |= {name: xp.asarray(x) for name, x in _lengths(problem.lengths).items()}
-        arrays |= {name: xp.asarray(x) for name, x in _of_score(problem).items()}
+        arrays |= {name: xp.asarray(x) for name, x in _score_arrays(problem).items()}
         if problem.alibi:
             arrays["alibi_slopes"] = xp.asarray(np.exp2(-np.linspace(1, 8, problem.heads), dtype=np.float32))
         if "dout" in operation.inputs:
-            arrays |= self._of_forward(problem, arrays)
+            arrays |= self._forward_results(problem, arrays)
         return arrays
 
-    def _of_forward(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def _forward_results(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Output and lse of a forward call on these inputs, and a gradient of the output."""
         options = {
             "mask": problem.mask, "softcap": problem.softcap, "scale": problem.scale,
@@ -94,8 +94,8 @@ class Inputs:
             found["block_table"] = xp.asarray(pages.reshape(problem.batch, cache.max_pages))
         for name, element in (("k_scale", problem.k_element), ("v_scale", problem.v_element)):
             if element.storage != element.name and element.itemsize == 1:
-                of_tokens = (problem.batch, problem.kv_heads, problem.seqlen_k)
-                found[name] = xp.ones(of_tokens if problem.scales else problem.kv_heads, np.float32)
+                per_token = (problem.batch, problem.kv_heads, problem.seqlen_k)
+                found[name] = xp.ones(per_token if problem.scales else problem.kv_heads, np.float32)
         if problem.softmax_max == "bound" and problem.softcap is None:
             found["key_norms"] = key_norms(
                 found.get("k", self._k), block_table=found.get("block_table"), k_scale=found.get("k_scale")
@@ -122,7 +122,8 @@ class Inputs:
         return make(shape, element, 3 * self._seed + operand)
 
     def _float32(self, shape: tuple[int, ...], number: int) -> Any:
-        """Standard normal. The hash of a GPU's numbers has 24 bits of the seed; cases and sets take fewer than 21."""
+        """Standard normal. :func:`normal_on_gpu` uses 24 bits of the seed: fewer than 21 tell cases and sets
+        apart, the upper bits hold ``number``."""
         operand = number + 3 if number < 0 else number + 1 << 21
         return self._normal(shape, ELEMENTS["float32"], operand)
 
@@ -143,9 +144,9 @@ def as_packed(x: Any) -> Any:
     return tokens.swapaxes(0, 1)[None]
 
 
-def _of_score(problem: Problem) -> dict[str, Any]:
-    """Arrays of a score function, by operand: floats are normal, integers rise slowly, as documents do; and room for
-    the gradients that are asked for."""
+def _score_arrays(problem: Problem) -> dict[str, Any]:
+    """Arrays of a score function, by operand: normal floats, and sorted integers, as ids of documents are. Also empty
+    arrays for the gradients that the problem asks for."""
     found: dict[str, Any] = {}
     if problem.score is not None:
         rng = np.random.default_rng(0)
@@ -164,18 +165,18 @@ def _score(problem: Problem, arrays: Mapping[str, Any]) -> Score | None:
     if problem.score is None:
         return None
     forms = problem.score.expression.arrays
-    of_score = {form.name: arrays[f"score{n}"] for n, form in enumerate(forms)}
-    return Score(lambda: None, of_score, problem.score.expression)
+    arrays_by_name = {form.name: arrays[f"score{n}"] for n, form in enumerate(forms)}
+    return Score(lambda: None, arrays_by_name, problem.score.expression)
 
 
 def _lengths(lengths: Lengths) -> dict[str, Any]:
-    """The arguments that pass lengths to a call, if they are known."""
+    """The arguments that pass known lengths to a call."""
     if isinstance(lengths, Packed):
-        both = ("q", lengths.queries), ("k", lengths.keys)
-        return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in both if x is not None}
+        sides = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in sides if x is not None}
     if isinstance(lengths, Padded):
-        both = ("q", lengths.queries), ("k", lengths.keys)
-        return {f"seqlens_{n}": np.array(x, np.int32) for n, x in both if x is not None}
+        sides = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"seqlens_{n}": np.array(x, np.int32) for n, x in sides if x is not None}
     return {}
 
 
@@ -189,7 +190,7 @@ def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def role_of(operand: Operand) -> str:
-    """Name of an operand in all operations: q, k, v or o, whatever the call names it; else its own name."""
+    """q, k, v or o for the operand with this stride in any operation (k_cache has role k); else the operand's name."""
     return operand.stride.removesuffix("_stride") or operand.name
 
 
@@ -231,11 +232,11 @@ def normal_on_gpu(shape: tuple[int, ...], element: Element, seed: int) -> Any:
 
 
 def _storage(element: Element) -> Any:
-    """The dtype of arrays that hold it."""
+    """The dtype of arrays that hold the element."""
     return element.dtype if element.storage == element.name else np.dtype(element.storage)
 
 
 def poison(x: Any) -> None:
-    """Fill an array with NaN by its bits, all but the sign: no arithmetic in its type is needed."""
+    """Fill an array with NaN: all bits but the sign are set, without arithmetic in the array's type."""
     bits = 8 * x.itemsize
     x.view(f"uint{bits}")[...] = 2 ** (bits - 1) - 1

@@ -1,4 +1,4 @@
-"""Inside traces: the phases of each warp of one SM's blocks over time, recorded on a GPU or executed on a CPU.
+"""Inside traces: the phases of each warp over time, of the blocks of one SM. Recorded on a GPU or executed on a CPU.
 
 A trace file has logs (:mod:`cufa.build.phases`, :mod:`cufa.measure.kernel_runs`). The files under
 ``cufa/records/inside`` ship with the package and are shown on machines without a GPU. On a CPU the clock counts
@@ -29,19 +29,19 @@ from .runner import bind
 INSIDE_DIR = RECORDS_DIR / "inside"
 _RUNS = 5
 _TIMED = 0.2
-"""Seconds of timing, with and without stamps together."""
+"""Seconds of timing, of the builds with and without stamps together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InsideTrace(KernelRun):
-    """One run of one kernel, seen from inside."""
+    """One run of one kernel, with the phases of its warps."""
 
     clock: str
-    """ "cycles" of a GPU's SM, or "executed": primitives that a CPU has executed, which give order, not time."""
+    """ "cycles" of a GPU's SM, or "executed": the number of primitives that a CPU has executed: order, not time."""
     phases: tuple[str, ...]
     """Names of the phase numbers in the stamps."""
     slowdown: float | None
-    """Time of a run that stamps over that of the build without stamps, timed in turns; None: not on a GPU."""
+    """Time of the build with stamps over time of the build without, timed in turns; None: executed on a CPU."""
     logs: Logs = dataclasses.field(repr=False)
 
     @property
@@ -54,7 +54,7 @@ class InsideTrace(KernelRun):
         return "µs" if self.is_time else "primitives executed"
 
     def intervals(self) -> npt.NDArray[Any]:
-        """:data:`cufa.build.phases.INTERVAL`, in µs; of a CPU in primitives executed."""
+        """:data:`cufa.build.phases.INTERVAL`, in :attr:`unit`."""
         return intervals(self.logs, self.logs.ticks_per_ns() * 1e3 if self.is_time else 1.0)
 
     @property
@@ -64,14 +64,14 @@ class InsideTrace(KernelRun):
 
 
 def record(plan: Plan, sm: int = 0) -> InsideTrace:
-    """Trace a plan on the current GPU. Of a few runs, the shortest on SM ``sm`` is kept: it has warm caches.
+    """Trace a plan on the current GPU. Of a few runs, the shortest on SM ``sm`` is kept: its caches are warm.
 
     Raises ValueError for a kernel that keeps no logs, or whose logs are not sound.
     """
     from ..run.cuda import backend as cuda
 
     assert plan.device is not None
-    _check_kept(plan)
+    _check_keeps_logs(plan)
     given = given_to(plan.operation, Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem))
     stamping, runs = cuda.InsideRuns(plan, given, sm), []
     for _ in range(_RUNS):
@@ -79,7 +79,7 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
         runs.append(stamping.logs())
     if not all(len(run.heads) for run in runs):
         raise ValueError(
-            f"no block of {plan.spec.name} ran on SM {sm}: the problem is too small, name another SM"
+            f"no block of {plan.spec.name} ran on SM {sm}: take a larger problem, or name another SM"
         )
     shortest = min(runs, key=lambda run: int(run.heads["end_clock"].max() - run.heads["start_clock"].min()))
     if wrong := mistakes(shortest):
@@ -91,19 +91,19 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
 
 
 def execute(plan: Plan) -> InsideTrace:
-    """Execute a plan on this CPU, on random inputs. Raises as :func:`record`, and as :func:`cufa.emulate`."""
+    """Execute a plan on this CPU, on random inputs. Raises the errors of :func:`record` and of :func:`cufa.emulate`."""
     from ..run.emulate.calls import run_plan
     from ..run.emulate.launch import Execution
 
-    _check_kept(plan)
+    _check_keeps_logs(plan)
     given = given_to(plan.operation, Inputs(plan.problem, on_gpu=False, seed=0).arrays(plan.problem))
-    # One thread: all blocks then run on one "SM", and their phases have one order.
+    # On one thread all blocks run on one "SM", and their phases have one order.
     run = run_plan(plan, given, Execution("plain", threads=1), inside=True)
     assert run.inside is not None
     return _of(plan, "executed", {}, run.inside)
 
 
-def _check_kept(plan: Plan) -> None:
+def _check_keeps_logs(plan: Plan) -> None:
     if not keeps_logs(plan.spec.source):
         keeping = [name for name, spec in KERNELS.items() if keeps_logs(spec.source)]
         raise ValueError(
@@ -121,14 +121,14 @@ def _of(
 
 
 def save(trace: InsideTrace, directory: Path) -> Path:
-    """Write ``<name>.trace``, all of it or nothing. Raises ValueError for a trace of a CPU."""
+    """Write ``<name>.trace``, whole or not at all. Raises ValueError for a trace that a CPU executed."""
     if not trace.is_time:
         raise ValueError(
             "this trace was made on a CPU: its clock counts primitives, not time, so it cannot be stored"
         )
     logs = trace.logs
     stamps = np.concatenate([np.zeros(0, STAMP), *logs.stamps])
-    # Differences of the clock, and fields side by side, compress to half the size.
+    # Clock differences and one array per field compress to half the size.
     clocks = [np.diff(x["clock"], prepend=x["clock"][:1]) for x in logs.stamps if len(x)]
     arrays = kernel_runs.fields_of(logs.heads, "head_") | kernel_runs.fields_of(logs.items, "item_")
     arrays |= {
@@ -149,7 +149,7 @@ def load(file: Path) -> InsideTrace:
 def _read(described: dict[str, Any], stored: kernel_runs.Arrays) -> InsideTrace:
     described["phases"] = tuple(described["phases"])
     if described["phases"] != PHASES:
-        raise ValueError("its phases have other numbers")
+        raise ValueError("its phases have other numbers than those of this version")
     ends = np.cumsum(stored["kept"])[:-1]
     clocks, codes = np.split(stored["clock"], ends), np.split(stored["code"], ends)
     stamps = []
@@ -167,5 +167,5 @@ def _read(described: dict[str, Any], stored: kernel_runs.Arrays) -> InsideTrace:
 
 
 def load_all(directory: Path = INSIDE_DIR) -> dict[str, InsideTrace]:
-    """Every inside trace of a directory by file name. Raises ValueError for a damaged one."""
+    """Every inside trace of a directory by file name. Raises ValueError for a damaged file."""
     return {file.stem: load(file) for file in sorted(directory.glob(f"*{kernel_runs.SUFFIX}"))}

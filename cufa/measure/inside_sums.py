@@ -1,4 +1,4 @@
-"""Evaluation of an inside trace: its lanes, and the times of products, softmax and waits, alone and overlapped."""
+"""Evaluation of an inside trace: its warps, and the times of products, softmax and waits, alone and overlapped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Times of one SM in the trace's unit. ``products``, ``softmax``: time in which at least one warp executes them."""
+    """Times of one SM in the trace's unit. ``products``, ``softmax``: time in which at least one warp executes it."""
 
     sm: int
     lanes: int
@@ -46,7 +46,7 @@ class Sums:
     both: float
     """Time in which softmax and products run at once, in the same warp or in different warps."""
     phases: dict[str, float]
-    """Time of each phase, summed over lanes, without products in flight, during which a warp does other work."""
+    """Time of each phase, summed over lanes. Products in flight do not count: their warp does other work."""
 
     @property
     def overlap(self) -> float:
@@ -90,8 +90,8 @@ def busiest_sm(trace: InsideTrace) -> int:
 def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
     """Sums of one SM (default: the busiest). Raises ValueError if the SM has no logs."""
     sm = busiest_sm(trace) if sm is None else sm
-    of_sm = np.flatnonzero(trace.logs.heads["sm"] == sm)
-    mine = found[np.isin(found["log"], of_sm)]
+    logs = np.flatnonzero(trace.logs.heads["sm"] == sm)
+    mine = found[np.isin(found["log"], logs)]
     if not len(mine):
         raise ValueError(f"no warp of SM {sm} kept a log")
     products = union(mine[np.isin(mine["phase"], _numbers(PRODUCTS))])
@@ -100,7 +100,7 @@ def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
     total = np.bincount(states["phase"], states["end"] - states["begin"], len(PHASES))
     both = length(products) + length(softmax) - length(union(np.concatenate([products, softmax])))
     return Sums(
-        sm, len(of_sm), span=float(mine["end"].max() - mine["begin"].min()), lane_time=_lane_time(mine),
+        sm, len(logs), span=float(mine["end"].max() - mine["begin"].min()), lane_time=_lane_time(mine),
         products=length(products), softmax=length(softmax), both=both,
         phases={name: float(t) for name, t in zip(PHASES, total, strict=True) if t},
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _tile(trace: InsideTrace, number: int, by_keys: bool) -> str:
 
 def perfetto(trace: InsideTrace, found: Intervals | None = None) -> bytes:
     """Chrome trace-event JSON for ui.perfetto.dev. Each SM is a process, each warp a thread; each kind of product that
-    a warp has in flight is one more thread. Executed on a CPU, each primitive takes one microsecond."""
+    a warp has in flight is one more thread. In a trace of a CPU, each primitive takes one microsecond."""
     found = trace.intervals() if found is None else found
     events: list[dict[str, Any]] = []
     threads: dict[tuple[int, int], int] = {}
@@ -169,9 +169,9 @@ def perfetto(trace: InsideTrace, found: Intervals | None = None) -> bytes:
         for kind in kinds:
             thread = threads[lane.log, kind] = len(threads)
             label = f"{lane}: {WORDS[PHASES[kind]]} in flight" if kind else str(lane)
-            of = {"pid": lane.sm, "tid": thread}
-            events.append({"ph": "M", "name": "thread_name", **of, "args": {"name": label}})
-            events.append({"ph": "M", "name": "thread_sort_index", **of, "args": {"sort_index": thread}})
+            ids = {"pid": lane.sm, "tid": thread}
+            events.append({"ph": "M", "name": "thread_name", **ids, "args": {"name": label}})
+            events.append({"ph": "M", "name": "thread_sort_index", **ids, "args": {"sort_index": thread}})
     for x in found:
         log, kind = int(x["log"]), int(x["phase"]) if x["flight"] else 0
         begin, end = float(x["begin"]), float(x["end"])

@@ -1,6 +1,6 @@
-"""Recorded runs of kernels: the common part of traces (:mod:`traces`, :mod:`inside`), and their files.
+"""Recorded runs of kernels: the common part of :mod:`traces` and :mod:`inside`, and their files.
 
-A file is an LZMA-compressed .npz of integer arrays and a JSON description: a third smaller than the .npz of NumPy.
+A file is an LZMA-compressed .npz of integer arrays and a JSON description: a third smaller than NumPy's .npz.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ R = TypeVar("R", bound="KernelRun")
 
 @dataclasses.dataclass(frozen=True)
 class KernelRun:
-    """One run of one kernel. The last field of a subclass holds what was recorded."""
+    """One run of one kernel. The last field of a subclass holds the recorded data."""
 
     kernel: str
     """Name in the registry."""
     digest: str
-    """Digest of the kernel's sources when it ran."""
+    """Digest of the sources of the kernel that ran."""
     problem: Problem
     config: TileConfig
     environment: dict[str, Any]
@@ -59,26 +59,26 @@ class KernelRun:
             f"d{p.dims_text}",
             p.dtype,
             p.scores_text,
-            *_numbers(p),
+            *_mask_digest(p),
             tiles,
         ]
         return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
     def described(self) -> dict[str, Any]:
-        """All fields but the last of the subclass, for JSON."""
+        """All fields except the subclass's last, for JSON."""
         *fields, _ = (field.name for field in dataclasses.fields(self))
         found = {name: getattr(self, name) for name in fields}
         return found | {"problem": self.problem.as_json(), "config": dataclasses.asdict(self.config)}
 
 
-def _numbers(problem: Problem) -> list[str]:
-    """A digest that tells masks of one name apart."""
+def _mask_digest(problem: Problem) -> list[str]:
+    """A digest that tells masks of the same name apart; none for masks without arrays."""
     return [problem.mask.intervals.digest[:6]] if isinstance(problem.mask, Columns) else []
 
 
 def save(file: Path, description: Mapping[str, Any], arrays: Arrays) -> Path:
-    """Write all of it or nothing. Integers are stored by byte planes, the lowest bytes of all integers first: the
-    file is a third smaller."""
+    """Write the whole file or nothing. An array is stored as byte planes, the lowest bytes of all its integers first:
+    the file is a third smaller."""
     stored = {name: _planes(x) for name, x in arrays.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", suffix=SUFFIX, delete=False) as scratch:
@@ -95,8 +95,8 @@ def save(file: Path, description: Mapping[str, Any], arrays: Arrays) -> Path:
 
 
 def load(file: Path, what: str, make: Callable[[dict[str, Any], Arrays], R]) -> R:
-    """``make`` is given the description, with problem and config read, and the arrays. Raises ValueError for a file
-    that is no ``what`` of this version."""
+    """The run of a file. ``make`` gets the description, with problem and config as objects, and the arrays. Raises
+    ValueError for a file that is no ``what`` of this version."""
     try:
         with lzma.open(file) as packed, np.load(packed, allow_pickle=False) as stored:
             arrays = {name: _whole(stored[name]) for name in stored.files if name != "description"}
@@ -110,7 +110,7 @@ def load(file: Path, what: str, make: Callable[[dict[str, Any], Arrays], R]) -> 
 
 
 def struct_of(stored: Arrays, dtype: np.dtype[Any], prefix: str = "") -> npt.NDArray[Any]:
-    """The structured array whose fields are arrays of these names."""
+    """The structured array of ``dtype`` whose fields are the stored arrays ``prefix`` + field name."""
     names = dtype.names or ()
     found = np.zeros(len(stored[prefix + names[0]]), dtype)
     for name in names:

@@ -1,7 +1,7 @@
 """The techniques of Hopper's kernels, switched on one after another, to predict and measure the gain of each step.
 
-A step is a field of the kernel's configs, or persistent blocks. The last step is the planned config. Techniques that
-this config does not use follow as variations of the last step, if they fit.
+A step sets one field of the kernel's config, or turns persistent blocks on. The last step is the planned config.
+:func:`variations` adds, to this config, techniques that the planner left out, if they fit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Step:
     taken: int = True
     """The field's value with the technique; ``without`` is its value without the technique."""
     kernels: tuple[str, ...] = ()
-    """Kernels that are measured with the technique even if their planned config does not use it."""
+    """Kernels that :func:`variations` measures with the technique if their planned config does not use it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Story:
     begin: str
-    """Techniques that the kernel has without any step."""
+    """Techniques that the kernel always has, in words."""
     steps: tuple[Step, ...]
-    """The steps in order. Labels contain a step's index in this tuple: a label means the same for every shape."""
+    """The steps in order. A label has its step's number in this tuple: a label means the same for every shape."""
     older: str = ""
     """The preceding algorithm, measured as step 0; "": none."""
     older_words: str = ""
@@ -67,11 +67,11 @@ _STORIES: dict[type[TileConfig], Story] = {
 
 
 def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
-    """One contender per step. The first has no technique that can be switched off; the last has ``config``. Techniques
-    that ``config`` does not use are left out."""
+    """One contender per step. In the first, all techniques that can be switched off are off; the last has ``config``.
+    Steps for techniques that ``config`` does not use are left out."""
     story = _STORIES[type(config)]
     first = 1 if story.older else 0
-    steps = [(n, x) for n, x in enumerate(story.steps, first + 1) if _takes(config, x)]
+    steps = [(n, x) for n, x in enumerate(story.steps, first + 1) if _uses(config, x)]
     labels = [f"{first}. {story.begin}", *(f"{n}. + {step.words}" for n, step in steps)]
     rungs = [Contender(story.older, name=f"0. {story.older_words}")] if story.older else []
     for n, label in enumerate(labels):
@@ -83,12 +83,12 @@ def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
 
 
 def variations(plan: Plan) -> Iterator[Contender]:
-    """For each unused technique that fits: the plan's config with this technique. For a backward, then the config that
-    is planned for a fixed addition order."""
+    """For each unused technique that fits: the plan's config with this technique. For a backward, finally, the planned
+    config with a fixed addition order."""
     config, spec, problem = plan.config, plan.spec, plan.problem
     assert plan.device is not None
     for step in _STORIES[type(config)].steps:
-        if spec.name not in step.kernels or _takes(config, step):
+        if spec.name not in step.kernels or _uses(config, step):
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
         serves = refusal(spec, problem, config=changed) is None
@@ -106,5 +106,5 @@ def is_step(label: str) -> bool:
     return label.partition(".")[0].isdigit()
 
 
-def _takes(config: TileConfig, step: Step) -> bool:
+def _uses(config: TileConfig, step: Step) -> bool:
     return not step.field or bool(getattr(config, step.field) == step.taken)

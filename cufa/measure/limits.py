@@ -1,4 +1,4 @@
-"""Measured ceilings of this machine. Rows of the benchmark are percentages of them."""
+"""Measured ceilings of this machine. Rows of the benchmark state their share of a ceiling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .timing import Run, Timing
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
 _SOURCE = "limits/tensor_cores.cu"
-#: What an iteration of that source does: products per warp, exponentials per thread.
+#: One iteration of that source: mma.sync products per warp, exponentials per thread.
 _PRODUCTS, _CHAINS = 16, 16
 _FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
 #: cuda_src/limits/wgmma.cu: floating-point operations of a warpgroup in one iteration, bytes of operand B.
@@ -30,7 +30,7 @@ _WGMMA_SHARED = 256 * 128
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Best rates seen (10th percentile of the times), per second."""
+    """Rates per second, from the 10th percentile of measured times."""
 
     copy_bytes: float
     """Bytes read plus bytes written by a large copy."""
@@ -40,21 +40,21 @@ class Limits:
     exponentials: float
     """``ex2.approx`` on a GPU, ``numpy.exp`` in float32 on a CPU."""
     sustained_flops: dict[str, float] = dataclasses.field(default_factory=dict)
-    """``wgmma`` on random operands when the power limit has lowered the clocks: the median of the second half
-    of a second's load. Empty where there is no ``wgmma``."""
+    """As ``flops``, by ``wgmma`` on random operands when the power limit has lowered the clocks: the median of the
+    second half of one second of load. Empty on GPUs without ``wgmma``."""
     read_bytes: float = 0.0
-    """Bytes of a kernel that only reads; 0: not measured."""
+    """Bytes that a kernel reads if it only reads; 0: not measured."""
     mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As ``flops``, by ``mma.sync`` alone, which all kernels but Hopper's use. Its operands come from registers. Empty:
-    not measured."""
+    """As ``flops``, by ``mma.sync`` alone, which all kernels but Hopper's use; operands are in registers. Empty: not
+    measured."""
     launch_seconds: float = 0.0
-    """Time of a launch that computes next to nothing; 0: not measured."""
+    """Time of a launch of a kernel that does almost nothing; 0: not measured."""
 
     def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
-        """The least seconds in which this machine can solve the problem, and the resource that sets them.
+        """A lower bound of the problem's seconds on this machine, and the resource that sets the bound.
 
-        They are the largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
-        ``work`` is given where sequences are shorter than the arrays.
+        It is the largest time of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
+        Pass ``work`` if sequences are shorter than the arrays.
         """
         kind, work = _product(problem, self.flops), work or Work.of(problem)
         name, rate = f"{kind} products", self.flops[kind]
@@ -83,7 +83,7 @@ def measure_limits(device: Device | None) -> Limits:
 
 
 def _gpu_limits(device: Device) -> Limits:
-    # Each is measured alone: products lower the clock, and a copy beside them would be timed at that clock.
+    # Each ceiling is measured alone: products lower the clock, and a copy in turns with them would run at that clock.
     copy_bytes = _gpu_copy_rate()
     mma_flops = mma_rates(device)
     flops = dict(mma_flops)
@@ -145,7 +145,7 @@ def _constants(kind: str) -> dict[str, bool]:
 
 
 def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
-    """A kernel that reads ``num_bytes`` once, an equal share of each array, and does nothing else."""
+    """A launch that reads ``num_bytes`` once, an equal share of each array, and does nothing else."""
     import cupy
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())

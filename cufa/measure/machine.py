@@ -56,7 +56,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Commit of the checkout that this runs from, "-dirty" if files differ; "" outside a checkout."""
+    """Commit of the checkout that this file is in, with "-dirty" if files differ; "" outside a checkout."""
     if not (SOURCES / ".git").exists():
         return ""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -76,7 +76,7 @@ def _cpu_name() -> str:
 
 
 def gpu_state() -> Json | None:
-    """Driver and clocks as nvidia-smi reports them now; None where it is missing."""
+    """Driver and clocks as nvidia-smi reports them now; None without nvidia-smi."""
     fields = (
         "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
         "temperature.gpu",

@@ -1,5 +1,5 @@
-"""Cases of the masks: one shape under every mask, per visible score, forward and backward, beside libraries that know
-the mask. torch's FlexAttention knows them all."""
+"""Cases of masks: one shape under every mask, forward and backward, beside libraries that have the mask. torch's
+FlexAttention has all of them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def bands(shape: Problem, device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders(*best(problem, device), *_PEERS))
 
 
-def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
-    """Forward and backward; also the backward without a mask, with which masks of half of the scores are compared."""
+def irregular(shape: Problem, device: Device | None) -> Iterator[Case]:
+    """Masks that are no bands, forward and backward; also the backward without a mask, the base of comparisons."""
     for operation in (lambda p: p, of_forward):
         yield _documents(operation(shape), device)
-        for name, mask in {"no mask": FULL, **others(shape.seqlen_k)}.items():
+        for name, mask in {"no mask": FULL, **irregular_masks(shape.seqlen_k)}.items():
             problem = operation(dataclasses.replace(shape, mask=mask))
-            if problem.operation == "backward" or mask not in (FULL, WINDOW):  # those are among the bands
+            if problem.operation == "backward" or mask not in (FULL, WINDOW):  # bands() has these forwards
                 yield Case(
                     problem,
                     contenders(*best(problem, device), "flex", "flex flash"),
@@ -45,8 +45,8 @@ def beyond(shape: Problem, device: Device | None) -> Iterator[Case]:
                 )
 
 
-def others(seqlen: int) -> dict[str, Mask]:
-    """Masks by name, for equal numbers of queries and keys."""
+def irregular_masks(seqlen: int) -> dict[str, Mask]:
+    """Irregular masks, a prefix and a window by name, for equal numbers of queries and keys."""
     rows = np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen)
     half = seqlen // 2
     first = np.arange(seqlen, dtype=np.int32) % half
@@ -60,7 +60,7 @@ def others(seqlen: int) -> dict[str, Mask]:
 
 
 def _documents(shape: Problem, device: Device | None) -> Case:
-    """The same documents as a mask of columns, and packed, as sequences of their own."""
+    """Documents in two forms: one sequence under a mask of columns, and packed sequences."""
     problem = dataclasses.replace(shape, mask=masks.documents(DOCUMENTS, seqlen=shape.seqlen_k))
     lengths = DOCUMENTS * shape.batch
     tokens = shape.batch * shape.seqlen_k
@@ -68,6 +68,6 @@ def _documents(shape: Problem, device: Device | None) -> Case:
         shape, batch=len(lengths), seqlen_q=max(lengths), seqlen_k=max(lengths), mask=CAUSAL,
         lengths=Packed(tokens, tokens, lengths, lengths),
     )  # fmt: skip
-    ours = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed, device))
-    found = (*contenders(*best(problem, device)), *ours, *contenders("flex", "flex flash"))
+    as_packed = (Contender(name, name=f"{name} packed", problem=packed) for name in best(packed, device))
+    found = (*contenders(*best(problem, device)), *as_packed, *contenders("flex", "flex flash"))
     return Case(problem, found, f"causal documents, {problem.operation}")

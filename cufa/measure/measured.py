@@ -34,7 +34,7 @@ FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact coun
 Json = dict[str, Any]
 
 _NO_RESULT = (READ, QUANTIZE)
-"""Labels of contenders whose results are not checked."""
+"""Labels of contenders that compute no attention, so that no result is checked."""
 
 
 @functools.cache
@@ -48,14 +48,14 @@ class Measured:
     """One measurement row: one contender on one case. Times are in nanoseconds; rates follow from time and work."""
 
     json: Json = dataclasses.field(repr=False)
-    of: Problem | None = None
-    """Its problem; None: it is read from ``json``."""
+    given_problem: Problem | None = None
+    """The problem of the row; None: it is read from ``json``."""
     plan: Plan | None = dataclasses.field(default=None, compare=False)
-    """The plan that ran here; None: the row was read back, or the contender is no kernel of cufa."""
+    """The plan that ran in this process; None: the row was read from a file, or no kernel of cufa ran."""
 
     @property
     def suite(self) -> str:
-        """ "" in a run."""
+        """Name of the suite; "" in a run."""
         return str(self.json.get("suite", ""))
 
     @property
@@ -78,7 +78,7 @@ class Measured:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        return self.of or Problem.from_json(self.json["problem"])
+        return self.given_problem or Problem.from_json(self.json["problem"])
 
     @property
     def regime(self) -> Regime:
@@ -94,7 +94,7 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Median."""
+        """Median time."""
         return self.p50_ns * 1e-9
 
     @property
@@ -103,13 +103,13 @@ class Measured:
 
     @property
     def gbytes(self) -> float:
-        """Effective traffic in GB/s: every operand once, over time."""
+        """Effective traffic in GB/s: bytes of all operands, each counted once, over the median time."""
         return float(self.json["io_bytes"]) / self.p50_ns
 
     @property
     def error(self) -> float | None:
-        """Largest absolute difference from float64 over the rows checked; inputs are standard normal. NaN: the result
-        holds NaN or infinity. None: the contender computes no attention (:data:`_NO_RESULT`)."""
+        """Largest absolute difference from float64 over the checked rows of the result. NaN: the result holds NaN or
+        infinity. None: the contender computes no attention (:data:`_NO_RESULT`)."""
         found = self.json["max_error"]
         return found if found is not None or self.label in _NO_RESULT else math.nan
 
@@ -121,17 +121,17 @@ class Measured:
 
     @property
     def is_number(self) -> bool:
-        """False where a checked result holds NaN or infinity."""
+        """False if a checked result holds NaN or infinity."""
         return self.error is None or not math.isnan(self.error)
 
     @property
     def needs(self) -> dict[str, float]:
-        """Seconds that each resource needs by itself (:meth:`cufa.measure.bounds.Bounds.named`), where derived."""
+        """Lower bound in seconds by resource (:meth:`cufa.measure.bounds.Bounds.named`); empty: not computed."""
         return {name: ns * 1e-9 for name, ns in self.json.get("needs_ns", {}).items()}
 
     @property
     def predicted(self) -> float | None:
-        """Seconds predicted from :attr:`needs`."""
+        """Predicted seconds (:func:`cufa.measure.bounds.predict`); None: not predicted."""
         found = self.json.get("predicted_ns")
         return None if found is None else found * 1e-9
 
@@ -150,18 +150,18 @@ class Measured:
 
     @property
     def host_bound(self) -> bool:
-        """The time is that of the host's calls, not of the kernel."""
+        """Whether the host's launches, not the kernel, set the time."""
         return bool(self.load.get("host_bound"))
 
     @property
     def is_stale(self) -> bool:
-        """One of our kernels gives other machine code now. A run made here has no digest of machine code: then the
+        """Whether the row's kernel compiles to other machine code now. A run has no digest of machine code: there the
         digest of the sources decides."""
         return self.is_ours and not is_current(self.json["kernel"], self.json)
 
     @functools.cached_property
     def group(self) -> tuple[str, Regime, str | Problem]:
-        """Equal for the contenders of one case; they may differ in whether their additions have a fixed order."""
+        """Equal for all contenders of a case, with and without a fixed addition order."""
         return self.suite, self.regime, self.case or dataclasses.replace(self.problem, deterministic=False)
 
 
@@ -182,9 +182,9 @@ def row_of(
 ) -> Measured:  # fmt: skip
     """The row of one contender, with all samples.
 
-    ``floor``: seconds below which this machine cannot go, and the resource that sets them (:meth:`Limits.floor`).
-    ``error``: see :attr:`Measured.error`. ``plan``: of a kernel of cufa. ``lengths``: valid keys of each sequence of a
-    cache; None: the cache is full. ``accuracy``: of a case with a named distribution.
+    ``floor``: see :meth:`Limits.floor`. ``error``: see :attr:`Measured.error`. ``plan``: None if no kernel of cufa ran.
+    ``lengths``: valid keys of each sequence of a cache; None: the cache is full. ``accuracy``: None if the case has no
+    named distribution.
     """
     least, bound = floor
     found: Json = {
@@ -231,7 +231,7 @@ def plan_json(plan: Plan) -> Json:
 
 
 def _load_json(load: Load, work: Work) -> Json:
-    """The load of a contender that ran alone. A figure that NVML did not give is null; ``missing`` says why."""
+    """The load of a contender that ran alone. Figures that NVML did not give are null; ``missing`` has the reason."""
     power = load.power
     return {
         "calls": load.calls,
@@ -254,7 +254,7 @@ def skipped_json(skipped: Skipped) -> Json:
 def run_json(
     rows: Iterable[Measured], skipped: Iterable[Skipped], device: Device | None, limits: Limits | None
 ) -> Json:
-    """A self-describing benchmark run."""
+    """A benchmark run with the environment and the conventions of its figures."""
     return {
         "schema": SCHEMA,
         "environment": environment(device),
@@ -266,8 +266,8 @@ def run_json(
 
 
 def is_current(kernel: str, recorded: Json) -> bool:
-    """Whether the kernel of a row or trace is the kernel of today. ``recorded["code"]``: digest of its machine code;
-    where there is none, ``recorded["digest"]``, that of the sources, decides."""
+    """Whether a row's or trace's kernel is unchanged: ``recorded["code"]``, the digest of its machine code, decides; if
+    it is missing, ``recorded["digest"]``, the digest of its sources."""
     from .cards import current_code
 
     if "code" in recorded:
@@ -287,7 +287,7 @@ def by_case(rows: Iterable[Measured]) -> Iterator[dict[str, Measured]]:
 
 
 def speedup(slow: Measured, fast: Measured) -> Ratio:
-    """How many times faster, with its 95% interval. If contenders took turns, it comes from their common rounds."""
+    """How many times faster ``fast`` is. The 95% interval is that of common rounds if the contenders took turns."""
     if slow.group == fast.group and slow.recorded == fast.recorded:
         value = slow.p50_ns / fast.p50_ns
         if kept := fast.json.get("over", {}).get(slow.label):

@@ -3,10 +3,10 @@
 **In turns**, contenders alternate within each round, in alternating order: a GPU that lowers its clocks does so for all
 of them. The L2 cache is overwritten before each call. A sample is one call.
 
-**Alone**, each contender is warmed up and then runs back to back while its power is sampled. Calls are enqueued in
-batches, and the host stays two batches ahead of the GPU; :attr:`Load.starved` says where it could not. The calls cycle
-through so many sets of inputs and outputs (:func:`sets_wanted`) that none is in the L2 cache. A sample is the average
-call of one batch.
+**Alone**, each contender is warmed up and then runs back to back while its power is sampled. The host enqueues calls in
+batches and stays two batches ahead of the GPU; :attr:`Load.starved` is the share of batches that came too late. Calls
+cycle through enough sets of inputs and outputs (:func:`sets_wanted`) that the L2 cache holds none of them. A sample is
+the average call of one batch.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .regimes import Regime
 from .timing import Load, Run, Timing, Watch
 
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
-#: Least bytes that overwrite the L2 cache. The write also keeps the GPU busy while the host enqueues the next call.
+#: A flush writes at least this many bytes. It also keeps the GPU busy while the host enqueues the next call.
 _FLUSH_BYTES = 256 << 20
-#: Most flushes before one call, while the host still enqueues it: 1.4 ms on an H200.
+#: Most flushes before one call, to give the host time to enqueue the call: 1.4 ms on an H200.
 _MAX_FLUSHES = 16
 
 WARM_SECONDS = 0.5
-#: Time that a batch should take, and most calls of one: a GPU's queue of launches is finite.
+#: Time that a batch should take; most calls of a batch, as a GPU's queue of launches is finite.
 _BATCH_SECONDS, _BATCH_CALLS = 10e-3, 256
 #: Batches that the host is ahead.
 _AHEAD = 2
-#: Sets of inputs take this many times the L2 cache; there are never more sets than this.
+#: All sets of inputs together take this many times the L2 cache; most sets.
 _TIMES_L2, _MAX_SETS = 4, 64
 
 
 class Lane(Protocol):
-    """Where calls run in order. A mark is a point in that order."""
+    """A queue in which calls run in order. A mark is a point in the queue."""
 
     def mark(self) -> Any: ...
     def wait(self, mark: Any) -> None: ...
@@ -49,7 +49,7 @@ class Lane(Protocol):
 
 
 class CpuLane:
-    """Calls have ended when they return, so the host is never ahead. The caches are left as they are."""
+    """The CPU: a call has ended when it returns. :meth:`flush` does nothing."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -106,10 +106,10 @@ def measure(
     contenders: Mapping[str, Sequence[Run]], regime: Regime = Regime.IN_TURNS, *, on_gpu: bool,
     seconds: float | None = None, watch: Watch | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Time each contender, given as its calls on each set of inputs. In turns only the first set is used.
+    """Time each contender, given as one call per set of inputs. ``Regime.IN_TURNS`` uses the first set only.
 
-    On a GPU the calls must launch on CuPy's current stream. ``seconds``: measuring time of all contenders together in
-    turns, of each one alone; None: the regime's own. ``watch`` is called between samples, with all samples so far.
+    On a GPU the calls must launch on CuPy's current stream. ``seconds``: measuring time, in turns of all contenders
+    together, else of each; None: the regime's default. ``watch`` is called between samples, with all samples so far.
     """
     lane: Lane = GpuLane() if on_gpu else CpuLane()
     seconds = regime.seconds if seconds is None else seconds
@@ -119,7 +119,7 @@ def measure(
 
 
 def time_of(run: Run, *, on_gpu: bool, seconds: float) -> Timing:
-    """The time of one function, with a cold L2 cache."""
+    """The time of one call, on a GPU with a cold L2 cache."""
     return in_turns({"": run}, GpuLane() if on_gpu else CpuLane(), seconds)[""]
 
 
@@ -133,7 +133,7 @@ def in_turns(
     flushes = dict.fromkeys(contenders, 1)
     started, rounds = time.perf_counter(), 0
     while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.perf_counter() - started < seconds):
-        lane.flush()  # the host gains a lead, and keeps it
+        lane.flush()  # meanwhile the host enqueues ahead of the GPU
         marks = {}
         for name in list(contenders)[:: -1 if rounds % 2 else 1]:
             marks[name] = _one_call(contenders[name], lane, flushes, name)
@@ -149,8 +149,8 @@ def in_turns(
 def _one_call(run: Run, lane: Lane, flushes: dict[str, int], name: str) -> tuple[Any, Any]:
     """The marks around a call.
 
-    If the GPU reaches the call before the host has enqueued all of it, the marks measure the host. Then the call is
-    repeated behind one more flush, in this round and all later ones.
+    If the GPU reaches the first mark before the host has enqueued the whole call, the marks measure the host. Then the
+    call is repeated after one more flush; later rounds keep this number of flushes.
     """
     while True:
         for _ in range(flushes[name]):
@@ -213,7 +213,7 @@ def _batches(calls: Iterator[Run], lane: Lane) -> Generator[tuple[int, float, bo
             for run in itertools.islice(calls, size):
                 run()
             mark = lane.mark()
-            # Late: the GPU had nothing to do from the end of the preceding batch until this one came.
+            # Late: the preceding batch has ended, so the GPU was idle until this batch was enqueued.
             pending.append((size, last, mark, lane.is_past(last)))
             last = mark
             if len(pending) > _AHEAD:

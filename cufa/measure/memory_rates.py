@@ -28,18 +28,18 @@ _LANE_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRates:
-    """Bytes per second, of reads."""
+    """Rates of reads in bytes per second, of all SMs together."""
 
     device: str
     recorded: str
     """Date and time, ISO 8601."""
     l2_bytes: float
     shared_bytes: float | None
-    """All SMs together; None: not measured."""
+    """None: not measured."""
 
 
 def measure_rates(device: Device) -> MemoryRates:
-    """On the current GPU; takes about a second."""
+    """Measure the rates of the current GPU; takes about a second."""
     import cupy
 
     blocks = _BLOCKS_PER_SM * device.num_sms

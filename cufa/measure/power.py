@@ -18,10 +18,10 @@ from typing import Protocol
 #: Seconds between samples. The energy counter moves in steps of about 0.1 s.
 SAMPLE_SECONDS = 0.025
 
-#: Least time between the first and last step of the counter: a step's time is known to one sample only.
+#: Least time between the first and last step of the counter, as a step's time is known only to within one sample.
 ENERGY_SECONDS = 2.0
 
-#: NVML's bits of the reasons why a card lowers its clock. An idle card and a clock set by hand are not among them.
+#: NVML's bits for reasons of a lowered clock. "Idle" and "clock set by hand" are left out.
 REASONS = {
     "power limit": 0x04,
     "hardware slowdown": 0x08,
@@ -42,7 +42,7 @@ class Sample:
     watts: float
     clock_mhz: float
     throttled_by: tuple[str, ...] = ()
-    """Names of :data:`REASONS` that keep the clock down."""
+    """Names in :data:`REASONS` that lower the clock at this moment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Power:
     missing: str = ""
     """Why a figure is None."""
     throttled: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Share of the time that each of :data:`REASONS` kept the clock down; empty: none did, or none is reported."""
+    """By name in :data:`REASONS`: share of the time that it lowered the clock; empty: never, or not reported."""
 
 
 class Meter(Protocol):
@@ -115,7 +115,7 @@ class NvmlMeter:
 
 @dataclasses.dataclass(frozen=True)
 class NoMeter:
-    """Takes the place of a meter where nothing can be read."""
+    """Stands in for a meter where NVML cannot be used."""
 
     reason: str
 
@@ -124,7 +124,7 @@ class NoMeter:
 
 
 def open_meter(on_gpu: bool) -> Meter:
-    """The meter of the current GPU; one that raises the reason when it is read, where NVML cannot be used."""
+    """The meter of the current GPU. If NVML cannot be used, reading the meter raises the reason."""
     if not on_gpu:
         return NoMeter("a CPU's energy is not measured")
     try:
@@ -160,14 +160,14 @@ class Sampler:
             self._stop.wait(SAMPLE_SECONDS)
 
     def power(self, seconds_per_call: float) -> Power:
-        """The power of a GPU that ran calls of this length all the time."""
+        """The power of a GPU that did nothing but run calls of this length."""
         return summarise(self._samples, seconds_per_call) if self._samples else Power(missing=self._missing)
 
 
 def summarise(samples: Sequence[Sample], seconds_per_call: float) -> Power:
-    """Medians, and joules per call: what the energy counter gained per second, times the seconds of a call.
+    """Medians, and joules per call: the rise of the energy counter per second, times the seconds of a call.
 
-    The gain is taken from one step of the counter to another, so that both ends are full steps.
+    The rise is measured from the first step of the counter to its last.
     """
     joules, missing = None, ""
     steps = [b for a, b in itertools.pairwise(samples) if b.joules != a.joules]

@@ -21,7 +21,7 @@ ALL = "all kernels"
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-    """Errors |predicted ÷ measured − 1| of some rows."""
+    """Summary of the errors |predicted ÷ measured − 1| of ``count`` rows."""
 
     median: float
     worst: float
@@ -29,7 +29,7 @@ class Error:
 
 
 def plan_of(row: Measured, device: Device) -> Plan | None:
-    """The plan that the row was run by; None for split keys, on a CPU, and for tiles that the kernel no longer has."""
+    """The plan that the row measured; None for split keys, for a CPU, and for tiles that the kernel no longer has."""
     spec = KERNELS.get(row.json.get("kernel", ""))
     if spec is None or row.json.get("split") or not row.json["config"]["num_warps"]:  # 0 on a CPU
         return None
@@ -42,7 +42,7 @@ def plan_of(row: Measured, device: Device) -> Plan | None:
 
 
 def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
-    """The row with the time that each resource needs at these ceilings; unchanged where that cannot be told."""
+    """The row with its predicted time and the bound of each resource; unchanged if the plan cannot be predicted."""
     plan = row.plan or plan_of(row, device)
     if plan is None or bounds.why_not(plan, limits):
         return row
@@ -52,21 +52,21 @@ def with_needs(row: Measured, device: Device, limits: Limits) -> Measured:
 
 
 def errors(rows: Iterable[Measured], device: Device, limits: Limits) -> dict[str, Error]:
-    """Errors by kernel, and of :data:`ALL` together, over the rows that were measured in turns and are predicted."""
-    off: dict[str, list[float]] = {}
+    """Errors by kernel, and over :data:`ALL`, of the rows that were measured in turns and have a prediction."""
+    by_kernel: dict[str, list[float]] = {}
     for row in rows:
         if not row.is_ours or row.regime is not Regime.IN_TURNS:
             continue
         seconds = with_needs(row, device, limits).predicted
         if seconds is not None:
-            off.setdefault(row.json["kernel"], []).append(abs(seconds / row.seconds - 1))
-    if off:
-        off[ALL] = [error for errors in off.values() for error in errors]
-    return {name: Error(float(np.median(x)), float(max(x)), len(x)) for name, x in off.items()}
+            by_kernel.setdefault(row.json["kernel"], []).append(abs(seconds / row.seconds - 1))
+    if by_kernel:
+        by_kernel[ALL] = [error for found in by_kernel.values() for error in found]
+    return {name: Error(float(np.median(x)), float(max(x)), len(x)) for name, x in by_kernel.items()}
 
 
 def left_out(plan: Plan) -> str:
-    """A sentence on the resource that a prediction leaves out, since its rate was not measured; "": none."""
+    """A sentence on the resource that a prediction leaves out because its rate was not measured; "": none."""
     assert plan.device is not None
     if costs.why_not(plan) or not costs.cost_of(plan).added or additions.of_card(plan.device.name):
         return ""
@@ -77,7 +77,7 @@ def left_out(plan: Plan) -> str:
 
 
 def in_words(found: Mapping[str, Error]) -> str:
-    """One sentence; "" where nothing is predicted."""
+    """The errors as a line of text; "" if nothing is predicted."""
     each = (
         f"{name}: median error {error.median:.0%}, maximum {error.worst:.0%}, {error.count} rows"
         for name, error in found.items()

@@ -1,4 +1,4 @@
-"""e4m3 as a contender: how q, k and v of a case are quantised, and the public call that takes them."""
+"""e4m3 as a contender: how q, k and v of a case are quantised, and the public call on the quantised arrays."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..problem.problem import Problem
 from .timing import Run
 
 BASELINE = "bfloat16"
-"""The label of the planner's kernel on 16-bit inputs, which e4m3 is compared with."""
+"""The label of the baseline of e4m3: the planner's kernel on 16-bit inputs."""
 QUANTIZE = "quantize q, k and v"
 """A contender that only quantises."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """The arguments of :func:`cufa.quantize`. Values have one scale per head, or one in all with per="tensor"."""
+    """The arguments of :func:`cufa.quantize`. v has one scale per head, or one in all if per="tensor"."""
 
     per: str = "head"
     rotated: bool = False
     smooth: bool = False
     sums: str = ""
-    """``accumulate`` of the call; "": by length."""
+    """``accumulate`` of the public call; "": the planner chooses."""
 
     def __str__(self) -> str:
         sums = f", sums by {self.sums}" if self.sums else ""
@@ -44,7 +44,7 @@ class Quantized:
         return "tensor" if self.per == "tensor" else "head"
 
     def made(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """q, k and v of a call, and their scales."""
+        """Quantised q, k and v, and their scales, as keywords of the public call."""
         signs = 1 if self.rotated else None
         q = quantize(arrays["q"], role="q", per=self.per, rotate=signs)
         k = quantize(arrays["k"], role="k", per=self.per, rotate=signs, smooth=self.smooth)
@@ -52,7 +52,7 @@ class Quantized:
         return {"q": q[0], "k": k[0], "v": v[0], "q_scale": q[1], "k_scale": k[1], "v_scale": v[1]}
 
     def run(self, problem: Problem, arrays: dict[str, Any], on_gpu: bool, algorithm: str = "auto") -> Run:
-        """The public call, which writes ``arrays["o"]``; ``problem`` is that of :meth:`problem`."""
+        """The public call on quantised inputs; writes ``arrays["o"]``. ``problem``: from :meth:`problem`."""
         return functools.partial(
             flash_attention, **self.made(arrays), mask=problem.mask, scale=problem.scale,
             softcap=problem.softcap, out=arrays["o"], out_dtype=problem.out_dtype,

@@ -1,8 +1,8 @@
-"""The regimes of measuring: the load under which a time was taken. The regime is part of every figure.
+"""Regimes: the load on the GPU while a time is measured. The regime is part of every figure.
 
-A Hopper GPU that multiplies matrices reaches its power limit within milliseconds; from then on energy decides, not
-cycles, and two kernels may change places. So a :class:`~cufa.measure.timing.Timing` carries
-its regime, and :func:`~cufa.measure.timing.speedup` refuses to divide times of different ones.
+A Hopper GPU that multiplies matrices reaches its power limit within milliseconds. From then on energy decides, not
+cycles, and another kernel may be the faster one. So a :class:`~cufa.measure.timing.Timing` has a regime, and
+:func:`~cufa.measure.timing.speedup` refuses to divide times of different regimes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import enum
 
 
 class Regime(enum.StrEnum):
-    """How contenders share the GPU. Records and tables have the value."""
+    """How contenders share the GPU. Records and tables show the member's value."""
 
     IN_TURNS = "in turns"
-    """Contenders take turns within each round. The L2 cache is overwritten before each call, which is also a pause."""
+    """Contenders take turns within each round. The L2 cache is overwritten before each call: a pause from computing."""
     SUSTAINED = "sustained"
     """Each contender alone, back to back, once the card has warmed up and its clocks have settled."""
 

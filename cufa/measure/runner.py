@@ -1,4 +1,4 @@
-"""From a case to rows: all contenders timed in one run, errors beside times."""
+"""From a case to rows: times all contenders in one run and checks their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .timing import Run, Watch
 
 
 def predicted_speedup(slow: Plan, fast: Plan) -> float:
-    """Prediction from tile counts alone: scores computed by one over scores computed by the other."""
+    """The speedup that tile counts alone predict: scores that ``slow`` computes over scores that ``fast`` computes."""
     scores = [p.schedule.visited * p.config.block_q * p.config.block_kv for p in (slow, fast)]
     return scores[0] / scores[1] if scores[1] else float("inf")
 
@@ -37,14 +37,14 @@ class Entry:
     runs: tuple[Run, ...]
     """One for each set of inputs."""
     results: Callable[[], dict[str, Any]] | None
-    """Fills the results of the first set with NaN, computes once more and returns them by their role."""
+    """Fills the results of the first set of inputs with NaN, computes them again and returns them by role."""
     arrays: tuple[dict[str, Any], ...]
-    """Arrays of each set of inputs, kept alive here: a launch only has addresses."""
+    """Arrays of each set of inputs. The entry keeps them alive: a launch has only their addresses."""
     work: Work | None = None
     """None: the problem's work."""
 
 
-#: Distance of the seeds of one case's sets of inputs; cases count from 0.
+#: Seeds of one case's sets of inputs differ by multiples of this. A run's cases have the seeds 0, 1, 2, ...
 _SEEDS_APART = 1 << 12
 
 
@@ -55,7 +55,7 @@ def run_case(
     """Time all contenders on the same fresh random inputs and check each against float64.
 
     ``device`` is the current GPU, or None for the CPU. ``seconds`` and ``watch`` are those of
-    :func:`~cufa.measure.measuring.measure`. With ``only_all`` nothing is measured where a contender is skipped.
+    :func:`~cufa.measure.measuring.measure`. With ``only_all`` nothing is measured if a contender must be skipped.
     """
     on_gpu = device is not None
     work, sets = Work.of(case.problem, case.lengths), 1
@@ -80,20 +80,20 @@ def run_case(
     expected: dict[Problem, dict[str, Expected]] = {}
     rows = []
     for entry in entries:
-        problem, off, described = entry.problem, None, None
+        problem, largest, summary = entry.problem, None, None
         if entry.results is not None:
             exact, results = case.problem if problem.scales else problem, entry.results()
             if exact not in expected:
                 count = MANY_ROWS if case.distribution else ROWS
                 expected[exact] = sampled_reference(exact, entry.arrays[0], case.lengths, seed, count)
-            off = max_error(problem, results, expected[exact])
+            largest = max_error(problem, results, expected[exact])
             if case.distribution:
-                of_values = entry.arrays[0]["v"]
-                described = accuracy(exact, case.distribution, results["o"], of_values, expected[exact]["o"])
+                v = entry.arrays[0]["v"]
+                summary = accuracy(exact, case.distribution, results["o"], v, expected[exact]["o"])
         work = Work.of(problem, case.lengths) if entry.work is None else entry.work
         row = row_of(
             case.name, entry.label, problem, timings[entry.label], work, limits.floor(problem, work),
-            error=off, plan=entry.plan, lengths=case.lengths, accuracy=described,
+            error=largest, plan=entry.plan, lengths=case.lengths, accuracy=summary,
         )  # fmt: skip
         rows.append(row if device is None else with_needs(row, device, limits))
     return rows, skipped
@@ -108,15 +108,15 @@ def prepare(contender: Contender, case: Case, device: Device | None, inputs: Seq
     results: Callable[[], dict[str, Any]] | None = None
     work = None
     if contender.quantized:
-        of_e4m3 = contender.quantized
+        recipe = contender.quantized
         if contender.is_ours:
             plan = contender.plan(case.problem, device)
             runs = tuple(
-                of_e4m3.run(problem, each, device is not None, contender.algorithm) for each in arrays
+                recipe.run(problem, each, device is not None, contender.algorithm) for each in arrays
             )
             results = _poisoned(runs[0], {"o": arrays[0]["o"]})
         else:
-            runs = tuple(functools.partial(of_e4m3.made, each) for each in arrays)
+            runs = tuple(functools.partial(recipe.made, each) for each in arrays)
             work = Work(0, sum(x.size * (x.itemsize + 1) for x in (arrays[0][role] for role in "qkv")), 0)
     elif contender.is_ours:
         plan = contender.plan(case.problem, device)
@@ -127,7 +127,7 @@ def prepare(contender: Contender, case: Case, device: Device | None, inputs: Seq
         num_bytes = problem.kv_bytes(case.lengths)
         runs = tuple(streaming_read([each["k"], each["v"]], num_bytes) for each in arrays)
     elif case.lengths is not None or "block_table" in arrays[0]:
-        raise NotImplementedError("lengths and pages are not handed to other libraries here")
+        raise NotImplementedError("other libraries are not measured with lengths or pages")
     else:
         pairs = [peers.make(contender.algorithm, problem, each) for each in arrays]
         runs, results = tuple(run for run, _ in pairs), pairs[0][1]
@@ -145,7 +145,7 @@ def _poisoned(run: Run, results: dict[str, Any]) -> Callable[[], dict[str, Any]]
 
 
 def bind(plan: Plan, given: dict[str, Any]) -> Run:
-    """A call of the plan on these arrays with no other work before its launch."""
+    """A function that launches the plan on these arrays and does no other work."""
     if plan.device is None:
         from ..run.cpu.run import run_on_cpu
 

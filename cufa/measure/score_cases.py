@@ -25,7 +25,7 @@ def _relative(s: Any, b: Any, h: Any, i: Any, j: Any, table: Any) -> Any:
 
 
 def _buckets(s: Any, b: Any, h: Any, i: Any, j: Any, table: Any) -> Any:
-    """T5's: exact to 16 keys back, then logarithmic to 128."""
+    """The buckets of T5: one per distance below 16 keys, then logarithmic up to 128 keys."""
     far = 16 + (np.log(np.maximum(i - j, 16) / 16) * (16 / np.log(8))).astype(int)
     return s + table[h, np.where(i - j < 16, np.maximum(i - j, 0), np.minimum(far, 31))]
 
@@ -39,14 +39,14 @@ def _softcap(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def _soft_documents(s: Any, b: Any, h: Any, i: Any, j: Any, ids: Any) -> Any:
-    """Keys of other documents count less."""
+    """Scores of keys in other documents are lowered by 4."""
     return np.where(ids[b, i] == ids[b, j], s, s - 4.0)
 
 
 def forms(
     batch: int, heads: int, seqlen_k: int
 ) -> dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]]:
-    """By name: function, arrays, and the options of what is built in and does the same."""
+    """By name: the function, its arrays, and built-in options with the same meaning."""
     return {
         "relative table": (_relative, {"table": np.empty((heads, 256), np.float32)}, {}),
         "T5 buckets": (_buckets, {"table": np.empty((heads, 32), np.float32)}, {}),
@@ -67,9 +67,9 @@ def of_shape(shape: Problem, device: Device | None) -> Iterator[Case]:
             if built_in:
                 other = operation(dataclasses.replace(causal, **built_in))
                 found += [Contender(x, name=f"{x} built in", problem=other) for x in best(other, device)]
-            of_arrays = tuple(n for n, x in arrays.items() if x.dtype.kind == "f")
-            if problem.operation == "backward" and of_arrays:
-                full = dataclasses.replace(problem, score=made.change(of_arrays))
+            with_gradients = tuple(n for n, x in arrays.items() if x.dtype.kind == "f")
+            if problem.operation == "backward" and with_gradients:
+                full = dataclasses.replace(problem, score=made.change(with_gradients))
                 found += [Contender(x, name=f"{x} with gradients", problem=full) for x in best(full, device)]
             yield Case(problem, tuple(found), f"{name}, {problem.operation}")
 

@@ -37,7 +37,7 @@ SUITES: dict[str, Suite] = {}
 def _suite(
     name: str, title: str, operation: str = "forward", *, gpu_only: bool = True
 ) -> Callable[[Cases], Cases]:
-    """Names a set of cases. Suites are offered in the order of their definition."""
+    """Registers a function that makes a suite's cases. Suites are offered in the order of their definition."""
 
     def add(cases: Cases) -> Cases:
         SUITES[name] = Suite(name, title, cases, gpu_only, operation)
@@ -51,7 +51,7 @@ def make(
     kv_heads: int | None = None, seqlen_k: int | None = None, precision: str | None = None,
     softcap: float | None = None,
 ) -> Problem:  # fmt: skip
-    """A forward problem with the default scale. ``mask`` may be a bool, as the public call's short form."""
+    """A forward problem with the default scale. ``mask``: True is causal, False is no mask."""
     native = "float32" if dtype == "float32" else "native"
     if isinstance(mask, bool):
         mask = CAUSAL if mask else FULL
@@ -66,7 +66,7 @@ _TORCH = ("torch flash", "torch cudnn")
 
 
 def _hidden(seqlen: int, head_dim: int, mask: Mask, dtype: str = "bfloat16") -> Problem:
-    """16k tokens and 2048 hidden, as in the FlashAttention-2 paper."""
+    """16k tokens and heads × head_dim = 2048, as in the FlashAttention-2 paper."""
     return make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, dtype, mask)
 
 
@@ -79,7 +79,7 @@ def _published_shapes(dtype: str = "bfloat16") -> Iterator[Problem]:
 def _beside(
     problems: Iterable[Problem], device: Device | None, *peers: str, first: bool = False
 ) -> Iterator[Case]:
-    """Our fast kernels, or only the ``first`` of them, beside peers."""
+    """cufa's fast kernels, or only the preferred one (``first``), and peers on the same problems."""
     for problem in problems:
         ours = best(problem, device)
         yield Case(problem, contenders(*(ours[:1] if first else ours), *peers))
@@ -90,7 +90,7 @@ def _quick(device: Device | None) -> Iterator[Case]:
     """The default of `cufa bench`: a few seconds anywhere."""
     specs = kernels_of("forward").values()
     if device is None:
-        # Hopper's algorithm shares its NumPy loops with another algorithm.
+        # On a CPU, Hopper's algorithm runs the NumPy loops of another algorithm.
         names = dict.fromkeys(s.algorithm for s in specs if not s.uses_copy_engine)
         for seqlen, mask in ((512, FULL), (512, CAUSAL), (1024, CAUSAL)):
             yield Case(make(1, 4, seqlen, 64, "float32", mask), contenders(*names))
@@ -106,7 +106,7 @@ def _forward(device: Device | None) -> Iterator[Case]:
 
 
 def _widths() -> Iterator[Problem]:
-    """Keys of 192 and values of 128 columns, as DeepSeek-V3 trains and prefills, and a few others."""
+    """Keys of 192 and values of 128 columns, as in DeepSeek-V3's training and prefill; and of 128 and 64."""
     shapes = ((2048, 128, 192, 128), (4096, 128, 192, 128), (8192, 128, 192, 128), (8192, 32, 128, 64))
     for seqlen, heads, head_dim, v_dim in shapes:
         yield dataclasses.replace(make(1, heads, seqlen, head_dim, "bfloat16", CAUSAL), v_head_dim=v_dim)
@@ -119,15 +119,15 @@ def _widths_forward(device: Device | None) -> Iterator[Case]:
 
 @_suite("fa3", "forward, the preferred kernel only")
 def _fa3(device: Device | None) -> Iterator[Case]:
-    """The same shapes, only the planner's first choice: half the time of "forward", for work on one kernel."""
+    """The shapes of "forward" with the planner's first choice only, in half the time: for work on one kernel."""
     return _beside(_published_shapes(), device, *_TORCH, "fa4", first=True)
 
 
 @_suite("awkward", "short, ragged and uneven shapes, bfloat16")
 def _awkward(device: Device | None) -> Iterator[Case]:
-    """Few heads and short sequences, few queries, grouped heads, lengths off the tile by one, head dims
-    between the round ones. Causal with Sq ≠ Sk is aligned bottom-right for all: torch's flash backend takes
-    that as a bias, its cuDNN backend does not serve it."""
+    """Few heads and short sequences, few queries, query groups, lengths one off a multiple of the tile, head dims
+    between the round ones. Causal with Sq ≠ Sk is aligned bottom-right for all contenders: torch's flash backend
+    takes this alignment as a bias, its cuDNN backend does not serve it."""
     short = [(1, 8, 8, n, n, d) for d in (64, 128) for n in (512, 1024, 2048)]
     shapes = [
         *short,
@@ -146,14 +146,14 @@ def _awkward(device: Device | None) -> Iterator[Case]:
 
 @_suite("chunks", "few queries over many keys, bfloat16")
 def _chunks(device: Device | None) -> Iterator[Case]:
-    """Chunks of a prompt against its cached part: few queries over many keys, which are split."""
+    """Chunks of a prompt against its cached part: few queries over many keys. Kernels split the keys."""
     shapes = itertools.product((16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS)
     problems = (make(1, 32, q, 128, "bfloat16", mask, kv_heads=8, seqlen_k=k) for q, k, mask in shapes)
     return _beside(problems, device, *_TORCH, "fa4")
 
 
 def _planned(problems: Iterable[Problem], device: Device | None) -> Iterator[Plan]:
-    """Plans of FA3 for each problem. Architectures other than Hopper have none."""
+    """FA3's plan of each problem; nothing on other architectures than Hopper."""
     for problem in problems:
         try:
             yield make_plan(problem, device, "fa3")
@@ -171,7 +171,7 @@ def _ladder(device: Device | None) -> Iterator[Case]:
 
 @_suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", gpu_only=False)
 def _versions(device: Device | None) -> Iterator[Case]:
-    """FA1 → FA2: batch 2, 4 heads, d64; the gain of skipping tiles alone is fa2_noskip → fa2."""
+    """FA1 → FA2: batch 2, 4 heads, d64. fa2_noskip and fa2 differ only in skipping masked tiles."""
     for seqlen in (512, 1024, 2048, 4096):
         problem = make(2, 4, seqlen, 64, "float16" if device else "float32", CAUSAL)
         yield Case(problem, contenders("naive", "fa1", "fa2_noskip", "fa2"))
@@ -179,7 +179,7 @@ def _versions(device: Device | None) -> Iterator[Case]:
         return
     for seqlen in (512, 1024, 2048, 4096):
         yield Case(make(2, 4, seqlen, 64, "float32", CAUSAL), contenders("fa1", "fa2_noskip", "fa2"))
-    # The same where the GPU is full: 8 heads leave most SMs of a large card idle.
+    # The same on a full GPU: the 8 heads above leave most SMs of a large card idle.
     for seqlen in (1024, 4096):
         problem = make(16384 // seqlen, 32, seqlen, 64, "float16", CAUSAL)
         yield Case(problem, contenders("fa1", "fa2_noskip", "fa2"))
@@ -196,15 +196,15 @@ def _float32(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders(*best(problem, device)))
 
 
-#: Tiles of FlashAttention-1 whose order others published, measured on an A10: queries, keys, warps. First the fastest.
+#: FlashAttention-1's tiles (queries, keys, warps) that others timed on an A10 and published: the fastest, the slower.
 BLOCK_WINNER = (64, 64, 4)
 BLOCK_LOSERS = ((128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8))
 
 
 @_suite("fa1-blocks", "FA1 block sizes and warps")
 def _fa1_blocks(device: Device | None) -> Iterator[Case]:
-    """Every tiling of FA1 that fits the GPU. One of the float32 shapes is published."""
-    assert device is not None, "which tilings fit depends on the GPU"
+    """Every tile config of FA1 that fits the GPU. Others have published times for one of the float32 shapes."""
+    assert device is not None, "the GPU decides which tiles fit"
     shapes = [(2, 8, 1024, "float16"), (16, 8, 1024, "float16")]
     shapes += [(2, 4, seqlen, "float32") for seqlen in (512, 1024, 2048, 4096)]
     for batch, heads, seqlen, dtype in shapes:
@@ -227,7 +227,7 @@ def _masks(device: Device | None) -> Iterator[Case]:
     """One shape under every mask; then windows in decoding."""
     shape = make(2, 32, 8192, 128, "bfloat16", kv_heads=8)
     yield from mask_cases.bands(shape, device)
-    yield from mask_cases.beyond(shape, device)
+    yield from mask_cases.irregular(shape, device)
     yield from decode_cases.windows(device)
 
 
@@ -240,7 +240,7 @@ def _scores(device: Device | None) -> Iterator[Case]:
 
 @_suite("energy", "shapes that meet the power limit, bfloat16")
 def _energy(device: Device | None) -> Iterator[Case]:
-    """The shapes whose joules are published, and two more head dims: the card's power limit decides."""
+    """The shapes whose joules are published, and two more head dims. The card's power limit sets their times."""
     shapes = ((64, 16384, CAUSAL), (128, 16384, CAUSAL), (128, 4096, FULL), (256, 16384, CAUSAL))
     problems = [_hidden(n, d, mask) for d, n, mask in shapes]
     problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
@@ -321,7 +321,7 @@ def _backward_beside(device: Device | None) -> Iterator[Case]:
 
 @_suite("backward-energy", "backward: shapes that meet the power limit, bfloat16", "backward")
 def _backward_energy(device: Device | None) -> Iterator[Case]:
-    """The backward where the power limit decides, long enough for joules."""
+    """Backwards whose time the power limit sets, long enough to measure joules."""
     shapes = ((64, 4096, FULL), (128, 4096, FULL), (128, 4096, CAUSAL), (128, 16384, CAUSAL))
     problems = (of_forward(_hidden(n, d, mask)) for d, n, mask in shapes)
     return _beside(problems, device, "torch flash", "fa4", first=True)
@@ -335,5 +335,5 @@ def _backward_ladder(device: Device | None) -> Iterator[Case]:
         yield Case(plan.problem, (*ladder("fa3", plan.config), *variations(plan)))
 
 
-#: Operations in the order in which they are offered: that of their first suites.
+#: Operations in the order of their first suites, as the command line offers them.
 OPERATION_NAMES = tuple(dict.fromkeys(suite.operation for suite in SUITES.values()))

@@ -15,11 +15,11 @@ from .regimes import Regime
 
 Run = Callable[[], object]
 Watch = Callable[[Mapping[str, Sequence[float]]], None]
-"""Takes the samples so far, in seconds, by contender."""
+"""A function that is called with the samples so far, in seconds, by contender."""
 
 RESAMPLES = 1000
 """Resamples of a bootstrap."""
-#: If the GPU waited for the host in more than this share of the batches, the time is the host's.
+#: If more than this share of the batches came late, the host sets the time (:attr:`Load.host_bound`).
 _STARVED = 0.05
 
 
@@ -32,31 +32,31 @@ class Quantiles:
     p50: float
     p90: float
     low: float
-    """With ``high`` the 95% interval of the median."""
+    """``low`` and ``high``: the 95% interval of the median."""
     high: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How a contender was measured alone."""
+    """The load while a contender was measured alone."""
 
     calls: int
     sets: int
     """Sets of inputs and outputs that the calls cycled through."""
     seconds: float
     starved: float
-    """Share of the batches that the host enqueued only after the preceding batch had ended."""
+    """Share of late batches: the preceding batch had ended before the host enqueued them."""
     power: Power
 
     @property
     def host_bound(self) -> bool:
-        """The time is that of the host's calls, not of the kernel."""
+        """Whether the host's launches, not the kernel, set the time."""
         return self.starved > _STARVED
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Samples of one contender, in seconds, in the order they were taken; or their quantiles only."""
+    """Samples of one contender, in seconds, in the order of measuring; or their quantiles only (``kept``)."""
 
     samples: tuple[float, ...]
     """Empty where only the quantiles were kept."""
@@ -79,23 +79,23 @@ class Timing:
         return self.kept.count if self.kept else len(self.samples)
 
     @functools.cached_property
-    def _known(self) -> tuple[float, ...]:
-        """10th, 50th and 90th percentile at once: pages read a thousand rows, and each NumPy call has its overhead."""
+    def _percentiles(self) -> tuple[float, ...]:
+        """10th, 50th and 90th percentile, by one NumPy call: pages read a thousand rows, and each call has overhead."""
         if self.kept:
             return self.kept.p10, self.kept.p50, self.kept.p90
         return tuple(float(value) for value in np.percentile(self.samples, (10, 50, 90)))
 
     @property
     def p10(self) -> float:
-        return self._known[0]
+        return self._percentiles[0]
 
     @property
     def p50(self) -> float:
-        return self._known[1]
+        return self._percentiles[1]
 
     @property
     def p90(self) -> float:
-        return self._known[2]
+        return self._percentiles[2]
 
     @functools.cached_property
     def median_interval(self) -> tuple[float, float]:
@@ -120,12 +120,12 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f}–{self.high:.2f})"
 
 
-@functools.lru_cache(4096)  # tables and pages name the same rows again and again
+@functools.lru_cache(4096)  # tables and pages ask for the same pairs again
 def speedup(slow: Timing, fast: Timing) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
-    Contenders that took turns are resampled by the same rounds, whose drift is common to both; others are resampled
-    independently.
+    If the contenders took turns, both are resampled by the same rounds, because a round's drift is common to both. Else
+    they are resampled independently.
 
     Raises ValueError for timings of different regimes: their ratio says nothing about the contenders.
     """

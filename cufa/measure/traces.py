@@ -1,4 +1,4 @@
-"""Traces: which thread block ran when, on which SM, and how many tiles it counted, as recorded by the kernel.
+"""Traces: when and on which SM each work item ran, and how many tiles it visited, as the kernel recorded them.
 
 A trace file has :data:`cufa.kernels.params.TRACE_RECORD` entries (:mod:`cufa.measure.kernel_runs`). The files under
 ``cufa/records/traces`` ship with the package and are shown on machines without a GPU. On a machine with a GPU
@@ -49,7 +49,7 @@ class Trace(KernelRun):
 
 
 def record(plan: Plan) -> Trace:
-    """Trace a plan on the current GPU. The shortest of a few runs is kept: it has warm caches.
+    """Trace a plan on the current GPU. The shortest of a few runs is kept: its caches are warm.
 
     Raises ValueError for a kernel that keeps no trace.
     """
@@ -66,7 +66,7 @@ def record(plan: Plan) -> Trace:
 
 
 def save(trace: Trace, directory: Path) -> Path:
-    """Write ``<name>.trace``. Start times count from the first."""
+    """Write ``<name>.trace``, with times relative to the first start."""
     shifted = trace.records.copy()
     for field in ("start_ns", "end_ns"):
         shifted[field] -= trace.records["start_ns"].min()
@@ -85,7 +85,7 @@ def load(file: Path) -> Trace:
 
 
 def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
-    """Every trace of a directory by file name. Raises ValueError for a damaged one."""
+    """Every trace of a directory by file name. Raises ValueError for a damaged file."""
     return {file.stem: load(file) for file in sorted(directory.glob(f"*{kernel_runs.SUFFIX}"))}
 
 
@@ -99,7 +99,7 @@ def main(directory: Path, request: str) -> None:
     from ..run.cuda import backend as cuda
 
     if cuda.device_count() == 0:
-        sys.exit("CuPy sees no NVIDIA GPU: a trace is recorded where the kernel runs")
+        sys.exit("CuPy sees no NVIDIA GPU: run this command on the machine with the GPU")
     wanted = json.loads(request)
     problem, algorithm = Problem.from_json(wanted["problem"]), wanted["algorithm"]
     config = read_config(problem.operation, algorithm, wanted["config"]) if wanted.get("config") else None

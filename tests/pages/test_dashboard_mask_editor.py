@@ -25,7 +25,7 @@ from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views import links, mask_editor
 from cufa.measure.cases import of_forward
-from cufa.measure.mask_cases import DOCUMENTS, others
+from cufa.measure.mask_cases import DOCUMENTS, irregular_masks
 from cufa.measure.suites import SUITES, make
 from cufa.plan.planner import make_plan
 from cufa.problem.mask import Mask
@@ -113,7 +113,7 @@ def test_pasted_vectors_mean_what_the_builder_means(numbers: list[tuple[int, ...
 
 
 MASKS = {
-    **others(8192),
+    **irregular_masks(8192),
     "documents": masks.documents(DOCUMENTS),
     "documents, not causal": masks.documents(DOCUMENTS, causal=False),
     "some of it": masks.documents([100, 0, 7, 300], seqlen=8192),
@@ -166,7 +166,7 @@ def test_a_link_leads_to_the_same_mask(name: str, shown: list[Mask]) -> None:
 
 
 def test_a_mask_that_no_link_holds_says_so() -> None:
-    for mask in (others(8192)["random eviction"], masks.prefix(np.array([3, 4]))):
+    for mask in (irregular_masks(8192)["random eviction"], masks.prefix(np.array([3, 4]))):
         problem = make(2, 4, 8192, 128, "bfloat16", mask, kv_heads=2)
         with pytest.raises(ValueError, match=r"more numbers|cannot be set"):
             links.link("masked_work", Subject(problem))

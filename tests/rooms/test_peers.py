@@ -7,8 +7,9 @@ import pytest
 
 from cufa import masks
 from cufa.gpu.architectures import Device
-from cufa.measure import mask_cases, peers
+from cufa.measure import peers
 from cufa.measure.decode_cases import make_decode
+from cufa.measure.mask_cases import irregular_masks
 from cufa.measure.peers import fa4, flex, sdpa
 from cufa.measure.suites import SUITES, make
 from cufa.problem.bits import Bits
@@ -58,7 +59,7 @@ def test_flex_reads_bits(spread):
         assert (seen == scores[batch % spread[0], head * spread[1] // 4]).all()
 
 
-@pytest.mark.parametrize("mask", mask_cases.others(8192).values(), ids=mask_cases.others(8192))
+@pytest.mark.parametrize("mask", irregular_masks(8192).values(), ids=irregular_masks(8192))
 def test_flex_sees_what_the_benchmarked_masks_show(mask):
     """At their own length, some rows of them."""
     seen = flex.mask_mod(make(1, 1, 8192, 16, "bfloat16", mask), lambda x: x)
@@ -141,6 +142,8 @@ def test_torch_is_given_square_masks_as_a_flag():
 def test_families_name_every_peer_once():
     assert sorted(peers.PEERS) == sorted(set(peers.PEERS))
     assert all(name in peers.family_of(name).peers for name in peers.PEERS)
+    with pytest.raises(KeyError):
+        peers.family_of("none")
     for family in peers.FAMILIES.values():
         assert set(family.peers) <= set(peers.here()) or family.missing
 

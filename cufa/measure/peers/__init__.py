@@ -1,10 +1,10 @@
-"""Other libraries, timed on the same inputs in the same run. Used when they are there, never required.
+"""Other libraries, timed on the same inputs in the same run, if they are installed.
 
-A *family* is what ``cufa bench --peers`` names: one library, with one or more contenders. Each is a module here with
+A *family* is one library, with one or more contenders; ``cufa bench --peers`` takes its name. Its module here has
 ``make(name, problem, arrays)``, which returns (run, results): ``run`` launches on CuPy's current stream, ``results``
-computes once and returns CuPy arrays by their role. The inputs are those of :class:`cufa.measure.inputs.Inputs`: CuPy
-arrays in the order (batch, heads, seqlen, head_dim). With a gradient of the output among them, ``dout``, it is the
-gradients of q, k and v that are computed.
+computes once and returns CuPy arrays by role. ``arrays`` come from :class:`cufa.measure.inputs.Inputs`: CuPy arrays of
+shape (batch, heads, seqlen, head_dim). If ``arrays`` has ``dout``, a gradient of the output, the peer computes the
+gradients of q, k and v.
 
 ``make`` raises NotImplementedError, with a reason, for a problem that the peer does not serve.
 """
@@ -27,14 +27,14 @@ class Family:
     name: str
     title: str
     peers: tuple[str, ...]
-    """Names of its contenders, as rows and suites have them."""
+    """Names of its contenders: the labels of their rows."""
     module: ModuleType
     packages: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"torch": "torch"})
-    """What it imports, and the name to install each by."""
+    """Modules that it imports, and the package to install for each."""
 
     @property
     def missing(self) -> str:
-        """Why it cannot be used here; "" when it can, as far as one sees without a GPU."""
+        """The first package that is not installed, in a sentence; "" if all are."""
         lacking = (package for name, package in self.packages.items() if not importable(name))
         return next((f"{package} is not installed" for package in lacking), "")
 
@@ -49,25 +49,26 @@ FAMILIES = {
         Family("fa4", "FlashAttention-4 (CuTe)", ("fa4",), fa4, _CUTE),
     )
 }
-PEERS = tuple(name for family in FAMILIES.values() for name in family.peers)
+_FAMILY_OF = {name: family for family in FAMILIES.values() for name in family.peers}
+PEERS = tuple(_FAMILY_OF)
 
 
 def here() -> tuple[str, ...]:
     """Names of the peers whose libraries are installed."""
-    return tuple(name for family in FAMILIES.values() if not family.missing for name in family.peers)
+    return tuple(name for name, family in _FAMILY_OF.items() if not family.missing)
 
 
 def family_of(name: str) -> Family:
-    """Raises KeyError when it is no peer's name."""
-    return next(family for family in FAMILIES.values() if name in family.peers)
+    """The family of a peer. Raises KeyError for other names."""
+    return _FAMILY_OF[name]
 
 
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tuple[Run, Callable[[], dict[str, Any]]]:
-    """(run, results) of one peer. Raises NotImplementedError where it is missing or does not serve."""
+    """(run, results) of one peer. Raises NotImplementedError if it is not installed or does not serve the problem."""
     family = family_of(name)
     if family.missing:
         raise NotImplementedError(family.missing)
     if problem.lengths.kind != "dense":
-        raise NotImplementedError(f"{problem.lengths.kind} sequences are not handed to other libraries here")
+        raise NotImplementedError(f"other libraries are not measured with {problem.lengths.kind} sequences")
     run, results = family.module.make(name, problem, arrays)
     return run, results

@@ -10,7 +10,7 @@ from . import tensors
 
 
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
-    """On copies in the peer's own layout, (batch, seqlen, heads, head_dim), made beforehand."""
+    """The call on copies in the library's layout, (batch, seqlen, heads, head_dim). Copying is not timed."""
     options: dict[str, Any] = {"softmax_scale": problem.scale, "window_size": window_size(problem)}
     if problem.softcap is not None:
         options["softcap"] = problem.softcap
@@ -26,12 +26,12 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs
 
 
 def window_size(problem: Problem) -> tuple[int | None, int | None]:
-    """The mask as keys to the left and right of the diagonal, which ends bottom right. Raises
-    NotImplementedError where a side would be negative: the library takes that for something else."""
+    """The mask as numbers of keys to the left and right of the bottom-right diagonal. Raises NotImplementedError if a
+    number would be negative: the library gives negative numbers another meaning."""
     first, last = problem.edges
     diagonal = problem.seqlen_k - problem.seqlen_q
     left = None if first is None else diagonal - first
     right = None if last is None else last - diagonal
     if min(left or 0, right or 0) < 0:
-        raise NotImplementedError("takes no window that leaves out the diagonal, bottom right")
+        raise NotImplementedError("takes no window without the bottom-right diagonal")
     return left, right

@@ -20,36 +20,36 @@ from ...problem.problem import Problem
 from . import tensors
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-"""Of (batch, query head, query, key): whether the query sees the key."""
+"""A function of (batch, query head, query, key): whether the query sees the key."""
 
 
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     if problem.deterministic:
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)
     if problem.alibi or (problem.score is not None and problem.softcap is not None):
-        raise NotImplementedError("changes of scores are put to FlexAttention one at a time here")
+        raise NotImplementedError("FlexAttention is measured with one change of scores, and not with ALiBi")
     attention = _compiled(problem, name)
     if problem.score is not None:
-        of_score = [tensors.to_torch(arrays[f"score{n}"]) for n in range(len(problem.score.shapes))]
-        attention = functools.partial(attention, score_mod=score_mod(problem.score.expression, of_score))
+        score_arrays = [tensors.to_torch(arrays[f"score{n}"]) for n in range(len(problem.score.shapes))]
+        attention = functools.partial(attention, score_mod=score_mod(problem.score.expression, score_arrays))
     return tensors.runs(attention, arrays)
 
 
 @functools.lru_cache(1)
 def _new_problem(problem: Problem) -> None:
-    """Past a handful of shapes torch stops compiling and falls back to a slow path, without a word."""
+    """Reset torch's compiler: after a handful of shapes it falls back to a slow path without a warning."""
     import torch
 
     torch._dynamo.reset()
 
 
-@functools.lru_cache(2)  # the sets of inputs of one problem share it
+@functools.lru_cache(2)  # the sets of inputs of a problem share a compilation
 def _compiled(problem: Problem, name: str) -> Callable[..., Any]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     _new_problem(problem)
-    # The backward runs more than once on the tensors that the forward kept.
+    # Timing runs the backward many times on the tensors that one forward saved.
     torch._functorch.config.donated_buffer = False
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
     block_mask = None
@@ -70,8 +70,8 @@ def _compiled(problem: Problem, name: str) -> Callable[..., Any]:
 
 
 def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
-    """The mask as FlexAttention takes it. It only compares, so that numbers and arrays of any library will do. ``put``
-    brings NumPy arrays to where they are looked up.
+    """The mask as FlexAttention takes it. The function compares its arguments, which may be numbers or arrays of any
+    library. ``put`` copies NumPy arrays to the device of the arguments.
 
     Raises NotImplementedError for masks of other classes than those of :mod:`cufa.masks`.
     """
@@ -81,12 +81,12 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
     runs = _hidden_runs(mask, problem, put) if isinstance(mask, Columns) else []
     band = mask.band if isinstance(mask, Columns) else mask
     if not isinstance(band, Band):
-        raise NotImplementedError(f"{type(mask).__name__} is not put to FlexAttention here")
+        raise NotImplementedError(f"FlexAttention is not measured with masks of class {type(mask).__name__}")
     return _all([_band(band, problem, put), *runs])
 
 
 def _of_bits(mask: Bits, problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
-    """The same words, read bit by bit."""
+    """A mask of bits: reads the bit of a (query, key) pair in the mask's words."""
     words, (of_batch, of_heads) = put(mask.by_row.values), mask.spread
     group = problem.heads // of_heads
 
@@ -98,16 +98,16 @@ def _of_bits(mask: Bits, problem: Problem, put: Callable[[Any], Any]) -> MaskMod
 
 
 def _all(tests: list[MaskMod | None]) -> MaskMod:
-    """The tests that are not None, joined by "and". A test that hides nothing would cost time in every element."""
-    some = [test for test in tests if test is not None]
+    """The tests that are not None, joined by "and". (None hides no key: a test would only cost time.)"""
+    given = [test for test in tests if test is not None]
 
     def every(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        seen = some[0](batch, head, query, key)
-        for test in some[1:]:
+        seen = given[0](batch, head, query, key)
+        for test in given[1:]:
             seen = seen & test(batch, head, query, key)
         return seen
 
-    return every if some else lambda batch, head, query, key: key >= 0
+    return every if given else lambda batch, head, query, key: key >= 0
 
 
 def _band(band: Band, problem: Problem, put: Callable[[Any], Any]) -> MaskMod | None:
@@ -138,23 +138,23 @@ def _either(one: MaskMod, other: MaskMod) -> MaskMod:
 def _of_sequence(
     count: int | Integers, problem: Problem, put: Callable[[Any], Any]
 ) -> Callable[[Any], Any] | None:
-    """Of a batch index; None where it is 0."""
+    """A function from a batch index to the sequence's count; None if all counts are the number 0."""
     if isinstance(count, int):
         return (lambda batch: count) if count else None
-    numbers = put(np.ascontiguousarray(np.broadcast_to(count.values, problem.batch)))
-    return lambda batch: numbers[batch]
+    counts = put(np.ascontiguousarray(np.broadcast_to(count.values, problem.batch)))
+    return lambda batch: counts[batch]
 
 
 def _hidden_runs(mask: Columns, problem: Problem, put: Callable[[Any], Any]) -> list[MaskMod | None]:
-    """A test for each run of rows that keys are hidden from."""
+    """Of each pair of bounds, which hides a run of rows from each key: the test that a row is outside its key's run."""
     group, shift = problem.group_size, shift_of(mask.rows, problem.seqlen_q, problem.seqlen_k)
     values = mask.intervals.values[..., : problem.seqlen_k]
     if values.shape[1:3] != (1, 1):
         values = np.broadcast_to(values, (len(values), problem.batch, problem.kv_heads, values.shape[-1]))
     found: list[MaskMod | None] = []
     for lo, hi in zip(values[::2], values[1::2], strict=True):
-        before = None if (lo == FROM_THE_START).all() else _less(lo, group, shift, put, True)
-        behind = None if (hi == TO_THE_END).all() else _less(hi, group, shift, put, False)
+        before = None if (lo == FROM_THE_START).all() else _row_test(lo, group, shift, put, True)
+        behind = None if (hi == TO_THE_END).all() else _row_test(hi, group, shift, put, False)
         if before is not None and behind is not None:
             found.append(_either(before, behind))
         else:
@@ -162,21 +162,21 @@ def _hidden_runs(mask: Columns, problem: Problem, put: Callable[[Any], Any]) -> 
     return found
 
 
-def _less(numbers: Any, group: int, shift: int, put: Callable[[Any], Any], before: bool) -> MaskMod:
-    """A row's place is before the number of the key, or not."""
-    shared = numbers.shape[:2] == (1, 1)
-    of_keys = put(np.ascontiguousarray(numbers[0, 0] if shared else numbers))
+def _row_test(bounds: Any, group: int, shift: int, put: Callable[[Any], Any], before: bool) -> MaskMod:
+    """Whether a row comes before its key's bound; ``before`` False: whether it does not."""
+    shared = bounds.shape[:2] == (1, 1)
+    by_key = put(np.ascontiguousarray(bounds[0, 0] if shared else bounds))
 
-    def of(batch: Any, head: Any, key: Any) -> Any:
-        return of_keys[key] if shared else of_keys[batch, head // group, key]
+    def bound(batch: Any, head: Any, key: Any) -> Any:
+        return by_key[key] if shared else by_key[batch, head // group, key]
 
     if before:
-        return lambda batch, head, query, key: query + shift < of(batch, head, key)
-    return lambda batch, head, query, key: query + shift >= of(batch, head, key)
+        return lambda batch, head, query, key: query + shift < bound(batch, head, key)
+    return lambda batch, head, query, key: query + shift >= bound(batch, head, key)
 
 
 def score_mod(expression: Expression, arrays: list[Any]) -> Callable[..., Any]:
-    """A score function as FlexAttention takes it: the traced expression, in torch. ``arrays`` are tensors."""
+    """A score function as FlexAttention takes it: torch evaluates the traced expression. ``arrays`` are tensors."""
     import torch
 
     functions: dict[str, Callable[..., Any]] = {

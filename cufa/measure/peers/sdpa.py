@@ -8,7 +8,7 @@ from typing import Any
 from ...problem.problem import Problem
 from . import tensors
 
-#: Backends by our name for them.
+#: torch's names of the backends, by peer.
 BACKENDS = {
     "torch flash": "FLASH_ATTENTION",
     "torch cudnn": "CUDNN_ATTENTION",
@@ -16,28 +16,28 @@ BACKENDS = {
     "torch math": "MATH",
 }
 
-#: Backends that know the causal mask aligned bottom-right; for the others torch would materialise it.
+#: Backends with a causal mask aligned bottom-right. For the others torch would make a matrix of the mask.
 _LOWER_RIGHT = ("torch flash", "torch efficient")
 
-#: Materialises the scores: above this it would not fit, or take minutes.
+#: "torch math" stores all scores: more bytes would not fit, or take minutes.
 _MATH_MAX_BYTES = 16 << 30
 
 
 def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
-    """The call on q, k and v in place, without copies."""
+    """The call on tensors that share memory with the CuPy arrays."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     scores = 6 * problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
     if name == "torch math" and scores > _MATH_MAX_BYTES:
-        raise NotImplementedError("materialises its scores: too large")
+        raise NotImplementedError("stores all scores in memory: too large")
     if problem.deterministic:
         raise NotImplementedError(tensors.NOT_DETERMINISTIC)
     options: dict[str, Any] = {"scale": problem.scale, **mask_options(name, problem)}
     backend = getattr(SDPBackend, BACKENDS[name])
     if problem.group_size > 1:
         options["enable_gqa"] = True
-    # "highest": float32 products stay float32. The tf32 problem opts in.
+    # float32 products stay float32; only a problem of precision tf32 allows tf32.
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
 
     def attention(q: Any, k: Any, v: Any) -> Any:
@@ -48,8 +48,8 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs
 
 
 def mask_options(name: str, problem: Problem) -> dict[str, Any]:
-    """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias that torch hands on to the
-    backend as a flag, without making a matrix of it. Raises NotImplementedError for other masks."""
+    """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias object, which torch passes to
+    the backend as a flag, not as a matrix. Raises NotImplementedError for other masks."""
     first, last = problem.edges
     if problem.softcap is not None:
         raise NotImplementedError("torch's SDPA takes no soft cap")

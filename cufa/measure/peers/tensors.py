@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Runs = tuple[Callable[[], Any], Callable[[], dict[str, Any]]]
-"""A function that launches, and one that computes once and returns arrays by their role."""
+"""A function that launches, and a function that computes once and returns arrays by role."""
 
-NOT_DETERMINISTIC = "torch has determinism as a setting of the process, which this does not touch"
+NOT_DETERMINISTIC = "torch sets determinism for the whole process, which a benchmark does not change"
 
 
 def to_torch(x: Any) -> Any:
-    """bfloat16 travels as its bits: not every DLPack on the way knows it."""
+    """bfloat16 is passed as int16, because not every DLPack implementation has bfloat16."""
     import torch
 
     if str(x.dtype) == "bfloat16":
@@ -60,12 +60,12 @@ def runs(
 
 
 def on_cupys_stream(call: Callable[[], Any]) -> Callable[[], Any]:
-    """``call``, by default without gradients, on the stream that is CuPy's current one: the current stream of each
-    library is its own setting, and the benchmark runs on CuPy's."""
+    """``call`` on CuPy's current stream, on which the benchmark takes times: torch has a current stream of its own.
+    Gradients are off unless ``call`` enables them."""
     import cupy
     import torch
 
-    # ExternalStream(0) would not be the default stream but a new one, which nothing here waits for.
+    # ExternalStream(0) would be a new stream, for which nothing here waits, not the default stream.
     address = cupy.cuda.get_current_stream().ptr
     stream = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
 
@@ -77,8 +77,8 @@ def on_cupys_stream(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def tried(run: Callable[[], Any]) -> Callable[[], Any]:
-    """``run``, after one call of it. Raises NotImplementedError with the library's own reason: libraries
-    refuse what they do not serve by exceptions of all kinds."""
+    """``run``, after one trial call. Raises NotImplementedError with the library's reason: libraries raise exceptions
+    of all kinds for problems that they do not serve."""
     import torch
 
     try:
