@@ -36,14 +36,14 @@ def element_scripts() -> list[str]:
     static = Path(st.__file__).with_name("static")
     folder = static / "static" / "js"
     document = (static / "index.html").read_text(encoding="utf-8")
-    found: list[str] = []
+    scripts: list[str] = []
     begun = [script.name for name in _ELEMENTS for script in folder.glob(f"{name}.*.js")]
     while begun:
         name = begun.pop()
-        if name not in found and name not in document:
-            found.append(name)
+        if name not in scripts and name not in document:
+            scripts.append(name)
             begun += _IMPORTED.findall((folder / name).read_text(encoding="utf-8"))
-    return [f"/static/js/{name}" for name in found]
+    return [f"/static/js/{name}" for name in scripts]
 
 
 #: Pages without Plotly figures.
@@ -124,8 +124,8 @@ class _Answer:
 
 
 def _is_document(headers: Any) -> bool:
-    found = dict(headers)
-    return found.get(b"content-type", b"").startswith(b"text/html") and b"content-encoding" not in found
+    fields = dict(headers)
+    return fields.get(b"content-type", b"").startswith(b"text/html") and b"content-encoding" not in fields
 
 
 def _links(path: str) -> bytes:

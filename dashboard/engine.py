@@ -28,8 +28,8 @@ def _store(root: str) -> Store:
 
 def store() -> Store:
     """The process's store: it keeps finished runs in memory, and lists the folder at each use."""
-    found: Store = _store(str(runs_dir()))
-    return found
+    opened: Store = _store(str(runs_dir()))
+    return opened
 
 
 def start(job: Job) -> None:
@@ -88,10 +88,10 @@ class _Checked:
         sound = measured_rows.checked(run)
         rows = measured_rows.of_run(sound)
         own = evidence.of_run(sound, rows)
-        found = sound, rows if own is None else list(own.rows)
+        result = sound, rows if own is None else list(own.rows)
         if run.is_settled:
-            self.runs[run.id] = (run, *found)
-        return found
+            self.runs[run.id] = (run, *result)
+        return result
 
 
 @st.cache_resource(show_spinner=False)
@@ -112,8 +112,8 @@ def all_runs() -> list[Run]:
 
 def own_evidence() -> list[Evidence]:
     """Runs of this machine with measured ceilings, the newest first."""
-    found = (evidence.of_run(run, rows) for run, rows in _looked_through())
-    return [e for e in found if e is not None]
+    runs = (evidence.of_run(run, rows) for run, rows in _looked_through())
+    return [e for e in runs if e is not None]
 
 
 def recorded() -> list[Evidence]:
@@ -137,7 +137,7 @@ def all_measurements(*, listed: bool = False) -> list[Measurement]:
     """Own runs, then recorded measurements. A message says how many damaged runs are omitted, unless the page lists
     them (``listed``)."""
     looked = _looked_through()
-    found = [m for _, rows in looked for m in rows]
+    measured = [m for _, rows in looked for m in rows]
     damaged = sum(run.status is Status.DAMAGED for run, _ in looked)
     if damaged and not listed:
         st.warning(
@@ -146,7 +146,7 @@ def all_measurements(*, listed: bool = False) -> list[Measurement]:
             icon=":material/broken_image:",
         )
     try:
-        found += evidence.measurements()
+        measured += evidence.measurements()
     except ValueError as error:
         st.error(f"Recorded measurements cannot be read: {error}", icon=":material/broken_image:")
-    return found
+    return measured

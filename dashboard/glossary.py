@@ -30,17 +30,17 @@ def help_text(text: str) -> str | None:
 
 def explained(text: str) -> str:
     """A sentence as HTML: the first use of each term shows its explanation on hover and focus."""
-    told: set[str] = set()
+    explained_terms: set[str] = set()
     parts, end = [], 0
     for match in _pattern().finditer(text):
         term = _term(match)
         parts.append(html.escape(text[end : match.start()]))
         end = match.end()
         word = html.escape(match[0])
-        if term in told:
+        if term in explained_terms:
             parts.append(word)
             continue
-        told.add(term)
+        explained_terms.add(term)
         tip = html.escape(TERMS[term], quote=True)
         parts.append(
             f'<span class="cufa-term" tabindex="0" data-tip="{tip}" aria-description="{tip}">{word}</span>'

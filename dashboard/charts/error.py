@@ -18,10 +18,10 @@ def against_time(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
     figure = theme.new_figure(palette, 400)
     factor, unit = unit_for(max(m.seconds for m in rows))
     for number, m in enumerate(rows):
-        found = m.row.json["accuracy"]
+        accuracy = m.row.json["accuracy"]
         figure.add_scatter(
             x=[factor * m.seconds],
-            y=[found["rmse"]],
+            y=[accuracy["rmse"]],
             name=m.label,
             mode="markers",
             marker={
@@ -30,7 +30,7 @@ def against_time(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
                 "color": palette.series[number % len(palette.series)],
             },
             hovertemplate=f"<b>{m.label}</b><br>%{{x:.4g}} {unit}<br>RMSE %{{y:.2e}}<br>largest "
-            f"{found['largest']:.1e}<extra></extra>",
+            f"{accuracy['largest']:.1e}<extra></extra>",
         )
     figure.update_xaxes(title_text=f"median time ({unit})", rangemode="tozero")
     errors = [m.row.json["accuracy"]["rmse"] for m in rows]
@@ -40,10 +40,10 @@ def against_time(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
 def distribution(quantiles: Mapping[str, Mapping[str, float]], palette: Palette) -> go.Figure:
     """For each contender the share of results whose error is below a value, on a logarithmic axis."""
     figure = theme.new_figure(palette, 320)
-    for number, (name, found) in enumerate(quantiles.items()):
+    for number, (name, errors) in enumerate(quantiles.items()):
         figure.add_scatter(
-            x=list(found.values()),
-            y=[float(share) for share in found],
+            x=list(errors.values()),
+            y=[float(share) for share in errors],
             name=name,
             mode="lines+markers",
             line={"color": palette.series[number % len(palette.series)], "width": 2},

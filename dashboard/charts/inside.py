@@ -35,20 +35,20 @@ _ANGLES = {"": (), "x": (45, 135), "|": (90,), "-": (0,)}
 """Angles of the lines of each pattern, in degrees."""
 
 
-def drawn(found: Intervals, first: float, last: float) -> Intervals:
+def drawn(times: Intervals, first: float, last: float) -> Intervals:
     """Intervals that overlap a span of time."""
-    return found[(found["end"] >= first) & (found["begin"] <= last)]
+    return times[(times["end"] >= first) & (times["begin"] <= last)]
 
 
-def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palette: Palette) -> go.Figure:
+def inside_figure(trace: InsideTrace, times: Intervals, lanes: list[Lane], palette: Palette) -> go.Figure:
     """The intervals of ``lanes``, on the clock of the trace."""
     rows = {lane.log: row for row, lane in enumerate(lanes)}
-    found = found[np.isin(found["log"], list(rows))]
+    times = times[np.isin(times["log"], list(rows))]
     figure = theme.new_figure(palette, 106 + 34 * len(lanes), barmode="overlay", bargap=0)
     for kind, (phases, colour, pattern) in KINDS.items():
         numbers = [PHASES.index(name) for name in phases]
-        mine = found[np.isin(found["phase"], numbers)]
-        states, flights = mine[~mine["flight"]], mine[mine["flight"]]
+        same_kind = times[np.isin(times["phase"], numbers)]
+        states, flights = same_kind[~same_kind["flight"]], same_kind[same_kind["flight"]]
         if len(states):
             figure.add_trace(_bars(trace, states, rows, kind, colour(palette), pattern, palette))
         if len(flights):
@@ -66,7 +66,7 @@ def inside_figure(trace: InsideTrace, found: Intervals, lanes: list[Lane], palet
 
 def _bars(
     trace: InsideTrace,
-    found: Any,
+    times: Any,
     rows: dict[int, int],
     name: str,
     colour: str,
@@ -78,24 +78,24 @@ def _bars(
         {"bgcolor": palette.panel} if pattern == "/" else {"bgcolor": colour, "fgcolor": palette.background}
     )
     marks = {"shape": pattern, "size": 6, "solidity": 0.3, "fgcolor": colour, **ground}
-    places = np.array([rows[int(log)] for log in found["log"]], np.float64)
+    places = np.array([rows[int(log)] for log in times["log"]], np.float64)
     unit = "µs" if trace.is_time else "executed"
     return go.Bar(
-        base=found["begin"],
-        x=found["end"] - found["begin"],
+        base=times["begin"],
+        x=times["end"] - times["begin"],
         y=places + (0.36 if thin else -0.04),
         width=0.14 if thin else 0.6,
         orientation="h",
         name=name,
         marker={"color": colour, "line": {"width": 0}, "pattern": marks},
-        customdata=[about(trace, x) for x in found],
+        customdata=[about(trace, x) for x in times],
         hovertemplate=f"%{{customdata}}<br>%{{base:,.2f}} → %{{value:,.2f}} {unit}<extra></extra>",
     )
 
 
 def legend(figure: go.Figure) -> str:
     """Series of the figure as HTML, which wraps in a window of any width; Plotly's legend scrolls in a narrow one."""
-    found = []
+    entries = []
     for name, marker in {trace.name: trace.marker for trace in figure.data}.items():
         mark, ground = marker.pattern.fgcolor, marker.pattern.bgcolor
         width, angles = (
@@ -105,16 +105,16 @@ def legend(figure: go.Figure) -> str:
         layers.append(f"linear-gradient({ground} 0 0)")
         box = "display: inline-block; width: 1.2rem; height: .8rem; margin-right: .4rem"
         look = f'<span style="{box}; background: {", ".join(layers)}"></span>'
-        found.append(f'<span style="white-space: nowrap; margin-right: 1.2rem">{look}{name}</span>')
-    return f"<p>{' '.join(found)}</p>"
+        entries.append(f'<span style="white-space: nowrap; margin-right: 1.2rem">{look}{name}</span>')
+    return f"<p>{' '.join(entries)}</p>"
 
 
 def describe(trace: InsideTrace, lanes: list[Lane]) -> str:
     """The figure in words."""
-    what = "Measured on one SM" if trace.is_time else "Executed on a CPU: order, not time"
+    origin = "Measured on one SM" if trace.is_time else "Executed on a CPU: order, not time"
     kinds = ", ".join(WORDS[name] for name in (*WAITS[1:4], "SOFTMAX"))
     return (
-        f"{what}: phases of {len(lanes)} warps of {trace.kernel}, a row per warp, from left to right. "
+        f"{origin}: phases of {len(lanes)} warps of {trace.kernel}, a row per warp, from left to right. "
         f"Colours and patterns tell products, softmax, copies, stores and waits (slanted lines) apart ({kinds}); a "
         "thin bar under a row is products in flight, for which the warp does not wait."
     )

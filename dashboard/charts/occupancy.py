@@ -64,12 +64,12 @@ def curve(arch: Architecture, field: str, kernel: Point, what_if: Point, palette
     """Occupancy against one field of :data:`SWEEPS`, the others as in ``what_if``; both points marked."""
     _, title, unit = next(sweep for sweep in SWEEPS if sweep[0] == field)
     values = _values(arch, field)
-    found = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
+    results = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
     figure = theme.new_figure(palette, 300)
     figure.add_scatter(
         x=[v / unit for v in values],
-        y=[o.fraction for o in found],
-        customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
+        y=[o.fraction for o in results],
+        customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in results],
         mode="lines",
         line={"color": palette.accent, "width": 2, "shape": "hv"},
         fill="tozeroy",
@@ -91,7 +91,7 @@ def curve(arch: Architecture, field: str, kernel: Point, what_if: Point, palette
             hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
         )
     figure.update_xaxes(title_text=title, rangemode="tozero")
-    most = max(0.2, kernel.on(arch).fraction, *(o.fraction for o in found))
+    most = max(0.2, kernel.on(arch).fraction, *(o.fraction for o in results))
     return figure.update_yaxes(title_text="occupancy", tickformat=".0%", range=[0, min(1.05, 1.25 * most)])
 
 

@@ -58,11 +58,11 @@ def roofline(
             x=x, y=ends, name=name, mode="lines", line=look, hovertemplate=f"{name}<extra></extra>"
         )
 
-    at = [intensity(r) for r in rows] + ([here.intensity] if here else [])
+    intensities = [intensity(r) for r in rows] + ([here.intensity] if here else [])
     roof = max(limits.flops[p] for p in products)
     memory = max(limits.copy_bytes, limits.read_bytes)
     ridge = roof / memory
-    low, high = min(min(at) / 2, ridge / 4), 2 * max(at)
+    low, high = min(min(intensities) / 2, ridge / 4), 2 * max(intensities)
     name = f"memory: {memory / 1e12:.2f} TB/s"
     line([low, ridge], [low * memory, roof], name, "solid", palette.series[2])
     for number, product in enumerate(products):
@@ -79,18 +79,18 @@ def roofline(
             line([max(low, top / memory), high], top, name, dash, palette.series[3])
     both = len({_is_masked(r) for r in rows}) > 1
     for number, label in enumerate(dict.fromkeys([*names, *(r.label for r in rows)])):
-        mine = [r for r in rows if r.label == label]
-        if not mine:
+        points = [r for r in rows if r.label == label]
+        if not points:
             continue
         symbol, colour = SYMBOLS[number % len(SYMBOLS)], palette.series[number % len(palette.series)]
-        symbols = [f"{symbol}-open" if both and _is_masked(r) else symbol for r in mine]
+        symbols = [f"{symbol}-open" if both and _is_masked(r) else symbol for r in points]
         figure.add_scatter(
-            x=[intensity(r) for r in mine],
-            y=[r.tflops for r in mine],
+            x=[intensity(r) for r in points],
+            y=[r.tflops for r in points],
             name=label,
             mode="markers",
             marker={"symbol": symbols, "size": 11, "color": colour, "line": {"width": 1.5, "color": colour}},
-            customdata=[(str(r.problem), r.of_ceiling, r.ceiling, r.seconds * 1e6) for r in mine],
+            customdata=[(str(r.problem), r.of_ceiling, r.ceiling, r.seconds * 1e6) for r in points],
             hovertemplate=f"<b>{label}</b><br>%{{customdata[0]}}<br>%{{y:,.1f}} TFLOP/s at %{{x:,.0f}} "
             "FLOP per byte<br>%{customdata[3]:,.1f} µs: %{customdata[1]:.0%} of the limit by "
             "%{customdata[2]}<extra></extra>",
@@ -166,10 +166,10 @@ def levels_figure(
     rate. A mark on a slope: the level limits the kernel."""
     figure = theme.new_figure(palette, 420)
     ridges = [top / level.ceiling for level in levels if level.ceiling]
-    at = [level.intensity(problem) for level in levels]
-    low, high = min(*at, *ridges) / 3, 3 * max(*at, *ridges)
+    intensities = [level.intensity(problem) for level in levels]
+    low, high = min(*intensities, *ridges) / 3, 3 * max(*intensities, *ridges)
     bottom = min(top, reached or top)
-    for number, (level, x) in enumerate(zip(levels, at, strict=True)):
+    for number, (level, x) in enumerate(zip(levels, intensities, strict=True)):
         dash, symbol, series = _LOOKS[number % len(_LOOKS)]
         colour, edge = palette.series[series], {"width": 1.5, "color": palette.background}
         if level.ceiling:

@@ -85,10 +85,10 @@ def split_figure(
                 hoverinfo="skip", **place,
             )  # fmt: skip
     if times is not None:
-        seen = [1e6 * t for t in (measured or {}).values()]
-        if seen:
+        times_us = [1e6 * t for t in (measured or {}).values()]
+        if times_us:
             figure.add_scatter(
-                x=list(measured or {}), y=seen, mode="markers", name="measured", row=1, col=1,
+                x=list(measured or {}), y=times_us, mode="markers", name="measured", row=1, col=1,
                 marker={"symbol": "square", "size": 10, "color": palette.measured},
                 hovertemplate="measured: %{y:,.1f} µs<extra></extra>",
             )  # fmt: skip
@@ -98,7 +98,7 @@ def split_figure(
             x=0.01, xref="x domain", xanchor="left", y=math.log10(least), yref="y", yanchor="top",
             text="all bytes at the card's read rate",
         )  # fmt: skip
-        tops = [*tops, *seen, least]
+        tops = [*tops, *times_us, least]
     ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)

@@ -102,11 +102,11 @@ def _places(timeline: Timeline) -> np.ndarray:
 def _hover(blocks: Blocks) -> str:
     """Hover text of a block, from the columns of :func:`_columns`."""
     kind = int(blocks.q_block[0]) if len(blocks) else 0
-    what = {
+    place = {
         WHOLE_HEAD: "head %{customdata[2]}, batch %{customdata[3]}: all of it",
         KEYS: "sequence %{customdata[3]}, K/V head %{customdata[2]}",
     }.get(kind, "query block %{customdata[1]}, head %{customdata[2]}, batch %{customdata[3]}")
-    return "SM %{y:.0f} · thread block %{customdata[0]:,}<br>" + what
+    return "SM %{y:.0f} · thread block %{customdata[0]:,}<br>" + place
 
 
 def _columns(timeline: Timeline) -> np.ndarray:
@@ -146,11 +146,11 @@ def _bins(timeline: Timeline) -> go.Heatmap:
     tiles = np.full((places, bins), np.nan, np.float32)
     tiles[cells] = timeline.blocks.tiles[block]
     columns = _columns(timeline)
-    which = np.zeros((places, bins, columns.shape[1]), columns.dtype)
-    which[cells] = columns[block]
+    contents = np.zeros((places, bins, columns.shape[1]), columns.dtype)
+    contents[cells] = columns[block]
     return go.Heatmap(
         z=tiles,
-        customdata=which,
+        customdata=contents,
         x0=width / 2,
         dx=width,
         y0=0.5 / timeline.slots_per_sm - 0.5,

@@ -60,7 +60,7 @@ def data(walk: Walk, palette: Palette) -> dict[str, Any]:
 def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
     tile, is_divided = step.tile, any(move.array == "O" and move.written for move in step.moved.moves)
     after = step.ended if is_divided and step.is_last else step.O
-    kept = common(walk, n, step) | {
+    data = common(walk, n, step) | {
         "phases": [list(phase) for phase in words.phases(walk, step)],
         "error": numbers(step.error, 9),
         "line": ("merge" if step.kv_block == MERGE else step.thread_block)
@@ -72,19 +72,19 @@ def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
     }
     if step.kv_block == MERGE:
         shares = [table(f"split {n + 1}", x.O, x.share, "share", 0, 1) for n, x in enumerate(step.parts)]
-        kept |= {
+        data |= {
             "wide": f"merge: {step.number}",
             "tables": [*shares, table("merged", step.O, step.error, "error", 2, 2)],
         }
     if tile is not None:
-        kept |= {
+        data |= {
             "S": numbers(tile.S),
             "P": numbers(tile.P),
             "m": [numbers(tile.m_before), numbers(tile.m_after)],
             "l": [numbers(tile.l_before), numbers(tile.l_after)],
             "alpha": numbers(tile.alpha),
         }
-    return kept
+    return data
 
 
 def common(walk: Walk | BackwardWalk, n: int, step: Step | BackwardStep) -> dict[str, Any]:
@@ -132,14 +132,14 @@ def _held(walk: Walk) -> list[dict[str, Any]]:
     item = walk.problem.q_element.itemsize
     tile = BLOCK * walk.problem.head_dim
     rows, keys = len(walk.Q), len(walk.K)
-    of = {"Q": walk.Q.size * item, "K": walk.K.size * item, "V": walk.V.size * item}
-    kept = BLOCK * 2 * FLOAT32
-    device = [[name, size, [name], None] for name, size in of.items()]
+    sizes = {"Q": walk.Q.size * item, "K": walk.K.size * item, "V": walk.V.size * item}
+    state = BLOCK * 2 * FLOAT32
+    device = [[name, size, [name], None] for name, size in sizes.items()]
     if walk.case.algorithm == "fa1":
         device += [["partial O, l, m", rows * (walk.problem.head_dim + 2) * FLOAT32, ["O", "l, m"], None]]
     elif len(walk.meters) > 1 and walk.is_decode:
         splits = len({step.thread_block for step in walk.steps})
-        device += [["O, m, l of splits", splits * (tile * FLOAT32 + kept), ["parts"], None]]
+        device += [["O, m, l of splits", splits * (tile * FLOAT32 + state), ["parts"], None]]
     if walk.case.algorithm != "fa1":
         device += [["O", rows * walk.problem.head_dim * item, ["O"], None]]
     device += [["L", rows * FLOAT32, ["L"], None]]
@@ -147,7 +147,7 @@ def _held(walk: Walk) -> list[dict[str, Any]]:
     shared = [[f"{name} tile", tile * item, [], name] for name in "QKV"]
     registers = [
         ["S, then P", BLOCK * BLOCK * FLOAT32, [], 1],
-        ["m, l", kept, [], 2],
+        ["m, l", state, [], 2],
         ["O", tile * FLOAT32, [], 2],
     ]
     stays = (
@@ -175,10 +175,10 @@ def colours(palette: Palette) -> dict[str, Any]:
 @functools.cache
 def _component() -> Callable[..., Any]:
     script = "\n".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
-    found: Callable[..., Any] = st.components.v2.component(
+    component: Callable[..., Any] = st.components.v2.component(
         "cufa.walkthrough", css=(_FOLDER / "style.css").read_text("utf-8"), js=script
     )
-    return found
+    return component
 
 
 def show(content: dict[str, Any], key: str, on_step: Callable[[], None]) -> None:

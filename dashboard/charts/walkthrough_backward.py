@@ -36,7 +36,7 @@ def data(walk: BackwardWalk, palette: Palette) -> dict[str, Any]:
 
 def _step(walk: BackwardWalk, n: int, step: BackwardStep) -> dict[str, Any]:
     tile = step.tile
-    kept = common(walk, n, step) | {
+    data = common(walk, n, step) | {
         "phases": [list(phase) for phase in words.phases(walk, step)],
         "error": None if step.kernel else numbers(step.error, 9),
         "line": step.thread_block,
@@ -45,11 +45,11 @@ def _step(walk: BackwardWalk, n: int, step: BackwardStep) -> dict[str, Any]:
     }
     if step.kernel:
         is_first = step.kernel == PREPARE
-        kept["wide"] = "first: D = rowsum(dO ∘ O)" if is_first else "last: dQ in float16"
-        kept["tables"] = _tables(walk, is_first)
+        data["wide"] = "first: D = rowsum(dO ∘ O)" if is_first else "last: dQ in float16"
+        data["tables"] = _tables(walk, is_first)
     if tile is not None:
-        kept |= {name: numbers(getattr(tile, name)) for name in ("P", "dP", "dS")}
-    return kept
+        data |= {name: numbers(getattr(tile, name)) for name in ("P", "dP", "dS")}
+    return data
 
 
 def _tables(walk: BackwardWalk, is_first: bool) -> list[dict[str, Any]]:
@@ -67,12 +67,12 @@ def _held(walk: BackwardWalk) -> list[dict[str, Any]]:
     """Contents of each memory level, as in :mod:`cufa.dashboard.charts.walkthrough`."""
     item = walk.problem.q_element.itemsize
     tile, scores = BLOCK * walk.problem.head_dim, BLOCK * BLOCK
-    of = {name: getattr(walk, name).size * item for name in ("Q", "K", "V", "O", "dO")}
+    sizes = {name: getattr(walk, name).size * item for name in ("Q", "K", "V", "O", "dO")}
     rows = len(walk.Q)
-    device = [[name, size, [name], None] for name, size in of.items()]
+    device = [[name, size, [name], None] for name, size in sizes.items()]
     device += [["L", rows * FLOAT32, ["L"], None], ["L, D", rows * 2 * FLOAT32, ["L, D"], None]]
     device += [["dQ so far", walk.Q.size * FLOAT32, ["dQ so far"], None]]
-    device += [[f"d{name}", of[name], [f"d{name}"], None] for name in "QKV"]
+    device += [[f"d{name}", sizes[name], [f"d{name}"], None] for name in "QKV"]
     shared = [[f"{name} tile", tile * item, [], name] for name in ("Q", "K", "V", "dO")]
     shared += [["L, D", BLOCK * 2 * FLOAT32, [], "L, D"], ["dS", scores * item, [], 2]]
     registers = [

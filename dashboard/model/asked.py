@@ -46,51 +46,51 @@ class Asked:
         return m.suite == self.suite, not m.is_stale, time_of(m.recorded), m.load.get("joules") is not None
 
 
-def figures(found: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
+def figures(measured: Iterable[Measurement], asked: Asked | None = None) -> list[Measurement]:
     """One measurement of each quantity (machine, contender, problem, lengths, regime), those of the asked card first.
     Preference: the asked suite, then the kernel's present machine code, the latest, one with joules, the first."""
     asked = asked or Asked()
     best: dict[tuple[object, ...], Measurement] = {}
-    for m in filter(asked.is_of, found):
+    for m in filter(asked.is_of, measured):
         known = best.setdefault(m.quantity, m)
         if known is not m and asked._rank(m) > asked._rank(known):
             best[m.quantity] = m
     return sorted(best.values(), key=lambda m: not is_same_card(m.machine, asked.card) if asked.card else 0)
 
 
-def together(found: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measurement]:
+def together(measured: Iterable[Measurement], asked: Sequence[Asked]) -> list[Measurement]:
     """One measurement per asked quantity, all from one source, if possible of the asked card; else an empty list."""
-    found = list(found)
-    first, *others = (figures(found, a) for a in asked)
+    measured = list(measured)
+    first, *others = (figures(measured, a) for a in asked)
     for m in first:
         beside = [next((x for x in rows if x.source == m.source), None) for rows in others]
-        told = [x for x in (m, *beside) if x is not None]
-        if len(told) == len(asked):
-            return told
+        chosen = [x for x in (m, *beside) if x is not None]
+        if len(chosen) == len(asked):
+            return chosen
     return []
 
 
 def unlike(
-    card: str, of_card: str, recorded: str, problem: Problem | None = None, of: Problem | None = None
+    card: str, of_card: str, recorded: str, problem: Problem | None = None, measured: Problem | None = None
 ) -> str:
     """The measured card, day and problem, if card or problem differ from the controls; else ""."""
-    if is_same_card(of_card, card) and problem == of:
+    if is_same_card(of_card, card) and problem == measured:
         return ""
     return f"Not of the controls above, but of {of_card}, {recorded[:10]}" + (
-        f": {of}" if of is not None else ""
+        f": {measured}" if measured is not None else ""
     )
 
 
-def where(found: Sequence[Measurement]) -> str:
+def where(measured: Sequence[Measurement]) -> str:
     """Machines and days, and the GPU kernels that have changed since the measurements."""
-    machines = dict.fromkeys(f"{m.machine}{'' if m.is_gpu else ' (CPU)'}" for m in found)
-    changed = ", ".join(str(kernel) for kernel in dict.fromkeys(m.kernel for m in found if m.is_stale))
-    return f"{' and '.join(machines)}, {days(found)}" + (f" (changed since: {changed})" if changed else "")
+    machines = dict.fromkeys(f"{m.machine}{'' if m.is_gpu else ' (CPU)'}" for m in measured)
+    changed = ", ".join(str(kernel) for kernel in dict.fromkeys(m.kernel for m in measured if m.is_stale))
+    return f"{' and '.join(machines)}, {days(measured)}" + (f" (changed since: {changed})" if changed else "")
 
 
 def is_of(config: TileConfig, recorded: object) -> bool:
     """Whether a record names this config; fields unknown to the record or to this version are ignored."""
     if not isinstance(recorded, dict):
         return False
-    here = json.loads(json.dumps(dataclasses.asdict(config)))
-    return all(here[name] == value for name, value in recorded.items() if name in here)
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    return all(fields[name] == value for name, value in recorded.items() if name in fields)

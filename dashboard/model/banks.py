@@ -36,8 +36,8 @@ def accesses(spec: Kernel, config: TileConfig, problem: Problem) -> tuple[Access
     )
     try:
         plan = make_plan(small, ONE_SM, config=config, kernel=spec.name, num_splits=1)
-        given = given_to(plan.operation, Inputs(small, on_gpu=False, seed=0).arrays(small))
-        return shared_accesses(plan, given)
+        arrays = given_to(plan.operation, Inputs(small, on_gpu=False, seed=0).arrays(small))
+        return shared_accesses(plan, arrays)
     except (EmulationError, CompilerError, NotImplementedError, ValueError) as error:
         return f"The kernel could not be executed here: {error}"
 
@@ -47,22 +47,22 @@ def is_swizzled(spec: Kernel) -> bool:
     return spec.uses_copy_engine
 
 
-def in_plain_rows(found: Pass, swizzled: bool) -> Pass:
+def in_plain_rows(plain: Pass, swizzled: bool) -> Pass:
     """The pass as if rows of a tile lay behind one another: without the swizzle, or without the padding of rows.
 
     The swizzle exchanges the 16-byte units of a 128-byte row: unit u of row r lies at u ^ (r % 8).
     """
     if swizzled:
-        moved = tuple(a ^ (a >> 7 & 7) << 4 for a in found.addresses)
+        moved = tuple(a ^ (a >> 7 & 7) << 4 for a in plain.addresses)
     else:
-        pitch = found.addresses[1] - found.addresses[0]
-        first = found.addresses[0]
+        pitch = plain.addresses[1] - plain.addresses[0]
+        first = plain.addresses[0]
         moved = (
-            tuple(a - 16 * ((a - first) // pitch) for a in found.addresses)
+            tuple(a - 16 * ((a - first) // pitch) for a in plain.addresses)
             if pitch // 16 % 2
-            else found.addresses
+            else plain.addresses
         )
-    return dataclasses.replace(found, addresses=moved)
+    return dataclasses.replace(plain, addresses=moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Wavefront:
 
 def wavefronts(passes: tuple[Pass, ...]) -> list[Wavefront]:
     """The wavefronts in order. A bank serves one word in a wavefront: further words wait for the next one."""
-    found = []
+    waves = []
     for number, one in enumerate(passes):
         by_bank = one.words()
         for wave in range(one.wavefronts):
             words = tuple(bank[wave] if wave < len(bank) else None for bank in by_bank)
-            found.append(Wavefront(number, words))
-    return found
+            waves.append(Wavefront(number, words))
+    return waves
 
 
 def sentence(passes: tuple[Pass, ...]) -> str:

@@ -93,13 +93,13 @@ class Builder(Generic[Result]):
         """The result; waits for it. Raises :class:`MissingCompilerError` if this machine cannot compile."""
         if self.missing and self.known(variant) is None:
             raise MissingCompilerError(self.missing)
-        while (found := self.known(variant)) is None:
+        while (result := self.known(variant)) is None:
             self.want([variant])
             with self._lock:
                 future = self._running.get(self._key(variant))
             if future is not None:
                 return future.result()
-        return found
+        return result
 
     def _work(self) -> None:
         while True:

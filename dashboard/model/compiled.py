@@ -73,5 +73,5 @@ class Compiler(Builder[Compiled]):
 
 def compiled_problems(spec: Kernel, head_dim: int) -> list[Problem]:
     """Problems of all builds of the kernel: element types, kinds of mask, soft cap, lengths."""
-    found = OPERATIONS[spec.operation].compiled(spec, head_dim)
-    return [problem for problem in found if spec.refuses(problem) is None]
+    problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
+    return [problem for problem in problems if spec.refuses(problem) is None]

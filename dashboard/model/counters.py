@@ -68,20 +68,20 @@ def all_traces() -> tuple[dict[str, Kept], list[str]]:
     """Shipped traces and traces of this machine by name, and the error of each unreadable file."""
     shipped, damaged = read_folder(traces.TRACES_DIR, traces.load)
     taken, damaged_here = read_folder(local_traces_dir(), traces.load)
-    found = {name: Kept(trace, "recorded") for name, trace in shipped.items()}
-    return found | {name: Kept(trace, "run") for name, trace in taken.items()}, damaged + damaged_here
+    by_name = {name: Kept(trace, "recorded") for name, trace in shipped.items()}
+    return by_name | {name: Kept(trace, "run") for name, trace in taken.items()}, damaged + damaged_here
 
 
 def read_folder(folder: Path, load: Callable[[Path], Read]) -> tuple[dict[str, Read], list[str]]:
     """The ``.trace`` files of a folder by name, and the error of each unreadable one. Unchanged files are read once."""
-    found: dict[str, Read] = {}
+    by_name: dict[str, Read] = {}
     damaged: list[str] = []
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            found[file.stem] = _load(load, file, file.stat().st_mtime_ns)
+            by_name[file.stem] = _load(load, file, file.stat().st_mtime_ns)
         except (OSError, ValueError) as error:
             damaged.append(str(error))
-    return found, damaged
+    return by_name, damaged
 
 
 @functools.lru_cache(
@@ -190,26 +190,26 @@ def matching_inside(problem: Problem, spec: Kernel, config: TileConfig, device: 
 
 def differences(trace: InsideTrace, problem: Problem, card: str) -> str:
     """:func:`unlike` of a recorded trace; "" of an executed one."""
-    of = trace.environment
-    return unlike(card, str(of["device"]), of["recorded"], problem, trace.problem) if trace.is_time else ""
+    env = trace.environment
+    return unlike(card, str(env["device"]), env["recorded"], problem, trace.problem) if trace.is_time else ""
 
 
 def waits_of(
-    trace: InsideTrace, found: Intervals, sm: int, producer: bool = False, phases: Sequence[str] = WAITS
+    trace: InsideTrace, spans: Intervals, sm: int, producer: bool = False, phases: Sequence[str] = WAITS
 ) -> float | None:
     """Share of their time that one SM's producer warps, or its other warps, wait; None: no such warps."""
     mine = [
-        lane.log for lane in lanes(trace, found) if lane.sm == sm and (lane.role == "producer") == producer
+        lane.log for lane in lanes(trace, spans) if lane.sm == sm and (lane.role == "producer") == producer
     ]
-    states = found[np.isin(found["log"], mine) & ~found["flight"]]
+    states = spans[np.isin(spans["log"], mine) & ~spans["flight"]]
     times = states["end"] - states["begin"]
     waiting = times[np.isin(states["phase"], [trace.phases.index(x) for x in phases if x in trace.phases])]
     return float(waiting.sum() / times.sum()) if len(times) else None
 
 
-def waits_for_data(trace: InsideTrace, found: Intervals, sm: int) -> float:
+def waits_for_data(trace: InsideTrace, times: Intervals, sm: int) -> float:
     """Share of their time that one SM's consumer warps (without a producer: all warps) wait for data."""
-    return waits_of(trace, found, sm, phases=("WAIT_DATA",)) or 0.0
+    return waits_of(trace, times, sm, phases=("WAIT_DATA",)) or 0.0
 
 
 def has_stamps(spec: Kernel) -> bool:

@@ -35,11 +35,11 @@ def gpu_count() -> int:
 
 def run_devices() -> dict[str, str]:
     """Names in words by the names in jobs ("cuda:0", "cpu"); GPUs first."""
-    found = {}
+    names = {}
     for number in range(gpu_count()):
         with contextlib.suppress(ValueError):  # older than sm_80: the page Doctor says so
-            found[f"cuda:{number}"] = f"GPU {number}: {gpu(number).name}"
-    return found | {CPU: f"CPU: {cpu_name()}, {usable_cores()} threads"}
+            names[f"cuda:{number}"] = f"GPU {number}: {gpu(number).name}"
+    return names | {CPU: f"CPU: {cpu_name()}, {usable_cores()} threads"}
 
 
 @functools.cache
@@ -50,9 +50,9 @@ def gpu(number: int) -> Device:
     name = ctypes.create_string_buffer(256)
     library.cuDeviceGetName(name, len(name), number)
 
-    def attribute(which: int) -> int:
+    def attribute(code: int) -> int:
         value = ctypes.c_int()
-        library.cuDeviceGetAttribute(ctypes.byref(value), which, number)
+        library.cuDeviceGetAttribute(ctypes.byref(value), code, number)
         return value.value
 
     arch = find_architecture(10 * attribute(_MAJOR) + attribute(_MINOR))

@@ -29,14 +29,14 @@ def _doctor() -> list[Check]:
         answer = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
         )
-        found = json.loads(answer.stdout)
-        return [Check(c["name"], Status(c["status"]), c["detail"], c["fix"]) for c in found]
+        report = json.loads(answer.stdout)
+        return [Check(c["name"], Status(c["status"]), c["detail"], c["fix"]) for c in report]
     except subprocess.TimeoutExpired:
         return [Check("doctor", Status.PROBLEM, f"no answer in {_PATIENCE_SECONDS} s", fix)]
     except (OSError, ValueError, KeyError, TypeError):
-        said = answer.stderr.strip()[-800:] if "answer" in locals() else ""
+        message = answer.stderr.strip()[-800:] if "answer" in locals() else ""
         code = answer.returncode if "answer" in locals() else "none"
-        return [Check("doctor", Status.PROBLEM, f"it died (exit code {code}): {said}", fix)]
+        return [Check("doctor", Status.PROBLEM, f"it died (exit code {code}): {message}", fix)]
 
 
 def _runs() -> Check:

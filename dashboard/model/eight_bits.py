@@ -71,5 +71,5 @@ class EightBits:
 
 
 def _softmax(scores: Floats, divide: bool = True) -> Floats:
-    found: Floats = np.exp(scores - scores.max()).astype(np.float32)
-    return found / found.sum() if divide else found
+    weights: Floats = np.exp(scores - scores.max()).astype(np.float32)
+    return weights / weights.sum() if divide else weights

@@ -39,7 +39,7 @@ class Evidence:
 
 def load(directory: Path | None = None) -> list[Evidence]:
     """All cards; the card with the most rows of current kernels comes first. Raises ValueError for a damaged file."""
-    return [found for found, _ in _load(*_state_of(directory or cards.RECORDS_DIR))]
+    return [card for card, _ in _load(*_state_of(directory or cards.RECORDS_DIR))]
 
 
 def past() -> list[Measurement]:
@@ -49,7 +49,7 @@ def past() -> list[Measurement]:
 
 def measurements() -> list[Measurement]:
     """Rows of all cards. Raises ValueError for a damaged file."""
-    return [m for found in load() for m in found.rows]
+    return [m for card in load() for m in card.rows]
 
 
 State = tuple[Path, tuple[tuple[str, int, int], ...]]
@@ -58,20 +58,20 @@ State = tuple[Path, tuple[tuple[str, int, int], ...]]
 def _state_of(directory: Path) -> State:
     """A folder and the state of its files: a key of the cache."""
     stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.jsonl"))]
-    return directory, tuple((name, found.st_mtime_ns, found.st_size) for name, found in stats)
+    return directory, tuple((name, status.st_mtime_ns, status.st_size) for name, status in stats)
 
 
 @functools.lru_cache(4)  # each rerun of a page asks
 def _load(directory: Path, _: object) -> tuple[tuple[Evidence, tuple[Measurement, ...]], ...]:
-    found = (_evidence(card) for card in cards.load_all(directory).values())
-    return tuple(sorted(found, key=lambda pair: weight(pair[0].rows), reverse=True))
+    loaded = (_evidence(card) for card in cards.load_all(directory).values())
+    return tuple(sorted(loaded, key=lambda pair: weight(pair[0].rows), reverse=True))
 
 
 def _evidence(card: cards.Card) -> tuple[Evidence, tuple[Measurement, ...]]:
     """A card's evidence, and its rows of earlier sessions."""
     try:
-        found = _made(card.name, card.environment, card.limits, of_card(card))
-        return found, tuple(of_card(card, past=True))
+        current = _made(card.name, card.environment, card.limits, of_card(card))
+        return current, tuple(of_card(card, past=True))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(f"{card.name}.jsonl is damaged: {error!r}") from error
 
@@ -100,9 +100,9 @@ def pairs(
     times: dict[tuple[Problem, Regime], dict[str, Measurement]] = {}
     for m in figures(m for m in rows if m.kernel in (slow, fast) and m.problem.mask == mask != FULL):
         times.setdefault((m.problem, m.regime), {})[str(m.kernel)] = m
-    found: dict[str, list[tuple[Measurement, ...]]] = {}
-    for (p, regime), of in sorted(times.items(), key=lambda x: x[0][0].seqlen_k):
-        if len(of) == 2:
+    series: dict[str, list[tuple[Measurement, ...]]] = {}
+    for (p, regime), by_kernel in sorted(times.items(), key=lambda x: x[0][0].seqlen_k):
+        if len(by_kernel) == 2:
             name = f"{p.dtype} d{p.head_dim}, {p.heads} heads, {regime}"
-            found.setdefault(name, []).append((of[slow], of[fast]))
-    return found
+            series.setdefault(name, []).append((by_kernel[slow], by_kernel[fast]))
+    return series

@@ -144,19 +144,19 @@ def resident(config: TileConfig) -> Occupancy:
 
 def tile(answer: str) -> Verdict:
     """The most query rows of which :data:`BLOCKS` thread blocks fit on an SM."""
-    chosen, found = TILES[answer], resident(TILES[answer])
-    own = found.granted_shared_memory / 1024
+    chosen, fit = TILES[answer], resident(TILES[answer])
+    own = fit.granted_shared_memory / 1024
     best = max(
         (c for c in TILES.values() if resident(c).blocks >= BLOCKS), key=lambda c: (c.block_q, c.block_kv)
     )
-    if found.blocks < BLOCKS:
+    if fit.blocks < BLOCKS:
         text = f"A thread block takes {own:.0f} KiB, {BLOCKS} take {BLOCKS * own:.0f} of {ROOM} KiB. Q takes rows × "
         return Verdict(
             False, f"{text}{HEAD_DIM} × 2 bytes (and padding); the stages take 4 × keys × {HEAD_DIM} × 2."
         )
     if chosen != best:
         times = best.block_q / chosen.block_q
-        text = f"{found.blocks} thread blocks fit, but {BLOCKS} also fit with {best.block_q} rows. Each block reads "
+        text = f"{fit.blocks} thread blocks fit, but {BLOCKS} also fit with {best.block_q} rows. Each block reads "
         return Verdict(False, f"{text}all K and V: {chosen.block_q} rows read them {times:g} times as often.")
     return Verdict(
         True, f"{BLOCKS} thread blocks of {own:.0f} KiB fit in {ROOM} KiB; tiles with more keys do not."
@@ -170,14 +170,14 @@ SPLITS = (1, 2, 4, 5, 6, 8, 12, 16)
 
 def split_timeline(long: int, short: int) -> Timeline:
     """The thread blocks with ``long`` splits of the longest sequence, and ``short`` splits of each other sequence."""
-    of, count = [], []
+    owner, count = [], []
     for number, length in enumerate(CACHED):
         splits = short if number else long
         ranges = [split_range(length, splits, part, KV_BLOCK) for part in range(splits)]
-        found = [-(-(end - first) // KV_BLOCK) for first, end in ranges if end > first]
-        of, count = of + [number] * len(found), count + found
-    zeros = np.zeros(len(of), np.int64)
-    return predict(Blocks(zeros + KEYS, zeros, np.array(of), np.array(count)), SMS, 1, OVERHEAD)
+        tiles = [-(-(end - first) // KV_BLOCK) for first, end in ranges if end > first]
+        owner, count = owner + [number] * len(tiles), count + tiles
+    zeros = np.zeros(len(owner), np.int64)
+    return predict(Blocks(zeros + KEYS, zeros, np.array(owner), np.array(count)), SMS, 1, OVERHEAD)
 
 
 @functools.cache

@@ -48,8 +48,8 @@ def excerpt() -> tuple[str, str]:
 @functools.cache
 def race(answer: tuple[str, str, str]) -> Verdict:
     """Run FA1 with these three lines under the race detector."""
-    found = _findings("\n".join(f"  {x}" for x in answer))
-    if not found:
+    findings = _findings("\n".join(f"  {x}" for x in answer))
+    if not findings:
         text = (
             "The race detector finds nothing. Commit closes the group of copies, wait waits for own copies, "
         )
@@ -66,7 +66,7 @@ def race(answer: tuple[str, str, str]) -> Verdict:
         why = (
             "A thread may pass this barrier while its own copies are in flight, and other threads read them."
         )
-    first = next((f for f in found if f.kind in ("copy-not-awaited", "race")), found[0])
+    first = next((f for f in findings if f.kind in ("copy-not-awaited", "race")), findings[0])
     return Verdict(False, f"{why} The race detector's first finding: {first}")
 
 
@@ -76,8 +76,8 @@ def _findings(lines: str) -> Sequence[Finding]:
     tile = next(c for c in KERNELS["fa1_forward"].configs if (c.block_q, c.block_kv) == (64, 64))
     plan = make_plan(problem, Device.typical("sm_90"), "fa1", tile)  # K and V go to registers at once
     shape = 1, 1, _LENGTH, _HEAD_DIM
-    given = {name: np.ones(shape, np.float16) for name in ("q", "k", "v", "out")}
-    given["lse"] = np.empty(shape[:3], np.float32)
+    arrays = {name: np.ones(shape, np.float16) for name in ("q", "k", "v", "out")}
+    arrays["lse"] = np.empty(shape[:3], np.float32)
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder, "kernel.cu")
         shutil.copy(SOURCE_DIR / KERNEL.replace("kernel.cu", "config.cuh"), folder)
@@ -87,10 +87,10 @@ def _findings(lines: str) -> Sequence[Finding]:
         )()  # a copy would be the registered kernel
         try:
             plan = dataclasses.replace(plan, spec=spec)
-            found = run_plan(plan, given, Execution("checked"), trace=False).findings
+            findings = run_plan(plan, arrays, Execution("checked"), trace=False).findings
         except EmulationError as error:
-            found = error.findings
-    return [dataclasses.replace(f, message=f.message.replace(str(changed), KERNEL)) for f in found]
+            findings = error.findings
+    return [dataclasses.replace(f, message=f.message.replace(str(changed), KERNEL)) for f in findings]
 
 
 _SWIZZLE = str(Path(__file__).with_name("swizzle.cu"))
@@ -106,8 +106,8 @@ def banks(bits: int, base: int, shift: int) -> list[list[int]]:
     """By row of an ldmatrix and unit of 16 bytes: the group of four banks in which the unit lies."""
     offsets = np.arange(8)[:, None] * _ROW_BYTES + np.arange(8) * _UNIT
     moved = offsets ^ ((offsets >> shift) & (((1 << bits) - 1) << base))
-    found: list[list[int]] = (moved % _ROW_BYTES // _UNIT).tolist()
-    return found
+    units: list[list[int]] = (moved % _ROW_BYTES // _UNIT).tolist()
+    return units
 
 
 @functools.cache

@@ -69,16 +69,16 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
         yield f"<h2>{html.escape(family)}</h2>"
         yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
         script = False
-    for number, found in enumerate(grouped(rows, lambda m: m.group).values()):
-        first = found[0]
+    for number, group in enumerate(grouped(rows, lambda m: m.group).values()):
+        first = group[0]
         when = f"{html.escape(first.where)}, {first.recorded[11:16]} UTC, measured {first.regime}"
         yield f'<h2>{html.escape(first.case)}</h2><p class="note">{when}</p>'
         if number < _MOST_FIGURES:
-            lanes = [(m.label, m.timing) for m in found]
+            lanes = [(m.label, m.timing) for m in group]
             figure = samples.samples_figure(lanes, LIGHT)
             yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
             script = False
-        yield from _table(found)
+        yield from _table(group)
     yield "</body></html>"
 
 
@@ -91,7 +91,7 @@ def _curves(rows: Sequence[Measurement]) -> dict[str, tuple[str, dict[str, list[
         series = curves.setdefault(name, (title, {}))[1].setdefault(m.label, [])
         if all(p.length != m.problem.seqlen_k for p in series):  # rows come newest first
             series.append(compare.rate_point(m))
-    return {name: found for name, found in curves.items() if max(map(len, found[1].values())) >= 3}
+    return {name: curve for name, curve in curves.items() if max(map(len, curve[1].values())) >= 3}
 
 
 def _table(rows: Sequence[Measurement]) -> Iterator[str]:

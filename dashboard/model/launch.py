@@ -115,15 +115,15 @@ def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 
     kernel with tiles for the head dim."""
     problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
-    found: dict[str, Kernel] = {}
+    kernels: dict[str, Kernel] = {}
     for spec in reversed(kernels_of(operation).values()):
         if dtype not in spec.dtypes:
             continue
         if spec.order(problem, schedule, Device.typical(90), spec.configs[0]) is None:
             continue
-        if spec.algorithm not in found or any(config.fits(head_dim) for config in spec.configs):
-            found[spec.algorithm] = spec
-    return found
+        if spec.algorithm not in kernels or any(config.fits(head_dim) for config in spec.configs):
+            kernels[spec.algorithm] = spec
+    return kernels
 
 
 def thread_blocks(
@@ -131,13 +131,13 @@ def thread_blocks(
 ) -> Blocks:
     """The launch of a kernel in its own order. ``config`` None: the first config, whose tiles may differ from the
     schedule."""
-    found = spec.order(problem, schedule, device, config or spec.configs[0])
-    assert found is not None, f"{spec.name} is none of algorithms()"
+    order = spec.order(problem, schedule, device, config or spec.configs[0])
+    assert order is not None, f"{spec.name} is none of algorithms()"
     by_keys = WORK[problem.operation].by_keys
-    batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)
+    batch, head = np.divmod(order.head, problem.kv_heads if by_keys else problem.heads)
     together = (config or spec.configs[0]).blocks_of_item
-    items = (found.q_block, head, batch, found.tiles(schedule))
-    return Blocks(*(np.repeat(x, together) for x in items), found.thread_block)
+    items = (order.q_block, head, batch, order.tiles(schedule))
+    return Blocks(*(np.repeat(x, together) for x in items), order.thread_block)
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:

@@ -38,15 +38,15 @@ def levels_of(subject: Subject, limits: Limits, device: str) -> list[Level]:
     Raises ValueError for damaged records.
     """
     p, spec, config = subject.problem, subject.spec, subject.config
-    found = [Level("device memory", p.io_bytes, limits.read_bytes, "every operand once: the minimum")]
+    levels = [Level("device memory", p.io_bytes, limits.read_bytes, "every operand once: the minimum")]
     if spec is None or config is None or not config.num_warps:
-        return found
+        return levels
     rates = memory_rates.load(device)
     cost = cost_on(p, spec, config)
     if cost is None:
-        return found
+        return levels
     l2_rate, shared_rate = (None, None) if rates is None else (rates.l2_bytes, rates.shared_bytes)
-    found.append(Level("L2 cache", cost.l2, l2_rate, "requested by the tiles"))
+    levels.append(Level("L2 cache", cost.l2, l2_rate, "requested by the tiles"))
     if cost.shared:
-        found.append(Level("shared memory", cost.shared, shared_rate, "tiles written, operands read"))
-    return found
+        levels.append(Level("shared memory", cost.shared, shared_rate, "tiles written, operands read"))
+    return levels

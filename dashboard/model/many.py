@@ -26,46 +26,46 @@ def time_of(text: str) -> datetime.datetime:
     return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
 
 
-def fastest_read(found: Iterable[Measurement]) -> float:
+def fastest_read(rows: Iterable[Measurement]) -> float:
     """Bytes per second of the fastest read of device memory on one machine: of plain reads and of memory-bound kernels,
     which may be faster than the plain read. 0: unknown."""
     rates = [0.0]
-    for m in found:
+    for m in rows:
         if m.operation.memory_bound:
             seconds = m.seconds * min(1.0, m.of_read or 1.0)
             rates.append(float(m.row.json["io_bytes"]) / seconds)
     return max(rates)
 
 
-def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
+def said_most(rows: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
     """Name of the source or machine with the most measurements of current kernels: the default of pages."""
-    groups = grouped(found, by)
+    groups = grouped(rows, by)
     return max(groups, key=lambda name: weight(groups[name]))
 
 
-def grouped(found: Iterable[Measurement], by: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
+def grouped(rows: Iterable[Measurement], by: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
     """Measurements by key, in order."""
     groups: dict[Key, list[Measurement]] = {}
-    for m in found:
+    for m in rows:
         groups.setdefault(by(m), []).append(m)
     return groups
 
 
-def days(found: Iterable[Measurement]) -> str:
+def days(rows: Iterable[Measurement]) -> str:
     """First and last date."""
-    dates = sorted({m.recorded[:10] for m in found})
+    dates = sorted({m.recorded[:10] for m in rows})
     return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
 
 
-def weight(found: Sequence[Measurement]) -> tuple[int, int]:
+def weight(rows: Sequence[Measurement]) -> tuple[int, int]:
     """Number of measurements of current kernels, and of all measurements."""
-    return sum(not m.is_stale for m in found), len(found)
+    return sum(not m.is_stale for m in rows), len(rows)
 
 
-def machines(found: Sequence[Measurement]) -> dict[str, str]:
+def machines(rows: Sequence[Measurement]) -> dict[str, str]:
     """Machines in words by name in links; recorded measurements and runs of a machine are separate."""
     words = {}
-    for m in found:
+    for m in rows:
         kind = "recorded" if m.origin == "recorded" else "runs here"
         words[m.machine_key] = f"{m.machine} · {'GPU' if m.is_gpu else 'CPU'} · {kind}"
     return words

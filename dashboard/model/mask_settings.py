@@ -31,14 +31,14 @@ def settings(problem: Problem) -> dict[str, Any]:
     if isinstance(mask, Chunks):
         return {"mask": "chunks", "size": mask.size, **_diagonal(mask.diagonal)}
     if isinstance(mask, Columns):
-        found = _documents(mask, problem) or _question(mask, problem) or _columns(mask, problem)
-        if max(len(str(value)) for value in found.values()) > _LONGEST:
+        values = _documents(mask, problem) or _question(mask, problem) or _columns(mask, problem)
+        if max(len(str(value)) for value in values.values()) > _LONGEST:
             raise ValueError(f"The mask {mask} has more numbers than a link holds.")
-        return found
-    found = _sets(mask) if isinstance(mask, Band) else {}
-    if not found:
+        return values
+    values = _sets(mask) if isinstance(mask, Band) else {}
+    if not values:
         raise ValueError(f"The mask {mask} cannot be set on that page.")
-    return found
+    return values
 
 
 def mask_of(kind: str, values: Sequence[str], seqlen_k: int) -> Mask:
@@ -88,9 +88,9 @@ def _sets(mask: Band) -> dict[str, Any]:
         ),
     )
     for name, numbers, make in kinds:
-        of_one = all(x is None or isinstance(x, int) for x in numbers.values())
+        scalar = all(x is None or isinstance(x, int) for x in numbers.values())
         needed = name == "global_window" or None not in numbers.values()
-        if of_one and needed and make(*numbers.values(), mask.diagonal) == mask:  # type: ignore[operator]
+        if scalar and needed and make(*numbers.values(), mask.diagonal) == mask:  # type: ignore[operator]
             return {"mask": name, **numbers, **where}
     return {}
 
@@ -116,8 +116,8 @@ def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
         return {}
     ends = mask.intervals.values[0, 0, 0].astype(np.int64)
     question = int(np.argmax(ends != ends[:1]))
-    of_answers = np.unique(ends[question:])
-    answers = np.diff(of_answers[of_answers > 0], prepend=question)
+    ends_of_answers = np.unique(ends[question:])
+    answers = np.diff(ends_of_answers[ends_of_answers > 0], prepend=question)
     if not question or (answers < 0).any() or question + answers.sum() > problem.seqlen_k:
         return {}
     if masks.shared_question(question, answers, seqlen=problem.seqlen_k, diagonal=mask.rows) != mask:

@@ -26,16 +26,16 @@ Rows = npt.NDArray[np.int64]
 
 def read_lengths(text: str) -> Lengths:
     """Raises ValueError for the first invalid length."""
-    found: list[int] = []
+    lengths: list[int] = []
     for word in filter(None, re.split(r"[,;\s\[\]()]+", re.sub(r"\s*([x×*])\s*", r"\1", text))):
         match = _NUMBER.fullmatch(word)
         if match is None:
             raise ValueError(f"{word[:40]!r} is no whole number, and not like 64x128")
         times, number = int(match[1] or 1), int(match[2])
-        if max(number, len(found) + times) > _MOST:
+        if max(number, len(lengths) + times) > _MOST:
             raise ValueError(f"{word!r} is too large: at most {_MOST:,} numbers of at most {_MOST:,}")
-        found += [number] * times
-    return tuple(found)
+        lengths += [number] * times
+    return tuple(lengths)
 
 
 def write_lengths(lengths: Iterable[int]) -> str:
@@ -76,8 +76,8 @@ class Hidden:
 def read_hidden(text: str) -> tuple[Hidden, ...]:
     """Raises ValueError for the first invalid entry."""
     if "[" in text:
-        return _of_vectors([read_lengths(part) for part in re.findall(r"\[([^\[\]]*)", text) if part.strip()])
-    found = []
+        return _by_array([read_lengths(part) for part in re.findall(r"\[([^\[\]]*)", text) if part.strip()])
+    entries = []
     for word in filter(None, re.split(r"[,;\n]+", re.sub(r"[^\S\n]+", "", text))):
         match = _HIDDEN.fullmatch(word)
         if match is None:
@@ -86,27 +86,27 @@ def read_hidden(text: str) -> tuple[Hidden, ...]:
         lo, hi = (int(x) if x else None for x in match.groups()[2:])
         if last < first or (lo is not None and hi is not None and hi < lo):
             raise ValueError(f"{word!r} ends before it begins")
-        found.append(Hidden(first, last, lo, hi))
-    _check_runs(found)
-    return tuple(found)
+        entries.append(Hidden(first, last, lo, hi))
+    _check_runs(entries)
+    return tuple(entries)
 
 
-def _of_vectors(vectors: list[Lengths]) -> tuple[Hidden, ...]:
+def _by_array(vectors: list[Lengths]) -> tuple[Hidden, ...]:
     """Hidden rows from lo and hi, or two such pairs: the arguments of :func:`cufa.masks.columns`."""
     counts = [len(x) for x in vectors]
     if len(vectors) not in (2, 4) or len(set(counts)) > 1:
-        said = " and ".join(map(str, counts))
+        sizes = " and ".join(map(str, counts))
         raise ValueError(
-            f"lists of {said} numbers are not lo and hi: give one number for each key in 2 or 4 lists"
+            f"lists of {sizes} numbers are not lo and hi: give one number for each key in 2 or 4 lists"
         )
-    found = []
+    entries = []
     for lo, hi in zip(vectors[::2], vectors[1::2], strict=True):
         key = 0
         for (begin, end), same in itertools.groupby(zip(lo, hi, strict=True)):
             first, key = key, key + len(list(same))
             if begin < end:
-                found.append(Hidden(first, key - 1, begin or None, None if end == _MOST else end - 1))
-    return tuple(found)
+                entries.append(Hidden(first, key - 1, begin or None, None if end == _MOST else end - 1))
+    return tuple(entries)
 
 
 def write_hidden(hidden: Iterable[Hidden]) -> str:
@@ -126,10 +126,10 @@ def runs_of(hidden: Iterable[Hidden], keys: int) -> list[Rows]:
     lo, hi = (np.zeros((2, keys), np.int64) for _ in "lh")
     used = np.zeros(keys, np.int64)
     for h in hidden:
-        at = np.arange(h.first, min(h.last + 1, keys))
-        lo[used[at], at] = FROM_THE_START if h.lo is None else h.lo
-        hi[used[at], at] = TO_THE_END if h.hi is None else h.hi + 1
-        used[at] += 1
+        hidden_keys = np.arange(h.first, min(h.last + 1, keys))
+        lo[used[hidden_keys], hidden_keys] = FROM_THE_START if h.lo is None else h.lo
+        hi[used[hidden_keys], hidden_keys] = TO_THE_END if h.hi is None else h.hi + 1
+        used[hidden_keys] += 1
     return [lo[0], hi[0]] if used.max(initial=0) < 2 else [lo[0], hi[0], lo[1], hi[1]]
 
 
@@ -140,15 +140,15 @@ def hidden_of(mask: Columns, seqlen_q: int, seqlen_k: int) -> tuple[Hidden, ...]
         raise ValueError(f"{mask} has different numbers per sequence or head")
     shift = shift_of(mask.rows, seqlen_q, seqlen_k)
     values = mask.intervals.values[:, 0, 0, :seqlen_k].astype(np.int64)
-    found = []
+    entries = []
     for lo, hi in zip(values[::2], values[1::2], strict=True):
         starts = np.flatnonzero(np.diff(lo, prepend=lo[:1] - 1) | np.diff(hi, prepend=hi[:1] - 1))
         for first, end in itertools.pairwise([*starts.tolist(), seqlen_k]):
             low, high = int(lo[first]) - shift, int(hi[first]) - shift
             if max(low, 0) < min(high, seqlen_q):
                 ends = low if low > 0 else None, high - 1 if high < seqlen_q else None
-                found.append(Hidden(first, end - 1, *ends))
-    return tuple(sorted(found, key=lambda h: (h.first, h.last)))
+                entries.append(Hidden(first, end - 1, *ends))
+    return tuple(sorted(entries, key=lambda h: (h.first, h.last)))
 
 
 @dataclasses.dataclass(frozen=True)

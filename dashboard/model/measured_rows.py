@@ -25,15 +25,15 @@ def of_card(card: Card, past: bool = False) -> list[Measurement]:
     def about(row: Measured) -> tuple[str, str, Json]:
         return card.name + (f"@{row.recorded}" if past else ""), row.suite, card.sessions[row.recorded]
 
-    return _of_rows(card.past if past else card.rows, "recorded", about)
+    return _read_rows(card.past if past else card.rows, "recorded", about)
 
 
-def _of_rows(
+def _read_rows(
     rows: Iterable[Measured], origin: str, about: Callable[[Measured], tuple[str, str, Json]], when: str = ""
 ) -> list[Measurement]:
     """``about``: source, title and environment of a row. Reads all values that figures need: damage raises here."""
     counted: dict[tuple[str, str], int] = {}
-    found = []
+    measured = []
     for _, group in itertools.groupby(rows, key=lambda row: (row.recorded, row.group)):
         contenders = list(group)
         read = next((row for row in contenders if row.label == READ), None)
@@ -59,8 +59,8 @@ def _of_rows(
                 environment=environment,
             )
             _read(m)
-            found.append(m)
-    return found
+            measured.append(m)
+    return measured
 
 
 def _read(m: Measurement) -> tuple[Any, ...]:
@@ -71,7 +71,7 @@ def _read(m: Measurement) -> tuple[Any, ...]:
 def of_run(run: Run) -> list[Measurement]:
     """The rows of a run, finished or not; empty for a damaged run (:func:`checked`)."""
     try:
-        return _of_run(run)
+        return _read_run(run)
     except DAMAGE:
         return []
 
@@ -79,19 +79,19 @@ def of_run(run: Run) -> list[Measurement]:
 def checked(run: Run) -> Run:
     """The run; for unreadable rows, a damaged run with the reason."""
     try:
-        for m in _of_run(run):
-            told = m.as_dict(), m.family, m.load_text, m.needs, m.predicted, m.plan, m.prepare_seconds
+        for m in _read_run(run):
+            values = m.as_dict(), m.family, m.load_text, m.needs, m.predicted, m.plan, m.prepare_seconds
             numbers = (m.seconds, *m.timing.samples, *m.needs.values(), m.tflops, m.gbytes)
             if not all(math.isfinite(n) and n >= 0 for n in numbers) or not m.seconds or not m.timing.p50:
-                raise ValueError(f"a time or rate of {told[0]['kernel']} is not a positive number")
+                raise ValueError(f"a time or rate of {values[0]['kernel']} is not a positive number")
     except DAMAGE as error:
         return Run.damaged(run.id, f"its record is damaged: {error!r}"[:400])
     return run
 
 
-def _of_run(run: Run) -> list[Measurement]:
+def _read_run(run: Run) -> list[Measurement]:
     if not run.rows:
         return []
     about = run.id, run.job.title, run.record["environment"]
-    found = _of_rows(rows_of(run.record), "run", lambda row: about, run.submitted.isoformat())
-    return [dataclasses.replace(m, is_gpu=run.job.device != CPU) for m in found]
+    result = _read_rows(rows_of(run.record), "run", lambda row: about, run.submitted.isoformat())
+    return [dataclasses.replace(m, is_gpu=run.job.device != CPU) for m in result]

@@ -92,8 +92,8 @@ class Measurement:
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """Valid keys of each sequence; None: the whole cache, or unknown."""
-        found = self.row.json.get("lengths")
-        return None if found is None else tuple(found)
+        lengths = self.row.json.get("lengths")
+        return None if lengths is None else tuple(lengths)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -160,8 +160,8 @@ class Measurement:
     @property
     def error(self) -> float | None:
         """Largest absolute error; None: the result contained NaN."""
-        found = self.row.json["max_error"]
-        return None if found is None else float(found)
+        error = self.row.json["max_error"]
+        return None if error is None else float(error)
 
     @property
     def load_text(self) -> str:
@@ -171,13 +171,13 @@ class Measurement:
             ("clock_mhz", "{:,.0f} MHz"), ("watts", "{:,.0f} W"), ("joules", "{:.3g} J per call"),
             ("tflop_per_joule", "{:.3g} TFLOP per joule"),
         )  # fmt: skip
-        said = [words.format(load[name]) for name, words in parts if load.get(name) is not None]
-        said += [
+        words_of_load = [words.format(load[name]) for name, words in parts if load.get(name) is not None]
+        words_of_load += [
             f"throttled by the {name} {share:.0%} of the time"
             for name, share in load.get("throttled", {}).items()
         ]
-        said += ["limited by the host: this is launch time, not kernel time"] * self.row.host_bound
-        return ", ".join(said)
+        words_of_load += ["limited by the host: this is launch time, not kernel time"] * self.row.host_bound
+        return ", ".join(words_of_load)
 
     @property
     def kernel(self) -> str | None:
@@ -202,8 +202,8 @@ class Measurement:
 
     @property
     def split(self) -> Split | None:
-        found = self.row.json.get("split")
-        return None if found is None else Split(**found)
+        split = self.row.json.get("split")
+        return None if split is None else Split(**split)
 
     @property
     def plan(self) -> str:
@@ -211,8 +211,8 @@ class Measurement:
 
     @property
     def prepare_seconds(self) -> float | None:
-        found = self.row.json.get("prepare_seconds")
-        return None if found is None else float(found)
+        seconds = self.row.json.get("prepare_seconds")
+        return None if seconds is None else float(seconds)
 
     @property
     def where(self) -> str:

@@ -71,23 +71,23 @@ def parse(text: str) -> list[Profile]:
     head, rows = rows[0], [row for row in rows[1:] if row]
     if not rows:
         raise NotNcuError(f"the table has a header but no kernel: nothing was profiled. Try {HOW}")
-    found = _long(head, rows) if _METRIC in head else _wide(head, rows)
-    if not any(profile.metrics for profile in found):
+    profiles = _long(head, rows) if _METRIC in head else _wide(head, rows)
+    if not any(profile.metrics for profile in profiles):
         raise NotNcuError(f"no metric has a number. Try {HOW}")
-    return found
+    return profiles
 
 
 def _long(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
     missing = [name for name in (_ID, _KERNEL, _METRIC, _UNIT, _VALUE) if name not in head]
     if missing:
         raise NotNcuError(f"the table has no column {', '.join(missing)}")
-    at = {name: head.index(name) for name in (_ID, _KERNEL, _METRIC, _UNIT, _VALUE)}
+    column = {name: head.index(name) for name in (_ID, _KERNEL, _METRIC, _UNIT, _VALUE)}
     launches: dict[tuple[str, str], list[Metric]] = {}
     for row in _checked(head, rows):
-        metrics = launches.setdefault((row[at[_ID]], row[at[_KERNEL]]), [])
-        value = _number(row[at[_VALUE]])
+        metrics = launches.setdefault((row[column[_ID]], row[column[_KERNEL]]), [])
+        value = _number(row[column[_VALUE]])
         if value is not None:
-            metrics.append(Metric(row[at[_METRIC]], value, row[at[_UNIT]]))
+            metrics.append(Metric(row[column[_METRIC]], value, row[column[_UNIT]]))
     return [Profile(*key, tuple(metrics)) for key, metrics in launches.items()]
 
 
@@ -95,7 +95,7 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
     units, *rest = rows
     if units[head.index(_ID)].strip() or not rest:
         raise NotNcuError(f"the raw page has no line of units below its header. Try {HOW}")
-    found = []
+    profiles = []
     for row in _checked(head, rest):
         values = zip(head, row, units, strict=True)
         metrics = tuple(
@@ -103,8 +103,8 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Profile]:
             for name, text, unit in values
             if "__" in name and (value := _number(text)) is not None
         )
-        found.append(Profile(row[head.index(_ID)], row[head.index(_KERNEL)], metrics))
-    return found
+        profiles.append(Profile(row[head.index(_ID)], row[head.index(_KERNEL)], metrics))
+    return profiles
 
 
 def _checked(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:

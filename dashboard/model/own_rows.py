@@ -37,9 +37,9 @@ def _row(n: int, words: list[str]) -> tuple[float, ...]:
 
 def _number(n: int, word: str) -> float:
     try:
-        found = float(word)
+        number = float(word)
     except ValueError:
         raise ValueError(f"row {n}: {word[:20]!r} is no number") from None
-    if not abs(found) <= _LARGEST:  # NaN neither
+    if not abs(number) <= _LARGEST:  # NaN neither
         raise ValueError(f"row {n}: {word[:20]} is not from −{_LARGEST:g} to {_LARGEST:g}")
-    return found
+    return number

@@ -36,12 +36,12 @@ def _model(
 
 def presets(operation: str = "forward") -> dict[str, Preset]:
     """Presets of one operation by name in links; the first is for a CPU, the second for a GPU."""
-    found = {**_forward(), **_decode()}
-    mine = {name: preset for name, preset in found.items() if preset.problem.operation == operation}
-    return mine or _of_suites(operation)
+    known = {**_forward(), **_decode()}
+    chosen = {name: preset for name, preset in known.items() if preset.problem.operation == operation}
+    return chosen or _suite_presets(operation)
 
 
-def _of_suites(operation: str) -> dict[str, Preset]:
+def _suite_presets(operation: str) -> dict[str, Preset]:
     """Shapes of the benchmark: one for the CPU, then the shapes that a GPU kernel serves."""
     of_cpu: list[Problem] = []
     of_gpu: list[Problem] = []
@@ -93,14 +93,14 @@ def _forward() -> dict[str, Preset]:
 
 def _decode() -> dict[str, Preset]:
     small = decode_cases.make_decode(1, 8, 2, 1024, head_dim=64, dtype="float32")
-    found = {"small-cache": Preset("small: 1,024 cached tokens, seconds on a laptop", small)}
+    known = {"small-cache": Preset("small: 1,024 cached tokens, seconds on a laptop", small)}
     for batch, heads, kv_heads, capacity in sorted(decode_cases.PUBLISHED, key=lambda x: x[3] != 8 << 10):
         length = f"{capacity >> 10}k"
         problem = decode_cases.make_decode(batch, heads, kv_heads, capacity)
         words = f"{batch} × {heads}/{kv_heads} heads, {length} cached tokens"
-        found[f"decode-{batch}-{heads}-{kv_heads}-{length}"] = Preset(words, problem)
+        known[f"decode-{batch}-{heads}-{kv_heads}-{length}"] = Preset(words, problem)
     window = decode_cases.make_decode(1, 32, 8, 128 << 10, mask=Band(1023, 0))
-    return found | {"decode-window": Preset("1 × 32/8 heads, window of 1,024 in 128k cached tokens", window)}
+    return known | {"decode-window": Preset("1 × 32/8 heads, window of 1,024 in 128k cached tokens", window)}
 
 
 def suites(device: Device | None, operation: str = "forward") -> dict[str, str]:

@@ -60,13 +60,13 @@ TRAFFIC_PEAK = 600.0
 def version_cases(device: Device | None) -> tuple[Case, ...]:
     """The first table, to be measured on a device (None: the CPU): the suite's shapes, in the published type."""
     wanted = {x.seqlen: x for x in VERSIONS}
-    found = []
+    result = []
     for case in SUITES["versions"].cases(device):
         both = tuple(c for c in case.contenders if c.label in ("fa1", "fa2"))
         same = case.problem.heads == 4 and case.problem.dtype == VERSIONS_DTYPE
         if same and len(both) == 2 and case.problem.seqlen_k in wanted:
-            found.append(dataclasses.replace(case, contenders=both))
-    return tuple(found)
+            result.append(dataclasses.replace(case, contenders=both))
+    return tuple(result)
 
 
 def block_cases(device: Device | None) -> tuple[Case, ...]:

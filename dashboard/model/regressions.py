@@ -76,13 +76,13 @@ def version(m: Measurement) -> str:
 
 def versions(rows: Iterable[Measurement]) -> dict[str, str]:
     """Versions of one machine's rows in words, the newest first."""
-    found = grouped(sorted(rows, key=lambda m: time_of(m.recorded), reverse=True), version)
-    return {name: f"{name} · {of[0].recorded[:10]} · {count(len(of), 'row')}" for name, of in found.items()}
+    dated = grouped(sorted(rows, key=lambda m: time_of(m.recorded), reverse=True), version)
+    return {name: f"{name} · {x[0].recorded[:10]} · {count(len(x), 'row')}" for name, x in dated.items()}
 
 
 def changes(rows: Iterable[Measurement], a: str, b: str) -> list[Change]:
     """Changes of all rows measured in version ``b`` and in ``a`` (:data:`BEFORE`: in any earlier version)."""
-    found = []
+    pairs = []
     for times in grouped(
         sorted(rows, key=lambda m: time_of(m.recorded)), lambda m: (m.suite, m.key)
     ).values():
@@ -92,23 +92,23 @@ def changes(rows: Iterable[Measurement], a: str, b: str) -> list[Change]:
         earlier = [m for m in times if version(m) != b and (version(m) == a or a == BEFORE)]
         earlier = [m for m in earlier if a != BEFORE or m.recorded < last.recorded]
         if earlier:
-            found.append(Change(earlier[-1], last, speedup(earlier[-1], last)))
-    return found
+            pairs.append(Change(earlier[-1], last, speedup(earlier[-1], last)))
+    return pairs
 
 
-def groups(found: Iterable[Change]) -> list[Group]:
+def groups(rows: Iterable[Change]) -> list[Group]:
     """cufa's kernels, the heaviest regression first."""
     ours = grouped(
-        (x for x in found if x.after.kernel),
+        (x for x in rows if x.after.kernel),
         lambda x: f"{x.after.kernel}, {x.after.suite}, {x.after.regime}",
     )
     made = (Group(name, sorted(x, key=lambda c: (c.host_bound, -c.slower))) for name, x in ours.items())
     return sorted(made, key=lambda group: -group.weight)
 
 
-def drift(found: Iterable[Change]) -> float | None:
+def drift(rows: Iterable[Change]) -> float | None:
     """Median change of other libraries, whose code is the same: the machine's part of a change. None: not timed."""
-    theirs = [x.slower for x in found if x.after.kernel is None and not x.host_bound]
+    theirs = [x.slower for x in rows if x.after.kernel is None and not x.host_bound]
     return statistics.median(theirs) if theirs else None
 
 

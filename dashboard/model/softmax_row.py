@@ -45,10 +45,10 @@ def row_of(walk: Walk, n: int) -> Row:
     one does, else the nearest before; else the first tile with a visible score."""
     rises = {k: _rise(s.tile) for k, s in enumerate(walk.steps) if s.tile is not None}
     risen = [k for k, rise in rises.items() if rise.max() > 0]
-    at = min((k for k in risen if k >= n), default=max(risen, default=-1))
-    if at < 0:
-        at = next(k for k, rise in rises.items() if rise.max() == 0)
-    return Row(walk, walk.steps[at], int(np.argmax(rises[at])))
+    step = min((k for k in risen if k >= n), default=max(risen, default=-1))
+    if step < 0:
+        step = next(k for k, rise in rises.items() if rise.max() == 0)
+    return Row(walk, walk.steps[step], int(np.argmax(rises[step])))
 
 
 def _rise(tile: TileStep) -> Floats:
@@ -70,7 +70,7 @@ def passes(row: Row) -> list[dict[str, str]]:
     steps, r = row.steps, row.row
     tiles = [s.tile for s in steps if s.tile is not None]
     m, l = tiles[-1].m_after[r], 0.0
-    found = []
+    lines = []
     for step, tile in zip(steps, tiles, strict=True):
         l += float(np.exp(tile.S[r] - m).sum())
         line = {
@@ -82,8 +82,8 @@ def passes(row: Row) -> list[dict[str, str]]:
             "first pass: m": number(tile.m_after[r]),
             "second pass: l": number(l),
         }
-        found.append({name: f"**{x}**" for name, x in line.items()} if step is row.step else line)
-    return found
+        lines.append({name: f"**{x}**" for name, x in line.items()} if step is row.step else line)
+    return lines
 
 
 def _alpha(tile: TileStep, row: int) -> float:

@@ -60,8 +60,8 @@ def observe_rows(schedule: Schedule, q_block: int, head_dim: int, softcap: float
     """
     first_row = q_block * schedule.block_q
     rows = min(first_row + schedule.block_q, schedule.seqlen_q) - first_row
-    seen = dataclasses.replace(schedule, skip_masked_tiles=True, by_keys=False).classes[q_block]
-    visited = np.flatnonzero(seen != TileClass.SKIP)
+    classes = dataclasses.replace(schedule, skip_masked_tiles=True, by_keys=False).classes[q_block]
+    visited = np.flatnonzero(classes != TileClass.SKIP)
     if not len(visited):
         return []
     first_tile = int(visited[0])

@@ -97,15 +97,15 @@ def _read_keys(plan: Plan) -> int:
 
 def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Reading | None:
     """A fit to the records of such a card; None if there are too few."""
-    for found in evidence:
-        if found.arch == device.arch.name and is_card(found.device, device.name) and found.read_bytes:
-            return _fitted(found, device, block_q)
+    for e in evidence:
+        if e.arch == device.arch.name and is_card(e.device, device.name) and e.read_bytes:
+            return _fitted(e, device, block_q)
     return None
 
 
 @functools.lru_cache(32)
-def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
-    known = ((m, _recorded(m, device, block_q)) for m in figures(found.rows, Asked(regime=Regime.IN_TURNS)))
+def _fitted(records: Evidence, device: Device, block_q: int) -> Reading | None:
+    known = ((m, _recorded(m, device, block_q)) for m in figures(records.rows, Asked(regime=Regime.IN_TURNS)))
     fitted = [(m, load) for m, load in known if load is not None]
     rows = [(load, m.seconds) for m, load in fitted]
     if len(rows) < _FEWEST:
@@ -116,12 +116,12 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
                   [r[1] for r in rows])
     )  # fmt: skip
     start, block = _STARTS[None, :, None], _BLOCK_RATES[None, None, :]
-    told = start + np.maximum(total / found.read_bytes, busiest / block) + merged / block
-    missed = np.abs(told / seconds - 1)
+    predicted = start + np.maximum(total / records.read_bytes, busiest / block) + merged / block
+    missed = np.abs(predicted / seconds - 1)
     mean = missed.mean(axis=0)  # minimising the largest error would fit waves, which the model ignores
     i, j = np.unravel_index(mean.argmin(), mean.shape)
     return Reading(
-        found.read_bytes,
+        records.read_bytes,
         float(_BLOCK_RATES[j]),
         float(_STARTS[i]),
         float(missed[:, i, j].max()),

@@ -98,8 +98,8 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
         head.append(np.repeat(heads, len(tiles_of_split)))
         owner.append(np.full(len(heads) * len(tiles_of_split), number))
         tiles.append(np.tile(tiles_of_split, len(heads)))
-    whose, which, count = (np.concatenate(column) for column in (head, owner, tiles))
-    return Blocks(np.full(len(count), KEYS), whose, which, count)
+    whose, item, count = (np.concatenate(column) for column in (head, owner, tiles))
+    return Blocks(np.full(len(count), KEYS), whose, item, count)
 
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
@@ -150,10 +150,10 @@ def fixed(batch: Batch, splits: int) -> Split:
     if len(set(batch.tiles)) > 1:
         return evaluate(batch, fixed_blocks(batch, splits), splits)
     tiles = batch.tiles[0]
-    each = -(-tiles // splits)
-    blocks = batch.items * -(-tiles // each)
+    tiles_per_split = -(-tiles // splits)
+    blocks = batch.items * -(-tiles // tiles_per_split)
     waves = blocks / batch.places
-    span = float(-(-blocks // batch.places) * (each + batch.overhead))
+    span = float(-(-blocks // batch.places) * (tiles_per_split + batch.overhead))
     return Split(splits, blocks, waves, span, batch.items * tiles / (batch.places * span))
 
 
@@ -172,8 +172,8 @@ def best(curve: Sequence[Split]) -> Split:
 
 def candidates(most: int, dense: int = 64) -> list[int]:
     """1 to ``dense``, then steps that grow with the number, and powers of two, up to ``most``."""
-    found = [*range(1, dense + 1)]
-    while found[-1] < most:
-        found.append(found[-1] + max(1, found[-1] // 16))
+    numbers = [*range(1, dense + 1)]
+    while numbers[-1] < most:
+        numbers.append(numbers[-1] + max(1, numbers[-1] // 16))
     powers = [1 << n for n in range(most.bit_length())]
-    return [s for s in sorted({*found, *powers}) if s <= most]
+    return [s for s in sorted({*numbers, *powers}) if s <= most]

@@ -66,31 +66,31 @@ class Profiled:
 
     def is_of(self, code: Code) -> bool:
         """Whether the report's instructions are those of a build compiled here."""
-        mine = [_opcode(x.text) for x in code.instructions]
-        return mine == [_opcode(x.text) for x in self.instructions]
+        opcodes = [_opcode(x.text) for x in code.instructions]
+        return opcodes == [_opcode(x.text) for x in self.instructions]
 
     def by_line(self, code: Code, file: str) -> dict[int, Sampled]:
         """Sums of the instructions that come from each line of a file. ``code`` has the same instructions."""
-        found: dict[int, list[Sampled]] = {}
-        for mine, theirs in zip(code.instructions, self.instructions, strict=True):
-            line = mine.line_in(file)
+        by_line: dict[int, list[Sampled]] = {}
+        for built, sampled in zip(code.instructions, self.instructions, strict=True):
+            line = built.line_in(file)
             if line is not None:
-                found.setdefault(line, []).append(theirs)
-        return {line: _sum(x) for line, x in found.items()}
+                by_line.setdefault(line, []).append(sampled)
+        return {line: _sum(x) for line, x in by_line.items()}
 
     def hottest(self, code: Code) -> Place | None:
         """The innermost source line with the most samples."""
         counted: Counter[Place] = Counter()
-        for mine, theirs in zip(code.instructions, self.instructions, strict=True):
-            if mine.places:
-                counted[mine.places[0]] += theirs.samples
+        for built, sampled in zip(code.instructions, self.instructions, strict=True):
+            if built.places:
+                counted[built.places[0]] += sampled.samples
         return max(counted, key=lambda place: counted[place], default=None)
 
 
-def _sum(found: Sequence[Sampled]) -> Sampled:
-    names = dict.fromkeys(name for x in found for name in x.counters)
-    counters = {name: sum(x.counters.get(name, 0) for x in found) for name in names}
-    return Sampled("", sum(x.samples for x in found), sum((x.reasons for x in found), Counter()), counters)
+def _sum(parts: Sequence[Sampled]) -> Sampled:
+    names = dict.fromkeys(name for x in parts for name in x.counters)
+    counters = {name: sum(x.counters.get(name, 0) for x in parts) for name in names}
+    return Sampled("", sum(x.samples for x in parts), sum((x.reasons for x in parts), Counter()), counters)
 
 
 def _opcode(text: str) -> str:
@@ -101,16 +101,16 @@ def _opcode(text: str) -> str:
 
 def parse(text: str) -> list[Profiled]:
     """The kernels of ``--page source --csv``. Raises NotStallsError for other text."""
-    name, columns, found = "", list[str](), list[tuple[str, list[Sampled]]]()
+    name, columns, listed = "", list[str](), list[tuple[str, list[Sampled]]]()
     for row in csv.reader(text.splitlines()):
         if row[:1] == ["Kernel Name"]:
             name, columns = row[1] if len(row) > 1 else "", []
         elif "Address" in row and "Source" in row:
             columns = row
-            found.append((name, []))
+            listed.append((name, []))
         elif columns and len(row) == len(columns):
-            found[-1][1].append(_sampled(dict(zip(columns, row, strict=True))))
-    kernels = [Profiled(name, tuple(x)) for name, x in found if x]
+            listed[-1][1].append(_sampled(dict(zip(columns, row, strict=True))))
+    kernels = [Profiled(name, tuple(x)) for name, x in listed if x]
     if not any(x.samples for x in kernels):
         raise NotStallsError(f"it has no instructions with samples. Make one with: {HOW}")
     return kernels
@@ -150,13 +150,13 @@ def of_report(path: Path) -> list[Profiled]:
             "reading a .ncu-rep needs NVIDIA's ncu_report: add Nsight Compute's folder extras/python to PYTHONPATH, or "
             "attach the text of: ncu --import REPORT --page source --csv"
         ) from None
-    kernels = [_of_action(action) for found in ncu_report.load_report(str(path)) for action in found]
+    kernels = [_kernel_of(action) for launches in ncu_report.load_report(str(path)) for action in launches]
     if not any(x.samples for x in kernels):
         raise NotStallsError(f"its kernels have no warp samples. Make one with: {HOW}")
     return kernels
 
 
-def _of_action(action: Any) -> Profiled:
+def _kernel_of(action: Any) -> Profiled:
     """Instances of a metric are its values by program counter (``correlation_ids``)."""
     reasons: dict[int, Counter[str]] = {}
     for name in action:

@@ -51,23 +51,23 @@ def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence
     """Evidence with ceilings from this model of card, then from cards of its architecture with as many SMs, by name.
     Empty without evidence from this model."""
     alike = (e for e in recorded if e.limits and (e.arch, e.num_sms) == (device.arch.name, device.num_sms))
-    found = sorted(alike, key=lambda e: not is_card(e.device, device.name))
-    return {e.device: e for e in found} if found and is_card(found[0].device, device.name) else {}
+    cards = sorted(alike, key=lambda e: not is_card(e.device, device.name))
+    return {e.device: e for e in cards} if cards and is_card(cards[0].device, device.name) else {}
 
 
-def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> list[Tiling]:
+def tilings(problem: Problem, spec: Kernel, device: Device, card: Evidence) -> list[Tiling]:
     """All configs that fit, sorted by predicted time; empty if times of the kernel cannot be predicted."""
-    assert found.limits is not None
-    same = figures(found.rows, Asked(problem, spec.name, regime=Regime.IN_TURNS))
-    told = []
+    assert card.limits is not None
+    same = figures(card.rows, Asked(problem, spec.name, regime=Regime.IN_TURNS))
+    predicted = []
     for config in serving_configs(spec, problem, device):
         try:
             plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=1)
         except ValueError:  # does not serve this mask, lengths or element type
             continue
-        if bounds.why_not(plan, found.limits):
+        if bounds.why_not(plan, card.limits):
             return []
-        named = bounds.bounds_of(plan, found.limits).named()
+        named = bounds.bounds_of(plan, card.limits).named()
         waiting = named.pop("busiest block")
         named.pop("no overlap")
         if named.get("power", 0.0) <= _WAITS * named["products"]:
@@ -76,18 +76,18 @@ def tilings(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> 
         if waiting > _WAITS * named[binds]:
             binds = "busiest block"
         measured = next((m for m in same if is_of(config, m.row.json.get("config"))), None)
-        told.append(Tiling(config, bounds.predict(plan, found.limits), binds, measured))
-    return sorted(told, key=lambda x: x.seconds)
+        predicted.append(Tiling(config, bounds.predict(plan, card.limits), binds, measured))
+    return sorted(predicted, key=lambda x: x.seconds)
 
 
-def why_none(problem: Problem, spec: Kernel, device: Device, found: Evidence) -> str:
+def why_none(problem: Problem, spec: Kernel, device: Device, card: Evidence) -> str:
     """Why times of the kernel cannot be predicted from the card's records."""
-    assert found.limits is not None
+    assert card.limits is not None
     try:
         plan = make_plan(problem, device, kernel=spec.name, num_splits=1)
     except ValueError as error:
         return str(error)
-    return bounds.why_not(plan, found.limits)
+    return bounds.why_not(plan, card.limits)
 
 
 def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
@@ -97,15 +97,15 @@ def left_out(problem: Problem, spec: Kernel, device: Device) -> str:
 
 def prepare() -> None:
     """Compute the prediction errors of all recorded cards, which takes a second."""
-    found = evidence.load()
-    for name in {e.arch for e in found if e.arch}:
+    cards = evidence.load()
+    for name in {e.arch for e in cards if e.arch}:
         device = Device.typical(name)
-        for of_card in of_cards(device, found).values():
+        for of_card in of_cards(device, cards).values():
             errors_of(of_card, device)
 
 
 @functools.lru_cache(8)
-def errors_of(found: Evidence, device: Device) -> dict[str, Error]:
+def errors_of(card: Evidence, device: Device) -> dict[str, Error]:
     """Prediction errors by kernel, over all times in turns of the card."""
-    assert found.limits is not None
-    return errors((m.row for m in found.rows), device, found.limits)
+    assert card.limits is not None
+    return errors((m.row for m in card.rows), device, card.limits)

@@ -53,8 +53,8 @@ def _slots(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], sm: npt
     free_at: dict[int, list[float]] = {}
     for i in np.argsort(start, kind="stable").tolist():
         places = free_at.setdefault(int(sm[i]), [])
-        for place, at in enumerate(places):
-            if at <= start[i]:
+        for place, end_of_place in enumerate(places):
+            if end_of_place <= start[i]:
                 places[place] = end[i]
                 slot[i] = place
                 break
@@ -77,17 +77,17 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
     }
     if isinstance(ranges, TileRanges):
         expected |= {"first_tile": ranges.first, "first_clear": ranges.clear_first}
-    found = []
+    differences = []
     for field, prediction in expected.items():
         wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[block])
         if len(wrong):
             r = records[wrong[0]]
-            found.append(
+            differences.append(
                 f"{field.replace('_', ' ')}: {len(wrong):,} of {len(records):,} records differ; first: "
                 f"{name} {r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the "
                 f"schedule has {prediction[r['q_block']]}"
             )
-    return found
+    return differences
 
 
 def perfetto(timeline: Timeline, title: str) -> bytes:

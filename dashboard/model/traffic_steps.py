@@ -166,7 +166,7 @@ def fa2_backward(problem: Problem, schedule: Schedule) -> Steps:
     after rounds dQ. An addition counts as a write: the memory, not the SM, reads the old value."""
     tiles = _Tiles(problem, schedule)
     for i in tiles.q_blocks:
-        dO, L, LD, dQ = _of_rows(tiles, i)
+        dO, L, LD, dQ = _row_bytes(tiles, i)
         moves = (
             Move("dO", dO),
             Move("O", dO),
@@ -179,21 +179,21 @@ def fa2_backward(problem: Problem, schedule: Schedule) -> Steps:
         visited = [i for i in tiles.q_blocks if schedule.tiles[i, j] != Tile.SKIPPED]
         last = visited[-1] if visited else tiles.q_blocks[-1]  # keys that are visible to no query get zeros
         for i in tiles.q_blocks:
-            found: list[Move] = []
+            traffic: list[Move] = []
             if i in visited:
-                dO, _, LD, dQ = _of_rows(tiles, i)
-                found += tiles.key_block(j) if i == visited[0] else ()
-                found += [Move("Q", tiles.of_queries(i)), Move("dO", dO), Move("L, D", LD)]
-                found += [Move("dQ so far", written=dQ)]
+                dO, _, LD, dQ = _row_bytes(tiles, i)
+                traffic += tiles.key_block(j) if i == visited[0] else ()
+                traffic += [Move("Q", tiles.of_queries(i)), Move("dO", dO), Move("L, D", LD)]
+                traffic += [Move("dQ so far", written=dQ)]
             if i == last:
-                found += [Move(f"d{move.array}", written=move.read) for move in tiles.key_block(j)]
-            yield Step("", i, j, tuple(found), i not in visited)
+                traffic += [Move(f"d{move.array}", written=move.read) for move in tiles.key_block(j)]
+            yield Step("", i, j, tuple(traffic), i not in visited)
     for i in tiles.q_blocks:
         dQ = tiles.of_queries(i, FLOAT32)
         yield Step("convert", i, -1, (Move("dQ so far", dQ), Move("dQ", written=tiles.of_queries(i))))
 
 
-def _of_rows(tiles: _Tiles, i: int) -> tuple[int, int, int, int]:
+def _row_bytes(tiles: _Tiles, i: int) -> tuple[int, int, int, int]:
     """Bytes of a block of dO, of L, of L and D, and of dQ in float32."""
     rows = tiles.rows(i)
     return tiles.of_queries(i), rows * FLOAT32, rows * 2 * FLOAT32, tiles.of_queries(i, FLOAT32)

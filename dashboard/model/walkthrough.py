@@ -144,8 +144,8 @@ def weights(walk: Walk | BackwardWalk) -> Floats:
     count, mask = keys // HEAD_DIM, FULL if walk.is_decode else walk.problem.mask
     identity = np.eye(keys).reshape(keys, count, HEAD_DIM).swapaxes(0, 1)[:, None]
     q, k = (np.broadcast_to(x, (count, 1, *x.shape)) for x in (walk.Q, walk.K))
-    found = np.asarray(attention_reference(q, k, identity, mask=mask))
-    P = found[:, 0].swapaxes(0, 1).reshape(rows, keys)
+    columns = np.asarray(attention_reference(q, k, identity, mask=mask))
+    P = columns[:, 0].swapaxes(0, 1).reshape(rows, keys)
     return np.where(mask.visible(np.arange(rows), np.arange(keys), rows, keys), P, np.nan)
 
 
@@ -217,16 +217,16 @@ def _follow(
         done[at] += not step.skipped
         number = 0 if step.skipped else done[at]
         ended = O if before is None else before.ended
-        found = Step(
+        seen_step = Step(
             step.q_block, step.kv_block, at, number, step, tile, O, O, O, ended, error, _is_stored(step)
         )
         if tile is not None:
-            scaled, ended = O * _kept(case, tile)[:, None], _ended(case, tile)
-            found = dataclasses.replace(
-                found, O_scaled=scaled, O=tile.O, ended=ended, error=_error(ended, exact_rows)
+            scaled, ended = O * _old_weight(case, tile)[:, None], _ended(case, tile)
+            seen_step = dataclasses.replace(
+                seen_step, O_scaled=scaled, O=tile.O, ended=ended, error=_error(ended, exact_rows)
             )
-        steps.append(found)
-        last[step.q_block, at] = found
+        steps.append(seen_step)
+        last[step.q_block, at] = seen_step
     return tuple(steps)
 
 
@@ -241,8 +241,8 @@ def _merged(steps: tuple[Step, ...], exact: Floats) -> Step:
     lse = np.stack([tile.m_after + np.log(tile.l_after) for tile in tiles])
     O, whole = combine(parts, lse)
     shares = np.exp(lse - whole)
-    found = tuple(Part(part, share) for part, share in zip(parts, shares, strict=True))
-    return dataclasses.replace(steps[-1], O=O, ended=O, error=_error(O, exact), parts=found)
+    merged = tuple(Part(part, share) for part, share in zip(parts, shares, strict=True))
+    return dataclasses.replace(steps[-1], O=O, ended=O, error=_error(O, exact), parts=merged)
 
 
 def _ended(case: Case, tile: TileStep) -> Floats:
@@ -251,7 +251,7 @@ def _ended(case: Case, tile: TileStep) -> Floats:
         return tile.O if case.algorithm == "fa1" else cpu.normalise(tile.O.copy(), tile.l_after[:, None])
 
 
-def _kept(case: Case, tile: TileStep) -> Floats:
+def _old_weight(case: Case, tile: TileStep) -> Floats:
     """Factor of each row's O: alpha; in FA1, which divides O by l at each step, alpha · old l ÷ new l."""
     if case.algorithm != "fa1":
         return tile.alpha
@@ -260,5 +260,5 @@ def _kept(case: Case, tile: TileStep) -> Floats:
 
 def _error(O: Floats, exact: Floats) -> Floats:
     """Largest difference of each row."""
-    found: Floats = np.abs(O.astype(np.float64) - exact).max(axis=1)
-    return found
+    largest: Floats = np.abs(O.astype(np.float64) - exact).max(axis=1)
+    return largest

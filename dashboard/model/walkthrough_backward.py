@@ -89,13 +89,13 @@ def walk_backward(case: Case) -> BackwardWalk:
     problem = dataclasses.replace(problem, operation="backward")
     plan = make_plan(problem, None, config=config)
     dq, dk, dv = (np.empty_like(x) for x in (q, k, v))
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
     observed = list[GradientStep]()
-    given |= {"dq": dq, "dk": dk, "dv": dv}
-    cpu_backward.run(plan, given, observer=observed.append)
+    arrays |= {"dq": dq, "dk": dk, "dv": dv}
+    cpu_backward.run(plan, arrays, observer=observed.append)
     exact = attention_reference_backward(dout, q, k, v, mask=mask)
     meters = {
-        name: _in_one(tuple(model(problem, plan.schedule)))
+        name: _joined(tuple(model(problem, plan.schedule)))
         for name, model in traffic_steps.BACKWARD_MODELS.items()
     }
     D = np.zeros(length, np.float32)
@@ -108,20 +108,20 @@ def walk_backward(case: Case) -> BackwardWalk:
     return BackwardWalk(case, problem, plan.schedule, *rows, D, stored, exact_rows, steps, meters)  # type: ignore[arg-type]
 
 
-def _in_one(steps: tuple[traffic_steps.Step, ...]) -> tuple[traffic_steps.Step, ...]:
+def _joined(steps: tuple[traffic_steps.Step, ...]) -> tuple[traffic_steps.Step, ...]:
     """Join the steps of each launch over rows into one step."""
-    found = list[traffic_steps.Step]()
+    joined = list[traffic_steps.Step]()
     for is_tile, group in itertools.groupby(steps, key=lambda step: step.kv_block >= 0):
         if is_tile:
-            found += group
+            joined += group
             continue
         blocks = list(group)
         moves = [
-            traffic_steps.Move(of[0].array, sum(move.read for move in of), sum(move.written for move in of))
-            for of in zip(*(step.moves for step in blocks), strict=True)
+            traffic_steps.Move(x[0].array, sum(move.read for move in x), sum(move.written for move in x))
+            for x in zip(*(step.moves for step in blocks), strict=True)
         ]
-        found.append(traffic_steps.Step(blocks[0].kernel, -1, -1, tuple(moves)))
-    return tuple(found)
+        joined.append(traffic_steps.Step(blocks[0].kernel, -1, -1, tuple(moves)))
+    return tuple(joined)
 
 
 def _follow(
@@ -147,7 +147,7 @@ def _follow(
             done[j] += 1
         after = (dQ.get(i, nothing), *of_keys.get(j, (nothing, nothing)))
         keys = slice(max(j, 0) * BLOCK, (max(j, 0) + 1) * BLOCK)
-        differences = (np.abs(x - of[keys]).max(axis=1) for x, of in zip(after[1:], exact[1:], strict=True))
+        differences = (np.abs(x - g[keys]).max(axis=1) for x, g in zip(after[1:], exact[1:], strict=True))
         error = np.maximum(*differences)
         is_last = any(move.array == "dK" and move.written for move in step.moves)
         number = 0 if tile is None else done[j]

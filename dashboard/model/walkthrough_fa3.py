@@ -98,7 +98,7 @@ def words(events: Sequence[Event], stages: int, time: int) -> list[tuple[str, st
     """What the producer and each consumer do in the unit that starts at ``time``."""
     now = {e.row: e for e in events if e.start <= time < e.end}
     left = any(e.row == PRODUCER and e.start > time for e in events)
-    said = [
+    sentences = [
         (
             "Producer",
             _copying(now[PRODUCER], stages)
@@ -123,8 +123,8 @@ def words(events: Sequence[Event], stages: int, time: int) -> list[tuple[str, st
             if time >= last
             else _TURN
         )
-        said.append((f"Consumer {n + 1}", " ".join(parts) or idle))
-    return said
+        sentences.append((f"Consumer {n + 1}", " ".join(parts) or idle))
+    return sentences
 
 
 _WAITS = "Waits: the next tile needs a stage that a consumer still reads."

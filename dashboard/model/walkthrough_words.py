@@ -87,20 +87,20 @@ def _rescale(walk: Walk, tile: TileStep) -> str:
     first, risen = int((has & ~had).sum()), tile.alpha[had & (tile.m_after > tile.m_before)]
     if first == rows:
         return f"This is the first tile of these rows: all {rows} get a first maximum, nothing is rescaled."
-    said = []
+    parts = []
     if first:
-        said.append(f"{sentences.count(first, 'row')} {'gets' if first == 1 else 'get'} a first maximum.")
+        parts.append(f"{sentences.count(first, 'row')} {'gets' if first == 1 else 'get'} a first maximum.")
     if not len(risen):
-        return " ".join([*said, "No other row" if first else "No row", "finds a larger maximum: α = 1."])
+        return " ".join([*parts, "No other row" if first else "No row", "finds a larger maximum: α = 1."])
     low, high = f"{risen.min():.2f}", f"{risen.max():.2f}"
     finds, their = ("finds", "its") if len(risen) == 1 else ("find", "their")
-    said.append(f"{len(risen)} of {rows} rows {finds} a larger maximum:")
+    parts.append(f"{len(risen)} of {rows} rows {finds} a larger maximum:")
     factor = f"α = {low}" if low == high else f"α, {low} to {high}"
     if walk.case.algorithm == "fa1":
-        said.append(f"{their} old l is multiplied by {factor}, and O by α l ÷ the new l.")
+        parts.append(f"{their} old l is multiplied by {factor}, and O by α l ÷ the new l.")
     else:
-        said.append(f"{their} old l and O are multiplied by {factor}.")
-    return " ".join(said)
+        parts.append(f"{their} old l and O are multiplied by {factor}.")
+    return " ".join(parts)
 
 
 def _add(walk: Walk, step: Step) -> str:
@@ -148,12 +148,12 @@ def error(walk: Walk, step: Step) -> str:
 def meter(walk: Walk | BackwardWalk, n: int) -> str:
     """Bytes moved up to the end of step n, in words."""
     own, *others = walk.meters
-    mine = _so_far(walk, own, n)
-    ratios = [f"{ALGORITHMS[name]} {_so_far(walk, name, n) / mine:.1f} times that" for name in others]
+    mine = _moved(walk, own, n)
+    ratios = [f"{ALGORITHMS[name]} {_moved(walk, name, n) / mine:.1f} times that" for name in others]
     return ", ".join([f"After this step: {ALGORITHMS[own]} {size(mine)}", *ratios]) + "."
 
 
-def _so_far(walk: Walk | BackwardWalk, name: str, n: int) -> int:
+def _moved(walk: Walk | BackwardWalk, name: str, n: int) -> int:
     read, written = meter_totals(walk, name)
     return read[n + 1] + written[n + 1]
 
@@ -164,8 +164,8 @@ def meter_totals(walk: Walk | BackwardWalk, name: str) -> tuple[list[int], list[
     steps, count = walk.meters[name], len(walk.steps)
     read = np.cumsum([0, *(step.read for step in steps)])
     written = np.cumsum([0, *(step.written for step in steps)])
-    at = [min(n, len(steps)) if walk.is_decode else n * len(steps) // count for n in range(count + 1)]
-    return read[at].tolist(), written[at].tolist()
+    steps_done = [min(n, len(steps)) if walk.is_decode else n * len(steps) // count for n in range(count + 1)]
+    return read[steps_done].tolist(), written[steps_done].tolist()
 
 
 def order(walk: Walk) -> str:

@@ -64,8 +64,8 @@ class Facts:
         """Seconds that each resource needs alone. Only lasting load lowers the clock to what the power limit allows."""
         left_out = {"busiest block", "no overlap", "passes"}
         left_out |= {"products"} if self.is_sustained and "power" in self.row.needs else {"power"}
-        found = {name: x for name, x in self.row.needs.items() if name not in left_out}
-        return found | ({} if self.l2_seconds is None else {"L2 cache": self.l2_seconds})
+        seconds = {name: x for name, x in self.row.needs.items() if name not in left_out}
+        return seconds | ({} if self.l2_seconds is None else {"L2 cache": self.l2_seconds})
 
     @property
     def is_sustained(self) -> bool:
@@ -232,17 +232,17 @@ def power_limit(f: Facts) -> Advice | None:
 def occupancy_limiter(f: Facts) -> Advice | None:
     if f.entry is None or f.arch is None or f.row.predicted is None:
         return None
-    here = f.entry.occupancy(f.arch)
+    resident = f.entry.occupancy(f.arch)
     whole_sm = f.plan is not None and f.plan.spec.uses_copy_engine  # Hopper's kernels take one by design
-    if not here.advice or whole_sm:
+    if not resident.advice or whole_sm:
         return None
     unhidden = f.row.predicted - max([*f.units.values(), f.row.needs.get("busiest block", 0.0)])
     return Advice(
-        f"Occupancy: limited by {here.limiters[0]}",
-        unhidden / (here.blocks + 1) / f.row.seconds,
-        f"{sentences.count(here.blocks, 'block')} per SM, {share(here.fraction)} of the warps; "
+        f"Occupancy: limited by {resident.limiters[0]}",
+        unhidden / (resident.blocks + 1) / f.row.seconds,
+        f"{sentences.count(resident.blocks, 'block')} per SM, {share(resident.fraction)} of the warps; "
         f"{seconds_text(unhidden)} are predicted not to overlap",
-        f"One more block: {here.advice}.",
+        f"One more block: {resident.advice}.",
         "computed",
     )
 
@@ -284,31 +284,31 @@ RULES: tuple[Callable[[Facts], Advice | None], ...] = (
 
 def advice(f: Facts) -> list[Advice]:
     """The largest gains first, then causes whose gain is not known."""
-    found = [x for x in (rule(f) for rule in RULES) if x is not None and (x.gain is None or x.gain >= LEAST)]
-    return sorted(found, key=lambda x: -1.0 if x.gain is None else x.gain, reverse=True)
+    named = [x for x in (rule(f) for rule in RULES) if x is not None and (x.gain is None or x.gain >= LEAST)]
+    return sorted(named, key=lambda x: -1.0 if x.gain is None else x.gain, reverse=True)
 
 
 # --- The facts ----------------------------------------------------------------------------------------------
 
 
-def facts_of(m: Measurement, found: Evidence, entry: Entry | None = None) -> Facts:
+def facts_of(m: Measurement, machine: Evidence, entry: Entry | None = None) -> Facts:
     """``entry``: the main launch as compiled, if that is known already."""
-    m, device = needs.with_needs(m, found), needs.device_of(found)
+    m, device = needs.with_needs(m, machine), needs.device_of(machine)
     spec = KERNELS.get(m.kernel or "")
-    if device is None or spec is None or found.limits is None:
+    if device is None or spec is None or machine.limits is None:
         return Facts(m)
     plan = predictions.plan_of(m.row, device)
-    cost, rates = needs.cost_of(m, found), None
+    cost, rates = needs.cost_of(m, machine), None
     with contextlib.suppress(ValueError):  # damaged: the figure of the levels says so
-        rates = memory_rates.load(found.device)
-    same = figures(found.rows, Asked(m.problem, m.kernel, regime=m.regime, suite=m.suite))
-    predicted = tilings.tilings(m.problem, spec, device, found) if m.row.json.get("needs_ns") else []
+        rates = memory_rates.load(machine.device)
+    same = figures(machine.rows, Asked(m.problem, m.kernel, regime=m.regime, suite=m.suite))
+    predicted = tilings.tilings(m.problem, spec, device, machine) if m.row.json.get("needs_ns") else []
     shared = ((str(x.config), needs.shared_per_product(m.problem, spec, x.config)) for x in predicted)
-    errors = tilings.errors_of(found, device)
+    errors = tilings.errors_of(machine, device)
     return Facts(
         m,
         plan,
-        found.limits.launch_seconds,
+        machine.limits.launch_seconds,
         [x for x in same if x.tiles != m.tiles and not x.is_stale],
         predicted,
         errors[m.kernel].median if m.kernel in errors else 0.0,
@@ -328,8 +328,8 @@ def _inside(m: Measurement, plan: Plan | None) -> tuple[InsideTrace, Sums, float
         return None
     if not is_same_card(str(trace.environment["device"]), plan.device.name):
         return None
-    found = trace.intervals()
-    of_sm = sums(trace, found)
+    times = trace.intervals()
+    of_sm = sums(trace, times)
     if not of_sm.products:
         return None
-    return trace, of_sm, counters.waits_for_data(trace, found, of_sm.sm)
+    return trace, of_sm, counters.waits_for_data(trace, times, of_sm.sm)

@@ -81,8 +81,8 @@ def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
             """Scores of the rows before ``row``. From the row where the diagonal enters the square, each row has one
             score more than the previous row: a sum of consecutive integers."""
             entered = row + diagonal - left
-            seen = np.clip(entered, 0, columns)
-            return seen * (seen + 1) // 2 + columns * np.maximum(entered - columns, 0)
+            visible = np.clip(entered, 0, columns)
+            return visible * (visible + 1) // 2 + columns * np.maximum(entered - columns, 0)
 
         return before(bottom) - before(top)
 
