@@ -63,8 +63,8 @@ format: $(DEV)  ## rewrite in ruff's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-typecheck: $(DEV)  ## mypy, strict
-	$(PY) -m mypy
+typecheck: $(DEV)  ## mypy, strict: cufa and the dashboard
+	$(PY) .ci/typecheck.py $(ARGS)
 
 size:  ## the size budget: lines, headers, stamps, recorded data
 	$(PYTHON) tests/size.py

@@ -138,9 +138,7 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
     return event
 
 
-def button(
-    label: str, key: str, icon: str, action: Callable[..., object], *args: Any, **options: Any
-) -> None:
+def button(label: str, key: str, icon: str, action: Callable[..., None], *args: Any, **options: Any) -> None:
     """A button that calls ``action(*args)`` before the next run of the page."""
     st.button(label, key=key, icon=f":material/{icon}:", on_click=action, args=args, **options)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -24,7 +24,7 @@ __all__ = ["Controls", "Place", "said"]
 
 Number = TypeVar("Number", int, float)
 Read = TypeVar("Read")
-Place = DeltaGenerator | None
+Place: TypeAlias = DeltaGenerator | None
 """The container of a control; None: the current one."""
 
 _SAME = object()
@@ -152,7 +152,9 @@ class Controls:
         key = self._settle(name, default, parse, wanted, among=tuple(words))
         st.session_state[key] = [x for x in st.session_state[key] if x in words]
         with _inside(at):
-            got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key, **_KEPT)
+            got = st.multiselect(
+                label, list(words), format_func=words.__getitem__, help=help, key=key, **_KEPT
+            )
         self._show(name, several(got), several(default), local)
         return list(got)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -70,7 +70,7 @@ def in_words(ratio: Ratio, a: str = "A", b: str = "B") -> tuple[str, str]:
     return f"No significant difference: the time of {a} ÷ the time of {b} is {ratio}.", ""
 
 
-def over_time(series: dict[str, Sequence[Measurement]], palette: Palette) -> go.Figure:
+def over_time(series: Mapping[str, Sequence[Measurement]], palette: Palette) -> go.Figure:
     """Median times by date, p10 to p90 as bars, a curve per machine; each version of the source has its own symbol."""
     figure = theme.new_figure(palette, 320)
     factor, unit = unit_for(max(m.seconds for rows in series.values() for m in rows))

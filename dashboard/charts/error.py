@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -56,7 +56,7 @@ def distribution(quantiles: Mapping[str, Mapping[str, float]], palette: Palette)
     return figure.update_yaxes(title_text="share below", tickformat=".0%", range=[0, 1.04])
 
 
-def _decades(values: Sequence[float] | object) -> dict[str, object]:
-    positive = [x for x in values if x > 0] or [1.0]  # type: ignore[attr-defined]
+def _decades(values: Iterable[float]) -> dict[str, object]:
+    positive = [x for x in values if x > 0] or [1.0]
     ends = [math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))]
     return {"type": "log", "range": ends, "dtick": 1, "exponentformat": "power"}

@@ -193,8 +193,8 @@ def preview(mask: Mask, seqlen_q: int, seqlen_k: int, palette_name: str, side: i
     step = -(-max(seqlen_q, seqlen_k) // (side // 4))
     tiles = Schedule(seqlen_q, seqlen_k, step, step, mask).tiles
     tiles = np.where(tiles == Tile.PADDED, Tile.FULL, tiles)
-    size = (max(1, side * n // max(tiles.shape)) for n in tiles.shape[::-1])
-    source = _uri(raster(tiles, theme.PALETTES[palette_name], tuple(size)))  # type: ignore[arg-type]
+    height, width = (max(1, side * n // max(tiles.shape)) for n in tiles.shape)
+    source = _uri(raster(tiles, theme.PALETTES[palette_name], (width, height)))
     return f'<img src="{source}" alt="{html.escape(alt)}" style="flex:none">'
 
 
@@ -222,9 +222,10 @@ def _outline(
     row, column = selected
     # At least 1% of the side: a smaller frame is invisible in a large grid.
     dy, dx = (max(0.5, 0.006 * n) for n in (schedule.num_q_blocks, schedule.num_kv_blocks))
+    middle: float = row
     if schedule.by_keys:
-        row, dy = (schedule.num_q_blocks - 1) / 2, schedule.num_q_blocks / 2
-    box = {"type": "rect", "x0": column - dx, "x1": column + dx, "y0": row - dy, "y1": row + dy}
+        middle, dy = (schedule.num_q_blocks - 1) / 2, schedule.num_q_blocks / 2
+    box = {"type": "rect", "x0": column - dx, "x1": column + dx, "y0": middle - dy, "y1": middle + dy}
     return [
         {**box, "line": {"color": palette.background, "width": 6}},
         {**box, "line": {"color": palette.text, "width": 3}},

@@ -117,7 +117,9 @@ def table(name: str, rows: Any, beside: Any, kind: str, shown: int, shown_beside
 def numbers(x: npt.NDArray[Any], digits: int = _DIGITS) -> Any:
     """Rounded numbers for JSON; null for infinite numbers: hidden scores, maxima without a score."""
     wide = x.astype(np.float64)
-    return np.where(np.isfinite(wide), wide.round(digits), None).tolist()
+    rounded = wide.round(digits).astype(object)
+    rounded[~np.isfinite(wide)] = None
+    return rounded.tolist()
 
 
 def meters(walk: Walk | BackwardWalk) -> list[dict[str, Any]]:

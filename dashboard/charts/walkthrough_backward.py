@@ -73,7 +73,7 @@ def _held(walk: BackwardWalk) -> list[dict[str, Any]]:
     device += [["L", rows * FLOAT32, ["L"], None], ["L, D", rows * 2 * FLOAT32, ["L, D"], None]]
     device += [["dQ so far", walk.Q.size * FLOAT32, ["dQ so far"], None]]
     device += [[f"d{name}", sizes[name], [f"d{name}"], None] for name in "QKV"]
-    shared = [[f"{name} tile", tile * item, [], name] for name in ("Q", "K", "V", "dO")]
+    shared: list[list[Any]] = [[f"{name} tile", tile * item, [], name] for name in ("Q", "K", "V", "dO")]
     shared += [["L, D", BLOCK * 2 * FLOAT32, [], "L, D"], ["dS", scores * item, [], 2]]
     registers = [
         ["S, then P", scores * FLOAT32, [], 1],

@@ -170,7 +170,7 @@ SPLITS = (1, 2, 4, 5, 6, 8, 12, 16)
 
 def split_timeline(long: int, short: int) -> Timeline:
     """The thread blocks with ``long`` splits of the longest sequence, and ``short`` splits of each other sequence."""
-    owner, count = [], []
+    owner, count = list[int](), list[int]()
     for number, length in enumerate(CACHED):
         splits = short if number else long
         ranges = [split_range(length, splits, part, KV_BLOCK) for part in range(splits)]

@@ -137,7 +137,8 @@ def thread_blocks(
     batch, head = np.divmod(order.head, problem.kv_heads if by_keys else problem.heads)
     together = (config or spec.configs[0]).blocks_of_item
     items = (order.q_block, head, batch, order.tiles(schedule))
-    return Blocks(*(np.repeat(x, together) for x in items), order.thread_block)
+    q_block, head, batch, tiles = (np.repeat(x, together) for x in items)
+    return Blocks(q_block, head, batch, tiles, order.thread_block)
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:

@@ -10,6 +10,7 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.measure import measured, timing
 from cufa.measure.timing import Ratio
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
@@ -43,11 +44,11 @@ def said_most(rows: Iterable[Measurement], by: Callable[[Measurement], str]) -> 
     return max(groups, key=lambda name: weight(groups[name]))
 
 
-def grouped(rows: Iterable[Measurement], by: Callable[[Measurement], Key]) -> dict[Key, list[Measurement]]:
-    """Measurements by key, in order."""
-    groups: dict[Key, list[Measurement]] = {}
-    for m in rows:
-        groups.setdefault(by(m), []).append(m)
+def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
     return groups
 
 

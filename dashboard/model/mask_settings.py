@@ -78,7 +78,7 @@ def _diagonal(diagonal: str | int) -> dict[str, Any]:
 def _sets(mask: Band) -> dict[str, Any]:
     """Settings of a named band; empty for other bands, or numbers per sequence."""
     where = _diagonal(mask.diagonal)
-    kinds = (
+    kinds: tuple[tuple[str, dict[str, Any], Callable[..., Mask]], ...] = (
         ("prefix", {"length": mask.prefix}, masks.prefix),
         ("streaming", {"keep": mask.keep, "window": mask.left}, masks.streaming),
         (
@@ -90,7 +90,7 @@ def _sets(mask: Band) -> dict[str, Any]:
     for name, numbers, make in kinds:
         scalar = all(x is None or isinstance(x, int) for x in numbers.values())
         needed = name == "global_window" or None not in numbers.values()
-        if scalar and needed and make(*numbers.values(), mask.diagonal) == mask:  # type: ignore[operator]
+        if scalar and needed and make(*numbers.values(), mask.diagonal) == mask:
             return {"mask": name, **numbers, **where}
     return {}
 

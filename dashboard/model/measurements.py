@@ -17,6 +17,8 @@ from cufa.kernels import KERNELS, Split
 from cufa.measure.cases import Work
 from cufa.measure.limits import Limits
 from cufa.measure.measured import Measured
+from cufa.measure.regimes import Regime
+from cufa.measure.timing import Timing
 from cufa.plan.operation import OPERATIONS, Operation
 from cufa.problem.problem import Problem
 
@@ -70,15 +72,15 @@ class Measurement:
     """The run's environment: :func:`cufa.measure.machine.environment`."""
 
     # Fields of the row (seconds: the median; gbytes: GB/s):
-    problem = property(operator.attrgetter("row.problem"))
-    regime = property(operator.attrgetter("row.regime"))
-    timing = property(operator.attrgetter("row.timing"))
-    seconds = property(operator.attrgetter("row.seconds"))
-    tflops = property(operator.attrgetter("row.tflops"))
-    gbytes = property(operator.attrgetter("row.gbytes"))
-    needs = property(operator.attrgetter("row.needs"))
-    predicted = property(operator.attrgetter("row.predicted"))
-    load = property(operator.attrgetter("row.load"))
+    problem = functools.cached_property[Problem](operator.attrgetter("row.problem"))
+    regime = functools.cached_property[Regime](operator.attrgetter("row.regime"))
+    timing = functools.cached_property[Timing](operator.attrgetter("row.timing"))
+    seconds = functools.cached_property[float](operator.attrgetter("row.seconds"))
+    tflops = functools.cached_property[float](operator.attrgetter("row.tflops"))
+    gbytes = functools.cached_property[float](operator.attrgetter("row.gbytes"))
+    needs = functools.cached_property[dict[str, float]](operator.attrgetter("row.needs"))
+    predicted = functools.cached_property[float | None](operator.attrgetter("row.predicted"))
+    load = functools.cached_property[Json](operator.attrgetter("row.load"))
 
     @property
     def operation(self) -> Operation:

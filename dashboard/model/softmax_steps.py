@@ -11,7 +11,7 @@ from cufa.kernels import TileConfig
 from cufa.plan.planner import make_plan
 from cufa.problem.mask_family import Mask
 from cufa.problem.problem import Problem, default_scale
-from cufa.problem.tile_classes import TileClass
+from cufa.problem.tile_classes import Bools, Ints, TileClass
 from cufa.run.cpu import forward as cpu
 from cufa.run.cpu.tiles import TileStep
 from cufa.schedule.schedule import Schedule
@@ -40,16 +40,19 @@ class _Cut(Mask):
     whole_q: int
     whole_k: int
 
-    def visible(self, rows, keys, seqlen_q, seqlen_k, batch=0, head=0):  # type: ignore[no-untyped-def]
+    def visible(
+        self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int, batch: int = 0,
+        head: int = 0,
+    ) -> Bools:  # fmt: skip
         rows, keys = np.asarray(rows) + self.first_row, np.asarray(keys) + self.first_key
         return self.mask.visible(rows, keys, self.whole_q, self.whole_k, batch, head)
 
-    def rectangles(self, q_first, q_end, k_first, k_end, seqlen_q, seqlen_k):  # type: ignore[no-untyped-def]
-        rows, keys = (
-            (x + self.first_row for x in (q_first, q_end)),
-            (x + self.first_key for x in (k_first, k_end)),
-        )
-        return self.mask.rectangles(*rows, *keys, self.whole_q, self.whole_k)
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        q_first, q_end = q_first + self.first_row, q_end + self.first_row
+        k_first, k_end = k_first + self.first_key, k_end + self.first_key
+        return self.mask.rectangles(q_first, q_end, k_first, k_end, self.whole_q, self.whole_k)
 
 
 def observe_rows(schedule: Schedule, q_block: int, head_dim: int, softcap: float | None = None) -> list[Step]:

@@ -112,8 +112,9 @@ def balanced_blocks(batch: Batch, shares: int) -> Blocks:
         )
     )  # fmt: skip
     tiles = [max(1, _tiles(p.first_key, p.last_key, keys)) for p in spans]
-    columns = ([KEYS] * len(spans), [p.kv_head for p in spans], [p.batch for p in spans], tiles)
-    return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in spans]))
+    columns = ([p.kv_head for p in spans], [p.batch for p in spans], tiles, [p.share for p in spans])
+    head, batch_of, count, share = (np.array(c, np.int64) for c in columns)
+    return Blocks(np.full(len(spans), KEYS), head, batch_of, count, share)
 
 
 def _tiles(first: int, last: int, keys: int) -> int:

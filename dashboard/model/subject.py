@@ -107,6 +107,6 @@ def _mask_of(text: str, seqlen_k: int) -> Mask:
     kind, *values = text.split(_WITHIN)
     if kind in mask_settings.KINDS:
         return mask_settings.mask_of(kind, values, seqlen_k)
-    left, right, diagonal = text.split(_WITHIN)
-    sides = [None if side == _NONE else int(side) for side in (left, right)]
-    return masks.window(*sides, diagonal if diagonal in DIAGONALS else int(diagonal))
+    *sides, diagonal = text.split(_WITHIN)
+    left, right = (None if side == _NONE else int(side) for side in sides)
+    return masks.window(left, right, diagonal if diagonal in DIAGONALS else int(diagonal))

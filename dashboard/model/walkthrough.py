@@ -157,7 +157,7 @@ def _forward(case: Case) -> Walk:
     plan = make_plan(problem, None, case.algorithm, TileConfig(BLOCK, BLOCK, num_warps=0))
     out, observed = np.empty_like(q), list[TileStep]()
     cpu.run(plan, q, k, v, out, None, observer=observed.append)
-    exact = attention_reference(q, k, v, mask=mask)[0, 0]
+    exact = np.asarray(attention_reference(q, k, v, mask=mask))[0, 0]
     meters = {}
     for name, model in traffic_steps.MODELS.items():
         skips = make_plan(problem, None, name).spec.skip_masked_tiles
@@ -183,7 +183,7 @@ def _decode(case: Case) -> Walk:
     cpu_decode.run(
         plan, operands | {"q": q, "k_cache": k, "v_cache": v, "out": out}, observer=observed.append
     )
-    exact = decode_reference(q, k, v)[0, :, 0]
+    exact = np.asarray(decode_reference(q, k, v))[0, :, 0]
     schedule = Schedule(1, length, 1, BLOCK, FULL)
     split, whole = (tuple(traffic_steps.decode(problem, schedule, n, length)) for n in (splits, 1))
     meters = {"decode": split} if splits == 1 else {"decode": split, "whole": whole}

@@ -93,7 +93,7 @@ def walk_backward(case: Case) -> BackwardWalk:
     observed = list[GradientStep]()
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     cpu_backward.run(plan, arrays, observer=observed.append)
-    exact = attention_reference_backward(dout, q, k, v, mask=mask)
+    exact_dq, exact_dk, exact_dv = attention_reference_backward(dout, q, k, v, mask=mask)
     meters = {
         name: _joined(tuple(model(problem, plan.schedule)))
         for name, model in traffic_steps.BACKWARD_MODELS.items()
@@ -101,11 +101,11 @@ def walk_backward(case: Case) -> BackwardWalk:
     D = np.zeros(length, np.float32)
     for tile in observed:
         D[tile.q_block * BLOCK : (tile.q_block + 1) * BLOCK] = tile.delta
-    exact_rows = tuple(x[0, 0] for x in exact)
-    steps = _follow(meters[ALGORITHM], observed, np.float32(problem.scale), exact_rows)
-    rows = (x[0, 0] for x in (q, k, v, out, dout, lse))
+    exact = (exact_dq[0, 0], exact_dk[0, 0], exact_dv[0, 0])
+    steps = _follow(meters[ALGORITHM], observed, np.float32(problem.scale), exact)
+    Q, K, V, O, dO, L = (x[0, 0] for x in (q, k, v, out, dout, lse))
     stored = (dq[0, 0], dk[0, 0], dv[0, 0])
-    return BackwardWalk(case, problem, plan.schedule, *rows, D, stored, exact_rows, steps, meters)  # type: ignore[arg-type]
+    return BackwardWalk(case, problem, plan.schedule, Q, K, V, O, dO, L, D, stored, exact, steps, meters)
 
 
 def _joined(steps: tuple[traffic_steps.Step, ...]) -> tuple[traffic_steps.Step, ...]:

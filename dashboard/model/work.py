@@ -82,7 +82,8 @@ def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
             score more than the previous row: a sum of consecutive integers."""
             entered = row + diagonal - left
             visible = np.clip(entered, 0, columns)
-            return visible * (visible + 1) // 2 + columns * np.maximum(entered - columns, 0)
+            scores: Ints = visible * (visible + 1) // 2 + columns * np.maximum(entered - columns, 0)
+            return scores
 
         return before(bottom) - before(top)
 

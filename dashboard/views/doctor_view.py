@@ -14,7 +14,7 @@ _SIGNS = {Status.PROBLEM: ":red[✗ problem]", Status.ABSENT: "– not here", St
 
 
 _SPINNER = "Checking driver, CuPy, NVRTC and caches, and making one call…"
-_examine = st.cache_data(doctor.examine, ttl=600, show_spinner=_SPINNER)
+_examine = st.cache_data(ttl=600, show_spinner=_SPINNER)(doctor.examine)
 
 
 def show(controls: Controls) -> None:

@@ -13,8 +13,8 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.views import rates_view
 from cufa.dashboard.views.splits_view import Choice
 from cufa.dashboard.worker.jobs import Job
-from cufa.measure.cases import Case, contenders
-from cufa.measure.decode_cases import OURS, READ, steps
+from cufa.measure.cases import READ, Case, contenders
+from cufa.measure.decode_cases import OURS, steps
 from cufa.measure.regimes import Regime
 
 #: What each contender of :func:`cufa.measure.decode_cases.steps` adds, by its label.

@@ -127,8 +127,12 @@ class _Fields:
         if self.like is None:
             st.button(
                 f"Make it {tokens:,} queries and keys", key="masked.fit", icon=":material/fit_width:",
-                on_click=lambda: [self.controls.set(name, tokens) for name in ("sq", "sk")],
+                on_click=self._resize, args=(tokens,),
             )  # fmt: skip
+
+    def _resize(self, tokens: int) -> None:
+        for name in ("sq", "sk"):
+            self.controls.set(name, tokens)
 
 
 def _window(x: _Fields) -> Mask:

@@ -180,7 +180,7 @@ def _choose_recorded() -> None:
     traces = ((name, kept.trace, kept.card) for name, kept in found.items())
     words = {name: f"{x.kernel}: {x.problem}, {x.config} · {card}" for name, x, card in traces}
     st.selectbox(
-        "Recorded traces", list(found), None, words.get, "masked.open", on_change=_open_chosen, args=(found,),
+        "Recorded traces", list(found), None, words.__getitem__, "masked.open", on_change=_open_chosen, args=(found,),
         placeholder="Open a trace: it sets the controls above",
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from cufa.dashboard.views.masked_controls import View
 from cufa.problem.integers import Integers
 from cufa.schedule.schedule import Tile
 
-_BY_DIGEST = {Integers: lambda numbers: numbers.digest}
-_observe = st.cache_data(
-    softmax_steps.observe_rows, max_entries=64, show_spinner=False, hash_funcs=_BY_DIGEST
+_BY_DIGEST: dict[str | type[Any], Callable[[Any], Any]] = {Integers: lambda numbers: numbers.digest}
+_observe = st.cache_data(max_entries=64, show_spinner=False, hash_funcs=_BY_DIGEST)(
+    softmax_steps.observe_rows
 )
 _IS_NEW = "masked.new"
 """Session key: the whole page is drawn, not only another tile."""
@@ -38,7 +39,10 @@ def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
     take_click(controls, q="y", k="x")
     grid = st.container()  # above the controls of the selected tile
     selected = _choose_tile(view, controls)
-    parts = [lambda: _show_grid(view, palette, grid, selected), lambda: _show_tile(view, palette, selected)]
+    parts: list[Callable[[], None]] = [
+        lambda: _show_grid(view, palette, grid, selected),
+        lambda: _show_tile(view, palette, selected),
+    ]
     is_new = st.session_state.pop(_IS_NEW, False)
     for show in parts if is_new else reversed(parts):  # a newly selected tile does not wait for the grid
         show()

@@ -12,6 +12,7 @@ from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import splits
 from cufa.dashboard.model.asked import Asked, figures, unlike, where
+from cufa.dashboard.model.launch import Blocks
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.split_time import load_of
 from cufa.dashboard.model.splits import Batch, Split
@@ -94,7 +95,7 @@ def _verdict(
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]:
+def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, Blocks]]:
     """The best fixed split, and both launches."""
     curve = splits.split_curve(batch, splits.candidates(min(64, max(batch.tiles)), dense=8))
     best = splits.best(curve).splits

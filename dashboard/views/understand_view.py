@@ -75,7 +75,7 @@ def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
     of = {"Q": q * BLOCK, "K": k * BLOCK}
     used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
     st.caption(f"{' and '.join(used)} are yours; the others are random.")
-    return dataclasses.replace(case, **given)
+    return dataclasses.replace(case, Q=given["Q"], K=given["K"])
 
 
 @functools.lru_cache(128)
