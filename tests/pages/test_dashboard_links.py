@@ -96,11 +96,12 @@ def test_a_page_says_the_subject_back_that_a_link_brought(
     assert told == wanted
 
 
-def test_a_link_replaces_what_a_page_remembers() -> None:
+@pytest.mark.parametrize("name", ["float32", "window"])
+def test_a_link_replaces_what_a_page_remembers(name: str) -> None:
     app = open_page("masked_work", alg="fa1", mask="window", left="5", softcap="9", two="1", dtype="float16")
     app.switch_page("screens/decode.py").run()
     app.query_params.clear()
-    found = SUBJECTS["float32"]
+    found = SUBJECTS[name]
     for key, value in links.link("masked_work", found).items():
         app.query_params[key] = value
     app.switch_page("screens/masked_work.py").run()
