@@ -29,7 +29,7 @@ struct DecodeParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 split_tiles;   // fixed, not RAGGED: tiles of each split (computed on the host: no division before the first load)
   i32 used_splits;   // fixed, not RAGGED: splits that have tiles
-  i32 left;          // MASK_BAND, MASK_SETS: how many keys before its own a token sees, at most the capacity
+  i32 left;          // MASK_BAND, MASK_SETS: number of keys that a token sees before its own key, at most the capacity
   float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
   i32 min_shares;    // balanced, RAGGED: at least this many of num_splits shares are used
   const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)

@@ -1,4 +1,4 @@
-// Shapes of k_scale and v_scale of an e4m3 cache: float32, contiguous. An append writes those of OF_BLOCK and OF_TOKEN.
+// Shapes of k_scale and v_scale of an e4m3 cache: float32, contiguous. Appends write scales of OF_BLOCK and OF_TOKEN.
 //
 //                contiguous                                    PAGED
 //   OF_HEAD      (kv_heads)                                    (kv_heads)

@@ -59,7 +59,7 @@ DEVICE Tiles tiles_to_read(const DecodeParams& p, int keys) {
   return {first, all - first};
 }
 
-// From a key's number, tile * Bc + offset in the tile, to its position in the sequence. Only MASK_SETS makes them differ.
+// From a key's number, tile * Bc + offset in the tile, to its position in the sequence: different for MASK_SETS only.
 struct KeyPlaces {
   int gap_start, gap;  // MASK_SETS: position of the first key without a number, and how many such keys there are
 

@@ -23,7 +23,7 @@ struct Tokens {
   DEVICE i64 index(const QuantizeParams& p) const { return i64(head) * p.blocks + block; }
 };
 
-// Block indices run through one head after another. A sequence takes a multiple of VALUE_KEYS tokens, as in V^T.
+// Blocks are numbered head by head. Each sequence takes a multiple of VALUE_KEYS tokens, padding included, as in V^T.
 DEVICE Tokens tokens_of(const QuantizeParams& p, u32 index) {
   const int seqlen = int(p.seqlen), sequences = int(p.sequences), head = int(index / u32(p.blocks));
   const u32 block = index % u32(p.blocks);

@@ -115,9 +115,9 @@ def _idle_warpgroups(plan: Plan) -> int:
         return 0
     config, schedule = plan.config, plan.schedule
     groups = Schedule.of(plan.problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
-    of_block = config.block_q // GROUP_ROWS
-    past_the_end = schedule.num_q_blocks * of_block - groups.num_q_blocks
-    return max(0, schedule.visited * of_block - groups.visited - past_the_end)
+    per_block = config.block_q // GROUP_ROWS
+    past_the_end = schedule.num_q_blocks * per_block - groups.num_q_blocks
+    return max(0, schedule.visited * per_block - groups.visited - past_the_end)
 
 
 def key_of(config: TileConfig) -> dict[str, Any]:

@@ -29,19 +29,19 @@ def accuracy(problem: Problem, needle_keys: int, on_gpu: bool = False) -> Iterat
     On a GPU it also compares both values of ``accumulate``; the CPU always sums in float32."""
     plain = (_BASELINE, *(Contender(quantized=recipe) for recipe in _RECIPES))
     accumulations = (Quantized(rotated=True, sums=x) for x in (("tile", "row") if on_gpu else ()))
-    both = (*plain, *(Contender(quantized=recipe) for recipe in accumulations))
+    needle = (*plain, *(Contender(quantized=recipe) for recipe in accumulations))
     fa2 = Contender(
         "fa2", name=f"FA2, {_RECIPES[0]}", quantized=_RECIPES[0]
     )  # on Hopper not the planner's choice
     for name, (words, _) in DISTRIBUTIONS.items():
         if name == "needle":
-            own = dataclasses.replace(
+            shape = dataclasses.replace(
                 problem, batch=1, seqlen_q=min(problem.seqlen_q, _NEEDLE_QUERIES), seqlen_k=needle_keys
             )
         else:
-            own = problem
-        chosen = both if name == "needle" else (*plain, fa2) if on_gpu and name == "normal" else plain
-        yield Case(own, chosen, f"{name} ({words}): {own}", distribution=name)
+            shape = problem
+        chosen = needle if name == "needle" else (*plain, fa2) if on_gpu and name == "normal" else plain
+        yield Case(shape, chosen, f"{name} ({words}): {shape}", distribution=name)
 
 
 def speed(problems: Iterator[Problem]) -> Iterator[Case]:

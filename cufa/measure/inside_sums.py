@@ -91,16 +91,16 @@ def sums(trace: InsideTrace, found: Intervals, sm: int | None = None) -> Sums:
     """Sums of one SM (default: the busiest). Raises ValueError if the SM has no logs."""
     sm = busiest_sm(trace) if sm is None else sm
     logs = np.flatnonzero(trace.logs.heads["sm"] == sm)
-    mine = found[np.isin(found["log"], logs)]
-    if not len(mine):
+    selected = found[np.isin(found["log"], logs)]
+    if not len(selected):
         raise ValueError(f"no warp of SM {sm} kept a log")
-    products = union(mine[np.isin(mine["phase"], _numbers(PRODUCTS))])
-    softmax = union(mine[mine["phase"] == PHASES.index("SOFTMAX")])
-    states = mine[~mine["flight"]]
+    products = union(selected[np.isin(selected["phase"], _numbers(PRODUCTS))])
+    softmax = union(selected[selected["phase"] == PHASES.index("SOFTMAX")])
+    states = selected[~selected["flight"]]
     total = np.bincount(states["phase"], states["end"] - states["begin"], len(PHASES))
     both = length(products) + length(softmax) - length(union(np.concatenate([products, softmax])))
     return Sums(
-        sm, len(logs), span=float(mine["end"].max() - mine["begin"].min()), lane_time=_lane_time(mine),
+        sm, len(logs), span=float(selected["end"].max() - selected["begin"].min()), lane_time=_lane_time(selected),
         products=length(products), softmax=length(softmax), both=both,
         phases={name: float(t) for name, t in zip(PHASES, total, strict=True) if t},
     )  # fmt: skip
@@ -164,8 +164,8 @@ def perfetto(trace: InsideTrace, found: Intervals | None = None) -> bytes:
     for lane in lanes(trace, found):
         name = f"SM {lane.sm}" if trace.is_time else f"CPU thread {lane.sm}"
         events.append({"ph": "M", "name": "process_name", "pid": lane.sm, "args": {"name": name}})
-        mine = found[found["log"] == lane.log]
-        kinds = [0, *np.unique(mine["phase"][mine["flight"]]).tolist()]
+        lane_intervals = found[found["log"] == lane.log]
+        kinds = [0, *np.unique(lane_intervals["phase"][lane_intervals["flight"]]).tolist()]
         for kind in kinds:
             thread = threads[lane.log, kind] = len(threads)
             label = f"{lane}: {WORDS[PHASES[kind]]} in flight" if kind else str(lane)

@@ -61,8 +61,8 @@ def record(plan: Plan) -> Trace:
     if not runs[0]["end_ns"].all():
         raise ValueError(f"{plan.spec.name} writes no trace records")
     shortest = min(runs, key=lambda r: int(r["end_ns"].max() - r["start_ns"].min()))
-    here, digest = environment(plan.device), measured.digest(plan.spec)
-    return Trace(plan.spec.name, digest, plan.problem, plan.config, here, plan.device.num_sms, shortest)
+    machine, digest = environment(plan.device), measured.digest(plan.spec)
+    return Trace(plan.spec.name, digest, plan.problem, plan.config, machine, plan.device.num_sms, shortest)
 
 
 def save(trace: Trace, directory: Path) -> Path:

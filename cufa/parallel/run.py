@@ -177,7 +177,7 @@ def first_row(rank: int, segments: Sequence[Segment]) -> int | None:
 
 
 def box_of(x: Any, heads: Range, segment: Segment) -> Any:
-    """A view of some heads of a segment of a part."""
+    """A view of a range of heads and one segment of rows of ``x``, a rank's part of an array."""
     return x[:, slice(*heads), segment.row : segment.row + segment.length]
 
 

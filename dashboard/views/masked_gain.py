@@ -58,7 +58,7 @@ def show_speedup(view: View, palette: Palette) -> None:
         page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides no score.", small=True)
         return
     from_tiles = work.skip_speedups(tiling, _LENGTHS)
-    # Without the lengths of this view: the cached curve serves all lengths.
+    # The curve is the same for all lengths: lengths of 1 give the cache one key.
     anywhere = dataclasses.replace(view.problem, seqlen_q=1, seqlen_k=1)
     tiles = dataclasses.replace(tiling, seqlen_q=1, seqlen_k=1)
     lengths, from_launch = simulated(anywhere, tiles, view.spec.name, view.device, view.blocks_per_sm)

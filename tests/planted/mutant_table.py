@@ -207,7 +207,7 @@ TOOLS = [
          "the last page of a sequence is not compared"),
     ),
     *_of("cufa/measure/costs.py", "costs",
-        ("of_block - groups.visited -", "of_block - schedule.visited * of_block -",
+        ("per_block - groups.visited -", "per_block - schedule.visited * per_block -",
          "warpgroups that see nothing cost as much as others"),
         ('{"read": partial,', '{"read": whole,', "rows past the ends are read"),
     ),

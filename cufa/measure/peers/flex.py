@@ -55,8 +55,8 @@ def _compiled(problem: Problem, name: str) -> Callable[..., Any]:
     block_mask = None
     if problem.mask_kind != "full":
         lengths = problem.seqlen_q, problem.seqlen_k
-        of_batch, of_heads = problem.mask.spread
-        outer = problem.batch if of_batch > 1 else None, problem.heads if of_heads > 1 else None
+        batches, heads = problem.mask.spread
+        outer = problem.batch if batches > 1 else None, problem.heads if heads > 1 else None
         seen = mask_mod(problem, lambda x: torch.from_numpy(x.copy()).cuda())
         block_mask = create_block_mask(seen, *outer, *lengths, device="cuda")
     options: dict[str, Any] = {"block_mask": block_mask, "scale": problem.scale}
@@ -87,11 +87,11 @@ def mask_mod(problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
 
 def _of_bits(mask: Bits, problem: Problem, put: Callable[[Any], Any]) -> MaskMod:
     """A mask of bits: reads the bit of a (query, key) pair in the mask's words."""
-    words, (of_batch, of_heads) = put(mask.by_row.values), mask.spread
-    group = problem.heads // of_heads
+    words, (batches, heads) = put(mask.by_row.values), mask.spread
+    group = problem.heads // heads
 
     def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        outer = batch if of_batch > 1 else 0, head // group if of_heads > 1 else 0
+        outer = batch if batches > 1 else 0, head // group if heads > 1 else 0
         return (words[(*outer, query, key // WORD)] >> (key % WORD)) & 1 == 1
 
     return seen
