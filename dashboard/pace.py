@@ -37,8 +37,8 @@ def begin_page() -> None:
     st.session_state[_VISITED] = True
 
 
-def sent(what: str) -> None:
+def sent(kind: str) -> None:
     """The page has sent an element of this kind: pause if it is the first one."""
-    if _is_served and st.session_state.get(_DUE) == what:
-        st.session_state[_DUE] = _NEXT.get(what)
-        time.sleep(_LASTING[what])
+    if _is_served and st.session_state.get(_DUE) == kind:
+        st.session_state[_DUE] = _NEXT.get(kind)
+        time.sleep(_LASTING[kind])

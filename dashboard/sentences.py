@@ -26,10 +26,10 @@ def plural(number: int, word: str) -> str:
 
 def listed(words: Iterable[str], most: int = 6) -> str:
     """a; a and b; a, b and c; a, b and 7 more."""
-    found = list(words)
-    if len(found) > most:
-        found = [*found[: most - 1], f"{len(found) - most + 1} more"]
-    return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
+    names = list(words)
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def seconds(number: float) -> str:

@@ -124,11 +124,11 @@ class SameOrigin:
 
 def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Programs and followed links send no origin; scripts of a page always do."""
-    found = {name: value for name, value in headers if name in (b"host", b"origin")}
-    origin = found.get(b"origin")
+    fields = {name: value for name, value in headers if name in (b"host", b"origin")}
+    origin = fields.get(b"origin")
     return origin is None or origin in (
-        b"http://" + found.get(b"host", b""),
-        b"https://" + found.get(b"host", b""),
+        b"http://" + fields.get(b"host", b""),
+        b"https://" + fields.get(b"host", b""),
     )
 
 
@@ -176,10 +176,10 @@ def send_at_once() -> int:
     port = 0
     for number in os.listdir("/dev/fd"):
         # OSError: not a socket, or the descriptor of this listing.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
-            if found.family != socket.AF_UNIX and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                port = found.getsockname()[1]
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as sock:
+            if sock.family != socket.AF_UNIX and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                port = sock.getsockname()[1]
     return port
 
 

@@ -52,9 +52,9 @@ class Controls:
 
     def second(self, prefix: str) -> Controls:
         """The same controls for a second subject on the page; their names in links begin with ``prefix``."""
-        found = copy.copy(self)
-        found._prefix = self._prefix + prefix
-        return found
+        controls = copy.copy(self)
+        controls._prefix = self._prefix + prefix
+        return controls
 
     def integer(
         self, name: str, label: str, default: int, low: int, high: int, *,
@@ -195,9 +195,9 @@ class Controls:
     def kept(self, name: str, default: int, low: int, high: int) -> int:
         """A whole number of a figure, which changes it by :meth:`set`."""
         key = self._settle(name, default, *_whole(low, high))
-        found = min(max(int(st.session_state[key]), low), high)
-        self._show(name, found, default)
-        return found
+        nearest = min(max(int(st.session_state[key]), low), high)
+        self._show(name, nearest, default)
+        return nearest
 
     def carried(self, name: str, parse: Callable[[str], Any], wanted: str) -> Any:
         """The parsed value of a link parameter without a widget, which stays in the link; None if absent."""
@@ -276,7 +276,7 @@ class Controls:
                 st.session_state[key] = default
                 self.notice(
                     f"the link asks for {full} = {text!r}, which is not {wanted}; "
-                    + (f"showing {_in_words(default)} instead." if default != "" else "the page ignores it.")
+                    + (f"showing {_worded(default)} instead." if default != "" else "the page ignores it.")
                 )
         return key
 
@@ -304,6 +304,6 @@ def _named(words: Collection[str]) -> str:
     return ", ".join(words) if len(words) <= _MOST_NAMED else f"the {len(words):,} options"
 
 
-def _in_words(value: Any) -> str:
+def _worded(value: Any) -> str:
     """A control's value in a sentence."""
     return ", ".join(value) or NONE if isinstance(value, list) else said(value)

@@ -88,7 +88,7 @@ _TILES = {
 
 def _palette(name: str, i: int) -> Palette:
     tiles = {tile: TileStyle(*words, *inks[i]) for tile, (words, *inks) in _TILES.items()}
-    return Palette(name, _SERIES[i], _SCALE[i], tiles, **{what: both[i] for what, both in _COLOURS.items()})
+    return Palette(name, _SERIES[i], _SCALE[i], tiles, **{k: both[i] for k, both in _COLOURS.items()})
 
 
 LIGHT, DARK = _palette("light", 0), _palette("dark", 1)
@@ -158,8 +158,8 @@ def intervals(
     """Error bars from ``low`` to ``high`` around ``values``."""
     above = [top - value for value, top in zip(values, high, strict=True)]
     below = [value - bottom for value, bottom in zip(values, low, strict=True)]
-    drawn = {"array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
-    return {"type": "data", "symmetric": False} | drawn | look
+    bars = {"array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
+    return {"type": "data", "symmetric": False} | bars | look
 
 
 def reference_line(figure: go.Figure, palette: Palette, y: float, text: str, *, is_log: bool) -> None:

@@ -76,7 +76,7 @@ class Hidden:
 def read_hidden(text: str) -> tuple[Hidden, ...]:
     """Raises ValueError for the first invalid entry."""
     if "[" in text:
-        return _by_array([read_lengths(part) for part in re.findall(r"\[([^\[\]]*)", text) if part.strip()])
+        return _read_lo_hi([read_lengths(part) for part in re.findall(r"\[([^\[\]]*)", text) if part.strip()])
     entries = []
     for word in filter(None, re.split(r"[,;\n]+", re.sub(r"[^\S\n]+", "", text))):
         match = _HIDDEN.fullmatch(word)
@@ -91,7 +91,7 @@ def read_hidden(text: str) -> tuple[Hidden, ...]:
     return tuple(entries)
 
 
-def _by_array(vectors: list[Lengths]) -> tuple[Hidden, ...]:
+def _read_lo_hi(vectors: list[Lengths]) -> tuple[Hidden, ...]:
     """Hidden rows from lo and hi, or two such pairs: the arguments of :func:`cufa.masks.columns`."""
     counts = [len(x) for x in vectors]
     if len(vectors) not in (2, 4) or len(set(counts)) > 1:

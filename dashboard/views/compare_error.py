@@ -18,10 +18,10 @@ from cufa.measure.distributions import DISTRIBUTIONS
 _KEY = "compare.error"
 
 
-def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+def show(controls: Controls, measured: Sequence[Measurement], palette: Palette) -> None:
     """The newest run of a machine, one distribution of the inputs."""
     page.header("Error against time in 8 bits")
-    described = [m for m in found if m.row.json.get("accuracy")]
+    described = [m for m in measured if m.row.json.get("accuracy")]
     if not described:
         text = "No error of 8 bits is measured yet: start the suite fp8 on the page Run."
         page.verdict(text, "warn", small=True)
@@ -35,8 +35,8 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     newest = max(m.recorded for m in by_name[name])
     rows = list({m.label: m for m in by_name[name] if m.recorded == newest}.values())
     page.verdict(f"On {where}: {_verdict(rows)}", "", page.origin_tag(rows[0].origin), small=True)
-    said = "; ".join(_words(m) for m in rows)
-    figure, alt = charts.against_time(rows, palette), f"Error against time. {said}."
+    texts = "; ".join(_words(m) for m in rows)
+    figure, alt = charts.against_time(rows, palette), f"Error against time. {texts}."
     event = page.figure(figure, _KEY, alt, on_select="rerun", selection_mode="points")
     points = event["selection"]["points"] if event else []
     picked = rows[points[0]["curve_number"]] if points else rows[-1]
@@ -50,8 +50,8 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
 
 
 def _words(m: Measurement) -> str:
-    found = m.row.json["accuracy"]
-    return f"{m.label}: {seconds_text(m.seconds)}, RMSE {found['rmse']:.1e}, Σ|o| {found['bias']:+.2%}"
+    accuracy = m.row.json["accuracy"]
+    return f"{m.label}: {seconds_text(m.seconds)}, RMSE {accuracy['rmse']:.1e}, Σ|o| {accuracy['bias']:+.2%}"
 
 
 def _verdict(rows: Sequence[Measurement]) -> str:
@@ -61,11 +61,11 @@ def _verdict(rows: Sequence[Measurement]) -> str:
     best = min(scaled, key=lambda m: m.row.json["accuracy"]["rmse"], default=None)
     if best is None or not plain:
         return f"{len(rows)} precisions are measured."
-    mine, theirs = (m.row.json["accuracy"] for m in (best, plain[0]))
-    found = ""
-    if mine["found"] is not None:
-        found = f" It finds {mine['found']:.0%} of the needles, {plain[0].label} {theirs['found']:.0%}."
+    ours, theirs = (m.row.json["accuracy"] for m in (best, plain[0]))
+    needles = ""
+    if ours["found"] is not None:
+        needles = f" It finds {ours['found']:.0%} of the needles, {plain[0].label} {theirs['found']:.0%}."
     return (
-        f"{best.label} has the smallest error in 8 bits: RMSE {mine['rmse']:.1e}, {plain[0].label} "
-        f"{theirs['rmse']:.1e}; it takes {best.seconds / plain[0].seconds:.2f}× the time.{found}"
+        f"{best.label} has the smallest error in 8 bits: RMSE {ours['rmse']:.1e}, {plain[0].label} "
+        f"{theirs['rmse']:.1e}; it takes {best.seconds / plain[0].seconds:.2f}× the time.{needles}"
     )

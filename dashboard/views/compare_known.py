@@ -32,11 +32,11 @@ Sources = Sequence[Sequence[Measurement]]
 
 
 def show(
-    controls: Controls, found: Sequence[Measurement], chosen: Sequence[Measurement], palette: Palette
+    controls: Controls, measured: Sequence[Measurement], chosen: Sequence[Measurement], palette: Palette
 ) -> None:
     """One of three tables: from runs of this machine, else from the ``chosen`` machine, else from any machine."""
-    of_runs = [m for m in found if m.origin == "run"]
-    sources = of_runs, chosen, found
+    of_runs = [m for m in measured if m.origin == "run"]
+    sources = of_runs, chosen, measured
     page.header("Published results, reproduced")
     device = next(iter(run_devices()))
     table = controls.choice("table", "Table", {name: x[0] for name, x in _TABLES.items()}, segmented=True)
@@ -55,8 +55,8 @@ def show(
 def _on(sources: Sources, cases: tuple[Case, ...]) -> list[Measurement]:
     """Measurements in turns of these shapes, of any data type, from the first source that has some."""
     shapes = {_shape(case.problem) for case in cases}
-    for found in sources:
-        of_shapes = (m for m in found if _shape(m.problem) in shapes)
+    for source in sources:
+        of_shapes = (m for m in source if _shape(m.problem) in shapes)
         if rows := figures(of_shapes, Asked(regime=Regime.IN_TURNS)):
             return rows
     return []

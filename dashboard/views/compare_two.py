@@ -20,10 +20,10 @@ def _day(m: Measurement) -> str:
     return f"{m.machine} · {m.recorded[:10]}".replace(",", "")  # a comma separates values in links
 
 
-def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+def show(controls: Controls, measured: Sequence[Measurement], palette: Palette) -> None:
     """Rates by length, a curve for each card and day; regimes are never mixed."""
     page.header("Two cards, or two days")
-    rows = [*engine.past(), *found]
+    rows = [*engine.past(), *measured]
     series = grouped((m for m in rows if m.is_gpu), lambda m: f"{m.label} · {m.family} · {m.regime}")
     several = {name: grouped(x, _day) for name, x in series.items()}
     several = {name: days for name, days in several.items() if len(days) > 1}
@@ -50,8 +50,8 @@ def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> 
     title = "TB/s" if bound else "TFLOP/s (useful)"
     points = {day: [charts.rate_point(m) for m in x] for day, x in curves.items()}
     page.verdict(_verdict(curves), "", page.origin_tag(next(iter(curves.values()))[0].origin), small=True)
-    said = "; ".join(f"{day}: {p.text.replace('<br>', ', ')}" for day, x in points.items() for p in x)
-    page.figure(charts.by_length(points, palette, title), "compare.two", f"{title} by keys. {said}."[:4000])
+    texts = "; ".join(f"{day}: {p.text.replace('<br>', ', ')}" for day, x in points.items() for p in x)
+    page.figure(charts.by_length(points, palette, title), "compare.two", f"{title} by keys. {texts}."[:4000])
     st.caption(
         f"{name}. Bars are p10 to p90. Clocks, drivers and the kernel's source may differ between days."
     )
@@ -62,10 +62,10 @@ def _verdict(curves: dict[str, list[Measurement]]) -> str:
     (first, rows), *others = curves.items()
     if not others:
         return f"{first}: {len(rows)} lengths."
-    mine = {m.key: m.seconds for m in rows}
-    said = []
+    seconds = {m.key: m.seconds for m in rows}
+    parts = []
     for day, theirs in others:
-        if ratios := [m.seconds / mine[m.key] for m in theirs if m.key in mine]:
+        if ratios := [m.seconds / seconds[m.key] for m in theirs if m.key in seconds]:
             times, problems = f"{geometric_mean(ratios):.2f}×", f"{len(ratios)} common problems"
-            said.append(f"{day} takes {times} the time of {first} over {problems}")
-    return f"{'; '.join(said) or 'No problem in common'}."
+            parts.append(f"{day} takes {times} the time of {first} over {problems}")
+    return f"{'; '.join(parts) or 'No problem in common'}."

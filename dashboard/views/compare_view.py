@@ -23,27 +23,27 @@ from cufa.measure.quantized import BASELINE
 _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "energy"}
 
 
-def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
+def choose_machine(controls: Controls, measured: Sequence[Measurement]) -> list[Measurement]:
     """The measurements of one machine."""
-    words = machines(found)
+    words = machines(measured)
     chosen = controls.choice(
-        "machine", "Measured on", words, said_most(found, lambda m: m.machine_key), local=True
+        "machine", "Measured on", words, said_most(measured, lambda m: m.machine_key), local=True
     )
-    return [m for m in found if m.machine_key == chosen]
+    return [m for m in measured if m.machine_key == chosen]
 
 
-def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+def show_lengths(controls: Controls, known: Sequence[Measurement], palette: Palette) -> None:
     """FLOP, time or bytes by length, and the speed-up over a baseline, within one regime."""
-    found = [m for m in found if m.label != BASELINE]  # a kernel that other suites time under its own name
+    known = [m for m in known if m.label != BASELINE]  # a kernel that other suites time under its own name
     left, right = page.fields(1.6, 3)
-    regime = choose_regime(controls, list(dict.fromkeys(m.regime for m in found)), left, local=True)
-    families = grouped(figures(found, Asked(regime=regime)), lambda m: m.family)
+    regime = choose_regime(controls, list(dict.fromkeys(m.regime for m in known)), left, local=True)
+    families = grouped(figures(known, Asked(regime=regime)), lambda m: m.family)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     family = controls.choice("shapes", "Shapes", ranked, local=True, at=right)
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
-    names = list(dict.fromkeys(m.label for m in found if m.family == family))  # one look in all regimes
-    with_joules = figures((m for m in found if m.family == family and _joules(m)), Asked(regime=regime))
+    names = list(dict.fromkeys(m.label for m in known if m.family == family))  # one look in all regimes
+    with_joules = figures((m for m in known if m.family == family and _joules(m)), Asked(regime=regime))
     metrics = {name: words for name, words in _METRICS.items() if name != "joules" or with_joules}
     columns = page.fields(2.4, 1.4, 1.2)
     usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
@@ -88,12 +88,12 @@ def _slowest(rows: Sequence[Measurement]) -> str:
 
 def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str], palette: Palette) -> None:
     best = max(rows, key=_per_joule if metric == "joules" else _rate)
-    said = f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
-    said += f"{min(best.of_ceiling, 1):.0%} of the limit by {best.ceiling}"
+    text = f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
+    text += f"{min(best.of_ceiling, 1):.0%} of the limit by {best.ceiling}"
     if metric == "joules":
-        said = f"{best.label} takes the fewest joules {best.regime}: {_per_joule(best):.3g} TFLOP per joule, "
-        said += f"{_joules(best):.3g} J per call, at {best.problem.seqlen_k:,} keys"
-    page.verdict(f"{said}.", tag=_tag(best))
+        text = f"{best.label} takes the fewest joules {best.regime}: {_per_joule(best):.3g} TFLOP per joule, "
+        text += f"{_joules(best):.3g} J per call, at {best.problem.seqlen_k:,} keys"
+    page.verdict(f"{text}.", tag=_tag(best))
     factor, unit = unit_for(max(m.seconds for m in rows))
     if metric == "tflops":
         factor, unit = (1e3, "GFLOP/s") if best.tflops < 1 else (1.0, "TFLOP/s")

@@ -26,11 +26,11 @@ def show(controls: Controls) -> None:
         st.button("Check again", icon=":material/refresh:", on_click=_examine.clear)
     checks = _examine()
     page.verdict(*_verdict(checks))
-    kept = sorted(checks, key=lambda c: list(_SIGNS).index(c.status))
-    kept = [c for c in kept if shown == "all" or c.status is not Status.OK]
-    if kept:
+    rows = sorted(checks, key=lambda c: list(_SIGNS).index(c.status))
+    rows = [c for c in rows if shown == "all" or c.status is not Status.OK]
+    if rows:
         page.table(
-            [{"": _SIGNS[c.status], "check": f"**{c.name}**", "result": c.detail, "fix": c.fix} for c in kept]
+            [{"": _SIGNS[c.status], "check": f"**{c.name}**", "result": c.detail, "fix": c.fix} for c in rows]
         )
     with st.expander("As text, for a bug report", icon=":material/content_copy:"):
         st.code(doctor.as_text(checks), language=None)

@@ -59,9 +59,9 @@ def _ask_swizzle(palette: Palette) -> Answer:
     bits = _one_of("How many bits", (0, 1, 2, 3), "bits")
     base = _one_of("Lowest bit that changes", (4, 5, 6), "base")
     shift = _one_of("XORed with the bits so many places above", (1, 2, 3, 4), "shift")
-    found, names = exercises_executed.banks(bits, base, shift), [str(n) for n in range(8)]
-    shown = [[(palette.scale[1] if x == 0 else palette.idle, str(x)) for x in row] for row in found]
-    alt = "Banks of each unit: " + "; ".join(f"row {n}: {row}" for n, row in enumerate(found))
+    units, names = exercises_executed.banks(bits, base, shift), [str(n) for n in range(8)]
+    shown = [[(palette.scale[1] if x == 0 else palette.idle, str(x)) for x in row] for row in units]
+    alt = "Banks of each unit: " + "; ".join(f"row {n}: {row}" for n, row in enumerate(units))
     st.html(cells.picture(shown, alt, palette, 30, [f"row {n}" for n in names], names))
     st.caption(
         "Columns are the units of a row. Number n: the unit lies in banks 4 n to 4 n + 3. `ldmatrix` reads one column."
@@ -96,8 +96,8 @@ def tasks() -> dict[str, tuple[str, str]]:
     """Title and task by name, from exercises.md."""
     cached = ", ".join(f"{n:,}" for n in exercises.CACHED)
     numbers = vars(exercises) | {"CACHED": cached, "KERNEL": exercises_executed.KERNEL}
-    found = sentences.sections("exercises.md")
-    return {name: (title, task.format(**numbers)) for name, (title, task) in found.items()}
+    sections = sentences.sections("exercises.md")
+    return {name: (title, task.format(**numbers)) for name, (title, task) in sections.items()}
 
 
 def show(controls: Controls, palette: Palette) -> None:
@@ -124,5 +124,5 @@ def show(controls: Controls, palette: Palette) -> None:
             st.error(f"Not yet. {verdict.why}", icon=":material/lightbulb:")
     with place:
         done = ", ".join(titles[x] for x in titles if x in passed)
-        said = f"{len(passed)} of {len(titles)} solved"
-        page.verdict(f"{said}: {done}." if done else f"{said}. Each stands alone.", "good" if done else "")
+        text = f"{len(passed)} of {len(titles)} solved"
+        page.verdict(f"{text}: {done}." if done else f"{text}. Each stands alone.", "good" if done else "")

@@ -32,12 +32,12 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
 
     ranked = sorted(series, key=interest, reverse=True)[:_MOST_OFFERED]
     name = controls.choice("series", "Kernel, problem and regime", ranked, local=True)
-    found = series[name]
-    by_machine = grouped(found, lambda m: m.machine)
-    origin = "recorded" if {m.origin for m in found} == {"recorded"} else "run"
+    times = series[name]
+    by_machine = grouped(times, lambda m: m.machine)
+    origin = "recorded" if {m.origin for m in times} == {"recorded"} else "run"
     page.verdict(_verdict(by_machine), "", page.origin_tag(origin), small=True)
-    said = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in found]
-    alt = f"By date: times of {name}. " + "; ".join(said[:40]) + "."
+    texts = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in times]
+    alt = f"By date: times of {name}. " + "; ".join(texts[:40]) + "."
     page.figure(charts.over_time(by_machine, palette), "history.over_time", alt)
     st.caption("Bars are p10 to p90. Clocks, drivers and other load also change from day to day.")
 
@@ -55,11 +55,11 @@ def _key(m: Measurement) -> tuple[object, ...]:
 def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
     """First and last on the machine with the most measurements."""
     machine = max(by_machine, key=lambda name: len(by_machine[name]))
-    found = by_machine[machine]
-    versions = len({m.commit for m in found if m.commit})
-    if len(found) == 1:
-        return f"Measured once on {machine}, on {found[0].recorded[:10]}: {seconds_text(found[0].seconds)}."
-    first, last = found[0], found[-1]
+    rows = by_machine[machine]
+    versions = len({m.commit for m in rows if m.commit})
+    if len(rows) == 1:
+        return f"Measured once on {machine}, on {rows[0].recorded[:10]}: {seconds_text(rows[0].seconds)}."
+    first, last = rows[0], rows[-1]
     ratio = speedup(first, last)
     change = f"the last is {ratio} faster than the first"
     if ratio.low <= 1 <= ratio.high:
@@ -67,6 +67,6 @@ def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
     elif ratio.value < 1:
         change = f"the last is {1 / ratio.value:.2f}× slower than the first"
     return (
-        f"Measured {len(found):,} times on {machine}, {days(found)}, in "
+        f"Measured {len(rows):,} times on {machine}, {days(rows)}, in "
         f"{sentences.count(versions, 'version')}: {change}."
     )

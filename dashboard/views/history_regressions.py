@@ -17,12 +17,12 @@ from cufa.dashboard.state import Controls
 _MOST = 40
 
 
-def show(controls: Controls, found: Sequence[Measurement]) -> None:
+def show(controls: Controls, measured: Sequence[Measurement]) -> None:
     """Every row that two versions measured on one machine, grouped by kernel and suite."""
     page.header("Regressions")
     if not controls.flag("regressions", "Find the rows that became slower between two commits"):
         return
-    machines = grouped([m for m in (*engine.past(), *found) if m.is_gpu], lambda m: m.machine)
+    machines = grouped([m for m in (*engine.past(), *measured) if m.is_gpu], lambda m: m.machine)
     machines = {name: rows for name, rows in machines.items() if len(regressions.versions(rows)) > 1}
     if not machines:
         page.verdict("No machine has measurements of two versions: a comparison needs two.", small=True)
@@ -113,10 +113,10 @@ def _show_rows(slow: Sequence[Change]) -> None:
 
 def _show_commits(worst: Change) -> None:
     a, b = regressions.version(worst.before), regressions.version(worst.after)
-    found = regressions.commits_between(a, b)
-    if found:
+    commits = regressions.commits_between(a, b)
+    if commits:
         title = f"Commits between {a} and {b} that touch kernels or plans"
         with st.expander(title, icon=":material/commit:"):
-            page.listing("\n".join(found))
+            page.listing("\n".join(commits))
     else:
         st.caption(f"`git log {a}..{b}` lists the commits between, in a checkout that has both.")

@@ -20,11 +20,11 @@ _ENDS = {
 
 def show_ended(runs: Sequence[Run]) -> None:
     """Failed and unreadable runs, whose rows are missing in the table."""
-    for what, statuses in _ENDS.items():
+    for words, statuses in _ENDS.items():
         listed = [r for r in runs if r.status in statuses]
         if not listed:
             continue
-        with st.expander(f"{sentences.count(len(listed), 'run')} {what}", icon=":material/report:"):
+        with st.expander(f"{sentences.count(len(listed), 'run')} {words}", icon=":material/report:"):
             for run in listed[:_MOST_LISTED]:
                 st.html(f"<b>{html.escape(run_name(run))}</b>, {run.status}: {html.escape(run.message)}")
             if len(listed) > _MOST_LISTED:

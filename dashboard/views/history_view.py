@@ -27,24 +27,24 @@ _MOST_PAIRS = 24
 _TABLE = "history.table"
 
 
-def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
+def choose_rows(controls: Controls, known: Sequence[Measurement]) -> list[Measurement]:
     """Filtered measurements, the newest first."""
     with page.control_box():
         left, middle, right = page.fields(2.3, 1.9, 2)
         origin = controls.choice("from", "From", _ORIGINS, segmented=True, at=left)
-        operations = {m.operation.name: m.operation.title for m in found}
+        operations = {m.operation.name: m.operation.title for m in known}
         operation = _one_of(controls, "op", "Operation", operations, left)
-        labels = list(dict.fromkeys(m.label.partition(" ")[0] if m.tiles else m.label for m in found))
+        labels = list(dict.fromkeys(m.label.partition(" ")[0] if m.tiles else m.label for m in known))
         kernels = controls.several("kernels", "Kernels (empty: all)", labels, [], at=middle)
-        regime = _one_of(controls, "regime", "Regime", {str(m.regime): str(m.regime) for m in found}, middle)
-        machines = list(dict.fromkeys(m.machine for m in found))
+        regime = _one_of(controls, "regime", "Regime", {str(m.regime): str(m.regime) for m in known}, middle)
+        machines = list(dict.fromkeys(m.machine for m in known))
         chosen = controls.several("machines", "Machines (empty: all)", machines, [], at=right)
         masks = controls.several(
-            "masks", "Masks (empty: all)", {_mask_key(m): m.mask for m in found}, [], at=right
+            "masks", "Masks (empty: all)", {_mask_key(m): m.mask for m in known}, [], at=right
         )
-    kept = [
+    rows = [
         m
-        for m in found
+        for m in known
         if origin in ("all", m.origin)
         and (not kernels or m.label in kernels or m.label.partition(" ")[0] in kernels)
         and (not chosen or m.machine in chosen)
@@ -52,7 +52,7 @@ def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measur
         and regime in (_ALL, m.regime)
         and (not masks or _mask_key(m) in masks)
     ]
-    return sorted(kept, key=lambda m: m.recorded, reverse=True)
+    return sorted(rows, key=lambda m: m.recorded, reverse=True)
 
 
 def _mask_key(m: Measurement) -> str:
@@ -160,24 +160,24 @@ def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:
     """Two measurements of one case from the largest source; else the first two."""
     source = said_most(rows, lambda m: m.source)
     groups = grouped((m for m in rows if m.source == source), lambda m: m.group)
-    beside = next((found for found in groups.values() if len(found) > 1), None)
+    beside = next((group for group in groups.values() if len(group) > 1), None)
     a, b = (beside or [*rows, *rows])[:2]
     return a, b
 
 
 def comparability(a: Measurement, b: Measurement) -> list[str]:
     """Other differences between two measurements."""
-    found = []
+    parts = []
     if a.key[1:] != b.key[1:]:
-        found.append(f"Different problems: A is {_problem_words(a)}; B is {_problem_words(b)}.")
+        parts.append(f"Different problems: A is {_problem_words(a)}; B is {_problem_words(b)}.")
     if a.machine != b.machine:
-        found.append(f"Different machines: {a.machine} and {b.machine}.")
+        parts.append(f"Different machines: {a.machine} and {b.machine}.")
     elif a.source != b.source:
-        found.append(
+        parts.append(
             "Not timed side by side: clocks and other load may have changed in between. The interval does not include "
             "such changes."
         )
-    return found
+    return parts
 
 
 def _problem_words(m: Measurement) -> str:
@@ -189,8 +189,8 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
     if len(sources) < 2:
         page.verdict("There is only one run: a comparison needs two.", "warn", small=True)
         return
-    words = {s: f"{found[0].recorded[:19].replace('T', ' ')} · {found[0].suite} · {found[0].where}"
-             for s, found in sources.items()}  # fmt: skip
+    words = {s: f"{x[0].recorded[:19].replace('T', ' ')} · {x[0].suite} · {x[0].where}"
+             for s, x in sources.items()}  # fmt: skip
     alike = {b: [a for a in sources if a != b and _shared(sources[a], sources[b])] for b in sources}
     left, right = st.columns(2)
     # B is first: the options of A depend on B.

@@ -32,14 +32,14 @@ IDEAS = {
 }
 
 
-def show_ladder(choice: Choice, found: Sequence[Measurement]) -> None:
+def show_ladder(choice: Choice, measured: Sequence[Measurement]) -> None:
     """A table of ideas, and a button that measures them."""
     some = steps(choice.problem, choice.device)
     with st.expander("One idea at a time", icon=":material/stairs:"):
         lines, first = [], None
         for contender in some:
             problem = contender.problem_of(choice.problem)
-            same = figures(found, Asked(problem, regime=Regime.IN_TURNS))
+            same = figures(measured, Asked(problem, regime=Regime.IN_TURNS))
             here = (m for m in same if choice.is_of_card(m) and m.lengths is None)
             m = next((m for m in here if m.label == contender.label), None)
             first = first or (m and m.seconds)

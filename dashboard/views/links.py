@@ -63,8 +63,8 @@ def show(here: str, subject: Subject, words: str = "") -> None:
 
 
 def _shape(p: Problem) -> dict[str, Any]:
-    found = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "sq": p.seqlen_q, "sk": p.seqlen_k}
-    return {**found, "d": p.head_dim}
+    values = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "sq": p.seqlen_q, "sk": p.seqlen_k}
+    return {**values, "d": p.head_dim}
 
 
 def _mask(p: Problem) -> dict[str, Any]:
@@ -106,18 +106,18 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
         raise ValueError(f"{spec.name} does not visit tiles by a schedule that the page can draw.")
     cap = {"softcap": p.softcap}
     mask = {**mask_settings.settings(p), **cap} if p.mask.irregular_kind else _mask(p)
-    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
+    values = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
     if spec is None:
-        return found
-    found["alg"] = spec.algorithm
+        return values
+    values["alg"] = spec.algorithm
     device = Device.typical(_capability(subject))
     serving = serving_configs(spec, p, device)
     if config is None:
         config = spec.choose(p, serving, device)
     if config_key(config) in map(config_key, serving):
-        return found | {"tiles": config_key(config)}
+        return values | {"tiles": config_key(config)}
     sizes = {"bq": config.block_q, "bkv": config.block_kv, "per_sm": config.blocks_per_sm}
-    return found | {"tiles": "custom", **sizes}
+    return values | {"tiles": "custom", **sizes}
 
 
 def _run(subject: Subject) -> dict[str, Any]:
@@ -128,31 +128,31 @@ def _run(subject: Subject) -> dict[str, Any]:
     if not shapes:
         raise ValueError(f"{OPERATIONS[p.operation].title} cannot be run from that page.")
     of_shape = next((name for name, preset in shapes.items() if preset.problem == p), next(iter(shapes)))
-    found: dict[str, Any] = {"on": on, "op": p.operation, "preset": of_shape, **_shape(p), "dtype": p.dtype}
-    found |= _mask(p) | {"also": "", "tiles": "planner"}
+    values: dict[str, Any] = {"on": on, "op": p.operation, "preset": of_shape, **_shape(p), "dtype": p.dtype}
+    values |= _mask(p) | {"also": "", "tiles": "planner"}
     if isinstance(p.lengths, Cached):
-        found |= {"pages": p.cache.page_size, "cache": p.k_dtype or "same"}
+        values |= {"pages": p.cache.page_size, "cache": p.k_dtype or "same"}
         if device is None and p.k_dtype:
             raise ValueError(f"A cache of {p.k_dtype} can only be timed on a GPU.")
     elif p.dtype == "float32" and device is not None:
-        found["precision"] = p.precision
+        values["precision"] = p.precision
     if spec is None:
-        return found
+        return values
     fitting = tilings(spec.algorithm, p, device)
     if subject.config is not None:
         names = config_key(subject.config), f"{subject.config.block_q}x{subject.config.block_kv}"
-        found["tiles"] = next((name for name in names if name in fitting), "planner")
-    return found | {"kernels": spec.algorithm}
+        values["tiles"] = next((name for name in names if name in fitting), "planner")
+    return values | {"kernels": spec.algorithm}
 
 
 def _decode(subject: Subject) -> dict[str, Any]:
     p = subject.problem
     if p.dtype not in ("bfloat16", "float16") or (p.k_dtype and p.dtype != "bfloat16"):
         raise ValueError("Decoding with these types is not predicted.")
-    found = _shape(p) | _mask(p) | _card(subject)
-    found |= {"cached": found.pop("sk"), "tokens": found.pop("sq")}
-    found["dtype"] = ".".join(filter(None, (p.dtype, p.k_dtype)))
-    return found
+    values = _shape(p) | _mask(p) | _card(subject)
+    values |= {"cached": values.pop("sk"), "tokens": values.pop("sq")}
+    values["dtype"] = ".".join(filter(None, (p.dtype, p.k_dtype)))
+    return values
 
 
 def _occupancy(subject: Subject) -> dict[str, Any]:
@@ -163,27 +163,27 @@ def _occupancy(subject: Subject) -> dict[str, Any]:
     same = [x for x in of_inputs if x.mask_kind == p.mask_kind]
     if not same:
         raise ValueError(f"{spec.name} is not built for {p}.")
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "kernel": spec.name,
         "d": p.head_dim,
         "dtype": inputs_key(p),
         "mask": p.mask_kind,
     }
     if len({x.softcap is None for x in same}) > 1:
-        found["softcap"] = int(p.softcap is not None)
+        values["softcap"] = int(p.softcap is not None)
         same = [x for x in same if (x.softcap is None) == (p.softcap is None)]
     kinds = {lengths_words(x): _kind(x.lengths) for x in same}
     if len(kinds) > 1:
-        found["cache"] = next((n for n, kind in enumerate(kinds.values()) if kind == _kind(p.lengths)), 0)
+        values["cache"] = next((n for n, kind in enumerate(kinds.values()) if kind == _kind(p.lengths)), 0)
     capability = _capability(subject)
     if not spec.runs_on(capability):
         capability = _capability(Subject(p, spec.name))
-    found["arch"] = find_architecture(capability).capability
+    values["arch"] = find_architecture(capability).capability
     if subject.config is not None:
         fitting = fitting_configs(spec, p.head_dim, Device.typical(capability))
         if config_key(subject.config) in map(config_key, fitting):
-            found["tiles"] = config_key(subject.config)
-    return found | {"of": problem_key(p)}
+            values["tiles"] = config_key(subject.config)
+    return values | {"of": problem_key(p)}
 
 
 def _kind(lengths: Lengths) -> tuple[object, ...]:
@@ -196,24 +196,24 @@ def _kind(lengths: Lengths) -> tuple[object, ...]:
 def _roofline(subject: Subject) -> dict[str, Any]:
     """The shape, and its recorded row."""
     p = subject.problem
-    found: dict[str, Any] = {"of": problem_key(p)}
+    values: dict[str, Any] = {"of": problem_key(p)}
     if subject.kernel is not None:
-        found["kernel"] = subject.kernel
+        values["kernel"] = subject.kernel
     if subject.config is not None and subject.spec is not None:
-        found["tiles"] = config_key(subject.config)
+        values["tiles"] = config_key(subject.config)
     try:
         records = evidence.measurements()
     except ValueError:  # the page says so
-        return found
+        return values
     device = device_of(subject.card)
     asked = Asked(p, subject.kernel, card=device.name if device else "")
     row = next((m for m in figures(records, asked) if m.limits is not None), None)
     if row is None:
-        return found
+        return values
     beside = (m for m in records if (m.source, m.suite, m.regime) == (row.source, row.suite, row.regime))
     shown = several(dict.fromkeys(m.label for m in beside))
     here = {"machine": row.source, "suite": row.suite, "regime": row.regime}
-    return found | here | {"mask": "all", "show": shown}
+    return values | here | {"mask": "all", "show": shown}
 
 
 _PAGES: dict[str, tuple[str, str, Callable[[Subject], dict[str, Any]]]] = {

@@ -30,15 +30,15 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
         )
         return
     with st.spinner("Compiling and executing the kernel's source…"):
-        found = banks.accesses(choice.spec, choice.config, choice.problem)
-    if isinstance(found, str):
-        st.error(found, icon=":material/error:")
+        result = banks.accesses(choice.spec, choice.config, choice.problem)
+    if isinstance(result, str):
+        st.error(result, icon=":material/error:")
         return
-    if not found:
+    if not result:
         page.verdict(f"{choice.spec.name} does not access shared memory through its threads.", small=True)
         return
-    words = {f"{x.kind} {x.file} {x.line}".replace(",", ""): f"{x.kind} · {x.file}:{x.line}" for x in found}
-    by_key = dict(zip(words, found, strict=True))
+    words = {f"{x.kind} {x.file} {x.line}".replace(",", ""): f"{x.kind} · {x.file}:{x.line}" for x in result}
+    by_key = dict(zip(words, result, strict=True))
     first = next((name for name, x in by_key.items() if x.kind in banks.MATRICES), next(iter(words)))
     chosen = by_key[controls.choice("access", "Access", words, first, local=True)]
     swizzled, passes = banks.is_swizzled(choice.spec), chosen.passes
@@ -47,12 +47,12 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
         kinds = {"on": f"{layout} on", "off": f"{layout} off"}
         if controls.choice("layout", "Tile in shared memory", kinds, segmented=True) == "off":
             passes = tuple(banks.in_plain_rows(x, swizzled) for x in passes)
-    said = banks.sentence(passes)
-    page.verdict(f"{chosen.kind}: {said}.", "good" if "no bank" in said else "warn", "executed", small=True)
+    text = banks.sentence(passes)
+    page.verdict(f"{chosen.kind}: {text}.", "good" if "no bank" in text else "warn", "executed", small=True)
     waves = banks.wavefronts(passes)
     who = "row" if chosen.kind.startswith("wgmma") else "lane"
     used = ((wave.pass_number, sum(x is not None for x in wave.words)) for wave in waves[: charts.MOST_WAVES])
-    alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {said}. "
+    alt = f"Banks of {chosen.kind} at {chosen.file}, line {chosen.line}: {text}. "
     alt += " ".join(f"Pass {n}: {number} of 32 banks." for n, number in used)
     page.figure(charts.banks_figure(waves, who, palette), "code.banks.figure", alt)
     st.caption(

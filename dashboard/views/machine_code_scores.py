@@ -50,10 +50,10 @@ def show(controls: Controls) -> None:
         f"{len(by_place['score'])} operations per score, about {cost} issue slots; the softmax has {_SOFTMAX:g}.",
         tag="predicted", small=True,
     )  # fmt: skip
-    found, loads = change.differentiated, [change.expression.text(x) for x in change.loads]
+    graph, loads = change.differentiated, [change.expression.text(x) for x in change.loads]
     wanted = ["∂s'/∂s", *(f"∂s'/∂{x}" for x in loads)]
     page.listing("\n".join([f"s' = {change.expression}", *(
-        f"{x} = {found.text(place)}" for x, place in zip(wanted, found.results[1:], strict=True)
+        f"{x} = {graph.text(place)}" for x, place in zip(wanted, graph.results[1:], strict=True)
     )]))  # fmt: skip
     page.table([
         {"computed for": words, "operations": f"{len(by_place[place])}",

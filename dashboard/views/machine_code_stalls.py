@@ -75,11 +75,11 @@ def _read(name: str, content: bytes) -> list[Profiled]:
         return stalls.of_report(file)
 
 
-def _cells(x: Sampled, of: Profiled) -> dict[str, object]:
+def _cells(x: Sampled, kernel: Profiled) -> dict[str, object]:
     reasons = x.reasons.most_common(3) if x.samples else []
     return {
         "samples": x.samples,
-        "of all": share(x.samples / of.samples),
+        "of all": share(x.samples / kernel.samples),
         "stalls": ", ".join(f"{name} {share(n / x.samples)}" for name, n in reasons),
         "executed": x.counters.get(EXECUTED),
         "shared wavefronts": x.counters.get(WAVEFRONTS),

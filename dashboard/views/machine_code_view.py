@@ -53,14 +53,14 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
         st.info(str(lister().missing))
         return
     lister().want([variant])
-    found = lister().known(variant)
-    if found is None:
+    listed = lister().known(variant)
+    if listed is None:
         st.session_state.setdefault(_SINCE, time.monotonic())
         controls.hold("as", "file", "line", "entry", "all")
         st.fragment(_wait, run_every=0.5)(variant)
         return
     st.session_state.pop(_SINCE, None)
-    _show_listed(found, choice, controls, palette)
+    _show_listed(listed, choice, controls, palette)
 
 
 def _wait(variant: Variant) -> None:
@@ -71,11 +71,11 @@ def _wait(variant: Variant) -> None:
     st.progress(min(0.95, seconds / (seconds + 10)), f"{seconds:.0f} s; some builds take 20 s")
 
 
-def _show_listed(found: Listed, choice: Choice, controls: Controls, palette: Palette) -> None:
-    listing = found.listing
+def _show_listed(entry: Listed, choice: Choice, controls: Controls, palette: Palette) -> None:
+    listing = entry.listing
     if listing is None:
         page.verdict("This build does not compile.", "alarm")
-        st.code(found.error, language=None)
+        st.code(entry.error, language=None)
         return
     columns = page.fields(1.1, 2, 2)
     words = {name: text for name, text in _WORDS.items() if name == "ptx" or listing.sass}
@@ -132,14 +132,14 @@ def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palett
         line = f", line {loop.place.line}" if loop.place else ""
         parts[f"loop {number}{line}"] = dict(loop.kinds)
     counts = {name: ", ".join(f"{n:,} {kind}" for kind, n in part.items()) for name, part in parts.items()}
-    alt = f"Bars of instructions by kind. {'; '.join(f'{name}: {said}' for name, said in counts.items())}."
+    alt = f"Bars of instructions by kind. {'; '.join(f'{name}: {kinds}' for name, kinds in counts.items())}."
     page.figure(charts.mix_figure(parts, palette), "code.mix", alt)
-    told = []
+    costs = []
     for number, loop in enumerate(loops, 1):
         slots = _per_tile(loop, choice)
         if slots is not None:
-            told.append(f"loop {number}: {slots:,.0f} ({slots / 4:,.0f} clocks at four slots per clock)")
-    per_tile = f" Issue slots per tile, all consumer warps: {sentences.listed(told)}." if told else ""
+            costs.append(f"loop {number}: {slots:,.0f} ({slots / 4:,.0f} clocks at four slots per clock)")
+    per_tile = f" Issue slots per tile, all consumer warps: {sentences.listed(costs)}." if costs else ""
     st.caption(
         f"Loops with matrix products, one pass of one warp; each instruction takes one issue slot.{per_tile}"
     )
@@ -166,7 +166,7 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
         placeholder="",
         column_config=_COLUMNS,
     )
-    cost, found = costs.get(line), code.of_line(file, line)
+    cost, instructions = costs.get(line), code.of_line(file, line)
     text = lines[line - 1].strip() if line <= len(lines) else ""
     if cost is None:
         page.verdict(f"Line {line} has no instructions: {text}", small=True)
@@ -176,8 +176,8 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     number = sentences.count(cost.count, "instruction")
     page.verdict(f"Line {line} compiles to {number}{live}: {kinds}.", small=True)
     page.listing(text)
-    told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
-    more = len(found) - len(told)
+    told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in instructions[:_MOST_SHOWN]]
+    more = len(instructions) - len(told)
     page.listing("\n".join(told + ([f"… and {more:,} more"] if more else [])))
     if cost.live is not None:
         st.caption("The number before each instruction: live registers.")

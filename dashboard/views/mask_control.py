@@ -105,18 +105,18 @@ def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:
 
 def usual(problems: Iterable[Problem]) -> Problem:
     """The default problem: causal, without a soft cap."""
-    found = list(problems)
-    return next((p for p in found if p.mask == CAUSAL and p.softcap is None), found[0])
+    known = list(problems)
+    return next((p for p in known if p.mask == CAUSAL and p.softcap is None), known[0])
 
 
 def choose_built(controls: Controls, problems: Iterable[Problem]) -> list[Problem]:
     """Compiled problems of one kind of mask: all windows share one build."""
-    found = list(problems)
+    known = list(problems)
     words = dict(zip(BAND_KINDS, ("full", "causal", "window"), strict=True))
-    kinds = {kind: words[kind] for kind in BAND_KINDS if any(p.mask_kind == kind for p in found)}
-    kind = controls.choice("mask", "Mask", kinds, usual(found).mask_kind, segmented=True)
-    found = [p for p in found if p.mask_kind == kind]
-    if len({p.softcap is None for p in found}) > 1:
+    kinds = {kind: words[kind] for kind in BAND_KINDS if any(p.mask_kind == kind for p in known)}
+    kind = controls.choice("mask", "Mask", kinds, usual(known).mask_kind, segmented=True)
+    known = [p for p in known if p.mask_kind == kind]
+    if len({p.softcap is None for p in known}) > 1:
         capped = controls.flag("softcap", "Soft cap", help=_SOFTCAP_HELP.partition(" Empty")[0])
-        found = [p for p in found if (p.softcap is not None) == capped]
-    return found
+        known = [p for p in known if (p.softcap is not None) == capped]
+    return known

@@ -185,15 +185,15 @@ def _chunks(x: _Fields) -> Mask:
 
 def _shared_question(x: _Fields) -> Mask:
     question = x.number("question", "Tokens of the question", x.seqlen_k // 4)
-    asked = min(question, x.seqlen_k)
+    length = min(question, x.seqlen_k)
     diagonal = x.diagonal()
-    room = x.seqlen_k - asked
+    room = x.seqlen_k - length
     shares = mask_texts.shared_out(room, _ANSWERS)
     answers = x.lengths(
         "answers", "Lengths of the answers", shares, room, "Each answer sees the question and itself."
     )
     x.notes.append(_spread_words("answer", answers, room))
-    return masks.shared_question(asked, answers, seqlen=x.seqlen_k, diagonal=diagonal)
+    return masks.shared_question(length, answers, seqlen=x.seqlen_k, diagonal=diagonal)
 
 
 def _evict(x: _Fields) -> Mask:

@@ -38,7 +38,7 @@ _DTYPES = {
 def masked_dtype(problem: Problem) -> str:
     """Name of a problem's type in links. Raises ValueError for a type that the page does not offer."""
     wanted = problem.dtype, problem.precision
-    name = next((name for name, found in _DTYPES.items() if found == wanted), None)
+    name = next((name for name, offered in _DTYPES.items() if offered == wanted), None)
     if name is None:
         raise ValueError(f"Tiles of {problem.dtype} are not drawn there.")
     return name

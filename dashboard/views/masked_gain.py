@@ -74,7 +74,7 @@ def show_speedup(view: View, palette: Palette) -> None:
         (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette,
         limit=limit, with_published=is_published,
     )  # fmt: skip
-    seen = "; ".join(
+    texts = "; ".join(
         f"{name}: " + ", ".join(f"{n:,} {v:.2f}×" for n, v in values.items())
         for name, values in measured.items()
     )
@@ -82,7 +82,7 @@ def show_speedup(view: View, palette: Palette) -> None:
         f"Time without skipping over time with it under {tiling.mask}, by sequence length. Predicted from tile counts: "
         + ", ".join(f"{n:,} {v:.2f}×" for n, v in zip(_LENGTHS, from_tiles, strict=True))
         + (f". A dashed line at {limit:g} is the limit." if limit < float("inf") else ".")
-        + f" {seen or 'No measured series is recorded.'}"
+        + f" {texts or 'No measured series is recorded.'}"
     )
     page.figure(figure, "masked.speedup", alt)
     if notes:
@@ -118,8 +118,8 @@ def simulated(
 
 def _drawn(kernel: str) -> Kernel:
     """The kernel whose order is simulated: FlashAttention-2, which exists with and without skipping."""
-    found = launch.algorithms(KERNELS[kernel].operation)
-    return found.get("fa2", KERNELS[kernel])
+    kernels = launch.algorithms(KERNELS[kernel].operation)
+    return kernels.get("fa2", KERNELS[kernel])
 
 
 def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
@@ -127,23 +127,23 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
     cards."""
     mask = view.problem.mask
     try:
-        found = evidence.load()
+        sources = evidence.load()
     except ValueError as error:
         return {}, [f"**Recorded measurements cannot be read:** {error}"]
-    of_card = tilings.of_card(view.device, found)
-    found = [of_card] if of_card else found
+    of_card = tilings.of_card(view.device, sources)
+    sources = [of_card] if of_card else sources
     series: dict[str, dict[int, float]] = {}
     notes = []
     alone = _ablations()
     changes = alone | {"fa1_forward": "fa2_forward", "fa1_forward_f32": "fa2_forward_f32"}
-    for e in found:
+    for e in sources:
         for slow, fast in changes.items():
-            what = "skipping alone" if slow in alone else "FA1→FA2 with all changes"
+            change = "skipping alone" if slow in alone else "FA1→FA2 with all changes"
             for shape, times in evidence.pairs(e.rows, slow, fast, mask).items():
                 values = {a.problem.seqlen_k: a.seconds / b.seconds for a, b in times}
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
-                of = where([m for pair in times for m in pair])
-                notes.append(f"**Recorded** on {of}, {what}, {shape}: {gains}.")
+                origin = where([m for pair in times for m in pair])
+                notes.append(f"**Recorded** on {origin}, {change}, {shape}: {gains}.")
                 if slow in alone:
                     series[f"recorded, {shape}" if of_card else f"{e.device}, {shape}"] = values
     if not series:

@@ -83,17 +83,17 @@ def _shifted(shift: int) -> str:
 
 def show_counters(view: View) -> None:
     """The tile counters of the kernel, recorded on a GPU or executed on this CPU, against the schedule."""
-    kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
-    if kept is not None:  # from any card: visited tiles do not depend on the card
-        wrong = trace.disagreements(kept.trace.records, view.schedule)
-        _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
+    recorded = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if recorded is not None:  # from any card: visited tiles do not depend on the card
+        wrong = trace.disagreements(recorded.trace.records, view.schedule)
+        _judge(view, wrong, page.origin_tag(recorded.origin), recorded.card)
     p, reason = view.problem, view.why_not_executed
     launch = counters.EmulationKey(
         view.schedule, view.spec.algorithm, view.config, p.head_dim, p.softcap, p.dtype, p.precision
     )
     left, right = page.fields(2.6, 4)
     with left:
-        found = page.on_demand(
+        result = page.on_demand(
             "Count tiles by executing the kernel here", "masked.emulate", "developer_board", launch,
             lambda: counters.emulate_counts(launch), refused=reason,
             help="Compiles the kernel's CUDA source with g++, and executes all threads of one head on this CPU.",
@@ -101,10 +101,10 @@ def show_counters(view: View) -> None:
     with right:
         if reason is not None:
             st.caption(reason)
-        elif isinstance(found, str):
-            st.error(found)
-        elif found is not None:
-            _judge(view, trace.disagreements(found, view.schedule), "executed", "this CPU, one head")
+        elif isinstance(result, str):
+            st.error(result)
+        elif result is not None:
+            _judge(view, trace.disagreements(result, view.schedule), "executed", "this CPU, one head")
 
 
 def _judge(view: View, wrong: list[str], tag: str, where: str) -> None:

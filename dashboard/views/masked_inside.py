@@ -44,25 +44,25 @@ def _execute(view: View) -> InsideTrace | None:
         "the order of its phases, not their time."
     )
     launch = (view.problem, view.device, view.algorithm, view.config)
-    found: InsideTrace | str | None = page.on_demand(
+    result: InsideTrace | str | None = page.on_demand(
         "Execute one head here", "masked.inside", "play_arrow", launch,
         lambda: counters.execute_inside(*launch), refused=view.why_not_executed,
     )  # fmt: skip
-    if isinstance(found, str):
-        st.error(found, icon=":material/error:")
+    if isinstance(result, str):
+        st.error(result, icon=":material/error:")
         return None
-    return found
+    return result
 
 
 def show_trace(trace: InsideTrace, palette: Palette) -> None:
-    found = trace.intervals()
-    of_sm = sums(trace, found, busiest_sm(trace))
-    mine = [lane for lane in lanes(trace, found) if lane.sm == of_sm.sm]
+    times = trace.intervals()
+    of_sm = sums(trace, times, busiest_sm(trace))
+    sm_lanes = [lane for lane in lanes(trace, times) if lane.sm == of_sm.sm]
     tone, tag = ("", "recorded") if trace.is_time else ("warn", "")
-    page.verdict(_verdict(trace, of_sm, found), tone, tag, small=True)
+    page.verdict(_verdict(trace, of_sm, times), tone, tag, small=True)
     for text in mistakes(trace.logs):
         st.warning(text, icon=":material/broken_image:")
-    intervals = found[np.isin(found["log"], [lane.log for lane in mine])]
+    intervals = times[np.isin(times["log"], [lane.log for lane in sm_lanes])]
     begin, end = float(intervals["begin"].min()), float(intervals["end"].max())
     first = float(np.sort(intervals["begin"])[min(_FIRST, len(intervals) - 1)])
     label, form = ("Time span", "%.1f") if trace.is_time else ("Span of executed primitives", "%.0f")
@@ -71,25 +71,25 @@ def show_trace(trace: InsideTrace, palette: Palette) -> None:
         key=f"masked.inside.stretch.{trace.name}",
         help=f"In {trace.unit}. Drag in the figure to zoom in, double-click to zoom out.",
     )  # fmt: skip
-    seen = charts.drawn(intervals, *stretch)
-    there = set(seen["log"].tolist())
-    running = [lane for lane in mine if lane.log in there]
+    spans = charts.drawn(intervals, *stretch)
+    there = set(spans["log"].tolist())
+    running = [lane for lane in sm_lanes if lane.log in there]
     shown = running[: charts.MOST_LANES]
-    seen = seen[np.isin(seen["log"], [lane.log for lane in shown])]
-    cut = len(seen) > charts.MOST_BARS
-    seen = seen[np.argsort(seen["begin"], kind="stable")][: charts.MOST_BARS]
-    figure = charts.inside_figure(trace, seen, shown, palette)
+    spans = spans[np.isin(spans["log"], [lane.log for lane in shown])]
+    cut = len(spans) > charts.MOST_BARS
+    spans = spans[np.argsort(spans["begin"], kind="stable")][: charts.MOST_BARS]
+    figure = charts.inside_figure(trace, spans, shown, palette)
     st.html(charts.legend(figure))
     page.figure(figure, "masked.inside.lanes", charts.describe(trace, shown))
     st.caption(_caption(trace, len(running), len(shown), cut))
     _table(trace, of_sm)
-    offer_trace(lambda: perfetto(trace, found), f"inside-{trace.name}")
+    offer_trace(lambda: perfetto(trace, times), f"inside-{trace.name}")
 
 
-def _verdict(trace: InsideTrace, of_sm: Sums, found: Intervals) -> str:
+def _verdict(trace: InsideTrace, of_sm: Sums, times: Intervals) -> str:
     if not trace.is_time:
         return "Executed on the CPU: order, not time. Only a GPU trace shows which phases overlap."
-    lost, design = (counters.waits_of(trace, found, of_sm.sm, producer) for producer in (False, True))
+    lost, design = (counters.waits_of(trace, times, of_sm.sm, producer) for producer in (False, True))
     text = f"{of_sm.span:,.1f} µs on one SM{_cost(trace).replace(':', ', with stamps:')}; "
     text += f"warps that multiply wait {sentences.share(lost or 0.0)} of their time, which is lost"
     if design is not None:

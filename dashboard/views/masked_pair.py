@@ -66,14 +66,14 @@ def show(view: View, other: View, palette: Palette) -> None:
         masked_grid.show_refusal(side)
     card, turns = view.device.name, Regime.IN_TURNS
     both = [Asked(x.problem, x.spec.name, x.config, turns, card) for x in sides]
-    kept = together(engine.all_measurements(), both)
-    _say_measured(kept, names, card)
+    times = together(engine.all_measurements(), both)
+    _say_measured(times, names, card)
     alt = "Two grids of tiles in queries (downwards) and keys (to the right). " + " ".join(
         f"{name}: {x.schedule.visited:,} of {x.schedule.total:,} tiles are computed under the mask {x.schedule.mask}."
         for name, x in zip(names, sides, strict=True)
     )
     page.figure(charts.grids(names, [x.schedule for x in sides], palette), "masked.pair.grids", alt)
-    st.dataframe(_table(sides, names, lines, kept), hide_index=True, height="content")
+    st.dataframe(_table(sides, names, lines, times), hide_index=True, height="content")
     st.caption(
         "**Compulsory bytes**: every operand once, the minimum for device memory. **Bytes requested from L2**: reads "
         "and writes of the tiles of all thread blocks, hits and misses; counted from the kernel's loops."
@@ -84,14 +84,14 @@ def show(view: View, other: View, palette: Palette) -> None:
 
 def _names(view: View, other: View) -> list[str]:
     """Names of the two views by their differences."""
-    found = []
+    names = []
     for x in (view, other):
         words = [f"{ALGORITHM_WORDS.get(x.algorithm, x.algorithm)} {x.config.block_q}×{x.config.block_kv}"]
         words += [x.problem.scores_text] * (view.problem.scores_text != other.problem.scores_text)
-        found.append(", ".join(words))
-    if found[0] == found[1] and str(view.config) != str(other.config):
-        found = [f"{name}, {x.config}" for name, x in zip(found, (view, other), strict=True)]
-    return found if found[0] != found[1] else [f"{found[0]} (left)", f"{found[1]} (right)"]
+        names.append(", ".join(words))
+    if names[0] == names[1] and str(view.config) != str(other.config):
+        names = [f"{name}, {x.config}" for name, x in zip(names, (view, other), strict=True)]
+    return names if names[0] != names[1] else [f"{names[0]} (left)", f"{names[1]} (right)"]
 
 
 def _predicted(sides: tuple[View, View]) -> list[Timeline]:
@@ -121,28 +121,28 @@ def _ends(ratio: float) -> str:
     return f"{1 / ratio:.2f}× sooner" if ratio < 1 else f"{ratio:.2f}× later"
 
 
-def _say_measured(kept: list[Measurement], names: list[str], card: str) -> None:
+def _say_measured(times: list[Measurement], names: list[str], card: str) -> None:
     """Times of both from one run, if available; times of another card name it first."""
-    if not kept:
+    if not times:
         return
-    first, second = (m.seconds for m in kept)
+    first, second = (m.seconds for m in times)
     ratio = first / second
     text = f"{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
     text += f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
-    text += f" ({where(kept)}, {kept[0].regime})."
-    if other := unlike(card, kept[0].machine, kept[0].recorded):
+    text += f" ({where(times)}, {times[0].regime})."
+    if other := unlike(card, times[0].machine, times[0].recorded):
         text = f"{other}: {text}"
-    page.verdict(text, "warn" if other else "", page.origin_tag(kept[0].origin), small=True)
+    page.verdict(text, "warn" if other else "", page.origin_tag(times[0].origin), small=True)
 
 
 def _table(
-    sides: tuple[View, View], names: list[str], lines: list[Timeline], kept: list[Measurement]
+    sides: tuple[View, View], names: list[str], lines: list[Timeline], times: list[Measurement]
 ) -> list[dict[str, str]]:
     """One line per quantity."""
     done = [work.work(x.problem, x.schedule) for x in sides]
     costs = [cost_on(x.problem, x.spec, x.config) for x in sides]
     moved = [cost.l2 for cost in costs if cost is not None]
-    told: list[tuple[str, Sequence[float], Callable[[float], str]]] = [
+    rows: list[tuple[str, Sequence[float], Callable[[float], str]]] = [
         ("tiles of a head", [x.schedule.visited for x in sides], "{:,.0f}".format),
         ("FLOP done", [w.done for w in done], _flop),
         ("FLOP useful", [w.useful for w in done], _flop),
@@ -151,28 +151,28 @@ def _table(
     ]
     if len(moved) == len(sides):
         per_byte = [w.done / t for w, t in zip(done, moved, strict=True)]
-        told += [("bytes requested from L2", moved, _bytes)]
-        told += [("FLOP per byte requested", per_byte, "{:,.0f}".format)]
+        rows += [("bytes requested from L2", moved, _bytes)]
+        rows += [("FLOP per byte requested", per_byte, "{:,.0f}".format)]
     takers = [x.blocks.thread_block for x in sides]
     launched = [
         len(x.blocks) if t is None else int(t.max(initial=-1)) + 1 for x, t in zip(sides, takers, strict=True)
     ]
-    told += [("thread blocks", launched, "{:,.0f}".format)]
+    rows += [("thread blocks", launched, "{:,.0f}".format)]
     if lines:
-        told += [("SM time idle at the end, predicted", [t.tail for t in lines], sentences.share)]
-        told += [("end of the last block, predicted", [t.span for t in lines], _flop)]
-    if kept:
-        of = "" if is_same_card(kept[0].machine, sides[0].device.name) else f" on {kept[0].machine}"
-        told += [(f"time, {page.origin_tag(kept[0].origin)}{of}", [m.seconds for m in kept], seconds_text)]
-    return [_line(what, names, values, words) for what, values, words in told]
+        rows += [("SM time idle at the end, predicted", [t.tail for t in lines], sentences.share)]
+        rows += [("end of the last block, predicted", [t.span for t in lines], _flop)]
+    if times:
+        on = "" if is_same_card(times[0].machine, sides[0].device.name) else f" on {times[0].machine}"
+        rows += [(f"time, {page.origin_tag(times[0].origin)}{on}", [m.seconds for m in times], seconds_text)]
+    return [_line(quantity, names, values, words) for quantity, values, words in rows]
 
 
 def _line(
-    what: str, names: list[str], values: Sequence[float], words: Callable[[float], str]
+    quantity: str, names: list[str], values: Sequence[float], words: Callable[[float], str]
 ) -> dict[str, str]:
     first, second = values
     ratio = f"{second / first:.2f}×" if first else "–"
-    return {"": what, names[0]: words(first), names[1]: words(second), "right ÷ left": ratio}
+    return {"": quantity, names[0]: words(first), names[1]: words(second), "right ÷ left": ratio}
 
 
 def _show_timelines(
@@ -190,30 +190,30 @@ def _show_timelines(
         "ignores the speed of each kernel. A stronger colour means more tiles per thread block."
     )
     traces = [counters.matching_trace(x.problem, x.spec.name, x.config, x.device) for x in sides]
-    kept = [t for t in traces if t is not None and t.is_of(sides[0].device)]
-    if len(kept) < len(sides) or kept[0].card != kept[1].card:
-        missing = [name for name, t in zip(names, traces, strict=True) if t is None or t not in kept]
+    known = [t for t in traces if t is not None and t.is_of(sides[0].device)]
+    if len(known) < len(sides) or known[0].card != known[1].card:
+        missing = [name for name, t in zip(names, traces, strict=True) if t is None or t not in known]
         page.not_measured(
             f"no trace of {sentences.listed(missing) or 'both on one card'} is recorded for this card."
         )
         return
-    both = zip(kept, sides, strict=True)
-    seen = [measured_timeline(t.trace.records, t.trace.num_sms, x.whole_heads) for t, x in both]
-    text = f"{names[1]} ends after {seen[1].span:,.0f} µs, {names[0]} after {seen[0].span:,.0f} µs"
-    text += f". {_idle(seen, names)}" if all(t.has_every_block for t in kept) else "."
-    page.verdict(text, "", page.origin_tag(kept[0].origin), small=True)
-    page.figure(charts.timelines(names, seen, palette), "masked.pair.measured", _describe(names, seen))
+    both = zip(known, sides, strict=True)
+    runs = [measured_timeline(t.trace.records, t.trace.num_sms, x.whole_heads) for t, x in both]
+    text = f"{names[1]} ends after {runs[1].span:,.0f} µs, {names[0]} after {runs[0].span:,.0f} µs"
+    text += f". {_idle(runs, names)}" if all(t.has_every_block for t in known) else "."
+    page.verdict(text, "", page.origin_tag(known[0].origin), small=True)
+    page.figure(charts.timelines(names, runs, palette), "masked.pair.measured", _describe(names, runs))
     st.caption(
-        f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
+        f"{known[0].card}, {known[0].trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
         f"written by trace builds of the kernels. {TRACE_TIME}"
     )
 
 
 def _idle(lines: list[Timeline], names: list[str]) -> str:
-    said = [f"{sentences.share(t.tail)} in {name}" for t, name in zip(lines, names, strict=True)]
-    return f"SM time idle at the end is {sentences.listed(said)}."
+    parts = [f"{sentences.share(t.tail)} in {name}" for t, name in zip(lines, names, strict=True)]
+    return f"SM time idle at the end is {sentences.listed(parts)}."
 
 
 def _describe(names: list[str], lines: list[Timeline]) -> str:
-    said = [f"{name}: {describe_timeline(t)}" for name, t in zip(names, lines, strict=True)]
-    return "Two timelines on one axis, one above the other. " + " ".join(said)
+    parts = [f"{name}: {describe_timeline(t)}" for name, t in zip(names, lines, strict=True)]
+    return "Two timelines on one axis, one above the other. " + " ".join(parts)

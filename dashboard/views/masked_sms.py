@@ -38,8 +38,8 @@ def show_timelines(view: View, palette: Palette) -> None:
         text = f"{len(view.blocks):,} thread blocks are too many: the simulation takes up to {MOST_THREAD_BLOCKS:,}."
         page.verdict(text, "warn", small=True)
         return
-    kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
-    if kept is None:
+    entry = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if entry is None:
         _show_predicted(view, palette)
         _offer_trace(view)
         _choose_recorded()
@@ -48,10 +48,10 @@ def show_timelines(view: View, palette: Palette) -> None:
     with left:
         _show_predicted(view, palette)
     with right:
-        measured = measured_timeline(kept.trace.records, kept.trace.num_sms, view.whole_heads)
-        _show_measured(kept, measured, view.device, palette)
-    if kept.is_of(view.device) and kept.has_every_block:
-        _show_tails(view, measured, page.origin_tag(kept.origin), palette)
+        measured = measured_timeline(entry.trace.records, entry.trace.num_sms, view.whole_heads)
+        _show_measured(entry, measured, view.device, palette)
+    if entry.is_of(view.device) and entry.has_every_block:
+        _show_tails(view, measured, page.origin_tag(entry.origin), palette)
     else:
         _offer_trace(view)
     _choose_recorded()
@@ -101,23 +101,23 @@ def _idle(timeline: Timeline) -> str:
     return f"{sms}, {sentences.share(timeline.idle_places)} of the places' time is empty"
 
 
-def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Palette) -> None:
+def _show_measured(entry: Kept, timeline: Timeline, device: Device, palette: Palette) -> None:
     """A trace. A trace of another card is marked as such, without a verdict."""
-    trace, tag = kept.trace, page.origin_tag(kept.origin)
+    trace, tag = entry.trace, page.origin_tag(entry.origin)
     text = f"{timeline.span:,.0f} µs, {_idle(timeline)}; {timeline.mean_blocks:.1f} blocks per SM on average."
-    if not kept.has_every_block:
+    if not entry.has_every_block:
         text = f"{timeline.span:,.0f} µs. Only the first thread block of each pair has a record; the second runs on "
         text += "an SM that is empty in this figure."
-    if kept.is_of(device):
-        page.verdict(text, "warn" if timeline.tail > 0.1 and kept.has_every_block else "", tag, small=True)
+    if entry.is_of(device):
+        page.verdict(text, "warn" if timeline.tail > 0.1 and entry.has_every_block else "", tag, small=True)
     else:
-        text = f"On another card, {kept.card}: {text[0].lower()}{text[1:]}"
+        text = f"On another card, {entry.card}: {text[0].lower()}{text[1:]}"
         page.verdict(f"{text} This says nothing about {device.name}.", "", tag, small=True)
     figure = charts.timeline_figure(timeline, palette)
     page.figure(figure, "masked.measured", charts.describe_timeline(timeline))
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
-        f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
+        f"{entry.card}, {trace.environment['recorded'][:10]}: start, end and SM of each thread block, "
         f"written by a trace build of the kernel ({trace.problem.dtype}). {TRACE_TIME}{stale}"
     )
     offer_trace(lambda: perfetto(timeline, f"{tag}: {trace.name}"), tag)
@@ -134,13 +134,13 @@ def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> N
         f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} {tag}."
     )
     page.figure(charts.sm_finish(lines, palette), "masked.finish", alt)
-    seen, reckoned = measured.slots_per_sm, predicted.slots_per_sm
-    if seen > reckoned and view.blocks.thread_block is None:
-        with_more = launch.predict(view.blocks, view.device.num_sms, seen).tail
+    most, reckoned = measured.slots_per_sm, predicted.slots_per_sm
+    if most > reckoned and view.blocks.thread_block is None:
+        with_more = launch.predict(view.blocks, view.device.num_sms, most).tail
         is_same = abs(with_more - predicted.tail) < 0.001
         st.caption(
-            f"The card held up to {seen} thread blocks per SM. The prediction assumes the {reckoned} of the kernel's "
-            f"launch bounds; its registers allow more. With {seen}, the prediction is "
+            f"The card held up to {most} thread blocks per SM. The prediction assumes the {reckoned} of the kernel's "
+            f"launch bounds; its registers allow more. With {most}, the prediction is "
             f"{'the same' if is_same else f'{with_more:.1%} idle'}. The page Occupancy shows the limits."
         )
 
@@ -172,24 +172,24 @@ def _offer_trace(view: View) -> None:
 
 def _choose_recorded() -> None:
     """Open a recorded trace."""
-    found, damaged = counters.all_traces()
+    known, damaged = counters.all_traces()
     for text in damaged:
         st.warning(text, icon=":material/broken_image:")
-    if not found:
+    if not known:
         return
-    traces = ((name, kept.trace, kept.card) for name, kept in found.items())
+    traces = ((name, kept.trace, kept.card) for name, kept in known.items())
     words = {name: f"{x.kernel}: {x.problem}, {x.config} · {card}" for name, x, card in traces}
     st.selectbox(
-        "Recorded traces", list(found), None, words.__getitem__, "masked.open", on_change=_open_chosen, args=(found,),
+        "Recorded traces", list(known), None, words.__getitem__, "masked.open", on_change=_open_chosen, args=(known,),
         placeholder="Open a trace: it sets the controls above",
     )  # fmt: skip
 
 
-def _open_chosen(found: dict[str, Kept]) -> None:
+def _open_chosen(known: dict[str, Kept]) -> None:
     """Show the traced launch, by a link to it."""
     chosen = st.session_state.pop("masked.open", None)
     if chosen is not None:
-        trace = found[chosen].trace
+        trace = known[chosen].trace
         arch = find_architecture(trace.environment.get("arch", "sm_90"))
         card = card_key(Device(str(trace.environment["device"]), arch, trace.num_sms))
         subject = Subject(trace.problem, trace.kernel, trace.config, card)

@@ -108,8 +108,8 @@ def _change(step: Step) -> str:
     if not np.isfinite(step.m_before).any():
         return f"{sentences.count(risen, 'row')} get a first maximum in this tile."
     with np.errstate(invalid="ignore"):  # rows that see no key yet
-        kept = step.l_before * np.exp(step.m_before - step.m_after)
-        share = np.where(step.l_after > 0, 1 - kept / step.l_after, np.nan)
+        old_sum = step.l_before * np.exp(step.m_before - step.m_after)
+        share = np.where(step.l_after > 0, 1 - old_sum / step.l_after, np.nan)
     if np.isnan(share).all():
         return "no row has a visible key so far."
     gained = float(np.nanmean(share))

@@ -19,24 +19,22 @@ from cufa.measure.predictions import Error
 def show_tilings(controls: Controls, view: View) -> None:
     """A table, sorted by predicted time."""
     page.header("Which tiles")
-    found = _ceilings(controls, view)
+    card = _ceilings(controls, view)
     launch = view.problem, view.spec, view.device
-    told = tilings.tilings(*launch, found) if found is not None and view.schedule.visited else []
-    if found is None or not told:
+    rows = tilings.tilings(*launch, card) if card is not None and view.schedule.visited else []
+    if card is None or not rows:
         why = f"no ceilings of {view.device.name} are recorded"
-        if found is not None:
+        if card is not None:
             why = (
-                tilings.why_none(*launch, found)
-                if view.schedule.visited
-                else "no key is visible to any query"
+                tilings.why_none(*launch, card) if view.schedule.visited else "no key is visible to any query"
             )
         page.verdict(f"Times of other tiles cannot be predicted: {why}.", small=True)
         return
-    errors = tilings.errors_of(found, view.device)
-    page.verdict(_verdict(view, told, errors.get(view.spec.name)), tag="predicted", small=True)
-    st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
+    errors = tilings.errors_of(card, view.device)
+    page.verdict(_verdict(view, rows, errors.get(view.spec.name)), tag="predicted", small=True)
+    st.dataframe([_line(t, rows[0].seconds) for t in rows], hide_index=True)
     st.caption(
-        f"Predicted from the ceilings recorded on **{found.device}**, beside its recorded times. Ceilings: products, "
+        f"Predicted from the ceilings recorded on **{card.device}**, beside its recorded times. Ceilings: products, "
         "exponentials, shared memory, device memory, the overlap between an SM's warps, and the busiest thread block. "
         f"{predictions.in_words(errors)} {tilings.left_out(*launch)}"
     )
@@ -44,23 +42,23 @@ def show_tilings(controls: Controls, view: View) -> None:
 
 def _ceilings(controls: Controls, view: View) -> Evidence | None:
     """Ceilings of the card, or of a chosen similar card."""
-    found = tilings.of_cards(view.device, engine.recorded())
-    if len(found) < 2:
-        return next(iter(found.values()), None)
-    return found[controls.choice("ceilings", "Ceilings of", list(found), segmented=True, local=True)]
+    cards = tilings.of_cards(view.device, engine.recorded())
+    if len(cards) < 2:
+        return next(iter(cards.values()), None)
+    return cards[controls.choice("ceilings", "Ceilings of", list(cards), segmented=True, local=True)]
 
 
-def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:
+def _verdict(view: View, rows: list[Tiling], error: Error | None) -> str:
     """The shortest predicted time, and the number of tilings within the error of the prediction."""
-    best, tolerance = told[0], 0.0 if error is None else error.median
-    alike = [t for t in told if t.seconds <= best.seconds * (1 + tolerance)]
+    best, tolerance = rows[0], 0.0 if error is None else error.median
+    alike = [t for t in rows if t.seconds <= best.seconds * (1 + tolerance)]
     text = f"{best.config} is predicted at {seconds_text(best.seconds)}, {_binds(best)}"
     if len(alike) > 1:
         others = sentences.count(len(alike) - 1, "other")
-        return f"{text}; {others} of {len(told) - 1} {sentences.plural(len(alike) - 1, 'is')} as fast within the error."
-    here = next((t for t in told if config_key(t.config) == config_key(view.config)), None)
+        return f"{text}; {others} of {len(rows) - 1} {sentences.plural(len(alike) - 1, 'is')} as fast within the error."
+    here = next((t for t in rows if config_key(t.config) == config_key(view.config)), None)
     if here is None or here is best:
-        return f"{text}: the fastest of {sentences.count(len(told), 'tiling')}."
+        return f"{text}: the fastest of {sentences.count(len(rows), 'tiling')}."
     return (
         f"{text}: {here.seconds / best.seconds:.2f}× faster than the chosen tiles, which are {_binds(here)}."
     )

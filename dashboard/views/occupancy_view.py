@@ -117,23 +117,23 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
     """Achieved occupancy in traces of the same build."""
     assert choice.config is not None
     wanted = choice.spec.name, config_key(choice.config), _compiled_as(choice.problem), choice.arch.name
-    for kept in counters.all_traces()[0].values():
-        trace, p = kept.trace, kept.trace.problem
+    for recorded in counters.all_traces()[0].values():
+        trace, p = recorded.trace, recorded.trace.problem
         build = trace.kernel, config_key(trace.config), _compiled_as(p), trace.environment.get("arch")
-        if build != wanted or not kept.has_every_block:
+        if build != wanted or not recorded.has_every_block:
             continue
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
-        device = Device(kept.card, choice.arch, trace.num_sms)
+        device = Device(recorded.card, choice.arch, trace.num_sms)
         order = choice.spec.order(p, schedule, device, trace.config)
         whole_heads = order is not None and bool((order.q_block == WHOLE_HEAD).all())
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
             f"Achieved {timeline.mean_blocks:.2f} of {sentences.count(theoretical, 'block')} per SM, "
-            f"averaged over the run, idle tail included ({trace.problem}; {kept.card}, "
+            f"averaged over the run, idle tail included ({trace.problem}; {recorded.card}, "
             f"{trace.environment['recorded'][:10]}).",
             "",
-            page.origin_tag(kept.origin),
+            page.origin_tag(recorded.origin),
             small=True,
         )
 
@@ -217,15 +217,15 @@ def _builds(choice: Choice) -> dict[tuple[int, int], Variant]:
 def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
     builds = _builds(choice)
     known = {place: compiler().known(variant) for place, variant in builds.items()}
-    waiting = sum(found is None for found in known.values())
+    waiting = sum(compiled is None for compiled in known.values())
     if was_waiting and not waiting:
         st.rerun()  # the whole page, which then stops refreshing
     archs, configs = choice.archs, choice.rows
     cells: list[list[Occupancy | str]] = [["does not fit"] * len(archs) for _ in configs]
-    for (row, column), found in known.items():
-        cells[row][column] = "…" if found is None else "does not compile"
-        if found is not None and found.entries:
-            each = [e.occupancy(archs[column]) for e in found.entries]
+    for (row, column), compiled in known.items():
+        cells[row][column] = "…" if compiled is None else "does not compile"
+        if compiled is not None and compiled.entries:
+            each = [e.occupancy(archs[column]) for e in compiled.entries]
             cells[row][column] = min(each, key=lambda o: o.fraction)
     page.verdict(_table_verdict(known.values(), waiting), tag="compiled", small=True)
     if waiting:

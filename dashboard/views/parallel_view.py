@@ -49,7 +49,7 @@ def show(controls: Controls, palette: Palette) -> None:
         label = "Rate of one GPU"
         rate = controls.integer("rate", label, normal, 1, 10_000, step=10, help=help, at=columns[3])
     try:
-        found = _plan(
+        result = _plan(
             (1, heads, tokens, head_dim), (1, kv_heads, tokens, head_dim), ranks=ranks, placement=placement,
             scheme=scheme, mask=mask, backward=backward, link=link, rate=rate * 1e12,
         )  # fmt: skip
@@ -57,25 +57,25 @@ def show(controls: Controls, palette: Palette) -> None:
         page.verdict("This scheme does not go with this placement.", "warn")
         st.info(str(error))
         return
-    _show(found, palette)
+    _show(result, palette)
 
 
-def _show(found: Prediction, palette: Palette) -> None:
-    schedule = found.schedule
+def _show(result: Prediction, palette: Palette) -> None:
+    schedule = result.schedule
     page.verdict(
-        f"{schedule.scheme} on {schedule.ranks} ranks: {seconds_text(found.seconds)}, {found.efficiency:.1%} of one "
-        f"GPU's rate on the same work per GPU. A rank receives up to {bytes_text(found.received)}.",
-        "good" if found.efficiency > 0.9 else "warn",
+        f"{schedule.scheme} on {schedule.ranks} ranks: {seconds_text(result.seconds)}, {result.efficiency:.1%} of one "
+        f"GPU's rate on the same work per GPU. A rank receives up to {bytes_text(result.received)}.",
+        "good" if result.efficiency > 0.9 else "warn",
         "predicted",
     )
     st.caption(
         "Arithmetic over the schedule, no measurement: `cufa parallel bench` measures on the GPUs of a machine."
     )
-    page.figure(charts.timeline(found, palette), "parallel.timeline", charts.describe_timeline(found))
+    page.figure(charts.timeline(result, palette), "parallel.timeline", charts.describe_timeline(result))
     page.header("Where the time of each rank goes", small=True)
-    page.figure(charts.split(found, palette), "parallel.split", charts.describe_split(found))
+    page.figure(charts.split(result, palette), "parallel.split", charts.describe_split(result))
     page.header("Who computes which scores", small=True)
-    page.figure(charts.owners(found, palette), "parallel.owners", charts.describe_owners(found))
+    page.figure(charts.owners(result, palette), "parallel.owners", charts.describe_owners(result))
     if schedule.ranks <= _PRINTED:
         page.header("What travels, step by step", small=True)
         page.listing(str(schedule))

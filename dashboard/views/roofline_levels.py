@@ -39,9 +39,9 @@ def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float
     measured = "no ceiling of its caches is recorded"
     if rates is not None:
         measured = f"ceilings of its caches: {rates.device}, {rates.recorded[:10]}, reads of 16 bytes a lane"
-    of = f"; {subject.kernel}, {subject.config}" if subject.kernel and subject.config else ""
+    kernel_text = f"; {subject.kernel}, {subject.config}" if subject.kernel and subject.config else ""
     st.caption(
-        f"{in_words(p)}{of}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
+        f"{in_words(p)}{kernel_text}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
         f"each level. Bytes are counted by executing the kernel's source on a CPU, tile by tile; {measured}."
     )
 

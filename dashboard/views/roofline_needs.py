@@ -33,17 +33,17 @@ def show(
 ) -> Measurement:
     """Time needed by each resource, and the kernel's counters, for a chosen row. Returns the row."""
     derived = [m for m in (needs.with_needs(r, chosen) for r in rows) if m.needs]
-    found = {f"{r.label}, {r.problem}": r for r in derived}
-    if not found:
+    by_name = {f"{r.label}, {r.problem}": r for r in derived}
+    if not by_name:
         return max(rows, key=lambda r: r.kernel is not None)
     page.header("Limits")
 
     def interest(name: str) -> tuple[bool, bool, bool, float]:
-        m, of = found[name], asked or Subject(found[name].problem)
+        m, of = by_name[name], asked or Subject(by_name[name].problem)
         return m.problem == of.problem, m.kernel == of.kernel, m.problem.mask_kind != "full", m.tflops
 
-    default = max(found, key=interest)
-    row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
+    default = max(by_name, key=interest)
+    row = by_name[controls.choice("shape", "Kernel and shape", list(by_name), default, local=True)]
     text, tag = _verdict(row), page.origin_tag(row.origin)
     page.verdict(text, tag="" if "by hand" in text else tag, small=True)
     alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
@@ -108,8 +108,8 @@ def _show_cost(cost: Cost, row: Measurement, chosen: Evidence) -> None:
         ("added in the L2 cache, float32", cost.added, "B"),
     ]
     table = [
-        {"counted": what, "of the call": si(count, unit), "per product": f"{count / cost.products:.4f}"}
-        for what, count, unit in lines
+        {"counted": name, "of the call": si(count, unit), "per product": f"{count / cost.products:.4f}"}
+        for name, count, unit in lines
         if count
     ]
     st.dataframe(table, hide_index=True, height="content")

@@ -28,15 +28,15 @@ from cufa.problem.problem import Problem
 
 def show(controls: Controls, palette: Palette) -> None:
     """The whole page; without measurements, instructions to make some."""
-    found = _load()
-    asked = _asked(controls)
-    if not found:
+    known = _load()
+    asked = _subject(controls)
+    if not known:
         return
-    by_name = {e.name: e for e in found}
+    by_name = {e.name: e for e in known}
     with page.control_box():
         left, middle, right = page.fields(1.8, 2.2, 1.6)
-        words = {e.name: f"{where(e.rows)}{', run here' * (e.rows[0].origin == 'run')}" for e in found}
-        here = _of_this_machine(found)
+        words = {e.name: f"{where(e.rows)}{', run here' * (e.rows[0].origin == 'run')}" for e in known}
+        here = _own_card(known)
         chosen = by_name[controls.choice("machine", "Measured on", words, here, local=True, at=left)]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
         words = {name: SUITES[name].title if name in SUITES else name for name in suites}
@@ -65,7 +65,7 @@ def show(controls: Controls, palette: Palette) -> None:
     roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
 
 
-def _of_this_machine(found: list[Evidence]) -> str | None:
+def _own_card(known: list[Evidence]) -> str | None:
     """The record of this machine's card, if there is one."""
     if not devices.gpu_count():
         return None
@@ -73,7 +73,7 @@ def _of_this_machine(found: list[Evidence]) -> str | None:
         here = devices.gpu(0).name
     except ValueError:  # older than sm_80
         return None
-    return next((e.name for e in found if e.device == here), None)
+    return next((e.name for e in known if e.device == here), None)
 
 
 def _top(problem: Problem, chosen: Evidence) -> float:
@@ -83,7 +83,7 @@ def _top(problem: Problem, chosen: Evidence) -> float:
     return flops.get(_product(problem)) or max(flops.values())
 
 
-def _asked(controls: Controls) -> Subject | None:
+def _subject(controls: Controls) -> Subject | None:
     """The problem, kernel and tiles that the page's address names."""
     problem = controls.carried("of", problem_of, "a shape")
     kernel = controls.carried("kernel", lambda text: KERNELS[text].name, "a kernel")
@@ -108,8 +108,8 @@ def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
     )
     links.show("roofline", asked)
     if rows := figures(chosen.rows, Asked(p, suite=suite)):
-        told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
-        text = f"Recorded for this shape on {where(rows)}: {sentences.listed(told, 8)}."
+        times = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
+        text = f"Recorded for this shape on {where(rows)}: {sentences.listed(times, 8)}."
         page.verdict(text, "", page.origin_tag(rows[0].origin), small=True)
     else:
         st.caption(f"No time of this shape is recorded on {chosen.device}. The star marks the roof.")
@@ -119,13 +119,13 @@ def _show_asked(asked: Subject, chosen: Evidence, suite: str) -> Here:
 def _load() -> list[Evidence]:
     """Evidence with ceilings, and runs of this machine; a message if there is none."""
     try:
-        found = [e for e in evidence.load() if e.limits is not None and e.rows]
+        loaded = [e for e in evidence.load() if e.limits is not None and e.rows]
     except ValueError as error:
         page.verdict("The recorded measurements cannot be read.", "alarm")
         st.error(str(error), icon=":material/broken_image:")
         return engine.own_evidence()
-    found += engine.own_evidence()
-    if not found:
+    loaded += engine.own_evidence()
+    if not loaded:
         page.verdict("No GPU measurement is recorded yet.", "warn")
         st.markdown(
             "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
@@ -133,7 +133,7 @@ def _load() -> list[Evidence]:
             "The command measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
             "`cufa/records/<gpu>.jsonl` for this page. A run on the page Run also measures ceilings."
         )
-    return found
+    return loaded
 
 
 def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, here: Here | None) -> None:
@@ -148,11 +148,11 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     )
     kinds = list(chosen.limits.flops)
     products = [p for p in kinds if any(_product(r.problem) == p for r in rows)] or kinds[:1]
-    said = (
+    texts = (
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}"
         for r in rows[:40]
     )
-    alt = f"Roofline of {where(rows)}, {len(rows)} points. {'; '.join(said)}."
+    alt = f"Roofline of {where(rows)}, {len(rows)} points. {'; '.join(texts)}."
     names = [r.label for r in chosen.rows if r.suite == rows[0].suite]
     roofline = charts.roofline(rows, chosen.limits, products, palette, here=here, names=names)
     page.figure(roofline, "roofline", alt)

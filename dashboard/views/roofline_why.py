@@ -22,16 +22,16 @@ def show(row: Measurement, chosen: Evidence) -> None:
     built = None if variant is None else compiler().known(variant)
     entries = {x.name: x for x in built.entries} if built else {}
     entry = entries.get(variant.spec.entry) if variant else None
-    found = why.advice(why.facts_of(row, chosen, entry))
+    advice = why.advice(why.facts_of(row, chosen, entry))
     where = f"{row.label}, {row.problem}; {row.regime} on {row.machine}, {row.recorded[:10]}"
-    if not found:
+    if not advice:
         page.verdict(f"No rule finds a cause that costs 1% or more: {where}.", small=True)
     else:
-        first = found[0]
+        first = advice[0]
         gain = "" if first.gain is None else f", at most {share(first.gain)} of the time"
         page.verdict(f"{first.cause}{gain}: {first.attempt}", "", first.origin, small=True)
-        gains = ["not known" if x.gain is None else share(x.gain) for x in found]
-        lines = zip(found, gains, strict=True)
+        gains = ["not known" if x.gain is None else share(x.gain) for x in advice]
+        lines = zip(advice, gains, strict=True)
         page.table(
             [
                 {"cause": x.cause, "at most": n, "from": f"{x.figure} ({x.origin})", "try": x.attempt}

@@ -64,7 +64,7 @@ def choose(controls: Controls) -> Job:
         lengths = controls.several("also", "Also at these lengths", also, [], at=columns[1], help=help_text)
         regime = _choose_regime(controls, columns[2:])
     wanted = tuple(c for kernel in kernels for c in tilings.get(kernel, (Contender(kernel),)))
-    problems = dict.fromkeys([problem, *(_at_length(problem, int(n)) for n in lengths)])
+    problems = dict.fromkeys([problem, *(_longer(problem, int(n)) for n in lengths)])
     cases = tuple(Case(p, wanted) for p in problems) if wanted else ()
     is_preset = problem == shapes[preset].problem
     title = shapes[preset].words.partition(":")[0] if is_preset else in_words(problem)
@@ -133,11 +133,11 @@ def _suite_words(cases: tuple[Case, ...]) -> str:
 def _only(case: Case, kernels: list[str]) -> Case:
     """The case with the chosen kernels only; an e4m3 case keeps all cufa kernels, as no control names them."""
     of_e4m3 = any(c.quantized for c in case.contenders)
-    kept = (c for c in case.contenders if c.algorithm in kernels or (of_e4m3 and not c.is_peer))
-    return dataclasses.replace(case, contenders=tuple(kept))
+    chosen = (c for c in case.contenders if c.algorithm in kernels or (of_e4m3 and not c.is_peer))
+    return dataclasses.replace(case, contenders=tuple(chosen))
 
 
-def _at_length(problem: Problem, length: int) -> Problem:
+def _longer(problem: Problem, length: int) -> Problem:
     """The problem at another length; decoding keeps its number of queries."""
     if not isinstance(problem.lengths, Cached):
         return dataclasses.replace(problem, seqlen_q=length, seqlen_k=length)
@@ -221,15 +221,15 @@ def _choose_tiles(
 ) -> dict[str, tuple[Contender, ...]]:
     """Contenders of each kernel with the chosen tiles; the planner decides for the other kernels."""
     fitting = {kernel: tilings(kernel, problem, device) for kernel in kernels}
-    keys = {key: str(config) for found in fitting.values() for key, config in found.items()}
+    keys = {key: str(config) for configs in fitting.values() for key, config in configs.items()}
     words = {_PLANNED: "the planner's choice", **keys, _EVERY: "every tiling that fits, side by side"}
     help_text = "A kernel that is not built with the chosen tiles uses the planner's choice."
     chosen = controls.choice("tiles", "Tiles (queries × keys)", words, help=help_text)
     if chosen == _PLANNED:
         return {}
     picked = {
-        kernel: tuple(Contender(kernel, config) for key, config in found.items() if chosen in (key, _EVERY))
-        for kernel, found in fitting.items()
+        kernel: tuple(Contender(kernel, config) for key, config in configs.items() if chosen in (key, _EVERY))
+        for kernel, configs in fitting.items()
     }
     return {kernel: contenders for kernel, contenders in picked.items() if contenders}
 

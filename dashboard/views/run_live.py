@@ -58,8 +58,8 @@ def shortfalls(job: Job) -> list[str]:
     """Shapes of a CPU job that exceed this machine's memory, in words."""
     if job.device != CPU:
         return []
-    found = ((in_words(case.problem, case.name), shortfall(case.problem)) for case in job.cases)
-    return [f"{name} {lacking}" for name, lacking in found if lacking]
+    checked = ((in_words(case.problem, case.name), shortfall(case.problem)) for case in job.cases)
+    return [f"{name} {lacking}" for name, lacking in checked if lacking]
 
 
 def _what_starts(job: Job, runs: list[Run]) -> str:
@@ -80,8 +80,8 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
 
 def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
     """FLOP/s of products, from the last CPU run."""
-    found = (r.record.get("limits") for r in runs if r.job.device == CPU)
-    limits = next(filter(None, found), None)
+    records = (r.record.get("limits") for r in runs if r.job.device == CPU)
+    limits = next(filter(None, records), None)
     if limits is None:
         return None
     kind = job.cases[0].problem.dtype if job.cases else "float32"
@@ -161,8 +161,8 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
                 others = f"{ahead} earlier on {run.job.device}" if ahead else "a worker is starting"
                 st.progress(0.0, text=f"waiting: {others}")
             else:
-                of = f", {run.cases_done} of {total} shapes done" if total > 1 else ""
-                text = f"{run.phase} (for {sentences.seconds(time.time() - run.phase_began)}{of})"
+                done = f", {run.cases_done} of {total} shapes done" if total > 1 else ""
+                text = f"{run.phase} (for {sentences.seconds(time.time() - run.phase_began)}{done})"
                 st.progress(_share_done(run), text=text)
         with right:
             look = {"disabled": run.cancelling, "width": "stretch"}

@@ -20,18 +20,18 @@ from cufa.measure.costs import cost_on
 _FILE = "ncu.csv"
 
 
-def show(run: Run, found: Sequence[Measurement]) -> None:
+def show(run: Run, measured: Sequence[Measurement]) -> None:
     """The attached file, or how to attach one."""
     file = engine.store().folder(run.id) / _FILE
     with st.expander(
         "Counters of NVIDIA's profiler", icon=":material/troubleshoot:", expanded=file.is_file()
     ):
         st.caption(f"Attach the output of `ncu --csv` for the same kernel: `{ncu.HOW}`")
-        given = st.file_uploader("Output of ncu --csv", type=["csv", "txt", "log"], key=f"run.ncu.{run.id}")
-        if given is not None:
-            _attach(file, given.getvalue())
+        upload = st.file_uploader("Output of ncu --csv", type=["csv", "txt", "log"], key=f"run.ncu.{run.id}")
+        if upload is not None:
+            _attach(file, upload.getvalue())
         if file.is_file():
-            _show_attached(file, found)
+            _show_attached(file, measured)
 
 
 def _attach(file: Path, content: bytes) -> None:
@@ -53,18 +53,18 @@ def _attach(file: Path, content: bytes) -> None:
         )
 
 
-def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
+def _show_attached(file: Path, measured: Sequence[Measurement]) -> None:
     try:
         profiles = ncu.parse(file.read_text(encoding="utf-8"))
     except (NotNcuError, OSError, UnicodeDecodeError) as error:
         st.error(f"The attached file cannot be read: {error}", icon=":material/broken_image:")
         return
-    ours = next((m for m in found if _profile_of(m, profiles) is not None), found[0])
-    labels = [m.label for m in found]
+    ours = next((m for m in measured if _profile_of(m, profiles) is not None), measured[0])
+    labels = [m.label for m in measured]
     label = st.selectbox(
         "Measurement of cufa", labels, labels.index(ours.label), key=f"run.ncu.row.{file.parent.name}"
     )
-    m = found[labels.index(label)]
+    m = measured[labels.index(label)]
     numbers = list(range(len(profiles)))
     match = _profile_of(m, profiles)
     chosen = st.selectbox(
@@ -102,10 +102,10 @@ def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
         "requested from L2, written": None if cost is None else cost.written,
     }
     total = [profile.first(SHOWN[name]) for name in ("device memory, read", "device memory, written")]
-    told = [_line(name, profile.first(metrics), ours.get(name)) for name, metrics in SHOWN.items()]
+    rows = [_line(name, profile.first(metrics), ours.get(name)) for name, metrics in SHOWN.items()]
     if None not in total:
-        told.append(_line("device memory, total", sum(x or 0.0 for x in total), float(m.problem.io_bytes)))
-    return [line for line in told if line["ncu"] != "–"]
+        rows.append(_line("device memory, total", sum(x or 0.0 for x in total), float(m.problem.io_bytes)))
+    return [line for line in rows if line["ncu"] != "–"]
 
 
 def _line(name: str, counted: float | None, ours: float | None) -> dict[str, str]:

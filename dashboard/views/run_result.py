@@ -23,25 +23,25 @@ from cufa.measure.regimes import Regime
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """Measurements of one shape of the run; the default is the first shape."""
-    found = measured_rows.of_run(run) if run is not None else []
-    if not found:
+    measured = measured_rows.of_run(run) if run is not None else []
+    if not measured:
         return []
-    groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]
+    groups = [list(group) for _, group in itertools.groupby(measured, key=lambda m: m.group)]
     if len(groups) == 1:
         return groups[0]
     words = {str(n): group[0].case for n, group in enumerate(groups)}
     return groups[int(controls.choice("shape", "Shape", words))]
 
 
-def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette) -> None:
+def show(measured: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette) -> None:
     """Verdict, distribution, table, plans."""
-    if not found:
+    if not measured:
         _show_skipped(run)
         return
-    first = found[0]
-    page.verdict(verdict(found), "", "measured on " + ("GPU" if first.is_gpu else "CPU"))
-    _show_headline(found)
-    lanes = [(m.label, m.timing) for m in found]
+    first = measured[0]
+    page.verdict(verdict(measured), "", "measured on " + ("GPU" if first.is_gpu else "CPU"))
+    _show_headline(measured)
+    lanes = [(m.label, m.timing) for m in measured]
     page.figure(charts.samples_figure(lanes, palette, zoomed=zoomed), "run.samples", charts.describe(lanes))
     dot = "one call" if first.regime is Regime.IN_TURNS else "the average call of one batch"
     st.caption(
@@ -49,30 +49,30 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         f"{first.how} Each dot is {dot}, from top to bottom in measuring order. The band is p10 to p90, the line is "
         "the median. "
         + (f"{charts.beyond(lanes)} slower calls are beyond the right edge. " if zoomed else "")
-        + f"{work.flop_words(m.problem for m in found)}."
+        + f"{work.flop_words(m.problem for m in measured)}."
     )
-    show_table(found)
-    repro.show(found, "run")
-    _show_power(found)
+    show_table(measured)
+    repro.show(measured, "run")
+    _show_power(measured)
     _show_all_rates(run, palette)
-    if max(m.of_ceiling for m in found) > 1:
+    if max(m.of_ceiling for m in measured) > 1:
         text = "Over 100% of the limit: other work on this machine slowed down the measurement of the ceilings. Repeat "
         st.info(f"{text}the run when the machine is idle.", icon=":material/speed:")
-    for m in found:
+    for m in measured:
         if m.plan:
             with st.expander(f"The plan of {m.label}, and its reasons", icon=":material/route:"):
                 st.code(m.plan, language=None)
-    run_profile.show(run, found)
+    run_profile.show(run, measured)
     _show_skipped(run)
 
 
-def _show_power(found: Sequence[Measurement]) -> None:
+def _show_power(measured: Sequence[Measurement]) -> None:
     """Power and clock while each kernel ran alone, if NVML reports them."""
-    told = [m for m in found if m.load.get("watts") is not None]
-    if not told:
+    powered = [m for m in measured if m.load.get("watts") is not None]
+    if not powered:
         return
-    thriftiest = max(told, key=lambda m: float(m.load.get("tflop_per_joule") or 0.0))
-    slowest = min(told, key=lambda m: float(m.load["clock_mhz"]))
+    thriftiest = max(powered, key=lambda m: float(m.load.get("tflop_per_joule") or 0.0))
+    slowest = min(powered, key=lambda m: float(m.load["clock_mhz"]))
     joules = thriftiest.load.get("joules")
     text = f"{thriftiest.label} takes {joules:.3g} J per call. " if joules else ""
     limit = f" of at most {slowest.clock_limit}" if slowest.clock_limit else ""
@@ -93,25 +93,25 @@ def _show_all_rates(run: Run, palette: Palette) -> None:
         rates_view.show(rows, "run.rates", palette)
 
 
-def verdict(found: Sequence[Measurement]) -> str:
+def verdict(measured: Sequence[Measurement]) -> str:
     """The result in one sentence."""
-    fastest = min(found, key=lambda m: m.timing.p50)
+    fastest = min(measured, key=lambda m: m.timing.p50)
     limit = f", {fastest.of_ceiling:.0%} of the limit by {fastest.ceiling}"
     if fastest.of_ceiling > 1:
         limit = ""  # impossible; a note explains the reason
     rate = f"{fastest.speed} {fastest.regime}"
-    if len(found) == 1:
+    if len(measured) == 1:
         return f"{fastest.label} takes {seconds_text(fastest.timing.p50)}: {rate}{limit}."
-    slowest = max(found, key=lambda m: m.timing.p50)
+    slowest = max(measured, key=lambda m: m.timing.p50)
     ratio = speedup(slowest, fastest)
     if ratio.low <= 1:
         return f"No significant difference between {fastest.label} and {slowest.label}: {rate}{limit}."
     return f"{fastest.label} is {ratio} faster than {slowest.label}: {rate}{limit}."
 
 
-def _show_headline(found: Sequence[Measurement]) -> None:
+def _show_headline(measured: Sequence[Measurement]) -> None:
     """The four main figures of the fastest kernel."""
-    fastest = min(found, key=lambda m: m.timing.p50)
+    fastest = min(measured, key=lambda m: m.timing.p50)
     values = {
         f"{fastest.label}, median": seconds_text(fastest.timing.p50),
         f"Speed, {fastest.regime}": fastest.speed,
@@ -126,7 +126,7 @@ def error_text(m: Measurement) -> str:
     return "not a number" if m.error is None else f"{m.error:.1e}"
 
 
-def show_table(found: Sequence[Measurement]) -> None:
+def show_table(measured: Sequence[Measurement]) -> None:
     """Speed and error side by side."""
     lines = [
         {
@@ -142,12 +142,12 @@ def show_table(found: Sequence[Measurement]) -> None:
             "% of limit": f"{m.of_ceiling:.0%}",
             "limit": m.ceiling,
             "error": error_text(m),
-            **(load_cells(m) if any(x.load for x in found) else {}),
+            **(load_cells(m) if any(x.load for x in measured) else {}),
             "compile": "–" if m.prepare_seconds is None else seconds_text(m.prepare_seconds),
         }
-        for m in found
+        for m in measured
     ]
-    if not any(m.is_gpu for m in found):  # nothing is compiled for a CPU
+    if not any(m.is_gpu for m in measured):  # nothing is compiled for a CPU
         lines = [{name: x for name, x in line.items() if name != "compile"} for line in lines]
     helps = {
         "compile": "Compilation, or a lookup in the cache on disk.",

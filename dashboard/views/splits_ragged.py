@@ -26,15 +26,15 @@ from cufa.plan.planner import make_plan
 from cufa.problem.problem import Problem
 
 
-def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+def show(choice: Choice, controls: Controls, measured: Sequence[Measurement], palette: Palette) -> None:
     """Fixed splits against shares: predicted, and measured if available."""
     page.header("A ragged batch")
     left, right, _ = page.fields(1.4, 1.2, 2)
     default = max(8, choice.problem.batch)
     size = controls.integer("ragged", "Sequences of different length", default, 2, 512, at=left)
     spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024, at=right)
-    given = dataclasses.replace(choice.problem.cache, given=True)
-    problem = dataclasses.replace(choice.problem, batch=size, lengths=given)
+    cache = dataclasses.replace(choice.problem.cache, given=True)
+    problem = dataclasses.replace(choice.problem, batch=size, lengths=cache)
     plans = {s: choice.plan(s, problem) for s in ("fixed", "balanced")}
     lengths = splits.ragged(size, problem.seqlen_k, spread)
     batch = Batch.of(plans["balanced"], lengths, choice.overhead)
@@ -69,7 +69,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     )
     title = f"{size} ragged × {problem.heads_text}, {min(lengths):,} to {max(lengths):,}"
     case = Case(problem, entrants, title, lengths)
-    _show_measured(figures(found, Asked(problem, card=choice.device.name)), case, gain, choice, palette)
+    _show_measured(figures(measured, Asked(problem, card=choice.device.name)), case, gain, choice, palette)
     job = Job(title, rates_view.first_device(), (case,), 1.0)
     rates_view.offer("Measure both on the GPU", "decode.measure.ragged", job, choice.config is None)
 
@@ -85,7 +85,7 @@ def _verdict(
         more = cuts["fixed"].span / cuts["balanced"].span
         return f"With {named} the busiest place has {more:.2f}× as many tiles as with {shares}."
     cut = make_plan(problem, choice.device, "fixed", choice.config, num_splits=fixed)
-    slow, fast = (reading.seconds(load_of(found, lengths)) for found in (cut, plan))
+    slow, fast = (reading.seconds(load_of(split, lengths)) for split in (cut, plan))
     times = f"{seconds_text(fast)} against {seconds_text(slow)}"
     if slow / fast > 1 + reading.error:
         return f"{shares} take {times} with {named}: {slow / fast:.2f}× faster."
@@ -104,10 +104,10 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, Blocks]]:
 
 
 def _show_measured(
-    found: Sequence[Measurement], case: Case, predicted: float, choice: Choice, palette: Palette
+    measured: Sequence[Measurement], case: Case, predicted: float, choice: Choice, palette: Palette
 ) -> None:
     """The first measurement of exactly this batch."""
-    same = [m for m in found if m.lengths == case.lengths and m.split]
+    same = [m for m in measured if m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:
         text, tone = measured_verdict(rows, predicted)

@@ -103,12 +103,12 @@ def choose(controls: Controls) -> Choice | None:
     return Choice(problem, device, config, overhead)
 
 
-def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+def show_splits(choice: Choice, controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """The curve for sequences of one length, the planner's choice, and measurements."""
     plan, problem = choice.plan(), choice.problem
     batch = Batch.of(plan, (problem.seqlen_k,) * problem.batch, choice.overhead)
     curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
-    chosen = _as_planned(plan, batch)
+    chosen = _planned_split(plan, batch)
     reading = reading_of(plan)
     times = None if reading is None else _times(choice, reading, curve)
     page.verdict(verdict(plan, curve, times), tag="predicted")
@@ -121,14 +121,14 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     if times is not None:
         assert reading is not None
         times = dataclasses.replace(times, here=reading.seconds(_load(choice, number)))
-    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(found, choice), times)
+    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(rows, choice), times)
     page.figure(figure, "decode.curve", _describe(plan, curve, chosen, times))
     st.caption(
         f"At {sentences.count(number, 'split')}: {sentences.count(here.blocks, 'thread block')} on "
         f"{sentences.count(batch.places, 'place')} ({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), "
         f"{here.waves:.2f} waves, {here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}."
     )
-    _show_here(found, choice)
+    _show_here(rows, choice)
     _offer_curve(problem, [s.splits for s in curve], choice.config is None)
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         page.listing(str(plan))
@@ -147,8 +147,8 @@ def _load(choice: Choice, number: int) -> split_time.Load:
 
 def _times(choice: Choice, reading: Reading, curve: Sequence[Split]) -> charts.Times:
     planned = split_time.load_of(choice.plan())
-    told = tuple(reading.seconds(_load(choice, s.splits)) for s in curve)
-    return charts.Times(told, reading.seconds(planned), told[0], reading.floor(planned))
+    seconds = tuple(reading.seconds(_load(choice, s.splits)) for s in curve)
+    return charts.Times(seconds, reading.seconds(planned), seconds[0], reading.floor(planned))
 
 
 def _fitted(reading: Reading | None) -> str:
@@ -169,17 +169,17 @@ def kind(plan: Plan) -> str:
     return plan.split.kind
 
 
-def _measured(found: Sequence[Measurement], choice: Choice) -> dict[int, float]:
+def _measured(rows: Sequence[Measurement], choice: Choice) -> dict[int, float]:
     """Seconds in turns of fixed splits of this problem on the chosen card, by number of splits."""
-    same = figures(found, Asked(choice.problem, regime=Regime.IN_TURNS))
+    same = figures(rows, Asked(choice.problem, regime=Regime.IN_TURNS))
     here = [m for m in same if choice.is_of_card(m) and m.lengths is None]
     return {m.split.count: m.seconds for m in reversed(here) if m.split and m.split.kind == "fixed"}
 
 
-def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
+def _show_here(rows: Sequence[Measurement], choice: Choice) -> None:
     """The measurement of this problem with the planner's splits, preferably on the chosen card."""
     card = choice.device.name
-    same = figures(found, Asked(choice.problem, card=card))
+    same = figures(rows, Asked(choice.problem, card=card))
     m = next((m for m in same if m.label in _AS_PLANNED and m.lengths is None), None)
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
@@ -208,7 +208,7 @@ def _without_extra(batch: Batch, here: Split) -> str:
     return f" ({alone.fill:.0%} without the extra tiles)"
 
 
-def _as_planned(plan: Plan, batch: Batch) -> Split:
+def _planned_split(plan: Plan, batch: Batch) -> Split:
     if kind(plan) == "fixed":
         return splits.fixed(batch, plan.num_splits)
     return splits.evaluate(batch, splits.balanced_blocks(batch, plan.num_splits), plan.num_splits)
@@ -245,10 +245,10 @@ def _floor(plan: Plan) -> str:
     text = f"Visible keys and values: {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
-    found = [e for e in engine.recorded() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
-    if not found:
+    cards = [e for e in engine.recorded() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
+    if not cards:
         return f"{text}; the read rate of {name} is not recorded."
-    best = max(found, key=lambda e: e.read_bytes)
+    best = max(cards, key=lambda e: e.read_bytes)
     seconds = plan.problem.kv_bytes() / best.read_bytes
     rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest recorded read on {best.device}"
     return f"{text}: at least {seconds_text(seconds)} at {rate}."

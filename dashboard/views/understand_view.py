@@ -59,10 +59,10 @@ def choose(controls: Controls) -> Case:
             help = "For the random Q, K and V (and dO)."
             seed = controls.integer("seed", "Seed", 0, 0, 9999, help=help, at=places[1])
         case = Case(algorithm, mask, seed, int(splits))
-        return case if algorithm == "fa3" else _with_own_rows(controls, case, places[2])
+        return case if algorithm == "fa3" else _add_own_rows(controls, case, places[2])
 
 
-def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
+def _add_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
     """The case with one's own first rows of Q and K. The switch is ``at`` this place."""
     if not controls.flag("own", "Your own Q and K", at=at):
         return case
@@ -72,8 +72,8 @@ def _with_own_rows(controls: Controls, case: Case, at: DeltaGenerator) -> Case:
             form = own_rows.read, own_rows.write, own_rows.WANTED, own_rows.HELP
             given[name] = controls.text(name.lower(), f"First rows of {name}", "", *form)
     q, k = (1, DECODE_TILES) if case.algorithm == "decode" else (BLOCKS, BLOCKS)
-    of = {"Q": q * BLOCK, "K": k * BLOCK}
-    used = (f"{min(len(rows), of[name])} of {of[name]} rows of {name}" for name, rows in given.items())
+    size = {"Q": q * BLOCK, "K": k * BLOCK}
+    used = (f"{min(len(rows), size[name])} of {size[name]} rows of {name}" for name, rows in given.items())
     st.caption(f"{' and '.join(used)} are yours; the others are random.")
     return dataclasses.replace(case, Q=given["Q"], K=given["K"])
 
@@ -88,10 +88,10 @@ def _data(case: Case, palette_name: str) -> dict[str, Any]:
     palette = PALETTES[palette_name]
     if case.algorithm == "fa3":
         return walkthrough_fa3.data(case.parts, palette)
-    found = _walk(case)
-    if isinstance(found, BackwardWalk):
-        return walkthrough_backward.data(found, palette)
-    return walkthrough.data(found, palette)
+    steps = _walk(case)
+    if isinstance(steps, BackwardWalk):
+        return walkthrough_backward.data(steps, palette)
+    return walkthrough.data(steps, palette)
 
 
 @st.fragment
@@ -102,8 +102,8 @@ def show_walk(case: Case, controls: Controls, palette: Palette) -> None:
     page.verdict(_verdict(case))
     content = {**content, "start": start}
     walkthrough.show(content, _STEP, lambda: _take_step(controls))
-    if case.algorithm != "fa3" and isinstance(found := _walk(case), Walk):
-        understand_why.show(found, start - 1, palette)
+    if case.algorithm != "fa3" and isinstance(steps := _walk(case), Walk):
+        understand_why.show(steps, start - 1, palette)
     controls.write_link()
 
 
@@ -148,10 +148,10 @@ def _verdict(case: Case) -> str:
 
 def show_lines(case: Case) -> None:
     """Source lines of the GPU kernel for each phase."""
-    found = source.PHASES[case.algorithm]
+    phases = source.PHASES[case.algorithm]
     name = words.ALGORITHMS[case.algorithm]
     with st.expander(f"The source lines of cufa's {name} kernel for these phases", icon=":material/code:"):
-        for tab, excerpt in zip(st.tabs(list(found)), found.values(), strict=True):
+        for tab, excerpt in zip(st.tabs(list(phases)), phases.values(), strict=True):
             with tab:
                 page.show_lines([excerpt])
 
@@ -164,14 +164,14 @@ def show_real_size(case: Case) -> None:
         return
     moved = real_size("backward" if is_backward else "forward")
     most = max(moved.values())
-    said = ", ".join(
+    texts = ", ".join(
         f"**{words.ALGORITHMS[name]} {si(count, 'B')}**"
         + (f" (1/{most / count:.0f})" if count < most else "")
         for name, count in moved.items()
     )
     st.caption(
         f"The same counts for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the kernels' tiles "
-        f"on an H100: {said}. These are bytes that thread blocks request: the L2 cache serves most repeated reads, so "
+        f"on an H100: {texts}. These are bytes that thread blocks request: the L2 cache serves most repeated reads, so "
         f"that fewer pass through device memory. {departs} Inputs have 2 bytes per number. {_KEYS}"
     )
 
@@ -182,8 +182,8 @@ def real_size(operation: str) -> dict[str, int]:
     problem, is_backward = make(1, 32, _LENGTH, _HEAD_DIM, "bfloat16"), operation == "backward"
     if is_backward:
         problem = of_forward(problem)
-    found = {}
+    sizes = {}
     for name, model in (traffic_steps.BACKWARD_MODELS if is_backward else traffic_steps.MODELS).items():
         plan = make_plan(problem, Device.typical("sm_90"), "fa2" if is_backward else name)
-        found[name] = sum(traffic_steps.total(model(problem, plan.schedule)))
-    return found
+        sizes[name] = sum(traffic_steps.total(model(problem, plan.schedule)))
+    return sizes

@@ -26,22 +26,22 @@ def show(walk: Walk, at: int, palette: Palette) -> None:
     """The derivations for the step ``at``, from 0, one tab each."""
     row, sections = softmax_row.row_of(walk, at), sentences.sections("understand.md")
     e4m3 = EightBits(row)
-    found = softmax_row.values(row) | e4m3.values() | {"heads": str(_HEADS)}
-    said = {name: text.format(**found) for name, (_, text) in sections.items()}
+    values = softmax_row.values(row) | e4m3.values() | {"heads": str(_HEADS)}
+    tabs_text = {name: text.format(**values) for name, (_, text) in sections.items()}
     names = ("passes", "maximum", "sum", "gqa", "e4m3")
     for name, tab in zip(names, st.tabs([sections[name][0] for name in names]), strict=True):
         with tab:
-            st.markdown(said[name])
+            st.markdown(tabs_text[name])
             if name == "passes":
                 page.table(softmax_row.passes(row))
-                st.markdown(said["same"])
+                st.markdown(tabs_text["same"])
             elif name == "e4m3":
                 page.table(e4m3.lines())
-                st.markdown(said["rounded"])
+                st.markdown(tabs_text["rounded"])
             elif name == "gqa":
                 _show_sharing(palette)
                 page.table(sharing())
-                st.markdown(said["shared"])
+                st.markdown(tabs_text["shared"])
 
 
 def _show_sharing(palette: Palette) -> None:
@@ -57,14 +57,14 @@ def _show_sharing(palette: Palette) -> None:
 @functools.cache
 def sharing() -> list[dict[str, str]]:
     """A line for each number of K/V heads, from the planner's tiles for an H100."""
-    device, found = Device.typical("sm_90"), []
+    device, lines = Device.typical("sm_90"), []
     for kv in _KV_HEADS:
         decode = make_decode(1, _HEADS, kv, _LENGTH, head_dim=_HEAD_DIM)
         prefill = make(1, _HEADS, _LENGTH, _HEAD_DIM, "bfloat16", kv_heads=kv)
         bytes_of_key = 2 * _HEAD_DIM * decode.k_element.itemsize
         blocks = items(decode, make_plan(decode, device).config) // kv
         tiles = prefill.group_size * make_plan(prefill, device).schedule.num_q_blocks
-        found.append(
+        lines.append(
             {
                 "K/V heads": f"{kv} ({'MHA' if kv == _HEADS else 'GQA' if kv > 1 else 'MQA'})",
                 "K/V cache of a token": f"{kv * bytes_of_key:,} B",
@@ -74,4 +74,4 @@ def sharing() -> list[dict[str, str]]:
                 f"prefill of {_LENGTH:,}: requests of a K/V tile": f"{tiles}",
             }
         )
-    return found
+    return lines

@@ -66,9 +66,9 @@ def measure(job: Job, tell: Tell) -> Result:
             if failure["kind"] == "kernel error":
                 return Result(record | {"failed": failures}, failures, poisoned=True)
             rows, skipped = [], []
-        for kind, section, told in (("row", "rows", rows), ("skipped", "skipped", skipped)):
-            record[section] += told
-            for one in told:
+        for kind, section, rows_of in (("row", "rows", rows), ("skipped", "skipped", skipped)):
+            record[section] += rows_of
+            for one in rows_of:
                 tell({"event": kind, "record": one})
         tell({"event": "case done", "number": number})
     _free(device)
@@ -93,16 +93,16 @@ def _measure(
 
 def _watch(tell: Tell) -> Watch:
     """Sends the new samples of each contender between rounds, for pages that show the run."""
-    told: dict[str, int] = {}
+    sent: dict[str, int] = {}
     last = time.monotonic()
 
     def watch(samples: Mapping[str, Sequence[float]]) -> None:
         nonlocal last
         if time.monotonic() - last < _SAMPLES_SECONDS:
             return
-        new = {name: [round(1e9 * s) for s in taken[told.get(name, 0) :]] for name, taken in samples.items()}
+        new = {name: [round(1e9 * s) for s in taken[sent.get(name, 0) :]] for name, taken in samples.items()}
         tell({"event": "samples", "samples_ns": new})
-        told.update({name: len(taken) for name, taken in samples.items()})
+        sent.update({name: len(taken) for name, taken in samples.items()})
         last = time.monotonic()
 
     return watch

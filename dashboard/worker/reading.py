@@ -75,15 +75,15 @@ def _naming(what: str) -> Iterator[None]:
 
 @functools.lru_cache(16)  # pages and worker read an active run several times per second
 def _job(text: str) -> Job:
-    return Job.from_json(_as_object(json.loads(text)))
+    return Job.from_json(_json_object(json.loads(text)))
 
 
 def _object(file: Path) -> Json:
     """The JSON object of a file."""
-    return _as_object(json.loads(file.read_text(encoding="utf-8")))
+    return _json_object(json.loads(file.read_text(encoding="utf-8")))
 
 
-def _as_object(content: Any) -> Json:
+def _json_object(content: Any) -> Json:
     if not isinstance(content, dict):
         raise TypeError(f"an object is wanted, not {str(content)[:40]!r}")
     return content
@@ -107,7 +107,7 @@ def _outcome(folder: Path) -> tuple[Status, str, str] | None:
     text = (folder / "outcome.json").read_text(encoding="utf-8").strip()
     if not text:
         return None
-    content = _as_object(json.loads(text))
+    content = _json_object(json.loads(text))
     status = Status(content["status"])
     if not status.is_over:
         raise ValueError(f"{status} is no end")
@@ -122,7 +122,7 @@ def _events(file: Path) -> Iterator[Json]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            yield _as_object(event)
+            yield _json_object(event)
 
 
 def _record(folder: Path, events: list[Json]) -> Json:
@@ -145,7 +145,7 @@ def _from_events(events: list[Json]) -> Json:
     for event in events:
         kind = str(event.get("event"))
         if kind == "about":
-            record |= _as_object(event["record"])
+            record |= _json_object(event["record"])
         elif kind in _SECTIONS:
             record[_SECTIONS[kind]].append(event["record"])
     return record
@@ -160,7 +160,7 @@ def _checked(record: Json) -> Json:
     for section, names in _SAID.items():
         for entry in record.get(section, []):
             for name in names:
-                if not isinstance(_as_object(entry)[name], str):
+                if not isinstance(_json_object(entry)[name], str):
                     raise TypeError(f"{name} of {section} is {entry[name]!r}, not text")
     if record.get("limits"):
         limits = Limits(**record["limits"])

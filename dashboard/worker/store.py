@@ -63,11 +63,11 @@ class Store:
 
     def all(self) -> list[Run]:
         """All runs, the newest first, including damaged runs."""
-        found = []
+        runs = []
         for run_id in self.ids():
             with contextlib.suppress(KeyError):  # deleted meanwhile
-                found.append(self.read(run_id))
-        return found
+                runs.append(self.read(run_id))
+        return runs
 
     def read(self, run_id: str) -> Run:
         """Raises KeyError for an unknown run."""
@@ -111,8 +111,8 @@ class Store:
 
     def waiting(self, device: str) -> list[Run]:
         """Queued runs of a device, in order."""
-        found = [run for run in self.all() if run.status is Status.QUEUED and run.job.device == device]
-        return found[::-1]
+        queued = [run for run in self.all() if run.status is Status.QUEUED and run.job.device == device]
+        return queued[::-1]
 
     def active(self) -> list[Run]:
         """Running and queued runs of all devices, oldest first."""
