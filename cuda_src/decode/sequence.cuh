@@ -48,7 +48,7 @@ struct Tiles {
   int first, count;
 };
 
-// MASK_SETS: tiles of kept keys before the window's first tile.
+// MASK_SETS: the number of tiles with kept keys before the window's first tile.
 DEVICE int kept_tiles(const DecodeParams& p, int keys) {
   return MASK == MASK_SETS ? min((p.keep + Bc - 1) / Bc, first_read(p, keys) / Bc) : 0;
 }

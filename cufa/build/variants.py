@@ -126,7 +126,7 @@ def variants(
 
 
 def pairs_of(variant: Variant) -> list[tuple[str, str]]:
-    """Choices of which every two values meet in some build of the variant's kernel."""
+    """Pairs of choices. Every two values of a pair meet in some build of the variant's kernel."""
     own = variant.spec.own_constants(variant.problem)
     return [*itertools.combinations((*PAIRED, *own), 2), *_MORE_PAIRS]
 

@@ -37,7 +37,7 @@ def make_importable() -> None:
 
 def launch_command(port: int | None) -> list[str]:
     """The command of the server. Address, telemetry and host check are set by the configuration beside the script."""
-    # Outside site-packages, Streamlit takes itself for a developer's checkout and refuses a port.
+    # Outside site-packages, Streamlit assumes its own development checkout and refuses a port.
     command = [sys.executable, "-m", "streamlit", "run", str(dashboard_dir() / "server.py")]
     command.append("--global.developmentMode=false")
     return command if port is None else [*command, f"--server.port={port}"]

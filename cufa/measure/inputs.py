@@ -22,7 +22,7 @@ _OF_DOUT = 3 << 20
 
 
 class Inputs:
-    """One set of inputs of a case: keys and values, and the other operands of its contenders, made on demand."""
+    """One set of inputs of a case: its keys and values. Other operands of its contenders are made on demand."""
 
     def __init__(
         self, problem: Problem, lengths: tuple[int, ...] | None = None, *, on_gpu: bool, seed: int,

@@ -12,7 +12,7 @@ Which scheme when (P ranks, S tokens, forward bytes that a rank receives; b byte
 | heads | models that are split by heads | heads | 0 | the bits of one GPU |
 | zigzag | causal or full masks, long sequences | zigzag | (P − 1)/P · 2 S Hkv D b, beside kernels | float32 joins |
 | ulysses | any mask, if P divides the key/value heads | any | (P − 1)/P² · S (2 Hq + 2 Hkv) D b | the bits of one GPU |
-| allgather | windows, documents: only visible keys travel | any | at most zigzag's | of a call for a run of queries |
+| allgather | windows, documents: only visible keys travel | any | at most zigzag's | bits of a call on its queries |
 | 2d | P does not divide the key/value heads, a factor of P does | any | between the two | as allgather |
 
 "The bits of one GPU" holds if the planner takes the same tiles for a rank's heads. Every scheme repeats its bits for
@@ -25,12 +25,12 @@ dtype, travels once, and is added in float32.
 Without peer access the driver copies through host memory, one copy for each run of neighbouring bytes; only long
 sequences hide that. Start processes with mpiexec or the like; to try several, `cufa parallel bench` starts its own. If
 a rank does not make a call within the group's ``timeout``, the others raise a RuntimeError that names it. If a rank
-stops during a call, the others raise one without a name. ``Group(comm, device="cpu")`` and ``Group(virtual=P)`` need no
-GPU.
+stops during a call, the others raise a RuntimeError that names no rank. ``Group(comm, device="cpu")`` and
+``Group(virtual=P)`` need no GPU.
 
-On two H100s in one process (NOTES.md; forward and backward together, of one GPU's rate) zigzag reached 94% with 16/16
-heads, 98% with 32/4, 88% with documents; ulysses 95%. Decoding over 1M cached tokens was 1.92 times as fast as on one.
-In two processes (NCCL) zigzag's forward reached 76%, its backward 79%.
+On two H100s in one process (NOTES.md; forward and backward together, relative to one GPU's rate) zigzag reached
+94% with 16/16 heads, 98% with 32/4, 88% with documents; ulysses 95%. Decoding over 1M cached tokens was 1.92 times as
+fast as on one. In two processes (NCCL) zigzag's forward reached 76%, its backward 79%.
 """
 
 from .attention import (

@@ -25,7 +25,7 @@ class Arguments:
 
     group: Group
     given: dict[str, dict[int, Any]]
-    """Local parts by name and rank, axes (batch, heads, tokens, head_dim); empty for what was left out."""
+    """Local parts by name and rank, axes (batch, heads, tokens, head_dim); empty for an argument left out."""
     queries: Placement
     keys: Placement
     heads: tuple[tuple[int, int], ...]
@@ -65,11 +65,11 @@ class Arguments:
 
     @staticmethod
     def _check(group: Group, parts: dict[str, dict[int, Any]], by_heads: bool) -> list[tuple[int, ...]]:
-        """(queries, keys, heads, kv_heads) of every rank. Raises ValueError if the parts do not belong together: in
-        every process, as all know the shapes of all."""
-        for name, of_ranks in parts.items():
+        """(queries, keys, heads, kv_heads) of every rank. The ranks exchange their shapes: if the parts do not belong
+        together, every process raises ValueError."""
+        for name, rank_parts in parts.items():
             like = "k" if name in ("k", "v") else "q"
-            for rank, x in of_ranks.items():
+            for rank, x in rank_parts.items():
                 if x.shape[:3] != parts[like][rank].shape[:3]:
                     raise ValueError(
                         f"{name} of rank {rank} has shape {x.shape} but {like} has {parts[like][rank].shape}, in the "
@@ -87,8 +87,8 @@ class Arguments:
         for rank, x in enumerate(every):
             if x[equal] != every[0][equal]:
                 raise ValueError(
-                    f"q and k of rank {rank} have (heads, kv_heads, batch, head_dim) {x[2:6]}, those of rank 0 "
-                    f"{every[0][2:6]}: all but tokens must be equal, dtype and place too"
+                    f"q and k of rank {rank} have (heads, kv_heads, batch, head_dim) {x[2:6]}, but rank 0 has "
+                    f"{every[0][2:6]}: all axes but tokens, dtype and device must be equal"
                 )
         return [x[:4] for x in every]
 
@@ -115,7 +115,7 @@ class Arguments:
 
 
 def _shortened(mask: Mask, seqlens: Any, batch: int, seqlen_q: int, seqlen_k: int) -> Mask:
-    """The mask without the padding of sequences."""
+    """The mask that also hides the padding after each sequence."""
     if seqlens.shape != (batch,) or seqlens.dtype.kind not in "iu" or seqlen_q != seqlen_k:
         raise ValueError(
             f"seqlens has shape {seqlens.shape}: it takes (batch,), here ({batch},), with as many queries as keys"

@@ -34,21 +34,21 @@ def flash_attention(
         Parts may be empty. :func:`distribute` makes them of whole arrays.
     group : Group
     placement : "contiguous", "zigzag", "heads" or Placement
-        Which tokens a part has, :class:`Placement`; "heads": all tokens of some heads, with the query heads of whole
-        query groups. "contiguous" parts may have any lengths. Keys have the placement of queries.
+        Which tokens a part holds (:class:`Placement`). "heads": all tokens of some heads, in whole query groups.
+        "contiguous" parts may have any lengths. Keys have the placement of queries.
     scheme : "auto", "heads", "ulysses", "zigzag", "allgather" or "2d"
-        "auto" takes a valid one: "heads" for heads; "zigzag" (keys travel; parts are joined by their log-sum-exp in
-        float32) for that placement under full or causal masks; else "ulysses" (every rank computes some heads of all
-        tokens) if the ranks divide the key/value heads, "2d" (Ulysses among some ranks, all keys gathered among the
-        others) if some factor does, else "allgather" of the keys that the mask lets the rank's queries see. Keys that
-        the mask hides never travel, in blocks of 128.
+        "auto": the placement's own scheme for "heads", and for "zigzag" under full or causal masks; else "ulysses" if
+        the ranks divide the key/value heads, "2d" if a factor of the ranks does, else "allgather". "zigzag": keys
+        travel, and float32 partial results are joined by their log-sum-exp. "ulysses": a rank computes some heads of
+        all tokens. "allgather": a rank gathers the keys that its queries see. "2d": "ulysses" among some ranks,
+        "allgather" among the others. Blocks of 128 keys that the mask hides never travel.
     causal, window, mask, softcap, scale, algorithm, precision, device
-        As for :func:`cufa.flash_attention`, of the whole sequence. Arrays of a mask are on the host.
+        As for :func:`cufa.flash_attention`, for the whole sequence. Arrays of a mask are on the host.
     alibi_slopes, sink
-        As there, of all heads on every rank; with placement "heads" those of the rank's heads.
+        As for :func:`cufa.flash_attention`: all heads on every rank; with placement "heads" the rank's own heads.
     seqlens : integers, (batch,), optional
-        Sequence b is the first ``seqlens[b]`` queries and keys of batch entry b, which have equal lengths. The padding
-        must be finite on a GPU. Its rows give zeros and lse = -inf.
+        Sequence b is the first ``seqlens[b]`` queries and keys of batch entry b; q and k have equal lengths. On a GPU
+        the padding must be finite. Rows of padding give zeros and lse = -inf.
     layout, return_lse
         As for :func:`cufa.flash_attention`.
 
@@ -66,8 +66,8 @@ def flash_attention(
 
     Notes
     -----
-    Asynchronous as :func:`cufa.flash_attention`. Copies run beside the kernels of the step before: between GPUs of one
-    process on copy engines, between processes by NCCL.
+    Asynchronous as :func:`cufa.flash_attention`. Copies run beside the kernels of the previous step: between GPUs of
+    one process on copy engines, between processes by NCCL.
     """
     given = {"q": q, "k": k, "v": v}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
@@ -88,12 +88,12 @@ def flash_attention_backward(
     algorithm: str = "auto", precision: str | None = None, deterministic: bool = False,
     device: str | None = None,
 ) -> Any:  # fmt: skip
-    """Gradients of :func:`flash_attention`: local parts of dq, dk and dv, and with ``sink=`` dsink, whose sum over all
-    tokens every rank gets.
+    """Gradients of :func:`flash_attention`: local parts of dq, dk and dv; with ``sink=`` also dsink, summed over all
+    tokens, on every rank.
 
     ``dout``, ``out``, ``lse`` and ``dlse`` are local parts, as the forward returns them; the other arguments and errors
-    are as for :func:`flash_attention`. Contributions of several calls to a gradient are added in float32, in an order
-    that does not depend on time.
+    are as for :func:`flash_attention`. Contributions of several calls to a gradient are added in float32, in a fixed
+    order.
     """
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": dlse}
     call = Arguments.read(group, given, placement, scheme, layout, alibi_slopes, sink)
@@ -117,16 +117,16 @@ def flash_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens: Any, *, group: Group, causal: bool = False, return_lse: bool = False,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """:func:`cufa.flash_attention_varlen` over packed sequences whose rows are spread over ranks, wherever sequences
-    begin.
+    """:func:`cufa.flash_attention_varlen` over packed sequences whose rows are spread over ranks. A part may begin or
+    end inside a sequence.
 
-    q, k and v are local parts (rows, heads, head_dim) of one packed array; ``cu_seqlens`` are its cumulative lengths,
-    of queries and of keys, on the host. Rows after the last sequence are padding; on a GPU they must be finite.
+    q, k and v are local parts (rows, heads, head_dim) of one packed array; ``cu_seqlens`` are its cumulative lengths
+    on the host, for queries and keys alike. Rows after the last sequence are padding; on a GPU they must be finite.
     ``options`` are those of :func:`flash_attention` except masks and lengths. Returns parts (rows, heads, head_dim),
-    and lse of (heads, rows).
+    and lse (heads, rows).
     """
     dense = [_packed(group, name, x) for name, x in (("q", q), ("k", k), ("v", v))]
-    mask = _of_sequences(group, dense[0], cu_seqlens, causal)
+    mask = _packed_mask(group, dense[0], cu_seqlens, causal)
     found = flash_attention(*dense, group=group, mask=mask, layout="bshd", return_lse=return_lse, **options)
     return _unpacked(group, found)
 
@@ -140,7 +140,7 @@ def flash_attention_varlen_backward(
     dense = [_packed(group, name, x) for name, x in names]
     if options.get("dlse") is not None:
         options["dlse"] = _packed(group, "dlse", options["dlse"])
-    mask = _of_sequences(group, dense[1], cu_seqlens, causal)
+    mask = _packed_mask(group, dense[1], cu_seqlens, causal)
     found = flash_attention_backward(*dense, group=group, mask=mask, layout="bshd", **options)
     return (*_unpacked(group, found[:3]), *found[3:])
 
@@ -155,7 +155,7 @@ def _unpacked(group: Group, found: Any) -> Any:
     return [x[0] for x in found] if group.one_process else found[0]
 
 
-def _of_sequences(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
+def _packed_mask(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
     """The mask of packed sequences over all rows of the group."""
     starts = np.asarray(cu_seqlens)
     if starts.ndim != 1 or starts.dtype.kind not in "iu" or not len(starts) or starts[0] != 0:
@@ -168,8 +168,8 @@ def _of_sequences(group: Group, q: Any, cu_seqlens: Any, causal: bool) -> Mask:
 
 
 def _dsink(call: Arguments, sink: Any) -> Any:
-    """The gradient of the sink: of each head the sum of -exp(sink - lse) (rowsum(dout ∘ out) - dlse) over all rows.
-    Every rank adds the shares of all, in the order of ranks."""
+    """The gradient of each head's sink: the sum of -exp(sink - lse) (rowsum(dout ∘ out) - dlse) over all rows.
+    Every rank adds the shares of all ranks, in the order of ranks."""
     group, shares, every = call.group, {}, {}
     for rank in group.local:
         with group.on(rank):

@@ -1,4 +1,4 @@
-"""The backward of a schedule: shares of gradients are added where their tokens are."""
+"""The backward of a schedule: shares of a gradient are added on the rank that holds its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GRADIENTS = (("dq", "q"), ("dk", "k"), ("dv", "v"))
 
 
 class Backward(Run):
-    of_queries = ("dout", "q", "out", "lse", "dlse")
+    query_arrays = ("dout", "q", "out", "lse", "dlse")
 
     def __init__(self, group: Group, schedule: Schedule, given: Mapping[str, Parts], scores: Scores) -> None:
         super().__init__(group, schedule, given, scores)
@@ -31,13 +31,13 @@ class Backward(Run):
         work, rank = stage.work, stage.rank
         scores = dataclasses.replace(self.scores.of_heads(work.heads), sink=None)
         if stage.first:
-            self.held[rank] = {name: stage.arrays.get(name) for name in self.of_queries}
-        of_queries, q = tuple(self.held[rank].values()), self.held[rank]["q"]
+            self.held[rank] = {name: stage.arrays.get(name) for name in self.query_arrays}
+        query_arrays, q = tuple(self.held[rank].values()), self.held[rank]["q"]
         k, v = stage.arrays.get("k"), stage.arrays.get("v")
-        # Gradients of the rank's own tokens are added where they belong, those of other ranks' in arrays that travel.
+        # Gradients of the rank's own tokens are added in place, gradients of other tokens in arrays that travel.
         sums = []
         for (name, _), like in zip(_GRADIENTS, (q, k, v), strict=True):
-            heads, segments = _of_gradient(name, stage)
+            heads, segments = _gradient_place(name, stage)
             own = first_row(rank, segments)
             if own is None:
                 sums.append((Sum(self.group, rank, like), (0, heads[1] - heads[0]), 0))
@@ -50,7 +50,7 @@ class Backward(Run):
                 for (_, heads, at), rows in zip(sums, (call.rows, call.keys, call.keys), strict=True)
             ]
             into = [total.place(*box) for (total, _, _), box in zip(sums, boxes, strict=True)]
-            found = backward_call(call, of_queries, k, v, scores, into)
+            found = backward_call(call, query_arrays, k, v, scores, into)
             for (total, _, _), box, place, x in zip(sums, boxes, into, found, strict=True):
                 if place is None:
                     total.add(*box, x)
@@ -60,7 +60,7 @@ class Backward(Run):
         if not stage.step.calls:
             return
         for name, given in _GRADIENTS:
-            heads, segments = _of_gradient(name, stage)
+            heads, segments = _gradient_place(name, stage)
             if first_row(rank, segments) is not None:
                 continue
             like, total = next(iter(self.given[given].values())), None
@@ -83,7 +83,7 @@ class Backward(Run):
         return share, lambda: total.add(result.heads, rows, share)
 
 
-def _of_gradient(name: str, stage: Stage) -> tuple[Range, Sequence[Segment]]:
+def _gradient_place(name: str, stage: Stage) -> tuple[Range, Sequence[Segment]]:
     """Heads and tokens of a stage's gradient."""
     work = stage.work
     return (work.heads, work.queries) if name == "dq" else (work.kv_heads, stage.step.keys)

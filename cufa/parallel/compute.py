@@ -20,7 +20,7 @@ from .schedule import Call
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The keywords of a parallel call that say how scores are made, and those that choose a kernel."""
+    """Keywords of a parallel call: how scores are computed, and which kernel runs."""
 
     scale: float | None = None
     softcap: float | None = None
@@ -35,7 +35,7 @@ class Scores:
         Options(softcap=self.softcap, scale=self.scale)  # refuses values that no kernel takes
 
     def of_heads(self, heads: Range) -> Scores:
-        """The same of some query heads."""
+        """The keywords for some query heads."""
         slopes, sink = (None if x is None else x[..., slice(*heads)] for x in (self.alibi_slopes, self.sink))
         return dataclasses.replace(self, alibi_slopes=slopes, sink=sink)
 
@@ -51,7 +51,7 @@ def rows_of(x: Any, rows: Range) -> Any:
 def forward_call(
     call: Call, q: Any, k: Any, v: Any, out: Any, state: tuple[Any, Any], scores: Scores
 ) -> None:
-    """``call`` of a work's queries and a step's keys; ``state`` is (running, lse)."""
+    """Run ``call`` on a work's queries and a step's keys. ``state``: (running result, lse)."""
     running, lse = state
     q, out, lse = (rows_of(x, call.rows) for x in (q, out, lse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
@@ -72,7 +72,7 @@ def forward_call(
     )  # fmt: skip
 
 
-_without: set[Any] = set()
+_unserved: set[Any] = set()
 """Kinds of calls for which no kernel takes a running result."""
 
 
@@ -82,7 +82,7 @@ def attend_or_merge(
 ) -> None:  # fmt: skip
     """:func:`cufa.calls.running.attend`; where no kernel takes running results, a plain call and a pass that merges."""
     kind = (str(q.dtype), q.shape[-1], type(options.mask), options.algorithm, options.precision)
-    if kind not in _without:
+    if kind not in _unserved:
         try:
             attend(
                 q, k, v, out, running, running_lse, rows, options, alibi_slopes=alibi_slopes, device=device
@@ -91,7 +91,7 @@ def attend_or_merge(
         except ValueError as error:
             if "running" not in str(error):
                 raise
-            _without.add(kind)
+            _unserved.add(kind)
     plain: Any = flash_attention
     found, lse = plain(
         q, k, v, mask=options.mask, softcap=options.softcap, scale=options.scale, alibi_slopes=alibi_slopes,
@@ -113,11 +113,11 @@ def attend_or_merge(
 
 
 def backward_call(
-    call: Call, of_queries: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any]
+    call: Call, query_arrays: tuple[Any, ...], k: Any, v: Any, scores: Scores, into: Sequence[Any]
 ) -> tuple[Any, ...]:  # fmt: skip
-    """dq of the call's rows, dk and dv of its keys. ``of_queries`` are dout, q, out, lse and dlse of the work; ``into``
-    says where to write the results, None: to new arrays."""
-    dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in of_queries)
+    """dq of the call's rows, dk and dv of its keys. ``query_arrays``: dout, q, out, lse and dlse of the work. ``into``:
+    arrays to write dq, dk and dv to, or None for new arrays."""
+    dout, q, out, lse, dlse = (None if x is None else rows_of(x, call.rows) for x in query_arrays)
     lse, dlse = (None if x is None else module_of(x).ascontiguousarray(x) for x in (lse, dlse))
     k, v = rows_of(k, call.keys), rows_of(v, call.keys)
     dq, dk, dv = into

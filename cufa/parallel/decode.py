@@ -31,15 +31,15 @@ def flash_decode(
         The local part of the cache, which holds the new tokens already. With ``block_table=`` pages, as for
         :func:`cufa.flash_decode`; a list of tables for a group in one process.
     cache_seqlens : int32 array, (batch,), an int, or a list of arrays, optional
-        Tokens of each sequence on all ranks together. Arrays on GPUs are given as one for each rank, and read on the
-        GPU. None: all caches are full.
+        Tokens of each sequence on all ranks together. Arrays on GPUs: one for each rank, which reads it on its GPU.
+        None: all caches are full.
     interleave : int, optional
-        Position p is on rank ``p // interleave % P``: sequences of all lengths are even, and a rank's part grows by
+        Position p is on rank ``p // interleave % P``: ranks share sequences of any length evenly, and a part grows by
         ``interleave`` tokens at a time (take the page size). None: rank r holds the positions after those of rank
         r - 1, as many as its capacity.
     softcap, scale, sink, device, options
-        As for :func:`cufa.flash_decode`. Windows, masks, ALiBi and new tokens are not served: a rank appends the
-        positions that it holds by itself.
+        As for :func:`cufa.flash_decode`. Windows, masks, ALiBi and new tokens are not served: the caller appends new
+        tokens to the parts that hold their positions.
 
     Returns
     -------
@@ -61,7 +61,9 @@ def flash_decode(
     tables = {} if table is None else group.parts("block_table", table)
     capacities = _capacities(group, parts["k_cache"], tables)
     if interleave is not None and interleave < 1:
-        raise ValueError(f"interleave={interleave} must be 1 or more: it takes the tokens of one turn")
+        raise ValueError(
+            f"interleave={interleave} must be 1 or more: the number of neighbouring tokens on a rank"
+        )
     first = next(iter(parts["q"].values()))
     lengths = _lengths(group, cache_seqlens, capacities, first.shape[0])
     v_dim = next(iter(parts["v_cache"].values())).shape[3]
@@ -75,16 +77,16 @@ def flash_decode(
             place = rank, capacities, interleave
             _partial(*given, lengths[rank], place, options_here, *packs[rank].of(rank))
     exchange(group, {rank: pack.bytes for rank, pack in packs.items()})
-    found, of_rows = {}, {}
+    outs, lses = {}, {}
     for rank, pack in packs.items():
         with group.on(rank):
-            found[rank], of_rows[rank] = pack.merged(sink)
-    out = group.returned(found)
-    return (out, group.returned(of_rows)) if return_lse else out
+            outs[rank], lses[rank] = pack.merged(sink)
+    out = group.returned(outs)
+    return (out, group.returned(lses)) if return_lse else out
 
 
 class _Pack:
-    """The partial results of all ranks as one rank gets them: of each rank out and lse in one piece of memory."""
+    """The partial results of all ranks in one rank's memory: out and lse of a rank lie side by side."""
 
     def __init__(self, group: Group, rank: int, q: Any, v_dim: int) -> None:
         self._shape, self._dtype, self._lse_dtype = (*q.shape[:3], v_dim), q.dtype, np.dtype(lse_dtype(q))
@@ -99,13 +101,13 @@ class _Pack:
         return out.reshape(self._shape), lse.reshape(self._shape[:3])
 
     def _all(self, x: Any) -> tuple[Any, Any]:
-        """(ranks, elements) and (ranks, rows)."""
+        """Views of bytes: out (ranks, elements) and lse (ranks, rows)."""
         end = math.prod(self._shape) * self._dtype.itemsize
         lse_end = self._split + self._rows * self._lse_dtype.itemsize
         return x[:, :end].view(self._dtype), x[:, self._split : lse_end].view(self._lse_dtype)
 
     def merged(self, sink: Any) -> tuple[Any, Any]:
-        """(out, lse): the partial results in the order of ranks, and the sink."""
+        """(out, lse): the partial results merged in the order of ranks, then the sink."""
         outs, lses = self._all(self.bytes)
         xp, shape = module_of(outs), self._shape
         if sink is not None:
@@ -123,7 +125,7 @@ class _Pack:
 
 @functools.cache
 def _merger() -> Any:
-    """One launch merges all: of each element, the mean of all ranks. A row of ``lses`` after theirs is a sink's."""
+    """A kernel that merges all ranks' partial results. If ``lses`` has one row more than ``outs``, it is the sink's."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -157,7 +159,7 @@ def _capacities(group: Group, caches: dict[int, Any], tables: dict[int, Any]) ->
 
 
 def _lengths(group: Group, given: Any, capacities: list[int], batch: int) -> dict[int, Any]:
-    """Tokens of each sequence on all ranks, for each local rank."""
+    """For each local rank: the tokens of each sequence, on all ranks together."""
     if given is None:
         given = sum(capacities)
     several = isinstance(given, (list, tuple)) and given and is_device_array(given[0])
@@ -172,7 +174,7 @@ def _lengths(group: Group, given: Any, capacities: list[int], batch: int) -> dic
 
 
 def held_by(rank: int, capacities: list[int], interleave: int | None, length: Any) -> Any:
-    """How many of the first ``length`` positions a rank holds, int32. ``length``: an array; negative ones are 0."""
+    """How many of the first ``length`` positions a rank holds, int32. ``length``: an array; negative lengths: 0."""
     turn, before = (interleave or 0) * len(capacities), sum(capacities[:rank])
     if is_device_array(length):
         return _holder()(
@@ -188,7 +190,7 @@ def held_by(rank: int, capacities: list[int], interleave: int | None, length: An
 
 @functools.cache
 def _holder() -> Any:
-    """The same in one launch."""
+    """:func:`held_by` as a kernel."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -214,7 +216,7 @@ def _partial(
     on_host = isinstance(length, np.ndarray)
     same = on_host and all((x == ends[-1]).all() for x in ends)
     full = same and (ends[0] == capacities[rank]).all() and "block_table" not in options
-    if same and tokens > 1:  # all tokens see the same keys: as many more heads
+    if same and tokens > 1:  # all tokens see the same keys: each becomes a head
         packed, seqlens = (
             q.reshape(batch, heads * tokens, 1, head_dim),
             None if full else _uploaded(ends[0], q),
@@ -231,13 +233,13 @@ def _partial(
 
 
 def _uploaded(lengths: Any, q: Any) -> Any:
-    """Lengths where q is."""
-    return _on_gpu(lengths.tobytes(), q.data.device_id) if is_device_array(q) else lengths
+    """Lengths on q's device."""
+    return _device_copy(lengths.tobytes(), q.data.device_id) if is_device_array(q) else lengths
 
 
 @functools.lru_cache(256)
-def _on_gpu(lengths: bytes, device: int) -> Any:
-    """A call with lengths on its GPU is not checked and planned again. ``device`` is the current one."""
+def _device_copy(lengths: bytes, device: int) -> Any:
+    """Cached: a decode call with the same array is not checked and planned again. ``device`` is the current GPU."""
     import cupy
 
     return cupy.asarray(np.frombuffer(lengths, np.int32))

@@ -15,8 +15,8 @@ from .group import Move, Transport
 _PEER_ALREADY = 704  # cudaErrorPeerAccessAlreadyEnabled
 _ANY_KIND = 4  # cudaMemcpyDefault: the addresses say which memory
 _EVENTS = 8
-"""Pairs of events of a rank, recorded in turn. A step waits for the copies of two :meth:`Devices.start`; a wait holds
-what its event had recorded at the time, so that a pair may then be recorded again."""
+"""Pairs of events of a rank, recorded round robin. A step waits for the copies of two :meth:`Devices.start`. A wait
+refers to the event's latest recording at that time, so a pair may be recorded again after the wait."""
 
 
 class Devices(Transport):
@@ -33,9 +33,9 @@ class Devices(Transport):
         self.devices, self.size, self.local = devices, len(devices), tuple(range(len(devices)))
         self._cupy = cupy
         self.peers = True
-        """Every GPU reads every other one's memory."""
+        """Whether every GPU can read every other GPU's memory."""
         self._streams: list[tuple[Any, Any]] = []
-        """Of each rank: for what comes from other GPUs, and for copies within its own."""
+        """For each rank: a stream for copies from other GPUs, and a stream for copies within its own GPU."""
         self._ready: list[Any] = []
         self._done: list[collections.deque[tuple[Any, Any]]] = []
         for one in devices:
@@ -66,7 +66,7 @@ class Devices(Transport):
 
     def start(self, moves: Sequence[Move]) -> Any:
         """Each receiver pulls, after its own and the sender's earlier work. Returns the events of the copies, by the
-        ranks that wait for them, and the moves: their arrays live until then."""
+        ranks that wait for them, and the moves, which keep their arrays alive until then."""
         waiting: dict[int, list[Any]] = {}
         for rank in {rank for move in moves for rank in (move.sender, move.receiver)}:
             with self.on(rank):
@@ -102,7 +102,7 @@ class Devices(Transport):
                     runtime.memcpyPeerAsync(at[0], to, at[1], of, width, stream)
 
     def finish(self, started: Any) -> None:
-        """Senders wait, too: what they sent may be freed, and its memory be written by their later work."""
+        """Senders wait, too: after this the sent arrays may be freed, and later work may overwrite their memory."""
         for rank, events in started[0].items():
             with self.on(rank):
                 for event in events:
@@ -119,8 +119,8 @@ def _event(cupy: Any) -> Any:
 
 
 def boxes(target: Any, source: Any) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
-    """What one copy of two dimensions each takes: (address of the target, of the source, pitches of both, bytes of a
-    row, rows). Pitches are at least a row."""
+    """The arguments of each two-dimensional copy: (target address, source address, pitches of both, bytes of a row,
+    rows). A pitch is at least a row."""
     if 0 in source.shape:
         return
     axes = [

@@ -15,7 +15,7 @@ from .sums import add_up
 
 
 class Forward(Run):
-    of_queries = ("q",)
+    query_arrays = ("q",)
 
     def __init__(self, group: Group, schedule: Schedule, given: Mapping[str, Parts], scores: Scores) -> None:
         super().__init__(group, schedule, given, scores)
@@ -42,10 +42,10 @@ class Forward(Run):
                 rows_of(held["out"], rows)[...] = rows_of(held["running"], rows)
             for rows in work.uncovered:
                 rows_of(held["out"], rows)[...] = 0
-                rows_of(held["lse"], rows)[...] = self._lse_of_nothing(scores, held["lse"])
+                rows_of(held["lse"], rows)[...] = self._lse_without_keys(scores, held["lse"])
 
     def _begin(self, stage: Stage) -> dict[str, Any]:
-        """The work's arrays: results in place if the queries are the rank's own, and the running result."""
+        """The work's arrays: the results, in place if the queries are the rank's own, and the running result."""
         work, rank, q = stage.work, stage.rank, stage.arrays["q"]
         xp, begin = module_of(q), first_row(rank, work.queries)
         shape = (*q.shape[:3], self.out[rank].shape[3])
@@ -61,10 +61,10 @@ class Forward(Run):
             running = xp.empty(shape, lse_dtype(q))
             if not any(call.fresh != (0, 0) for call in calls):
                 running[...] = 0
-                lse[...] = self._lse_of_nothing(self.scores.of_heads(work.heads), lse)
+                lse[...] = self._lse_without_keys(self.scores.of_heads(work.heads), lse)
         return {"q": q, "out": out, "lse": lse, "running": running}
 
-    def _lse_of_nothing(self, scores: Scores, like: Any) -> Any:
+    def _lse_without_keys(self, scores: Scores, like: Any) -> Any:
         return -float("inf") if scores.sink is None else on_device(scores.sink, like)[:, None]
 
     def results(self, stage: Stage) -> Iterator[Result]:

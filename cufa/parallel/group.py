@@ -31,8 +31,8 @@ class Move:
 
 
 class Transport:
-    """How arrays travel between ranks; :class:`Group` says what the methods do. As written here, ranks have no device
-    of their own and nothing is awaited."""
+    """How arrays travel between ranks; :class:`Group` documents the methods. By default, ranks have no device of their
+    own, and there is nothing to wait for."""
 
     one_process = True
     size: int
@@ -42,7 +42,7 @@ class Transport:
         return contextlib.nullcontext()
 
     def gather(self, numbers: Sequence[int]) -> list[Sequence[int]]:
-        """The numbers of every process; unless all ranks are in one."""
+        """The numbers of every process. Not called if all ranks are in one process."""
         raise NotImplementedError
 
     def start(self, moves: Sequence[Move]) -> Any:
@@ -54,7 +54,7 @@ class Transport:
 
 
 class Virtual(Transport):
-    """Ranks of one process that share its memory: arrays are copied at once."""
+    """Ranks of one process that share its memory: arrays are copied immediately."""
 
     def __init__(self, size: int) -> None:
         self.size, self.local = size, tuple(range(size))
@@ -70,9 +70,9 @@ class Group:
     Parameters
     ----------
     ranks : list of int, or a communicator
-        GPUs of this process, a rank each; or of one process per GPU an mpi4py communicator, a ``Communicator`` of
-        nccl4py, or a backend of ``cupyx.distributed``. A process computes on its current device: call
-        ``cupy.cuda.Device(local_rank()).use()`` before.
+        GPUs of this process, one for each rank. Or, with a process for each GPU: an mpi4py communicator, a
+        ``Communicator`` of nccl4py, or a backend of ``cupyx.distributed``. A process computes on its current device:
+        first call ``cupy.cuda.Device(local_rank()).use()``.
     device : "cpu", optional
         With an mpi4py communicator: ranks compute on CPUs, and NumPy arrays travel by the communicator.
     virtual : int, optional
@@ -124,7 +124,7 @@ class Group:
 
     @property
     def one_process(self) -> bool:
-        """Calls take and return a list with the local part of each rank; else one local part."""
+        """Whether calls take and return a list with the local part of each rank, instead of one local part."""
         return self._transport.one_process
 
     def parts(self, name: str, x: Any) -> dict[int, Any]:
@@ -162,13 +162,13 @@ class Group:
         self._transport.finish(started)
 
     def synchronize(self) -> None:
-        """Wait for all work of the local ranks. Of processes: raises RuntimeError that names the ranks that did not
+        """Wait for all work of the local ranks. Processes: raises RuntimeError that names the ranks that did not
         answer within ``timeout`` seconds; the group cannot be used any more."""
         self._transport.synchronize()
 
 
 def exchange(group: Group | Transport, every: Mapping[int, Any]) -> None:
-    """All-gather. ``every``: of each local rank an array with a row for each rank, whose own row is filled in."""
+    """All-gather. ``every``: for each local rank, an array with a row for each rank; its own row is filled in."""
     like = next(iter(every.values()))[0]
     moves = [
         Move(
@@ -188,12 +188,12 @@ def local_rank() -> int:
         if name in os.environ:
             return int(os.environ[name])
     raise RuntimeError(
-        f"no launcher set {', '.join(_LOCAL_RANK)}: start the processes with mpiexec -n P or srun, or number them"
+        f"no launcher set {', '.join(_LOCAL_RANK)}: start the processes with mpiexec -n P or srun, or set one of these"
     )
 
 
 def empty(group: Group, rank: int, shape: tuple[int, ...], like: Any, dtype: Any = None) -> Any:
-    """A new array of a rank, where ``like`` is."""
+    """A new array of a rank, of NumPy or CuPy like ``like``."""
     make: Callable[..., Any] = module_of(like).empty
     with group.on(rank):
         return make(shape, like.dtype if dtype is None else dtype)

@@ -1,5 +1,5 @@
-"""Keys and values that do not fit the card: they stay in host memory, and travel piece by piece while attention to the
-piece before is computed (Fully Pipelined Distributed Transformer, Yao et al., 2024, on one GPU)."""
+"""Keys and values that do not fit the card: they stay in host memory. Each piece travels while attention to the
+previous piece is computed (Fully Pipelined Distributed Transformer, Yao et al., 2024, on one GPU)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flash_attention_from_host(
     Parameters
     ----------
     q : CuPy array, (batch, heads, seqlen_q, head_dim)
-        (With NumPy the same is computed on the CPU, to try it out.)
+        (A NumPy array is computed on the CPU, to try the call out.)
     k, v : NumPy arrays, (batch, kv_heads, seqlen_k, head_dim), of q's dtype
         In pinned memory (``cupyx.empty_pinned``), else copies do not run beside kernels. They must not change until the
         call's work has ended on the GPU.
@@ -43,8 +43,8 @@ def flash_attention_from_host(
     other arguments, results and errors
         As for :func:`cufa.flash_attention`; arrays of a mask are on the host. Pieces that the mask hides do not travel.
 
-    A copy hides under the kernels of the piece before if a piece takes longer to compute than to travel: over PCIe 5
-    and with as many key/value heads as heads, from about 16k queries on.
+    A copy hides under the kernels of the previous piece if a piece takes longer to compute than to travel: from about
+    16k queries on, over PCIe 5 and with as many key/value heads as heads.
     """
     arrays = {
         name: as_array(name, x).transpose(LAYOUTS[layout]) for name, x in (("q", q), ("k", k), ("v", v))
@@ -60,8 +60,8 @@ def flash_attention_from_host(
     batch, heads, seqlen_q, head_dim = arrays["q"].shape
     _, kv_heads, seqlen_k, v_dim = arrays["v"].shape
     whole = Whole.of(resolve_mask(causal, window, mask), seqlen_q, seqlen_k, alibi_slopes is not None)
-    of_token = max(batch * kv_heads * (head_dim + v_dim) * arrays["k"].itemsize, 1)
-    piece = max(_PIECE_BYTES // of_token // 1024 * 1024, 1024) if piece is None else piece
+    token_bytes = max(batch * kv_heads * (head_dim + v_dim) * arrays["k"].itemsize, 1)
+    piece = max(_PIECE_BYTES // token_bytes // 1024 * 1024, 1024) if piece is None else piece
     if piece < 1:
         raise ValueError(f"piece={piece} must be 1 or more keys")
     scores = Scores(scale, softcap, alibi_slopes, sink, algorithm)
@@ -88,7 +88,7 @@ class _FromHost(Transport):
         self._cupy, self._stream = cupy, cupy.cuda.Stream(non_blocking=True)
 
     def start(self, moves: Sequence[Move]) -> Any:
-        """After the work that the new arrays' memory was used by before."""
+        """Copies wait for the current stream's earlier work, which may still use the memory of the new arrays."""
         self._stream.wait_event(self._cupy.cuda.get_current_stream().record())
         for move in moves:
             for target, source, pitches, width, height in boxes(move.target, move.source):

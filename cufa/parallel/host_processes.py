@@ -56,7 +56,7 @@ class Roll:
 
 
 def late(ranks: Sequence[int], roll: Any) -> str:
-    """What to say of ranks that do not answer. ``roll`` has rank, timeout and calls."""
+    """The message about ranks that do not answer. ``roll`` has rank, timeout and calls."""
     who = f"rank {', '.join(map(str, ranks))} did not" if ranks else "some rank did not"
     return (
         f"{who} answer rank {roll.rank} within {roll.timeout:g} s (call {roll.calls}): it is slow, has ended, or makes "
@@ -65,7 +65,7 @@ def late(ranks: Sequence[int], roll: Any) -> str:
 
 
 class HostProcesses(Transport):
-    """One process for each rank, on CPUs: NumPy arrays travel by the communicator that the processes have."""
+    """One process for each rank, on CPUs: NumPy arrays travel by the processes' communicator."""
 
     one_process = False
 
@@ -77,7 +77,7 @@ class HostProcesses(Transport):
         return self._roll.gather(numbers)
 
     def start(self, moves: Sequence[Move]) -> Any:
-        """Messages of two ranks come in the order of their moves, which is the same in both."""
+        """Messages between two ranks arrive in the order of their moves, which is the same in both processes."""
         for move in moves:
             if move.sender == move.receiver:
                 move.target[...] = move.source

@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 
 class Pipes:
-    """What :class:`cufa.parallel.Group` uses of an mpi4py communicator, over pipes."""
+    """The methods of an mpi4py communicator that :class:`cufa.parallel.Group` uses, over pipes."""
 
     def __init__(self, rank: int, pipes: Mapping[int, Any]) -> None:
         self._rank, self._pipes = rank, pipes
@@ -38,7 +38,7 @@ class Pipes:
         self._going[dest].put((tag, x))
 
     def iprobe(self, source: int, tag: int) -> bool:
-        """Raises RuntimeError if the process has ended and has left nothing."""
+        """Raises RuntimeError if the source has ended and has left no message."""
         came = self._came[source, tag]
         try:
             while not came and self._pipes[source].poll():
@@ -84,7 +84,7 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any, within: fl
         with _without_main():
             process.start()
         mine.close()
-        for pipe in pipes[rank].values():  # the process has its own: the others see its end
+        for pipe in pipes[rank].values():  # the process has copies: others then notice its end
             pipe.close()
         started.append(process)
         answers.append(answer)

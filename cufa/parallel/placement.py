@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Range = tuple[int, int]
-"""Begin and end."""
+"""Begin and exclusive end."""
 
 KINDS = ("contiguous", "zigzag", "heads")
 
@@ -27,8 +27,8 @@ class Placement:
     """ "contiguous", "zigzag", "heads", or "custom"."""
     seqlen: int
     ranges: tuple[tuple[Range, ...], ...]
-    """Of each rank: begins and ends of its tokens, ascending. A local part holds them in this order. With "heads" every
-    rank holds all tokens."""
+    """For each rank: the ranges of its tokens, ascending. A local part holds the tokens in this order. With "heads"
+    every rank holds all tokens."""
 
     @classmethod
     def contiguous(cls, seqlen: int, ranks: int) -> Placement:
@@ -87,8 +87,8 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Neighbouring tokens in an array: ``length`` tokens from ``token`` on lie from row ``row`` of the part of
-    ``rank`` on."""
+    """Neighbouring tokens in an array: ``length`` tokens from ``token`` on, which the part of ``rank`` holds from row
+    ``row`` on."""
 
     rank: int
     row: int
@@ -105,7 +105,7 @@ class Segment:
 
 
 def _joined(ranges: list[Range]) -> tuple[Range, ...]:
-    """Without empty ranges; neighbours become one."""
+    """The ranges without empty ones; adjacent ranges are joined."""
     found: list[Range] = []
     for begin, end in ranges:
         if begin == end:
@@ -130,8 +130,8 @@ def placed(placement: Any, seqlen: int, ranks: int) -> Placement:
 
 
 def resolve(placement: Any, lengths: Sequence[int], name: str) -> Placement:
-    """The placement of parts with ``lengths`` tokens: the object as given, or made from its name. ``name`` is that of
-    the arrays. Raises ValueError if the lengths do not fit."""
+    """The placement of parts with ``lengths`` tokens: the object as given, or made from its name. ``name``:
+    of the arrays. Raises ValueError if the lengths do not fit."""
     if placement == "contiguous":
         found = Placement.of_lengths(lengths)
     else:

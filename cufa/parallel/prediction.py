@@ -19,20 +19,20 @@ FORWARD_FLOPS, BACKWARD_FLOPS = 620e12, 520e12
 """FLOP/s of an H100 or H200 with 16-bit elements and head dim 128, sustained; pass your own GPU's as ``rate``."""
 
 LINKS = {"nvlink4": (397e9, 6e-6), "pcie5": (50e9, 10e-6), "infiniband400": (48e9, 15e-6)}
-"""Bytes per second one way, and seconds of a transfer of nothing. nvlink4 was measured between two H100s of one host
+"""Bytes per second one way, and seconds of an empty transfer. nvlink4 was measured between two H100s of one host
 (memcpyPeerAsync); the others are nominal."""
 
 _SLOWER = {False: 1.08, True: 1.06}
-"""By backward: kernels that compute a call in pieces and join partial results, over one call's. Of seven cases on two
-H100s (NOTES.md) six are then predicted within 10%."""
+"""By whether it is a backward: time of kernels that compute a call in pieces and join partial results, over the time of
+one call. So six of seven cases on two H100s (NOTES.md) are predicted within 10%."""
 
 _LAUNCH_S = 8e-6
-"""Of each call of a kernel: its launch, first loads and last blocks."""
+"""Added for each kernel call: its launch, first loads and last blocks."""
 
 _RECEIVED = {("q", False): 1, ("q", True): 3, ("kv", False): 2, ("kv", True): 2}
-"""Arrays that travel, by what a step needs and backward: q (and dout, out); k and v."""
+"""Number of arrays that travel to a step, by (operand, is it a backward): q (and dout, out); k and v."""
 _RETURNED = {("q", False): 1, ("q", True): 1, ("kv", False): 0, ("kv", True): 2}
-"""Arrays that travel back: out or dq; dk and dv."""
+"""Number of arrays that travel back: out or dq; dk and dv."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +42,16 @@ class StepCost:
     rank: int
     step: int
     begin: float
-    """Of the kernels."""
+    """When its kernels begin."""
     compute: float
     transfer: float
-    """Of what the step needs from other ranks."""
+    """Time of the transfers from other ranks that the step needs."""
     arrived: float
-    """When that has come, from the beginning of the call."""
+    """When these transfers have ended."""
     exposed: float
-    """Time that the rank waited for it, or for what comes back."""
+    """Time that the rank waited for these transfers, or for results that travel back."""
     bytes: int
-    """Received."""
+    """Bytes received."""
 
     @property
     def overlapped(self) -> float:
@@ -78,7 +78,7 @@ class Prediction:
 
     @property
     def received(self) -> int:
-        """Most bytes that reach a rank."""
+        """The most bytes that a rank receives."""
         return max(sum(x.bytes for x in self.steps if x.rank == rank) for rank in range(self.schedule.ranks))
 
     def split(self, rank: int) -> dict[str, float]:
@@ -122,7 +122,7 @@ def plan(
     ranks : int
         GPUs.
     link : "nvlink4", "pcie5", "infiniband400", or (bytes per second, seconds)
-        Between any two ranks, one way, all at once.
+        Between any two ranks, one way, while all ranks send.
     rate : float, optional
         FLOP/s of one GPU for this kind of problem (forward 4·head_dim per visible score, backward 10·head_dim), from
         `cufa bench`. Default: an H100's.
@@ -161,8 +161,8 @@ def plan(
 def _timeline(
     schedule: Schedule, rank: int, size: int, seconds_per_score: float, link: tuple[float, float], backward: bool
 ) -> tuple[list[StepCost], float]:  # fmt: skip
-    """A rank's steps: what a step needs travels from the beginning of the call, or of the step :data:`AHEAD` steps
-    before, on; results travel back under the step after it."""
+    """A rank's steps. The arrays of a step begin to travel when the step :data:`AHEAD` steps earlier begins, or at the
+    begin of the call. Results travel back under the next step."""
     bandwidth, latency = link
     arrivals, found = list(schedule.arrivals(rank)), []
     now = linked = back_end = 0.0

@@ -44,7 +44,7 @@ class Processes(Transport):
             )
         self.rank, self.local = rank, (rank,)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        # All ranks have begun the call: which of them does not go on is not known.
+        # All ranks have begun the call: which rank has stopped is not known.
         self._watch = _Watch(self._device, timeout, lambda: late([], self), self._link.abort)
 
     def on(self, rank: int) -> contextlib.AbstractContextManager[Any]:
@@ -127,7 +127,7 @@ class _Watch:
                     self._events.popleft()
                     self._progress = time.monotonic()
                 elif time.monotonic() - self._progress > self._timeout:
-                    self._error = self._say()  # before what waits for the communication goes on
+                    self._error = self._say()  # set before the abort lets waiting work go on
                     logging.getLogger("cufa").error("%s", self._error)
                     self._abort()
                 else:

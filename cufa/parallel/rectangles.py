@@ -23,7 +23,7 @@ def seen(mask: Whole, queries: Sequence[Segment], keys: Segment) -> Segment:
 
 
 def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -> list[Call]:
-    """Rectangles that cover all visible scores of these segments, put one after another, each once."""
+    """Rectangles that together cover each visible score of these segments, put one after another, once."""
     queries, keys = _merged(queries), _merged(keys)
     if not queries or not keys:
         return []
@@ -50,8 +50,8 @@ def calls_of(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -
 
 
 def _call(mask: Whole, queries: list[Segment], keys: list[Segment], row: int, key: int) -> list[Call]:
-    """The call over these segments, which lie from ``row`` and ``key`` on in the arrays; none without a visible
-    score."""
+    """The call over these segments, which begin at ``row`` and ``key`` in the arrays; no call if no score is
+    visible."""
     count = _visible(mask, queries, keys)
     if not count:
         return []
@@ -59,10 +59,10 @@ def _call(mask: Whole, queries: list[Segment], keys: list[Segment], row: int, ke
         q, k = queries[0], keys[0]
         rows, columns = mask.trimmed((q.token, q.end), (k.token, k.end))
         at, to = row - q.token, key - k.token
-        of_array = (rows[0] + at, rows[1] + at), (columns[0] + to, columns[1] + to)
-        return [Call(*of_array, mask.part(rows, columns), count)]
-    of_array = (row, row + sum(x.length for x in queries)), (key, key + sum(x.length for x in keys))
-    return [Call(*of_array, mask.joined(queries, keys), count)]
+        ranges = (rows[0] + at, rows[1] + at), (columns[0] + to, columns[1] + to)
+        return [Call(*ranges, mask.part(rows, columns), count)]
+    ranges = (row, row + sum(x.length for x in queries)), (key, key + sum(x.length for x in keys))
+    return [Call(*ranges, mask.joined(queries, keys), count)]
 
 
 def _visible(mask: Whole, queries: Sequence[Segment], keys: Sequence[Segment]) -> int:
@@ -87,7 +87,7 @@ def _runs(mask: Whole, in_band: Whole, q: Segment, keys: Sequence[Segment]) -> l
 
 
 def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
-    """The steps, whose calls know which of their rows begin and end with them."""
+    """The steps with ``fresh`` and ``done`` of each call filled in."""
     calls = [call for step in steps for call in step.calls]
     numbered = []
     for i, call in enumerate(calls):
@@ -108,7 +108,7 @@ def with_order(steps: Sequence[Step], sink: bool) -> tuple[Step, ...]:
 
 
 def _merged(segments: Sequence[Segment]) -> list[Segment]:
-    """Segments put one after another, where neighbouring tokens are one segment, whichever rank they came from."""
+    """The segments in order; segments of neighbouring tokens become one, whichever rank they came from."""
     found: list[Segment] = []
     for x in segments:
         if found and found[-1].end == x.token:

@@ -1,6 +1,6 @@
 """A schedule carried out: arrays of the next steps travel while a step is computed.
 
-Every process walks the schedule of all ranks, so that senders and receivers agree, and computes the steps of its own.
+Every process walks the schedule of all ranks, so that senders and receivers agree, and computes its own steps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .schedule import AHEAD, Schedule, Step, Work
 Parts = dict[int, Any]
 """An array of each local rank."""
 
-_OF_KEYS = ("k", "v")
+_KEY_ARRAYS = ("k", "v")
 
 
 @dataclasses.dataclass
 class Stage:
-    """One step of a rank, and what it needs."""
+    """One step of a rank, and the arrays that it needs."""
 
     rank: int
     work: Work
@@ -42,9 +42,9 @@ class Result:
     heads: Range
     segments: Sequence[Segment]
     array: Any
-    """None: another process has it."""
+    """None: another process computes it."""
     like: Any
-    """Any array of the same axes, but for heads and tokens."""
+    """An array that has the result's batch, and its axes after tokens."""
     dtype: Any
 
     def shape(self, tokens: int) -> tuple[int, ...]:
@@ -53,9 +53,9 @@ class Result:
 
 
 class Run:
-    """What forward and backward share: which arrays a stage needs, and how they come."""
+    """Shared by forward and backward: which arrays a stage needs, and how they travel."""
 
-    of_queries: tuple[str, ...]
+    query_arrays: tuple[str, ...]
 
     def __init__(self, group: Group, schedule: Schedule, given: Mapping[str, Parts], scores: Scores) -> None:
         self.group, self.schedule, self.given, self.scores = group, schedule, given, scores
@@ -80,7 +80,7 @@ class Run:
                 for result in self.results(stage):
                     sent += self._moves_back(stage.rank, result)
                 stage.arrays.clear()
-            self._take(back)  # what came back from the step before arrived under this one
+            self._take(back)  # the previous step's results have travelled under this step
             back = group.start([move for move, _ in sent]), sent
         self._take(back)
 
@@ -89,24 +89,25 @@ class Run:
             return
         started, sent = back
         self.group.finish(started)
-        for move, come in sent:
-            if come is not None:
+        for move, callback in sent:
+            if callback is not None:
                 with self.group.on(move.receiver):
-                    come()
+                    callback()
 
     def _prefetch(self, t: int) -> Any:
         moves: list[Move] = []
         for stage in self.at(t):
-            for name in (*self.of_queries, *_OF_KEYS):
-                of_keys = name in _OF_KEYS
-                if self.given[name] and (of_keys or stage.first):
-                    segments = stage.step.keys if of_keys else stage.work.queries
-                    heads = stage.work.kv_heads if of_keys else stage.work.heads
+            for name in (*self.query_arrays, *_KEY_ARRAYS):
+                is_key = name in _KEY_ARRAYS
+                if self.given[name] and (is_key or stage.first):
+                    segments = stage.step.keys if is_key else stage.work.queries
+                    heads = stage.work.kv_heads if is_key else stage.work.heads
                     moves += self._needed(stage, name, segments, heads)
         return self.group.start(moves)
 
     def _needed(self, stage: Stage, name: str, segments: Sequence[Segment], heads: Range) -> Iterator[Move]:
-        """Of an array of some tokens and heads: a view of the rank's own part, or a new array and what goes there."""
+        """Gives the stage some tokens and heads of an array: a view of the rank's own part, or a new array, whose moves
+        are yielded."""
         rank, group, parts = stage.rank, self.group, self.given[name]
         begin = first_row(rank, segments)
         like = next(iter(parts.values()))
@@ -132,19 +133,19 @@ class Run:
         raise NotImplementedError
 
     def results(self, stage: Stage) -> Iterator[Result]:
-        """The arrays of a stage that other ranks own some tokens of."""
+        """The arrays of a stage that hold tokens of other ranks."""
         raise NotImplementedError
 
     def keep(self, result: Result, segment: Segment, x: Any) -> None:
-        """Takes the tokens of a result that the computing rank itself owns."""
+        """Stores the tokens of a result that the computing rank itself owns."""
         raise NotImplementedError
 
     def expect(self, result: Result, segment: Segment) -> tuple[Any, Any]:
-        """For the owner of a segment: where its tokens go, and None or a function to call when they have come."""
+        """For the owner of a segment: where its tokens go, and a function to call on arrival, or None."""
         raise NotImplementedError
 
     def _moves_back(self, rank: int, result: Result) -> Iterator[tuple[Move, Any]]:
-        """The segments of a result to their owners, each with what :meth:`expect` wants to be called."""
+        """Moves of a result's segments to their owners, each with the function that :meth:`expect` returned."""
         at, group = 0, self.group
         for x in neighbours(result.segments):
             source = None if result.array is None else rows_of(result.array, (at, at + x.length))
@@ -154,12 +155,12 @@ class Run:
                     with group.on(rank):
                         self.keep(result, x, source)
                 continue
-            target = come = None
+            target = callback = None
             if x.rank in group.local:
                 with group.on(x.rank):
-                    target, come = self.expect(result, x)
+                    target, callback = self.expect(result, x)
             if rank in group.local or x.rank in group.local:
-                yield Move(rank, x.rank, source, target, result.shape(x.length), result.dtype), come
+                yield Move(rank, x.rank, source, target, result.shape(x.length), result.dtype), callback
 
 
 def _stages(rank: int, works: Sequence[Work]) -> Iterator[Stage]:
@@ -169,7 +170,7 @@ def _stages(rank: int, works: Sequence[Work]) -> Iterator[Stage]:
 
 
 def first_row(rank: int, segments: Sequence[Segment]) -> int | None:
-    """The first row, if the segments are neighbours in the rank's own part; None if they are not."""
+    """The first row, if the segments are adjacent in the rank's own part; else None."""
     joined = neighbours(segments)
     if not joined:
         return 0
@@ -196,6 +197,6 @@ def lse_dtype(q: Any) -> str:
 
 
 def on_device(x: Any, like: Any) -> Any:
-    """A small array of numbers where ``like`` is."""
+    """A small array of numbers, on ``like``'s device and of its dtype."""
     found = module_of(like).asarray(x)
     return found.astype(like.dtype)

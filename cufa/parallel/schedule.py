@@ -1,7 +1,7 @@
 """Which rank computes which scores, and which tokens travel when: one value for every scheme, without arrays.
 
 A rank's :class:`Work` is attention of some queries and query heads. It has steps; each step needs the keys of some
-ranks, and is computed by calls over rectangles of scores. What travels follows: every segment of queries or keys that
+ranks, and is computed by calls over rectangles of scores. The transfers follow: every segment of queries or keys that
 a step needs and another rank holds, and every result whose owner is another rank. :mod:`cufa.parallel.schemes` makes
 schedules.
 """
@@ -16,7 +16,7 @@ from ..problem.mask import Mask
 from .placement import Placement, Range, Segment
 
 AHEAD = 2
-"""Steps that a step's arrays travel ahead of it."""
+"""A step's arrays travel this many steps earlier."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Call:
     """One call of a kernel: a rectangle of scores."""
 
     rows: Range
-    """Of the work's queries."""
+    """Rows of the work's queries."""
     keys: Range
-    """Of the step's keys."""
+    """Rows of the step's keys."""
     mask: Mask
     scores: int
     """Visible scores of one head."""
     fresh: Range = (0, 0)
     """Rows without an earlier partial result."""
     done: Range = (0, 0)
-    """Rows without a later one."""
+    """Rows without a later partial result."""
 
     @property
     def plain(self) -> bool:
-        """The whole attention of its rows."""
+        """Whether the call is the whole attention of its rows."""
         return self.fresh == self.done == self.rows
 
 
@@ -68,7 +68,7 @@ class Work:
 
     @functools.cached_property
     def uncovered(self) -> list[Range]:
-        """Rows that no call has."""
+        """Rows that no call covers."""
         return rest((0, self.rows), [call.rows for step in self.steps for call in step.calls])
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Schedule:
 
 
 def rest(whole: Range, taken: Sequence[Range]) -> list[Range]:
-    """What of a range is in none of ``taken``."""
+    """The pieces of a range outside of all ``taken``."""
     found = [whole] if whole[0] < whole[1] else []
     for begin, end in taken:
         if begin < end:
@@ -158,7 +158,7 @@ def rest(whole: Range, taken: Sequence[Range]) -> list[Range]:
 
 
 def _tokens(segments: Sequence[Segment], rows: Range) -> str:
-    """The tokens of rows of the segments put one after another."""
+    """The tokens of ``rows``, which count over the segments put one after another."""
     found, at = [], 0
     for x in segments:
         begin, end = max(rows[0] - at, 0), min(rows[1] - at, x.length)

@@ -24,8 +24,8 @@ def make_schedule(
     """The schedule of a scheme for these placements. Raises ValueError for a scheme that needs another placement.
 
     ``heads``: (query heads, key/value heads) that each rank holds; all equal unless heads are placed.
-    ``backward``: of the gradients, whose calls are independent of each other. ``sink``: partial results begin with it,
-    so that none of their rows is fresh."""
+    ``backward``: gradients, whose calls are independent of each other. ``sink``: partial results begin with the sink,
+    so that no row is fresh."""
     ranks, kind = queries.ranks, queries.kind
     chosen = choose(mask, queries, heads[0][1]) if scheme == "auto" else scheme
     _check(chosen, kind)
@@ -71,13 +71,13 @@ def _check(scheme: str, kind: str) -> None:
 
 
 def _inner(ranks: int, kv_heads: int) -> int:
-    """The largest number of ranks that divides both: the ranks that share the heads."""
+    """Ranks that share the heads: the greatest common divisor of ranks and key/value heads."""
     return max(n for n in range(1, ranks + 1) if ranks % n == kv_heads % n == 0)
 
 
 def shares(heads: int, kv_heads: int, parts: int) -> list[Range]:
-    """Query heads of each part: whole query groups, or if there are more parts than key/value heads equal pieces of
-    them where that is possible."""
+    """Query heads of each part: whole query groups. If there are more parts than key/value heads: equal pieces of query
+    groups, where that is possible."""
     group, pieces = heads // kv_heads, parts // kv_heads
     if pieces > 1 and parts % kv_heads == group % pieces == 0:
         each = group // pieces
@@ -120,8 +120,8 @@ class Maker:
 
     def ring(self, rank: int) -> list[Work]:
         """Zig-zag: the rank's own keys first, then those of the other ranks, one rank after another. Each segment comes
-        straight from its owner. Backward: the own keys are computed in two halves of the heads, before and after the
-        others, so that the last gradients travel under the second half."""
+        straight from its owner. Backward: the rank's own keys are computed for half of the heads first, and for the
+        other half last: the last gradients travel under it."""
         ranks, own = self.queries.ranks, self.queries.segments(rank)
         others = [self.keys.segments((rank + s) % ranks) for s in range(1, ranks)]
         everything, home = (0, self.heads), self.keys.segments(rank)
@@ -136,8 +136,8 @@ class Maker:
         ]
 
     def gathered(self, rank: int, degree: int) -> list[Work]:
-        """Ranks in groups of ``degree`` share heads out: each gathers its heads of the group's queries, and of all
-        keys that they see, and computes its head groups one after another."""
+        """Groups of ``degree`` ranks share heads out: a rank gathers its heads of the group's queries, and of all keys
+        that these queries see, and computes its head groups one after another."""
         first = rank // degree * degree
         queries = [x for r in range(first, first + degree) for x in self.queries.segments(r)]
         keys = [x for r in range(self.keys.ranks) for x in self.keys.segments(r)]
@@ -151,7 +151,7 @@ class Maker:
         return [self.work(x, queries, [keys]) for x in cuts]
 
     def work(self, heads: Range, queries: Sequence[Segment], steps: Sequence[Sequence[Segment]]) -> Work:
-        """Attention of some heads of ``queries``: the keys of a step are those of its segments that a query sees."""
+        """Attention of some heads of ``queries``. A step has the keys of its segments that some query sees."""
         if heads[0] == heads[1] or not queries:
             return Work(heads, (0, 0), (), ())
         kv_heads = heads[0] // self.query_group, -(-heads[1] // self.query_group)

@@ -16,7 +16,7 @@ from ..problem.mask_family import shift_of
 from .placement import Range, Segment
 
 _BLOCK = 128
-"""Tokens: what travels and what is computed is trimmed to whole blocks."""
+"""Tokens of a block: transfers and calls are trimmed to whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Whole:
 
     @classmethod
     def of(cls, mask: Mask, seqlen_q: int, seqlen_k: int, alibi: bool = False) -> Whole:
-        """Chunks and global tokens become runs of rows, because a part of such a mask is no mask of the same kind.
+        """Chunks and global tokens become runs of rows, because a part of such a mask is not a mask of its kind.
         Raises ValueError for masks that cannot become runs."""
         given = mask
         if not isinstance(mask, (Band, Columns)):
@@ -44,7 +44,7 @@ class Whole:
             mask = _runs_of(mask, seqlen_q, seqlen_k)
         if isinstance(mask, Columns) and mask.band.irregular_kind:
             raise ValueError(
-                f"mask={mask} has exempt tokens beside runs of rows: several ranks take one of them"
+                f"mask={mask} has exempt tokens beside runs of rows: several ranks take either, not both"
             )
         return cls(mask, seqlen_q, seqlen_k, alibi)
 
@@ -75,14 +75,14 @@ class Whole:
             return rows, keys
         return self._ends(rows, keys, True), self._ends(rows, keys, False)
 
-    def _ends(self, rows: Range, keys: Range, of_rows: bool) -> Range:
-        cut = rows if of_rows else keys
+    def _ends(self, rows: Range, keys: Range, along_rows: bool) -> Range:
+        cut = rows if along_rows else keys
         first = np.arange(cut[0], cut[1], _BLOCK, dtype=np.int64)
         blocks = first, np.minimum(first + _BLOCK, cut[1])
-        other = [np.array([x], np.int64) for x in (keys if of_rows else rows)]
+        other = [np.array([x], np.int64) for x in (keys if along_rows else rows)]
         seen = np.zeros(len(first), bool)
         for mask in self._each:
-            top, end, left, right = (*blocks, *other) if of_rows else (*other, *blocks)
+            top, end, left, right = (*blocks, *other) if along_rows else (*other, *blocks)
             seen |= mask.rectangles(top, end, left, right, self.seqlen_q, self.seqlen_k)[0].reshape(-1)
         there = np.flatnonzero(seen)
         if not len(there):
@@ -130,7 +130,7 @@ class Whole:
         return Columns(found, Integers(values), "top-left", mask.title)
 
     def of_heads(self, heads: Range, all_heads: int) -> Whole:
-        """The same of some key/value heads."""
+        """The mask of some key/value heads."""
         mask = self.mask
         if not isinstance(mask, Columns) or mask.spread[1] == 1 or heads == (0, all_heads):
             return self
@@ -147,8 +147,8 @@ class Whole:
 
 
 def _local_rows(values: Any, rows: Sequence[Segment], shift: int) -> Any:
-    """Ends of runs that count all rows, in rows of the segments put one after another. (The number of local rows before
-    the end: placing rows in ascending order keeps runs.)"""
+    """Ends of runs as numbers of local rows before them; the local rows are those of the segments, one after another.
+    (Segments are in ascending order, so runs stay runs.)"""
     token = values.astype(np.int64) - shift
     found, total = np.zeros(token.shape, np.int64), 0
     for x in rows:
@@ -167,7 +167,7 @@ def _plain(band: Band, rows: int, keys: int) -> Band:
 
 
 def _less(count: int | Integers, keys: int) -> int | Integers:
-    """Of the first ``count`` keys those from key ``keys`` on."""
+    """How many of the first ``count`` keys lie at ``keys`` or later."""
     if isinstance(count, int):
         return max(count - keys, 0)
     return Integers(np.maximum(count.values - keys, 0))
@@ -178,8 +178,8 @@ def _is_0(count: int | Integers) -> bool:
 
 
 def _runs_of(band: Band, seqlen_q: int, seqlen_k: int) -> Columns:
-    """A band with exempt tokens as the rows that each key is hidden from: those before the ones that see it, and those
-    after."""
+    """A band with exempt tokens, as two runs of rows that each key is hidden from: before and after the rows that see
+    it."""
     runs = []
     for b in range(band.spread[0]):
         one = band.at(b, 0)

@@ -13,14 +13,14 @@ from .group import Group, empty
 from .placement import Range
 
 _WAITING = 4
-"""Contributions that wait to be added. More are added up in float32: memory does not grow with the ranks."""
+"""Most contributions that wait. More are added up in float32: memory does not grow with the number of ranks."""
 
 
 class Sum:
     """An array (batch, heads, tokens, head_dim) that is the sum of boxes of heads and tokens, in the caller's order.
 
-    The first box at a place may be written there at once (:meth:`place`). The others wait, and one pass adds them in
-    float32. ``like`` gives shape, place and dtype."""
+    The first box at a place may be written there directly (:meth:`place`). Other boxes wait, and one pass adds them in
+    float32. ``like`` gives shape, device and dtype."""
 
     def __init__(self, group: Group, rank: int, like: Any) -> None:
         self._group, self._rank, self._like = group, rank, like
@@ -31,8 +31,8 @@ class Sum:
         self._coming = 0
 
     def place(self, heads: Range, rows: Range, coming: bool = False) -> Any:
-        """Where to write a box of which nothing was added before; None if something was. ``coming``: the box travels
-        there, until :meth:`arrived`."""
+        """Where to write the first box at a place; None if boxes there were added before. ``coming``: the box is in
+        transit, until :meth:`arrived`."""
         if any(_meet(heads, h) and _meet(rows, r) for h, r, *_ in (*self._there, *self._waiting)):
             return None
         if self._array is None:
@@ -47,7 +47,7 @@ class Sum:
         self._coming -= 1
 
     def add(self, heads: Range, rows: Range, x: Any) -> None:
-        """A box, whose array must not change from now on."""
+        """Add a box, whose array must not change from now on."""
         self._waiting.append((heads, rows, x))
         if len(self._waiting) > _WAITING and not self._coming:
             narrow = self._like.dtype.itemsize < 4
@@ -63,7 +63,7 @@ class Sum:
         return self._array
 
     def _add_up(self, dtype: Any, nothing: float | None = None) -> None:
-        """Everything that waits into an array of ``dtype``. ``nothing``: what to write where nothing was added."""
+        """Add all waiting boxes to an array of ``dtype``. ``nothing``: the value for places without a box."""
         shape, before = self._like.shape, self._array
         if before is None or before.dtype != dtype:
             self._array = empty(self._group, self._rank, shape, self._like, dtype)
@@ -82,14 +82,16 @@ class Sum:
         self._waiting = []
 
     def _cells(self, heads: Range, rows: Range) -> list[tuple[Range, Range]]:
-        """The whole in pieces, each of which every box holds or misses."""
+        """The whole array in cells: a box contains all of a cell or nothing of it."""
         boxes = [*self._there, *((h, r) for h, r, _ in self._waiting)]
-        of_heads, of_rows = (
+        head_cuts, row_cuts = (
             {*heads, *(x for h, _ in boxes for x in h)},
             {*rows, *(x for _, r in boxes for x in r)},
         )
         return [
-            (h, r) for h in itertools.pairwise(sorted(of_heads)) for r in itertools.pairwise(sorted(of_rows))
+            (h, r)
+            for h in itertools.pairwise(sorted(head_cuts))
+            for r in itertools.pairwise(sorted(row_cuts))
         ]
 
 
@@ -117,7 +119,7 @@ def add_up(parts: list[Any], target: Any) -> None:
 
 
 def _wide(x: Any) -> Any:
-    """The array of 16-bit elements as one of 16 bytes each; None if its memory is no such array."""
+    """An array of 16-bit elements as elements of 16 bytes; None if its shape or alignment does not allow this."""
     fits = (
         x.dtype.itemsize == 2
         and x.strides[-1] == 2
@@ -134,16 +136,17 @@ sum = *reinterpret_cast<const T*>(found);
 
 
 @functools.cache
-def _adder(count: int, of_eight: str) -> Any:
-    """A kernel that adds ``count`` arrays. ``of_eight``: the dtype of eight elements in each of the arrays' own."""
+def _adder(count: int, packed: str) -> Any:
+    """A kernel that adds ``count`` arrays. ``packed``: the dtype of the eight elements in each 16 bytes; empty: the
+    arrays have plain elements."""
     import cupy
 
-    if not of_eight:
+    if not packed:
         inputs = ", ".join(f"{letter} x{i}" for i, letter in enumerate("ABCDEFGH"[:count]))
         terms = " + ".join(f"float(x{i})" for i in range(count))
         return cupy.ElementwiseKernel(inputs, "S sum", f"sum = S({terms})", f"cufa_add_{count}")
     inputs = ", ".join(f"T x{i}" for i in range(count))
     terms = " + ".join(f"float(reinterpret_cast<const E*>(&x{i})[j])" for i in range(count))
-    preamble = f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {of_eight} E;\n"
-    code, name = _EIGHT.format(terms=terms), f"cufa_add_{count}_{of_eight}"
+    preamble = f"#include <cupy/float16.cuh>\n#include <cupy/bfloat16.cuh>\ntypedef {packed} E;\n"
+    code, name = _EIGHT.format(terms=terms), f"cufa_add_{count}_{packed}"
     return cupy.ElementwiseKernel(inputs, "T sum", code, name, preamble=preamble)

@@ -23,10 +23,10 @@ def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str 
     for rank in group.local:
         with contextlib.nullcontext() if isinstance(x, np.ndarray) else x.device:
             if placement.kind == "heads":
-                of_heads = _heads_axis(x, layout)
-                n = x.shape[of_heads]
+                heads_axis = _heads_axis(x, layout)
+                n = x.shape[heads_axis]
                 cut = slice(rank * n // group.size, (rank + 1) * n // group.size)
-                part = x[(slice(None),) * of_heads + (cut,)]
+                part = x[(slice(None),) * heads_axis + (cut,)]
             else:
                 runs = [x[(slice(None),) * axis + (slice(*r),)] for r in placement.ranges[rank]]
                 empty = x[(slice(None),) * axis + (slice(0, 0),)]
@@ -38,7 +38,7 @@ def distribute(x: Any, group: Group, placement: Any = "contiguous", layout: str 
 
 
 def collect(parts: Any, group: Group, placement: Any = "contiguous", layout: str = "bhsd") -> Any:
-    """The whole array of local parts, on the GPU of the first. Of a group in one process. Waits for their GPUs."""
+    """The whole array of local parts, on the GPU of the first part. For a group in one process. Waits for all GPUs."""
     if not group.one_process:
         raise ValueError(
             "collect takes a group whose ranks are all in this process: gather parts with MPI or NCCL"

@@ -201,7 +201,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
         binding = cuda.Binding(cuda.prepare(plan), operands)
         binding.launch(cuda.addresses(operands))  # loads what is captured below
         todo.append((case, operands, binding))
-    before = set(workspace._of_captures)
+    before = set(workspace._capture_workspaces)
     stream = cp.cuda.Stream(non_blocking=True)
     cp.cuda.Device().synchronize()
     with stream:
@@ -224,7 +224,9 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
             stream.synchronize()
             for case, operands, _ in todo:
                 case.check(operands["out"].get(), operands["lse"].get())
-    assert len(set(workspace._of_captures) - before) == 1  # of both lengths and all launches of the capture
+    assert (
+        len(set(workspace._capture_workspaces) - before) == 1
+    )  # of both lengths and all launches of the capture
 
 
 def test_runs_on_the_current_stream_in_order(cp):

@@ -269,7 +269,7 @@ def test_kernels_without_running_results_merge(monkeypatch):
     options = {"alibi_slopes": None, "device": "cpu"}
     compute.attend(q, k, v, *expected, (5, 20, 10, 40), Options(), **options)
     monkeypatch.setattr(compute, "attend", refuses)
-    monkeypatch.setattr(compute, "_without", set())
+    monkeypatch.setattr(compute, "_unserved", set())
     compute.attend_or_merge(q, k, v, *found, (5, 20, 10, 40), Options(), **options)
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)

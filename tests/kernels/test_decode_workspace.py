@@ -66,9 +66,9 @@ def allocated(monkeypatch, capture_of):
     monkeypatch.setattr(cp.cuda, "Stream", Stream)
     monkeypatch.setattr(cp.cuda, "get_current_stream", lambda device_id=-1: Stream.current)
     monkeypatch.setattr(workspaces, "capture_of", lambda ptr: (Stream.current.capture, 0))
-    for name in ("_zeroing", "_of_streams", "_of_captures"):
+    for name in ("_zeroing", "_stream_workspaces", "_capture_workspaces"):
         monkeypatch.setattr(workspaces, name, {})
-    monkeypatch.setattr(workspaces, "_of_captured_calls", [])
+    monkeypatch.setattr(workspaces, "_call_workspaces", [])
     return log
 
 
@@ -109,7 +109,7 @@ def test_memory_of_a_capture_is_kept_as_it_grows(allocated):
 
     stream = Stream(7, capture=1)
     addresses = [reserve(stream, 8, size) for size in (100, 200, 300)]
-    (workspace,) = workspaces._of_captures.values()
+    (workspace,) = workspaces._capture_workspaces.values()
     kept = [x.ptr for x in workspace._memory]
     assert kept == [address for pair in addresses for address in pair]
 
@@ -159,7 +159,7 @@ def capture(driver, number, *streams):
     driver.number = number
     for stream in streams:
         reserve(Stream(stream, capture=number))
-    return sorted(key[-1] for key in workspaces._of_captures)
+    return sorted(key[-1] for key in workspaces._capture_workspaces)
 
 
 def test_memory_of_a_capture_goes_when_the_graph_does(driver):
@@ -292,7 +292,7 @@ def test_in_a_capture_it_is_of_the_graph(naive, allocated):
     with Stream(7, capture=1):
         for _ in range(2):
             binding.launch([1, 2, 3, 4, 0])
-    (workspace,) = workspaces._of_captures.values()
+    (workspace,) = workspaces._capture_workspaces.values()
     assert used == [workspace.partial] * 2 and workspace.partial_bytes == binding.prepared.plan.workspace
 
 
@@ -366,12 +366,12 @@ def test_a_binding_keeps_what_kernels_read_of_its_mask(allocated, monkeypatch):
     plan = make_plan(problem, H200, "fa3")
     binding = cuda.Binding(SimpleNamespace(plan=plan, device_id=0), forward_operands(q, q, q))
     assert plan.block_order is not None and binding._params.block_order == id(plan.block_order)
-    read = {id(x.of) for x in binding._of_mask}
+    read = {id(x.of) for x in binding._mask_arrays}
     assert id(plan.block_order) in read and len(read) == 2
     for _ in range(3):
         binding.launch([16, 32, 48, 64, 0])
     assert [{id(x.of) for x in arrays} for arrays in mask_uploads.in_flight] == [read] * 2
     with Stream(7, capture=1):
         binding.launch([16, 32, 48, 64, 0])
-    (workspace,) = workspaces._of_captures.values()
+    (workspace,) = workspaces._capture_workspaces.values()
     assert {id(x.of) for x in workspace._memory if hasattr(x, "of")} == read

@@ -131,7 +131,7 @@ def test_graphs_of_many_streams_are_given_back(graphs, driver):
         graphs(stream, 1)
         graphs(stream, 1)
     assert names(driver).count("free") >= 2 * launches._MAX_STREAMS
-    assert len(graphs._of_streams) <= launches._MAX_STREAMS
+    assert len(graphs._by_stream) <= launches._MAX_STREAMS
 
 
 def test_what_overlaps_or_is_alone_is_no_graph():

@@ -25,7 +25,7 @@ struct ListedTickets {
     return ld_global<u32>(tickets + (head * blocks + k_block) * tiles + q_tile);
   }
 
-  // By thread `index` of all: a query tile of a head, whose key blocks count from right to left.
+  // Thread `index` of the grid lists the tickets of one query tile of a head: key blocks count from right to left.
   DEVICE void find(const BackwardParams& p, i64 index) const {
     if (index >= i64(heads) * tiles) return;
     const int head = int(index / tiles), tile = int(index % tiles), of_sequence = int(heads_of_sequence);

@@ -28,7 +28,7 @@ constexpr int STRIP = 16;                // rows of one accumulator
 constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
 constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
-// Of each row: lse in units of log2 (P = exp2(scale_log2 * s - lse)), float32: natural log; and
+// Two floats per row: lse in units of log2 (P = exp2(scale_log2 * s - lse); float32: natural log), and
 // delta = rowsum(dO o O) - dlse.
 constexpr int ROW_STATS_BYTES = 8;
 

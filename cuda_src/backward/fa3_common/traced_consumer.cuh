@@ -31,7 +31,7 @@ struct TracedConsumer {
     ring.wait_empty(n);
     enter(SOFTMAX);
   }
-  // Before wgmma reads registers that other instructions have written.
+  // Call it before wgmma reads registers that other instructions have written.
   DEVICE void begin_products() {
     enter(ISSUE);
     wgmma_fence();

@@ -279,7 +279,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   }
 }
 
-// Merges the parts of splits. Its blocks wait for the launch before by themselves.
+// Merges the partial results of splits. Its blocks may start early: they wait for the previous launch themselves.
 KERNEL __launch_bounds__(COMBINE_THREADS)
     fa3_combine(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {

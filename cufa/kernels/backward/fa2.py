@@ -36,7 +36,7 @@ def _strips(problem: Problem) -> int:
 
 
 def listed_tickets(problem: Problem, config: TileConfig) -> tuple[int, int]:
-    """``ListedTickets`` of backward/common/listed_tickets.cuh: query tiles of all heads of the mask, and bytes. 0 where
+    """``ListedTickets`` of backward/common/listed_tickets.cuh: (query tiles of all heads of the mask, bytes). (0, 0) if
     the addition order follows from the band."""
     if not (problem.deterministic and problem.mask.irregular_kind):
         return 0, 0

@@ -33,7 +33,7 @@ from .tensor_map import TensorMap
 from .workspace import workspace_of
 
 _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
-_DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # a function must opt in to more
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def _compile(name: str, source: str, device_id: int, options: tuple[str, ...]) -
 def number_kernel(
     entry: str, unit: str, num_arguments: int, num_threads: int, device_id: int, **options: Any
 ) -> NumberKernel:
-    """A kernel that belongs to no plan, of a translation unit, for the current device. ``options``: of
+    """A kernel of a translation unit that belongs to no plan, for the current device. ``options`` are those of
     :class:`NumberKernel`."""
     function = _compile(entry, unit, device_id, cupy_options()).function(entry, 0).kernel
     return NumberKernel(function, num_arguments, num_threads, device_id, **options)
@@ -136,17 +136,17 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._params = plan.operation.pack(plan, given)
-        of_mask = {
-            name: mask_uploads.of_numbers(x, prepared.device_id)
+        mask_arrays = {
+            name: mask_uploads.device_array(x, prepared.device_id)
             for name, x in plan.problem.mask_arrays.items()
         }
-        for name, numbers in of_mask.items():
+        for name, numbers in mask_arrays.items():
             setattr(self._params.mask, name, numbers.data.ptr)
         block_order = plan.block_order
         if block_order is not None:
-            of_mask["block_order"] = mask_uploads.of_numbers(block_order, prepared.device_id)
-            self._params.block_order = of_mask["block_order"].data.ptr
-        self._of_mask = list(of_mask.values())  # kept while kernels read them
+            mask_arrays["block_order"] = mask_uploads.device_array(block_order, prepared.device_id)
+            self._params.block_order = mask_arrays["block_order"].data.ptr
+        self._mask_arrays = list(mask_arrays.values())  # kept while kernels read them
         operands, params = plan.operation.operands, plan.params
         # Pointers of the operands are adjacent in the structure, in its own order.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
@@ -154,20 +154,20 @@ class Binding:
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
         # Pointers of optional operands are elsewhere in the structure, which may lack some of them.
-        self._further = [
+        self._optional = [
             (place, ctypes.c_void_p.from_buffer(self._params, offset))
             for place, offset in plan.operation.optional_places(params)
         ]
         self._addresses = [0] * len(places)
-        of_workspace = plan.spec.maps_of_workspace(plan.problem)
+        workspace_shapes = plan.spec.maps_of_workspace(plan.problem)
         maps = [
-            (place, self._map(operands[place], given, box, of_workspace.get(name)))
+            (place, self._map(operands[place], given, box, workspace_shapes.get(name)))
             for name, box in plan.spec.boxes(plan.config).items()
             for place in [operands.index(plan.operation.operand(name))]
         ]
         outside = [m.address for _, m in maps if not self._lies_in_params(m.address)]
-        self._maps = [(place, m) for place, m in maps if operands[place].name not in of_workspace]
-        self._workspace_maps = [m for place, m in maps if operands[place].name in of_workspace]
+        self._maps = [(place, m) for place, m in maps if operands[place].name not in workspace_shapes]
+        self._workspace_maps = [m for place, m in maps if operands[place].name in workspace_shapes]
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
         parameters = [ctypes.addressof(self._params), *outside]
@@ -178,18 +178,18 @@ class Binding:
         self._version = 0  # changes whenever a parameter changes
 
     def _map(
-        self, operand: Operand, given: Arrays, box: Box, of_workspace: tuple[int, ...] | None
+        self, operand: Operand, given: Arrays, box: Box, workspace_shape: tuple[int, ...] | None
     ) -> TensorMap:
-        """Of one operand: in the parameters where they have a place for it, else an argument of its own.
-        ``of_workspace``: the shape of the contiguous array in the workspace that kernels read instead."""
+        """The map of one operand: in the parameters if they have a place for it, else a separate argument.
+        ``workspace_shape``: of the contiguous array in the workspace that kernels read instead of the operand."""
         plan = self._plan
         params = plan.params
         inside = operand.map_field in params.names
         address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
         element, x = operand.element(plan.problem), given[operand.name]
         shape, strides = x.shape, x.strides
-        if of_workspace is not None:
-            shape = of_workspace
+        if workspace_shape is not None:
+            shape = workspace_shape
             strides = tuple(math.prod(shape[i + 1 :]) * element.itemsize for i in range(len(shape)))
         return TensorMap(element, shape, strides, box, address)
 
@@ -201,8 +201,8 @@ class Binding:
         """Launch on the current stream of the plan's device. ``addresses`` are those of the operands, in the order of
         :attr:`~cufa.plan.operation.Operation.operands`, 0 for None. Mask arrays live until the kernels have run, even
         if the binding is dropped."""
-        if self._of_mask:
-            mask_uploads.in_flight.append(self._of_mask)
+        if self._mask_arrays:
+            mask_uploads.in_flight.append(self._mask_arrays)
         if cupy.cuda.runtime.getDevice() == self._device_id:
             self.launch_here(list(addresses), trace)
         else:
@@ -210,8 +210,8 @@ class Binding:
                 self.launch_here(list(addresses), trace)
 
     def launch_here(self, addresses: list[int], trace: int = 0) -> None:
-        """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
-        any more: the binding compares the next ones with them."""
+        """:meth:`launch`, where the plan's device is the current one. The caller must not change
+        ``addresses`` later: the binding compares the next call's addresses with this list."""
         stream = cupy.cuda.get_current_stream(self._device_id)
         with self._lock:
             if addresses != self._addresses:
@@ -219,7 +219,7 @@ class Binding:
                 known, self._addresses = self._addresses, [-1] * len(addresses)
                 self._pointers[:] = self._permuted(addresses)
                 if len(addresses) > len(self._pointers):
-                    for place, pointer in self._further:
+                    for place, pointer in self._optional:
                         if place < len(addresses):
                             pointer.value = addresses[place]
                 for place, tensor_map in self._maps:
@@ -238,7 +238,7 @@ class Binding:
                 # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
                 memory = cupy.cuda.alloc(self._workspace)
                 if memory.ptr != self._params.workspace:
-                    self._version += 1  # first: a Ctrl-C between the two makes a graph take all again
+                    self._version += 1  # first: after a Ctrl-C here a graph sets all arguments again
                     self._params.workspace = memory.ptr
                 if self._workspace_maps:
                     self._point_to_workspace(memory.ptr)
@@ -252,11 +252,11 @@ class Binding:
             tensor_map.point_to(address)
 
     def _launch_in_workspace(self, stream: Any) -> None:
-        """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
+        """Launch with the workspace of the stream or of its capture. Its counters are zero between launches."""
         workspace = workspace_of(stream, self._device_id)
         with workspace.lock:
-            if self._of_mask:
-                workspace.keep(self._of_mask)
+            if self._mask_arrays:
+                workspace.keep(self._mask_arrays)
             if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
                 workspace.grow(stream, self._device_id, self._counters, self._workspace)
             held = {self._workspace_field: workspace.partial}
@@ -285,7 +285,7 @@ def run(plan: Plan, given: Arrays) -> None:
 
 def trace(plan: Plan, given: Arrays) -> np.ndarray:
     """Run the trace build once: one :data:`~cufa.kernels.params.TRACE_RECORD` per work item, sorted by batch, head
-    and query block (decode: number of the span). Arrays are CuPy's, by operand name. Synchronises."""
+    and query block (decode: by the span's number). Arrays are CuPy's, by operand name. Synchronises."""
     device_id = given["q"].data.device_id
     binding = Binding(prepare(plan, device_id, trace=True), given)
     records = cupy.zeros(plan.operation.num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)
@@ -305,10 +305,10 @@ class InsideRuns:
         self._head = cupy.asarray(self._room.head(sm))
 
     def launch(self) -> None:
-        """Once, asynchronously, into empty logs."""
+        """Launch once, asynchronously, into empty logs."""
         self._buffer[self._room.before - len(self._head) : self._room.before] = self._head
         self._binding.launch(self._addresses, trace=self._buffer.data.ptr + self._room.before)
 
     def logs(self) -> Logs:
-        """What the last run left. Synchronises."""
+        """The logs of the last launch. Synchronises."""
         return self._room.read(cupy.asnumpy(self._buffer))

@@ -51,7 +51,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 def _launch_config(launch: Launch) -> _LaunchConfig:
-    """All but the stream."""
+    """The configuration of a launch; its stream is still NULL."""
     attributes = []
     if launch.dependent:
         attributes.append(_LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1, 0, 0)))
@@ -68,11 +68,11 @@ def _sizes(launch: Launch) -> Any:
 class Launches:
     """A prepared plan's launches, one after another, by ``cuLaunchKernelEx``: through ctypes its four
     arguments cost half of ``cuLaunchKernel``'s eleven. ``parameters`` are the addresses of the kernels'
-    arguments, which the driver reads during the call. By one thread at a time."""
+    arguments, which the driver reads during the call. Only one thread may call at a time."""
 
     def __init__(self, prepared: Any, parameters: Sequence[int]) -> None:
         self._device_id = prepared.device_id
-        self._stream = 0  # of the configurations; NULL, as they are made
+        self._stream = 0  # stream of all configurations; NULL at first
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
         self._launch = _driver().cuLaunchKernelEx
         configs = [_launch_config(launch) for launch in prepared.plan.launches]
@@ -94,8 +94,8 @@ class Launches:
 
 
 def _launch_again(status: int, device_id: int, launch: Callable[..., int], *arguments: Any) -> None:
-    """A thread's first CUDA call fails with INVALID_CONTEXT: the context becomes current, and it is launched. Raises
-    CUDADriverError for anything else."""
+    """If a thread's first CUDA call failed with INVALID_CONTEXT, make the context current and launch again. Raises
+    CUDADriverError for any other status."""
     if status == INVALID_CONTEXT:
         cupy.cuda.runtime.setDevice(device_id)
         status = launch(*arguments)
@@ -124,7 +124,7 @@ class NumberKernel:
         self._lock = threading.Lock()  # the driver reads the arguments during the call
 
     def __call__(self, blocks: int, values: Sequence[int], rows_of_blocks: int = 1) -> None:
-        """On the current stream of the kernel's device, which is the current one."""
+        """Launch on the current stream of the kernel's device, which is the current device."""
         stream = cupy.cuda.get_current_stream(self._device_id).ptr
         with self._lock:
             self._values[:] = list(values)
@@ -154,14 +154,14 @@ class _KernelNode(ctypes.Structure):
 
 
 class Graphs:
-    """The same launches as a graph for each stream that they come on: one graph would make calls on different streams
-    wait for one another. The first call on a stream, and every call for which the driver makes no graph, is launched
-    plainly. Not for streams that are being captured. By one thread at a time."""
+    """A plan's launches as a graph for each stream: with a single graph, calls on different streams would wait for
+    each other. The first call on a stream, and every call for which the driver makes no graph, is launched plainly. Not
+    for streams that are being captured. Only one thread may call at a time."""
 
     def __init__(self, prepared: Any, parameters: Sequence[int], plainly: Callable[[int], None]) -> None:
         self._prepared, self._plainly = prepared, plainly
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
-        self._of_streams: dict[int, _Graph | None] = {}
+        self._by_stream: dict[int, _Graph | None] = {}
 
     @staticmethod
     def serve(plan: Plan) -> bool:
@@ -171,15 +171,15 @@ class Graphs:
 
     def __call__(self, stream: int, version: int) -> None:
         """``version`` differs from the previous call's if the kernels' arguments differ."""
-        if stream not in self._of_streams:
-            if len(self._of_streams) >= _MAX_STREAMS:
-                self._of_streams.clear()
-            self._of_streams[stream] = None
+        if stream not in self._by_stream:
+            if len(self._by_stream) >= _MAX_STREAMS:
+                self._by_stream.clear()
+            self._by_stream[stream] = None
             self._plainly(stream)
             return
-        graph = self._of_streams[stream]
+        graph = self._by_stream[stream]
         if graph is None:
-            graph = self._of_streams[stream] = _Graph(self._prepared, self._arguments)
+            graph = self._by_stream[stream] = _Graph(self._prepared, self._arguments)
         if not graph.launch(stream, version):
             self._plainly(stream)
 
@@ -217,7 +217,7 @@ class _Graph:
         return status != 0
 
     def launch(self, stream: int, version: int) -> bool:
-        """False if the driver does not: then nothing is launched."""
+        """False if the driver fails: then nothing is launched."""
         if self._failed:
             return False
         if version != self._version:

@@ -1,5 +1,5 @@
-"""Bits of masks on a GPU: of a function (:mod:`cufa.problem.where`), and by key of bits by row. One launch each on the
-current stream, and nothing that waits for it."""
+"""Bits of masks on a GPU: bits by row from a function (:mod:`cufa.problem.where`), bits by key from bits by row. Each
+takes one launch on the current stream, without a wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .launches import NumberKernel
 
 
 def words(mask: Where, sizes: tuple[int, ...], out: Any = None) -> Any:
-    """The words by row of a mask of (batch, heads, seqlen_q, seqlen_k), int32, on the current GPU; ``out``: there."""
+    """Words by row of a mask of (batch, heads, seqlen_q, seqlen_k): int32, on the current GPU, in ``out`` if given."""
     batch, heads, rows, keys = sizes
     if out is None:
         out = cupy.empty((batch, heads, rows, ceil_div(keys, WORD)), cupy.int32)
@@ -38,7 +38,7 @@ def words(mask: Where, sizes: tuple[int, ...], out: Any = None) -> Any:
 
 
 def transposed(by_row: Any, keys: int, out: Any = None) -> Any:
-    """Words by key, int32 (batch, heads, keys, words of rows), of words by row; ``out``: there."""
+    """Words by key, int32 (batch, heads, keys, words of rows), from words by row; in ``out`` if given."""
     batch, heads, rows, _ = by_row.shape
     device_id = by_row.data.device_id
     with cupy.cuda.Device(device_id):

@@ -20,23 +20,23 @@ in_flight: collections.deque[list[Any]] = collections.deque(maxlen=1024)
 then the host waits."""
 
 
-def of_numbers(numbers: Integers, device_id: int) -> Any:
+def device_array(numbers: Integers, device_id: int) -> Any:
     """The CuPy array. Raises ValueError for an array on another GPU."""
     if numbers.on_gpu:
         found = numbers.array
         if found.data.device_id != device_id:
             raise ValueError(
                 f"mask has its numbers on GPU {found.data.device_id}, but q is on GPU {device_id}: make it of "
-                "numbers there"
+                "numbers on that GPU"
             )
         if not found.flags.c_contiguous:
             raise ValueError("mask has numbers that are not contiguous: make it with cufa.masks")
         return found
     with _lock:
-        of_devices = _copies.setdefault(numbers, {})
-        if device_id not in of_devices:
-            of_devices[device_id] = _copy(numbers, device_id)
-        return of_devices[device_id]
+        copies_by_device = _copies.setdefault(numbers, {})
+        if device_id not in copies_by_device:
+            copies_by_device[device_id] = _copy(numbers, device_id)
+        return copies_by_device[device_id]
 
 
 def _copy(numbers: Integers, device_id: int) -> Any:

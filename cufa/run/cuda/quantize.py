@@ -1,4 +1,4 @@
-"""The quantiser to e4m3 on CuPy arrays: launches on the current stream, and nothing that waits for them."""
+"""The quantiser to e4m3 on CuPy arrays: launches on the current stream, without a wait."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def quantize(
     sequences: int,
     sign_bits: bytes,
 ) -> Any:
-    """Writes e4m3 of x to ``out`` and returns the scale. Axes are canonical; ``lengths`` is None or int32 on the GPU,
-    whose device is the current one. Raises ValueError for a GPU without e4m3, and for too many heads."""
+    """Writes e4m3 of x to ``out`` and returns the scale. Axes are canonical; ``lengths`` is None or int32 on x's GPU,
+    which is the current device. Raises ValueError for a GPU without e4m3, and for too many heads."""
     device_id = x.data.device_id
     if device(device_id).arch.capability < MIN_CAPABILITY:
         raise ValueError(
@@ -49,16 +49,16 @@ def quantize(
     if zeros:
         words[num_scales:].data.memset_async(0, 4 * zeros, stream)
     if build.lengths != "dense":
-        scale.fill(1)  # scales that no token has stay 1
+        scale.fill(1)  # scales without tokens stay 1
     pointers = [x.data.ptr, out.data.ptr, words.data.ptr, 0, 0, 0 if lengths is None else lengths.data.ptr]
     with contextlib.ExitStack() as stack:
         if build.smooth:
             memory = workspace_of(stream, device_id)
             stack.enter_context(memory.lock)
-            of_sums, of_means = build.workspace(*sizes)
-            if memory.partial_bytes < of_sums + of_means:
-                memory.grow(stream, device_id, 0, of_sums + of_means)
-            pointers[3:5] = memory.partial, memory.partial + of_sums
+            sum_bytes, mean_bytes = build.workspace(*sizes)
+            if memory.partial_bytes < sum_bytes + mean_bytes:
+                memory.grow(stream, device_id, 0, sum_bytes + mean_bytes)
+            pointers[3:5] = memory.partial, memory.partial + sum_bytes
         numbers = build.numbers(pointers, sign_bits, x, out, sequences, num_scales, num_sms)
         for launch in build.launches(*sizes, num_sms):
             kernel = _kernel(build, launch.entry, launch.num_threads, launch.shared_memory, device_id)

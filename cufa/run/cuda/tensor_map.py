@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 _SWIZZLE_128B = 3
 _PROMOTIONS = (0, 64, 128, 256)  # CU_TENSOR_MAP_L2_PROMOTION_*
 _BOX_BYTES = 128
-"""Of the last axis in one box: what the swizzle spans."""
+"""Bytes of the last axis in one box: the span of the swizzle."""
 
 
 @functools.cache
@@ -33,9 +33,9 @@ def _driver() -> ctypes.CDLL:
 
 
 class TensorMap:
-    """A map of one (batch, heads, seqlen, head_dim) operand, of which ``box`` is brought at once.
-    ``address`` is where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of
-    the caller's, 64-byte aligned.
+    """A map of one (batch, heads, seqlen, head_dim) operand, of which a copy moves one ``box``. ``address`` is the
+    map's own, for kernel arguments to point to: memory of this object, or 128 bytes of the caller's memory, 64-byte
+    aligned.
     """
 
     def __init__(

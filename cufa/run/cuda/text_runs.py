@@ -1,4 +1,4 @@
-"""Masks of several texts from lengths that are on a GPU: one small launch, and nothing that waits for it."""
+"""Masks of several texts from lengths that are on a GPU: one small launch, without a wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...kernels.config import ceil_div
 from .backend import number_kernel
 from .launches import NumberKernel
 
-#: Of cuda_src/shared/text_runs.cu.
+#: The constants of cuda_src/shared/text_runs.cu.
 SOURCE, ENTRY, WARPS, WARP_KEYS = "shared/text_runs.cu", "text_runs", 4, 256
 FORMS = {"causal": 0, "both ways": 1, "question": 2}
 
@@ -20,8 +20,8 @@ FORMS = {"causal": 0, "both ways": 1, "question": 2}
 def text_runs(lengths: Any, seqlen: int, form: str) -> Any:
     """lo, hi of each run of rows that a key is hidden from: int32 (2 or 4, batch, 1, seqlen), on the GPU.
 
-    ``lengths`` is int32, (texts,) or (batch, texts). ``form`` is one of :data:`FORMS`: a token sees those of its own
-    text up to itself; all of them; or up to itself, and those of the first text.
+    ``lengths`` is int32, (texts,) or (batch, texts). ``form`` is one of :data:`FORMS`: a token sees its own text up to
+    itself; its whole text; or its text up to itself, and the first text.
     """
     device_id = lengths.data.device_id
     if cupy.cuda.runtime.getDevice() == device_id:

@@ -1,4 +1,4 @@
-"""16-bit elements of e4m3 on CuPy arrays: one launch on the current stream, and nothing that waits for it."""
+"""e4m3 converted to 16-bit elements, on CuPy arrays: one launch on the current stream, without a wait."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Workspace:
         return self._end is not None and _libc().sem_trywait(self._end) == 0
 
     def grow(self, stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> None:
-        """To at least these sizes. ``stream`` is the current one."""
+        """Grow to at least these sizes. ``stream`` is the current stream."""
         sizes = max(num_counters, self.num_counters), max(partial_bytes, self.partial_bytes)
         if self._captured:
             memory = _allocate_outside_the_graph(device_id, *sizes)
@@ -54,7 +54,7 @@ class Workspace:
             memory = _allocate(stream, *sizes)
             self.num_counters = self.partial_bytes = 0  # after a Ctrl-C below the next call grows again
             self._memory.clear()  # back to CuPy's pool, which gives it to the same stream only
-        self._memory += memory  # what was captured before goes on to use what it has
+        self._memory += memory  # graphs captured before still use the old memory
         self.counters, self.partial = (x.ptr for x in memory)
         self.num_counters, self.partial_bytes = sizes
 
@@ -101,28 +101,28 @@ def _allocations_allowed() -> Iterator[None]:
 
 
 _zeroing: dict[int, Any] = {}
-_of_streams: dict[tuple[int, int, int], Workspace] = {}
-_of_captures: dict[tuple[int, int, int, int], Workspace] = {}
-_of_captured_calls: list[Workspace] = []
+_stream_workspaces: dict[tuple[int, int, int], Workspace] = {}
+_capture_workspaces: dict[tuple[int, int, int, int], Workspace] = {}
+_call_workspaces: list[Workspace] = []
 
 
 def workspace_of(stream: Any, device_id: int) -> Workspace:
-    """The current stream's, or that of its capture."""
+    """The workspace of the current stream, or of its capture."""
     pointer = stream.ptr
     key = device_id, pointer, threading.get_ident() if pointer == _PER_THREAD_STREAM else 0
     if not stream.is_capturing():
-        return _of_streams.get(key) or _of_streams.setdefault(key, Workspace(captured=False))
+        return _stream_workspaces.get(key) or _stream_workspaces.setdefault(key, Workspace(captured=False))
     capture = capture_of(pointer)
-    if capture is None:  # nothing says which calls follow one another: each has its own, for good
-        _of_captured_calls.append(Workspace(captured=True))
-        return _of_captured_calls[-1]
+    if capture is None:  # the order of calls is unknown: each keeps its own workspace
+        _call_workspaces.append(Workspace(captured=True))
+        return _call_workspaces[-1]
     number, graph = capture
-    found = _of_captures.get((*key, number))
+    found = _capture_workspaces.get((*key, number))
     if found is None:
-        for other, workspace in list(_of_captures.items()):
+        for other, workspace in list(_capture_workspaces.items()):
             if workspace.ended:
-                del _of_captures[other]  # and its memory is back in CuPy's pool
-        found = _of_captures[*key, number] = Workspace(captured=True, graph=graph)
+                del _capture_workspaces[other]  # and its memory is back in CuPy's pool
+        found = _capture_workspaces[*key, number] = Workspace(captured=True, graph=graph)
     return found
 
 
@@ -141,8 +141,8 @@ def capture_of(stream: int) -> tuple[int, int] | None:
 
 
 def _end_of(graph: int) -> int | None:
-    """The address of a semaphore that the driver posts once the graph, all its copies and all that was made
-    executable of them are gone, and no longer run; None if the driver cannot.
+    """The address of a semaphore that the driver posts once the graph, its copies and their executables are
+    gone and no longer run; None if the driver cannot.
 
     The driver calls libc's own function, from a thread of its own: Python may be waiting for the driver just then,
     or be gone. For the same reason the semaphore is memory of libc, and never freed: 32 bytes per capture.
@@ -156,7 +156,7 @@ def _end_of(graph: int) -> int | None:
         return None
     if create(ctypes.byref(holder), ctypes.c_void_p(semaphore), post, 1, _NO_DESTRUCTOR_SYNC):
         return None
-    # Moved: the graph's is the only reference.
+    # Moved: only the graph holds a reference.
     return None if retain(ctypes.c_void_p(graph), holder, 1, _MOVE_REFERENCE) else semaphore
 
 
