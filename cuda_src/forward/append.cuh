@@ -3,7 +3,7 @@
 #include "forward/cache.cuh"
 #include "shared/packed_blocks.cuh"
 
-constexpr int APPEND_TOKENS = 8;  // of a thread block, a warp each
+constexpr int APPEND_TOKENS = 8;  // tokens of a thread block: one for each warp
 static_assert(ALIGNMENT == 16 && HEAD_DIM <= 256, "a lane copies 16 bytes of a row");
 
 // Grid: (blocks of tokens, kv_heads).
@@ -19,7 +19,7 @@ DEVICE void append_tokens(const CacheParams& p) {
       sequence = blockIdx.x / blocks;
       block = blockIdx.x % blocks;
     }
-    if (sequence == p.batch) return;  // behind the last packed sequence
+    if (sequence == p.batch) return;  // after the last packed sequence
     const RaggedSequence own = cached_sequence(p, sequence);
     const int token = block * APPEND_TOKENS + threadIdx.x / 32, key = keys_before(p, sequence) + token;
     if (token >= own.rows() || key >= p.seqlen_k) return;

@@ -7,7 +7,7 @@
 
 constexpr int QUERY_BLOCK = 64;  // query rows that share a scale of OF_BLOCK
 
-// What a scale belongs to: the array, a head of a sequence, a block of rows (64 queries, or the keys of a tile), or a row.
+// What shares a scale: the array, a head of a sequence, or a block of rows (64 queries, or the keys of a tile).
 enum ScaleOf { OF_TENSOR, OF_HEAD, OF_BLOCK };
 static_assert(Q_SCALE <= OF_BLOCK && K_SCALE <= OF_BLOCK && V_SCALE <= OF_HEAD, "support.py refuses other scales");
 
@@ -24,7 +24,7 @@ DEVICE i64 scale_index(const Float8Params& p, int batch, int heads, int head, in
 DEVICE i64 query_scale_index(const Float8Params& p, int batch, int head, int first_row) {
   return scale_index<Q_SCALE, QUERY_BLOCK>(p, batch, p.heads, head, p.seqlen_q, p.total_q, first_row);
 }
-// For keys of a KV head; OF_BLOCK: index of the scale of the first tile.
+// Index of the scale of a KV head's keys; OF_BLOCK: of its first key tile.
 DEVICE i64 key_scale_index(const Float8Params& p, int batch, int kv_head, int first_key) {
   return scale_index<K_SCALE, BLOCK_KV>(p, batch, p.kv_heads, kv_head, p.seqlen_k, p.total_k, first_key);
 }

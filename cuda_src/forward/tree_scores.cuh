@@ -9,7 +9,7 @@ static_assert(!TREE || (CACHED && MASK == MASK_FULL && !ALIBI), "a tree takes th
 template <typename View>
 DEVICE void hide_tree(View S, const AttentionParams& params, int sequence, int row, int new_key) {
   const CacheParams& p = cache_of(params);
-  // Rows past the end are not stored, nor those after the last packed sequence.
+  // Rows past the end, and rows after the last packed sequence, are not stored.
   int token[View::ROWS];
   u64 seen[View::ROWS];
 #pragma unroll

@@ -10,7 +10,7 @@ constexpr bool BFLOAT16 = true;     // elements of two bytes are bfloat16, else 
 constexpr int ALIGNMENT = 16;       // bytes of which each row's address is a multiple: 16, or 2 (narrow loads)
 constexpr int LENGTHS = 0;          // a LengthsKind (shared/lengths.cuh)
 
-constexpr int SCALE_OF = 1;         // a ScaleOf (kernel.cu): what shares a scale
+constexpr int SCALE_OF = 1;         // a ScaleOf (quantize/rows.cuh): what shares a scale
 constexpr int SCALE_BLOCK = 64;     // OF_BLOCK: tokens that share a scale
 constexpr bool ROTATE = true;       // rows are multiplied by diag(signs) H / sqrt(n)
 constexpr bool SMOOTH = false;      // the mean row of each head is subtracted

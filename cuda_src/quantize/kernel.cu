@@ -121,7 +121,7 @@ DEVICE void largest_of_block(Maxima& x, u32 smem) {
   }
 }
 
-// Write the maxima of this block of tokens to p.maxima.
+// Writes the maxima of this block of tokens to p.maxima.
 DEVICE void publish_maxima(const CastRows& part, const CastRows::RawRow (&raw)[ROWS_OF_THREAD], u32 smem) {
   const Tokens& t = part.t;
   Maxima top = {};
@@ -166,7 +166,7 @@ DEVICE void await_maxima(const QuantizeParams& p, const Tokens& t, Maxima& top, 
   largest_of_block(top, smem);
 }
 
-// Write x / scale in e4m3. `scales`: of each row of the thread.
+// Writes x / scale in e4m3. `scales`: one for each row of the thread.
 DEVICE void cast(const CastRows& part, const CastRows::RawRow (&raw)[ROWS_OF_THREAD],
                  const float (&scales)[ROWS_OF_THREAD], u32 smem) {
   constexpr int ROWS = ROWS_OF_THREAD, VECTORS = CastRows::VECTORS;

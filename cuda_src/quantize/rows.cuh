@@ -177,7 +177,7 @@ struct ThreadRows {
     return x;
   }
 
-  // y = y diag(signs) H for each N columns, by a butterfly for each bit of a column's index in them. (H is not scaled.)
+  // y = y diag(signs) H for each N columns, by a butterfly for each bit of a column's index within the N. (H is not scaled.)
   DEVICE void rotate(Row& y) const {
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {

@@ -22,7 +22,7 @@ struct Alibi {
   DEVICE Alibi(float slope_, int diagonal_) : slope(slope_), diagonal(diagonal_) {}
   template <typename Params, typename Sequence>
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
-    // The rest after the last packed sequence has no slope, and no scores.
+    // Rows after the last packed sequence have no scores: any slope will do.
     const int index = min(sequence.sequence_index, p.batch - 1);
     slope = load_slope(p.alibi_slopes + i64(index) * p.alibi_stride + head) * LOG2_E;
   }
@@ -33,7 +33,7 @@ struct Alibi {
     const float distance = float(row + diagonal - key);
     S.for_each([&](int row, int column, float& s) { s = changed(s, scale_log2, distance, row - column); });
   }
-  // One score, `farther` more distant than the lane's first.
+  // One score, whose distance is `farther` more than `distance`.
   DEVICE float changed(float s, float scale_log2, float distance, int farther) const {
     return fmaf(s, scale_log2, -(slope * fabsf(distance + float(farther))));
   }
@@ -46,7 +46,7 @@ DEVICE float softmax_scale(const Params& p) {
   return p.scale_log2;
 }
 
-// The last factor of row r of O: 1 / l, where a sink has joined l.
+// The factor of row r of O at the end: 1 / l, where l includes the sink.
 template <typename Params, typename Softmax>
 DEVICE float row_factor(const Params& p, Softmax& softmax, int r, int head) {
   if constexpr (SINK) return softmax.join(r, load_sink(p.sink + head) * LOG2_E);

@@ -33,7 +33,7 @@ DEVICE u32 bits_between(int word, int begin, int end) {
   return low >= high ? 0 : (0xffffffffu >> (32 - (high - low))) << low;
 }
 
-// By all lanes of warp `warp` of `num_warps`.
+// Classifies the tiles, which `num_warps` warps share. Called by all lanes of warp `warp`.
 template <typename Params>
 DEVICE void prepare_bits(const Params& p, int warp, int num_warps) {
   const BitMask<Params> mask(p);

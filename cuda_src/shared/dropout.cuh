@@ -17,7 +17,7 @@ template <int COUNT>
 DEVICE void philox_round(u32 (&x)[COUNT][4], const PhiloxKey& key) {
 #pragma unroll
   for (int c = 0; c < COUNT; ++c) {
-    // __umulhi: of the upper half of a 64-bit product with a constant, the compiler makes two more instructions.
+    // __umulhi: a 64-bit product with a constant, shifted to its upper half, takes two more instructions.
     const u32 first = x[c][0], second = x[c][2];
     x[c][0] = __umulhi(second, 0xCD9E8D57u) ^ x[c][1] ^ key.low;
     x[c][1] = second * 0xCD9E8D57u;
@@ -35,7 +35,7 @@ DEVICE void philox(u32 (&x)[COUNT][4], PhiloxKey key) {
   }
 }
 
-// The last factor of a row of O, or of dV, whose sums are over kept weights.
+// The factor of a row of O or dV at the end: the sums are over kept weights only.
 template <typename Params>
 DEVICE float of_kept(const Params& p, float factor) {
   if constexpr (DROPOUT) return factor * p.kept_factor;
@@ -52,14 +52,14 @@ DEVICE u32 kept_bytes(const Params& p, u32 bytes) {
   return (bytes & low_bits) | (p.dropped_below_half & (bytes | low_bits));
 }
 
-// The weights that a lane keeps, of 16 rows and 8 * TILES columns. KEYS_IN_ROWS: the accumulator is transposed.
-// MOST_AT_ONCE: calls that are made together, which overlap and take four registers each.
+// The weights that a lane keeps, of 16 rows and 8 * TILES columns. KEYS_IN_ROWS: rows are keys, columns are queries.
+// MOST_AT_ONCE: calls of Philox that run together. They overlap, and take four registers each.
 template <int TILES, bool KEYS_IN_ROWS, int MOST_AT_ONCE = 4>
 struct KeptWeights {
   static_assert(TILES == 1 || TILES % 2 == 0, "a call of Philox serves 16 columns, or one of their halves");
   static constexpr int CHUNK = TILES < 16 ? TILES : 16;            // tiles whose calls are made together
   static constexpr int CHUNKS = (TILES + CHUNK - 1) / CHUNK;
-  static constexpr int CALLS = (CHUNK + 3) / 4, STEPS = 2 * CALLS;  // of a lane for a chunk
+  static constexpr int CALLS = (CHUNK + 3) / 4, STEPS = 2 * CALLS;  // per lane and chunk
   static constexpr int AT_ONCE = CALLS < MOST_AT_ONCE ? CALLS : MOST_AT_ONCE;
 
   static constexpr bool IN_ONE_WORD = STEPS <= 4;
@@ -130,7 +130,7 @@ struct KeptWeights {
   }
 };
 
-// x + y; DROPOUT: x is a gradient of weights, of which kept ones count.
+// x + y. DROPOUT: x is a gradient of weights; dropped ones are 0, kept ones scaled.
 template <typename Params, typename Kept>
 DEVICE float add_to_kept(const Params& p, const Kept& kept, float x, float y, int r, int n, int e) {
   if constexpr (DROPOUT) return fmaf(kept.value(x, r, n, e), p.kept_factor, y);

@@ -1,12 +1,12 @@
-// What the parameters of a forward kernel have besides under dropout. (Of backward kernels: backward/params.cuh.)
+// Further parameters of forward kernels with dropout. (Backward kernels: backward/params.cuh.)
 #pragma once
 #include "shared/score_params.cuh"
 
 struct DroppedParams : AttentionParams {
-  const u64* seed;         // (2): the key of the generator, and a number of which the low 32 bits count
-  u32 dropped;             // of 256 weights, as many are dropped
+  const u64* seed;         // (2): the generator's key, and a number whose low 32 bits are used
+  u32 dropped;             // how many of 256 weights are dropped
   u32 dropped_low_bits;    // its low 7 bits, in each byte
-  u32 dropped_below_half;  // all bits, if it is less than 128
+  u32 dropped_below_half;  // all bits set if `dropped` is less than 128, else 0
   float kept_factor;       // 256 / (256 - dropped)
 };
 

@@ -36,7 +36,7 @@ struct MaskWorkspace {
     runs = static_cast<char*>(p.workspace) + p.mask.workspace;
     extremes = runs + i64(p.mask.sequences) * p.mask.heads * RUNS * blocks * (BLOCK_KV * RUN_BYTES);
   }
-  // Number of a head's first run; one sequence or head in the mask broadcasts.
+  // Index of a head's first run; a mask with one sequence or head broadcasts.
   DEVICE static i64 of_head(const MaskParams& mask, int batch, int kv_head) {
     return (i64(mask.sequences > 1 ? batch : 0) * mask.heads + (mask.heads > 1 ? kv_head : 0)) * RUNS;
   }
@@ -47,9 +47,9 @@ struct MaskWorkspace {
 DEVICE int cut(i64 row, int rows) { return row < 0 ? 0 : row > rows ? rows : int(row); }
 DEVICE u32 warp_min(u32 x) { return ~redux_max(~x); }
 
-constexpr int MASK_THREADS = 128;  // of a block of mask_blocks()
+constexpr int MASK_THREADS = 128;  // threads of a block of mask_blocks()
 
-// By all lanes of warp `warp` of the `num_warps` that share out the blocks of keys.
+// Called by all lanes of warp `warp`; `num_warps` warps share the blocks of keys.
 template <MaskKind KIND, typename Params>
 DEVICE void prepare_mask(const Params& p, int warp, int num_warps) {
   constexpr int RUNS = num_runs(KIND);
@@ -122,7 +122,7 @@ struct IrregularMask {
       workspace.extremes = bits.classes + 2 * head * bits.classes_of_head();
     }
   }
-  // With the values of one sequence and head.
+  // From the values of one sequence and head.
   DEVICE IrregularMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
         exempt(exempt_), workspace(of_head), first_run(0) {}
@@ -132,7 +132,7 @@ struct IrregularMask {
     return {int(x.x), int(x.y), int(x.z), int(x.w)};
   }
 
-  // For rows top ... end-1 and keys left ... right-1 of block `block`, which all exist.
+  // Class of the tile of rows top ... end-1 and keys left ... right-1, which all exist. `block` is its key block.
   DEVICE TileClass classify(int top, int end, int left, int right, int block) const {
     if constexpr (BITS) {
       u32 some_of_any = 0, every_of_all = EVERY_SCORE;

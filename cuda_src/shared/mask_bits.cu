@@ -1,12 +1,12 @@
-// Bits of masks (shared/bit_mask.cuh): those of a function of sequence, head, query and key (cufa.masks.where), which
-// cufa/build/score_text.py prints before this file, with the value 0 where the query sees the key; bits by key of bits by row.
+// Makes the bits of masks (shared/bit_mask.cuh). mask_bits: from a function of sequence, head, query and key (cufa.masks.where),
+// printed before this file by cufa/build/score_text.py; 0: the query sees the key. transpose_bits: by key, from bits by row.
 //
 // A warp makes a square of 32 rows and 32 keys. Its lane computes a key's bits for all rows, so that arrays are read along keys;
 // five exchanges of half the bits turn the square.
 #include "primitives/primitives.cuh"
 #include "shared/score_params.cuh"
 
-constexpr int BITS_WARPS = 8;  // of a thread block
+constexpr int BITS_WARPS = 8;  // warps of a thread block
 
 struct BitsParams {
   const void* score0;
@@ -14,12 +14,12 @@ struct BitsParams {
   const void* score2;
   const void* score3;
   ScoreArray array0, array1, array2, array3;
-  const u32* by_row;  // of transpose_bits
+  const u32* by_row;  // the input of transpose_bits
   u32* words;         // the result: (batch, heads, rows, words of keys), by key (batch, heads, keys, words of rows)
   i64 batch, heads, rows, keys, delta;
 };
 
-// A lane's 32 bits of a line become those of a column: bit n of lane m becomes bit m of lane n.
+// Transposes 32 x 32 bits over the lanes of a warp: bit n of lane m becomes bit m of lane n.
 DEVICE u32 turned(u32 x) {
   u32 low = 0x0000ffffu;  // the bits that a lane of the first half keeps
 #pragma unroll
@@ -43,7 +43,7 @@ struct Square {
     top = int(index / across % down) * 32;
     left = int(index % across) * 32;
   }
-  // The place of this lane's row of the square.
+  // Index of the word that holds this lane's row of the square.
   DEVICE i64 word_of_row(const BitsParams& p) const {
     return (head * p.rows + top + lane_id()) * ((p.keys + 31) / 32) + left / 32;
   }

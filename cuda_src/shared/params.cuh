@@ -3,7 +3,7 @@
 #include "primitives/primitives.cuh"
 
 // With TRACE, one per work item (query block x head). The visited tiles are a range, and so are the clear tiles among them.
-// (Irregular masks: TileTally says how many there were.)
+// (Irregular masks: TileTally counts the tiles.)
 struct TraceRecord {
   u64 start_ns, end_ns;      // %globaltimer
   u32 sm;                    // %smid

@@ -1,5 +1,5 @@
 // The phases of a warp, stamped by an inside trace. An inside trace is a build of its own (TRACE_INSIDE), because stamps take
-// time: there PhaseLog is that of shared/phase_log.cuh. In other builds it is empty.
+// time: there PhaseLog is the struct of shared/phase_log.cuh. In other builds it is empty.
 //
 // INSIDE(...) holds code of inside traces only; the digest of a kernel's sources leaves it out (cufa/build/compiler.py).
 #pragma once

@@ -1,4 +1,4 @@
-// What the expression of a score function is printed in (cufa/build/score_text.py). Integers divide as NumPy's do.
+// Functions that a printed score function calls (cufa/build/score_text.py). Integers divide as in NumPy.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "shared/element.cuh"

@@ -1,4 +1,4 @@
-// The parameters of forward kernels with a score function. (Of backward kernels: backward/params.cuh.)
+// The parameters of forward kernels with a score function. (Backward kernels: backward/params.cuh.)
 #pragma once
 #include "shared/params.cuh"
 

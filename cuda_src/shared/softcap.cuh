@@ -6,8 +6,8 @@
 // shows in bfloat16 results.)
 DEVICE float tanh_of(float x_scaled, float factor = 1.0f) { return fmaf(-2.0f * factor, rcp(1.0f + ex2(x_scaled)), factor); }
 
-// As tanh_of(), by an odd polynomial near 0, where 2e-7 is many units in the last place. For float32 results only: fa3 would
-// spill.
+// As tanh_of(), but an odd polynomial near 0: an error of 2e-7 is many units in the last place there. For float32 results only,
+// as fa3 would spill.
 DEVICE float tanh_exact_near_0(float x_scaled) {
   const float x = x_scaled * (LN_2 / 2), square = x * x;
   const float tail = fmaf(square, fmaf(square, fmaf(square, 0.01724148f, -0.05304549f), 0.13325879f), -0.33333144f);
@@ -15,7 +15,7 @@ DEVICE float tanh_exact_near_0(float x_scaled) {
 }
 
 // The cap of scores near 0, without exponential and reciprocal: a score s becomes scale * tanh(unit * s). For |x| <= NEAR_0,
-// tanh(x) is x times a polynomial of x^2 with these coefficients; absolute error at most 2e-7. By number of terms, 3 or 4.
+// tanh(x) is x times a polynomial of x^2 with these coefficients; error at most 2e-7. The index is the number of terms, 3 or 4.
 constexpr float NEAR_0[5] = {0, 0, 0, 0.3f, 0.5f};
 constexpr float TANH_OVER_X[5][4] = {{}, {}, {}, {0.9999960099f, -0.3329747653f, 0.1252255531f},
                                      {0.9999976759f, -0.3332065416f, 0.1314513541f, -0.04337220812f}};
@@ -42,7 +42,7 @@ struct CapNear0 {
   DEVICE float operator()(float s) const { return s * factor(s); }
 };
 
-// Whether the polynomial serves scores of this greatest magnitude. (For other units, unit^7 loses precision in float32.)
+// Whether the polynomial serves scores of magnitudes up to `greatest`. (For other units, unit^7 loses precision in float32.)
 template <int TERMS>
 DEVICE bool is_near_0(float greatest, float unit) {
   return greatest * unit <= NEAR_0[TERMS] && unit > 1e-5f && unit < 1e4f;

@@ -49,7 +49,7 @@ struct OnlineSoftmax {
     return true;
   }
 
-  // The same from this lane's maximum of each row. Maxima seldom grow: they are reduced over the quad only then.
+  // As raise_max(), but from this lane's maximum of each row. Maxima seldom grow: they are reduced over the quad only then.
   DEVICE bool raise_max_by_lanes(float (&m_lane)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
     bool grown = false;
 #pragma unroll

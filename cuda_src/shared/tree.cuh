@@ -1,20 +1,20 @@
 // A tree of new tokens (speculative decoding): a token sees the keys before the first of them, its ancestors and itself.
-// cufa/problem/tree.py says the same.
+// The host's side: cufa/problem/tree.py.
 #pragma once
 #include "primitives/primitives.cuh"
 
 enum TreeKind { NO_TREE, TREE_PARENTS, TREE_MATRIX };
 
-// The new tokens that each token sees, as bits, by a warp. `tree`: PARENTS (batch, tokens) int32, each before its child, else a
-// root; MATRIX (batch, tokens, tokens), bytes that are 0 for a hidden token. At most MOST tokens.
+// The new tokens that each token sees, as bits, by a warp. `tree`: PARENTS (batch, tokens) int32; a parent that does not
+// precede its child marks a root. MATRIX (batch, tokens, tokens), bytes that are 0 for a hidden token. At most MOST tokens.
 template <int KIND, int MOST>
 struct WarpTree {
   static_assert(MOST <= 64, "a lane holds two tokens");
   const void* tree;
   int tokens;
-  int parent[2];  // PARENTS: of tokens lane and lane + 32; a root is its own
+  int parent[2];  // PARENTS: the parents of tokens lane and lane + 32; a root is its own parent
 
-  // Every lane asks for its parents; of() waits for them.
+  // Starts loading the parents; of() waits for them.
   DEVICE WarpTree(const void* tree_, int batch, int tokens_, int lane)
       : tree(static_cast<const char*>(tree_) + i64(batch) * tokens_ * (KIND == TREE_PARENTS ? 4 : tokens_)), tokens(tokens_) {
     if constexpr (KIND == TREE_PARENTS) {
@@ -31,7 +31,7 @@ struct WarpTree {
   template <int ROWS>
   DEVICE void of(u64 (&seen)[ROWS], const int (&token)[ROWS], int lane) const {
     if constexpr (KIND == TREE_PARENTS) {
-      // Pointer jumping: each round doubles the distance to the ancestor that is asked what it sees.
+      // Pointer jumping: a token also sees what its ancestor `reach` steps up sees; each round doubles `reach`.
       u32 low = 1u << lane, high = 0, high_low = 0;  // tokens below 32 see tokens below 32 only
       u32 above = u32(parent[0]), high_above = 0;
       if constexpr (MOST > 32) {

@@ -4,7 +4,7 @@
 #include "shared/element.cuh"
 
 using Element = SixteenBit<BFLOAT16>;
-constexpr u32 UNITS = HEAD_DIM / 16;  // of a row
+constexpr u32 UNITS = HEAD_DIM / 16;  // units of 16 columns in a row
 static_assert(HEAD_DIM % 16 == 0, "HEAD_DIM: rows are whole units of 16 columns");
 
 // Members of 8 bytes, which cufa/kernels/widen.py lists in this order.

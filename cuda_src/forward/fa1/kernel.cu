@@ -41,7 +41,7 @@ constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-// A warp's K and V move to registers where these are at most 64.
+// A warp keeps its K and V in registers if they take at most 64.
 constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;
 // Whether O, l and m are loaded a strip ahead. In other builds addresses take the registers for it.
 constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
@@ -55,7 +55,7 @@ constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 // Dynamic shared memory: the offset of each buffer. K and V are adjacent: their padding is filled as one tile's.
 struct SharedMemory {
   static constexpr int K = 0, V = K + BLOCK_KV * PITCH, KV_END = V + BLOCK_KV * PITCH;
-  // What the warps of each group hand over of P V; over K and V where these are in registers.
+  // Parts of P V that the warps of a group exchange. They overlay K and V if these are in registers.
   static constexpr int PARTS = KV_IN_REGISTERS ? K : KV_END, PARTS_END = PARTS + GROUPS * Group::PARTS_BYTES;
   static constexpr int Q = PARTS_END > KV_END ? PARTS_END : KV_END;  // two query blocks
   static constexpr int MAX = Q + 2 * BLOCK_Q * PITCH;                // row maxima of each warp,

@@ -21,7 +21,7 @@ struct KeyGroup {
   // A barrier of this group: other groups compute meanwhile.
   DEVICE void sync() const { bar_sync(KEY_GROUP_BARRIER + index, WARPS * 32); }
 
-  // By one lane per row.
+  // Called by one lane per row.
   DEVICE void put(u32 values, int row, float x) const { st_shared_f32(values + (row * WARPS + warp) * 4, x); }
 
   DEVICE float max(u32 values, int row) const {
@@ -43,7 +43,7 @@ struct KeyGroup {
   // known at compile time.
   DEVICE int owner(int share) const { return (warp + share) % WARPS; }
 
-  // Writes its part of a share for the warp that owns the share.
+  // Writes this warp's part of a share for the warp that owns the share.
   DEVICE void give(int share, const float (&part)[TILES][4]) const {
     const u32 target = parts + (owner(share) * (WARPS - 1) + share - 1) * PART_BYTES + lane * 16;
 #pragma unroll

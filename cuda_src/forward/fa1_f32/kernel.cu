@@ -31,7 +31,7 @@
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int GROUPS = NUM_WARPS / KEY_WARPS;
-constexpr int STRIPS = BLOCK_Q / (GROUPS * STRIP);  // of a group in a query block
+constexpr int STRIPS = BLOCK_Q / (GROUPS * STRIP);  // strips of a group in a query block
 constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 constexpr int S_TILES = WARP_KEYS / 8;   // 8-column mma tiles of a warp's scores, and groups of eight keys
 constexpr int P_STEPS = WARP_KEYS / 16;  // k16 steps of P V
@@ -41,13 +41,13 @@ static_assert(BLOCK_KV % (8 * NUM_WARPS) == 0, "every warp copies and splits the
 
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
-// Whether a strip is copied while the one before is at work. With one strip a block the parts of P V take the strip's place.
+// Whether a strip is copied while the previous strip is computed. With one strip per block, parts of P V take its place.
 constexpr bool Q_AHEAD = BLOCK_Q != STRIP;
 
 // Dynamic shared memory: the offset of each buffer. K, V and Q are first float32, then pairs of float16 in the same place.
 struct SharedMemory {
   static constexpr int K = 0, V = K + BLOCK_KV * PITCH, Q = V + BLOCK_KV * PITCH, Q_END = Q + BLOCK_Q * PITCH;
-  static constexpr int PARTS = Q_AHEAD ? Q_END : Q;  // what the warps of each group hand over of P V
+  static constexpr int PARTS = Q_AHEAD ? Q_END : Q;  // parts of P V that the warps of a group exchange
   static constexpr int PARTS_END = PARTS + GROUPS * Group::PARTS_BYTES;
   static constexpr int MAX = PARTS_END > Q_END ? PARTS_END : Q_END;  // row maxima of each warp,
   static constexpr int SUM = MAX + GROUPS * Group::VALUES_BYTES;     // and row sums

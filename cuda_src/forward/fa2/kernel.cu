@@ -227,7 +227,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     const auto S = fragment_view(S_rmem);
     if constexpr (SCORE) {
       const WorkItem item = parked_item(parked_smem);
-      const int batch = min(item.batch, p.batch - 1);  // the rest after the last packed sequence has no scores
+      const int batch = min(item.batch, p.batch - 1);  // rows after the last packed sequence have no scores
       const ScoreFunction<ForwardParams> function(p, batch, item.head, int(diagonal_of(p, sequence_of(p, item.batch))));
       apply_function(S, function, item.q_block * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id()),
                     j * Bc + part * WARP_KEYS + S.lane_column(lane_id()));
@@ -385,7 +385,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   }
 }
 
-// SPLIT_KEYS: merges the parts.
+// SPLIT_KEYS, the second launch: merges the parts.
 KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ ForwardParams p) {
   if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

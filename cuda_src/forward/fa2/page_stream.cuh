@@ -8,7 +8,7 @@ struct PageStream {
   static constexpr int UNITS = ROW_BYTES / 16, STEP = NUM_THREADS / UNITS, PASSES = (Bc + STEP - 1) / STEP;
 
   const CacheParams& p;
-  const char* cache;  // of the head
+  const char* cache;  // the head's first key or value in page 0
   const Strides& stride;
   u32 target;
   int thread, sequence;

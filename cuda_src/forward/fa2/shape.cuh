@@ -40,7 +40,7 @@ static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
 static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
 static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "a warp is alone or in a pair");
 
-// The columns behind a row's last that products read.
+// Zeroes the columns after a row's last that products read.
 DEVICE void zero_paddings(u32 Q_smem, u32 stages_smem, int thread) {
   if constexpr (HEAD_DIM == V_DIM) {
     if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);

@@ -6,7 +6,7 @@
 #include "shared/alibi_sink.cuh"
 #include "shared/dropout.cuh"
 
-// By all lanes of a warp. At `parked_smem`: query block, head, batch, and the address of Q.
+// Called by all lanes of a warp. `parked_smem` holds query block, head, batch, and the address of Q.
 template <typename Softmax>
 DEVICE void store_output(const ForwardParams& p, u32 parked_smem, int row_group, int part,
                          const float (&O_rmem)[M_TILES][O_TILES][4], Softmax& softmax, int lane) {

@@ -69,7 +69,7 @@ struct OfValues {
 
 using KernelParams = typename Choose<DROPOUT, DroppedParams, AttentionParams>::type;
 
-// The launch before, under masks with runs of rows: one warp per block of keys.
+// A separate first launch, only for masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ KernelParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }

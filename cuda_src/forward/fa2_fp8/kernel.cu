@@ -62,7 +62,7 @@ struct SharedMemory {
 };
 static_assert(SharedMemory::BYTES == SMEM_BYTES, "cufa/kernels/forward/fa2_fp8.py: shared_memory() must list these buffers");
 
-// The launch before, if V is not transposed yet: V^T to the workspace.
+// A separate first launch, only if V is not transposed yet: V^T to the workspace.
 KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32) transpose_values(const __grid_constant__ Float8Params p) {
   DYN_SMEM(smem);
   transpose_block_of_values(p, smem_address(smem));

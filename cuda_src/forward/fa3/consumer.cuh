@@ -136,7 +136,7 @@ DEVICE void store_output(const ForwardParams& p, const TensorMap* O_map, const I
   }
 }
 
-// A query block whose rows see no key, by all consumers: O is 0, and the log-sum-exp is the sink or -inf.
+// Stores a query block whose rows see no key, by all consumers: O is 0, and the log-sum-exp is the sink or -inf.
 DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
   const u64 start_ns = TRACE ? global_timer() : 0;
   if constexpr (RUNNING) {

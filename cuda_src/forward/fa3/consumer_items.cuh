@@ -6,7 +6,7 @@
 #include "shared/named_barriers.cuh"
 
 // For small scores the soft cap is a polynomial inside the softmax (capped_softmax() of fast_softcap.cuh). It is a pass of its
-// own if ALiBi comes between cap and softmax, if registers do not suffice, or INVARIANT: rows of a warp take its way together.
+// own if ALiBi comes between cap and softmax, if registers do not suffice, or INVARIANT: the rows of a warp choose together.
 constexpr bool CAP_FOLDS =
     SOFTCAP && !INVARIANT && !ALIBI && !SCORE && !is_irregular(MASK_KIND) && !(HEAD_DIM > 128 && MASK_KIND == MASK_BAND);
 

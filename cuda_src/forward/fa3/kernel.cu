@@ -36,7 +36,7 @@
 #include "forward/fa3/consumer_items.cuh"
 #include "forward/fa3/lister.cuh"
 
-// Registers of each thread: of the producer, of a consumer. A lister needs more than a producer that knows its range of tiles.
+// Registers of each thread of the producer and of a consumer. A lister needs more than a producer that knows its range of tiles.
 struct RegisterBudget {
   int producer, consumer;
 };
@@ -233,7 +233,7 @@ struct Consumer : ConsumerItems {
 
 using KernelParams = typename Choose<RUNNING, RunningParams, ForwardParams>::type;
 
-// The launch before, under masks with runs of rows: one warp per block of keys.
+// A separate first launch, only for masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS)
     mask_blocks(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
@@ -279,7 +279,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   }
 }
 
-// Merges the partial results of splits. Its blocks may start early: they wait for the previous launch themselves.
+// The second launch: merges the parts of splits. Its blocks may start early, and then wait for the first launch to end.
 KERNEL __launch_bounds__(COMBINE_THREADS)
     fa3_combine(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMap,
                 const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {

@@ -9,7 +9,7 @@
 // An entry of the list.
 struct alignas(16) ListEntry {
   ListedTile tile;
-  int row;       // of the arrays, where the tile begins
+  int row;       // row of the arrays where the tile begins
   int existing;  // keys of the sequence from there on
 };
 constexpr int END_OF_LIST = -1;  // in place of a tile
@@ -98,7 +98,7 @@ struct Lister {
   }
 };
 
-// A tile of keys or values of a cache, by one thread. `boxes`: of the list entry.
+// Loads a tile of keys or values from a cache, by one thread. `boxes`: from the list entry.
 DEVICE void load_boxes(u32 tile, u32 full_barrier, const TensorMap* map, u32 boxes, int head) {
   static_assert(!CACHED || HEAD_DIM == V_DIM, "keys and values in a cache have one head dim");
   mbarrier_arrive_expect_tx(full_barrier, K_TILE_BYTES);
@@ -145,7 +145,7 @@ struct ListReader {
   }
 };
 
-// Alg. 1, l. 3-10, of Q and K: one thread.
+// Alg. 1, l. 3-10, for Q and K: one thread.
 struct KeyLoader {
   const AttentionParams& p;
   const TensorMap *Q_map, *K_map;
@@ -176,7 +176,7 @@ struct KeyLoader {
   }
 };
 
-// Alg. 1, l. 3-10, of V: one warp. TMA copies whole tiles: after the last key of a sequence come keys of another sequence, or
+// Alg. 1, l. 3-10, for V: one warp. TMA copies whole tiles: after the last key of a sequence come keys of another sequence, or
 // padding that may hold NaN. Their scores are masked, but 0 × NaN is NaN: V's rows past the end become zeros before consumers
 // see the tile.
 struct ValueLoader {

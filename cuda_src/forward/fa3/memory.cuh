@@ -38,7 +38,7 @@ DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_
 
 // One query block of one head. After the last item comes a descriptor with q_block NO_MORE_ITEMS.
 struct alignas(16) Item : WorkItem {
-  u32 index;  // its number, for the trace
+  u32 index;  // index of the work item, for the trace
 };
 // A LISTED descriptor also holds the item's mask. Band masks: HeadMask, of the item's sequence. MASK_SETS: SetsOfItem.
 struct alignas(16) SetsOfItem {

@@ -3,8 +3,8 @@
 #include "forward/splits.cuh"
 #include "shared/packed_blocks.cuh"
 
-// The work items of a persistent thread block. Of G blocks, block b takes items b, 2G-1-b, 2G+b, ...: no block gets the
-// longest item of every round. This order needs no counter in memory, and every run has the same. If later rows see more
+// The work items of a persistent thread block. With G blocks, block b takes items b, 2G-1-b, 2G+b, ...: no block gets the
+// longest item of every round. This order needs no counter in memory, and is the same in every run. If later rows see more
 // keys, heads go in head batches, each from its longest query block to its shortest. The planner chooses the size of a head
 // batch (cufa/schedule/order.py): few heads share the L2 cache better; some sizes leave fewer blocks idle at the end. Under
 // an irregular mask the last query blocks need not be the longest: p.block_order lists them if the host knows.
@@ -28,9 +28,9 @@ struct PersistentItems {
     return index < total;
   }
 
-  // If the lengths of items are unknown: the same order, but a block takes the next item when it is ready. By all lanes of a
-  // warp. Each block with an item asks once in vain at the end, so the counter is asked `total` times. (Relaxed: an acquire
-  // would empty the L1 cache that masks are read through.)
+  // If the lengths of items are unknown: a block takes the next item when it is ready. Called by all lanes of a warp. The counter
+  // counts `total` requests: one for each item but a block's first, and one in vain by each block that had an item. (Relaxed: an
+  // acquire would empty the L1 cache that masks are read through.)
   DEVICE bool take(const AttentionParams& p, u32& index) {
     index = blockIdx.x;
     if (round++ > 0) {

@@ -25,7 +25,7 @@ DEVICE void load_packed_heads(u32 tile, u32 full, const TensorMap* Q_map, const 
   }
 }
 
-// Q of an item, a tile for each consumer. `row` and `batch`: of the first query in the arrays.
+// Loads Q of an item, a tile for each consumer. `row` and `batch` are the first query's place in the arrays.
 DEVICE void load_query_tiles(const SharedMemory& smem, const TensorMap* Q_map, QueryRing& ring, const WorkItem& work, int row,
                              int batch) {
   for (int w = 0; w < CONSUMERS; ++w) {

@@ -8,7 +8,7 @@
 //   masked()            whether tile j needs the mask
 //   visit_rest()        a pipeline step for each further tile of the item
 //   hide()              masks the scores of tile j
-//   count(), keep_count(), visited()   of a trace: the tiles that the block visits
+//   count(), keep_count(), visited()   for the trace: the tiles that the block visits
 #pragma once
 #include "forward/fa3/consumer.cuh"
 #include "forward/fa3/tile_list.cuh"
@@ -76,7 +76,7 @@ struct ListOfTiles {
   int j;
   static constexpr int above = 0, below = 0;
   ListedTile listed{};
-  TileTally tally[2];  // of a trace: of the item being stored, of the one at hand
+  TileTally tally[2];  // TRACE: of the item being stored, and of the current item
 
   DEVICE int begin(const AttentionParams&, const Item& item, int consumer, int warp, int lane) {
     const int row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;

@@ -21,7 +21,7 @@
 #include "forward/fa3_fp8/consumer.cuh"
 #include "forward/fa3_fp8/producer.cuh"
 
-// The launch before, if V is not transposed yet: V^T to the workspace.
+// A separate first launch, only if V is not transposed yet: V^T to the workspace.
 KERNEL __launch_bounds__(TRANSPOSE_WARPS * 32)
     transpose_values(const __grid_constant__ Float8Params p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                      const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {

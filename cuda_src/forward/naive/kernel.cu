@@ -143,7 +143,7 @@ DEVICE Bits* probabilities_of(const AttentionParams& p, i64 head) {
   return reinterpret_cast<Bits*>(scores_of(p, i64(p.batch) * p.heads)) + head * p.seqlen_q * p.seqlen_k;
 }
 
-// The launch before, under masks with runs of rows: one warp per block of keys.
+// A separate first launch, only for masks with runs of rows: one warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ ForwardParams p) {
   prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
 }
