@@ -16,7 +16,7 @@ namespace cufa_host {
 int wavefronts(const std::uint32_t* addresses, int count, std::uint32_t bytes);
 
 // Keeps a pass for a picture of its banks, if `cufa_keep_passes` asked for them. `part`: index of the pass in its instruction.
-// `lanes`: of each address; null: address i is of lane 8 · part + i.
+// `lanes`: the lane of each address; null: address i belongs to lane 8 · part + i.
 void keep_pass(CufaPass::Kind kind, Site site, int part, const std::uint32_t* addresses, const std::uint8_t* lanes, int count,
                std::uint32_t bytes, int waves);
 

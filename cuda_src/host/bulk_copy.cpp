@@ -1,5 +1,5 @@
-// The copy engine (TMA): boxes of a tensor into swizzled shared memory, which land at once ("early") or when all warps wait
-// ("late"); and out of it, read at once or when the store is waited for.
+// The copy engine (TMA) copies boxes of a tensor to and from swizzled shared memory. Loads land at once ("early") or when all
+// warps wait ("late"); stores read shared memory at once, or when they are waited for.
 #include <cstring>
 
 #include "host/runtime.h"

@@ -28,7 +28,7 @@ struct Cluster {
   ~Cluster();
   Cluster(const Cluster&) = delete;
 
-  // `first` is the number of its first block in the grid.
+  // `first`: index of the cluster's first block in the grid.
   void start(u32 first);
   // Run until all threads have left the kernel, or none can go on. `waiting`: threads wait for counters in global memory, which
   // another cluster may change.
@@ -49,7 +49,7 @@ struct Cluster {
   const int worker;
   ClusterClocks clocks;
   ClusterBarrier barrier;
-  std::unordered_map<const u32*, VectorClock> counters;  // in global memory: what additions have released
+  std::unordered_map<const u32*, VectorClock> counters;  // by counter in global memory: the past that additions have released
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
 };
 

@@ -132,7 +132,7 @@ class Run {
 
 int cufa_launch(const CufaLaunch* launch) {
   const u32 clusters = launch->grid[0] * launch->grid[1] * launch->grid[2] / launch->cluster;
-  // Every fiber's stack is two mappings, of which a process has some 65,000.
+  // The stack of a fiber takes two memory mappings; Linux allows a process about 65,000.
   const u32 most = std::max(1u, 24576 / (launch->cluster * launch->num_threads));
   const u32 wanted = std::min<u32>(std::max(launch->workers, 1), std::max(clusters, 1u));
   const int workers = static_cast<int>(std::min(wanted, most));

@@ -1,4 +1,4 @@
-// Races between blocks: who has last written, read or added to each element of the arrays that a launch may write.
+// Races between blocks: which thread last wrote, read or added to each element of the arrays that a launch may write.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -26,7 +26,7 @@ using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
 // also with one another.
 //
 // One reader of an element is kept. A later reader replaces it only if ordered after it; else the later reader is dropped, and
-// a race with that one may be missed.
+// a race with the dropped reader may be missed.
 class Owners {
  public:
   explicit Owners(const CufaLaunch& launch);
@@ -52,7 +52,7 @@ class Owners {
     std::shared_ptr<const Knowledge> learned;
   };
   struct Addition {
-    u64 mark, before;  // `before`: kSums | another, or 0
+    u64 mark, before;  // `before`: the addition before, as kSums | index, or 0
   };
   struct Element {
     std::atomic<u64> written, read;
@@ -64,7 +64,7 @@ class Owners {
   // Whether the access comes before the thread's present access.
   bool ordered(const Thread& thread, u64 mark) const;
   static bool knows(const Thread& thread, const Lesson& lesson);
-  // With the lock held.
+  // Called with the lock held.
   void hand(Thread& thread, const u32* counter);
   void take(Thread& thread, const u32* counter);
   // The new owner of an element after an addition by the thread that `mark` names.

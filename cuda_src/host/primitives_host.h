@@ -13,8 +13,8 @@
 #pragma once
 #include "primitives/types.cuh"
 
-// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/run/emulate/memory.py writes it. A box is copied
-// with the 128-byte swizzle.
+// The readable form of the driver's opaque CUtensorMap, written by cufa/run/emulate/memory.py. A box is copied with the
+// 128-byte swizzle.
 struct TensorMap {
   const unsigned char* address;
   u32 item_bytes;
@@ -24,7 +24,7 @@ struct TensorMap {
 };
 
 namespace cufa_host {
-// Of the operands of tensor cores.
+// Formats of tensor-core operands.
 enum class Format { f16, bf16, tf32, e4m3 };
 }  // namespace cufa_host
 

@@ -39,7 +39,7 @@ void RaceDetector::release(Thread& thread, VectorClock& clock) {
 void RaceDetector::acquire(Thread& thread, const VectorClock& clock) { of(thread).join(clock); }
 void RaceDetector::fence_proxies(Thread& thread) { of(thread).fence(thread.number, time(thread)++); }
 
-// A new cell; `like` one that exists, or as never touched.
+// A new cell: a copy of cell `like`, or never touched if `like` is negative.
 int RaceDetector::add_cell(int like) {
   const int cell = static_cast<int>(writes_.size());
   writes_.push_back(like < 0 ? Write{} : writes_[like]);
@@ -252,7 +252,7 @@ void RaceDetector::end_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
     return true;
   };
   sending_.erase(std::remove_if(sending_.begin(), sending_.end(), ended), sending_.end());
-  access(thread, smem, bytes, Access::proxy_read, site);  // until now
+  access(thread, smem, bytes, Access::proxy_read, site);  // the read lasts until now
 }
 
 void RaceDetector::check_sending(Thread& thread, int chunk, u64 address, Site site) {

@@ -1,7 +1,7 @@
 // Data races inside a block, on shared and on global memory, by vector clocks (FastTrack: Flanagan and Freund, PLDI 2009): a race
 // is found whether or not this run's order of threads made it give a wrong answer.
 //
-// Every thread keeps a vector clock; a barrier joins the clocks of its participants. Of every piece of memory the detector keeps
+// Every thread keeps a vector clock; a barrier joins the clocks of its participants. For every piece of memory the detector keeps
 // the last write and, for each warp, the last reads. A piece has 16 bytes, as cp.async and ldmatrix move them; a narrower access
 // splits it into eight of 2 bytes.
 //
@@ -60,9 +60,9 @@ class VectorClock {
   std::vector<u32> time_, fenced_;
 };
 
-// proxy_*: by wgmma and the copy engine. atomic: on a counter in global memory; sum: a float32 addition there, whose rounding
-// depends on the order; async_sum: an addition that the copy engine has not finished. The last three race with loads and stores
-// only.
+// proxy_*: accesses by wgmma and the copy engine. atomic: on a counter in global memory; sum: a float32 addition there, whose
+// rounding depends on the order; async_sum: an addition that the copy engine has not finished. The last three race with loads
+// and stores only.
 enum class Access { read, write, async_write, proxy_read, proxy_write, atomic, sum, async_sum };
 inline bool is_sum(Access kind) { return kind == Access::sum || kind == Access::async_sum; }
 inline bool is_atomic(Access kind) { return kind == Access::atomic || is_sum(kind); }
@@ -85,9 +85,9 @@ class RaceDetector {
   void reset(Block& block);
 
   void access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site);
-  // In an array that this launch may write; other arrays cannot race.
+  // Checks an access to an array that this launch may write; other arrays cannot race.
   void access_global(Thread& thread, const void* global, u32 bytes, Access kind, Site site);
-  // An asynchronous write of this thread has landed, and the thread knows.
+  // An asynchronous write of this thread has landed, and the thread has waited for it.
   void complete(Thread& thread, u32 smem, u32 bytes);
 
   // The copy engine reads shared memory for a store, from when it is issued until this thread has waited for it.
@@ -110,11 +110,11 @@ class RaceDetector {
   void leave(Thread& thread);
   // fence.proxy.async by this thread, for its past.
   void fence_proxies(Thread& thread);
-  // The asynchronous write has landed, and its thread does not know: a thread that acquires `clock` sees it (mbarrier).
+  // An asynchronous write has landed that its thread has not waited for. A thread that acquires `clock` sees it (mbarrier).
   void publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock);
 
  private:
-  static constexpr int kParts = 8;  // of a 16-byte chunk
+  static constexpr int kParts = 8;  // parts of a 16-byte chunk
   static constexpr u32 kChunkBytes = 16, kPartBytes = 2;
   // Set in addresses of arrays, which may otherwise look like shared addresses: programs that are not position-independent have
   // arrays below 2^32.
@@ -131,7 +131,7 @@ class RaceDetector {
     bool by_proxy = false;
     Site site = {"", 0};
   };
-  struct Sending {  // by the copy engine, of one chunk
+  struct Sending {  // the copy engine reads one chunk for a store
     int chunk, thread;
     Site site;
   };
@@ -139,7 +139,7 @@ class RaceDetector {
     const void* global;
     Site site;
   };
-  struct Sent {  // the latest of a thread
+  struct Sent {  // the latest store of a thread to this block
     u32 clock;
     Site site;
   };
@@ -176,7 +176,7 @@ class RaceDetector {
   std::unordered_map<int, std::vector<Reads>> additions_;  // since the last write, by cell and warp
   std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
   std::vector<Sending> sending_;
-  std::vector<u16> is_sent_;                    // by chunk: its entries in sending_
+  std::vector<u16> is_sent_;                    // by chunk: how many entries of sending_ it has
   std::unordered_map<int, Taint> tainted_;      // by chunk
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
   std::unordered_map<int, Sent> remote_;        // stores from other blocks, by thread

@@ -80,7 +80,7 @@ struct Mbarrier {
   VectorClock arrived;    // released by the arrivals of the present phase
   VectorClock completed;  // acquired by a waiter of a complete phase
   VectorClock sent;       // released by other blocks' st.async in the present phase
-  VectorClock received;   // acquired, besides, by a waiter that says that it waits for other blocks
+  VectorClock received;   // also acquired by a waiter that declares that it waits for other blocks
   std::vector<Thread*> waiting;
 
   // Checked mode: the thread that initialised the barrier, when, and when its fence.mbarrier_init followed (0: none has). That
@@ -290,7 +290,7 @@ void add_atomically(float* global, const float* values, u32 count);
 // The bytes at a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
 // Whether the range lies inside an array of the kernel: false, with a finding, when the access must not be made. Checked mode
-// also finds races; of a copy engine's read `raced` says whether another block may be writing the range.
+// also finds races; after a read by the copy engine, `raced` says whether another block may be writing the range.
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site,
                   bool* raced = nullptr);
 // Counted mode: the bytes of a thread's load or store, and its place in the warp's access.

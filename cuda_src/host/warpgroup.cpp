@@ -63,7 +63,7 @@ void load_row(Block& block, Warp& warp, u32 address, Site site, float* out) {
   widen<Element>(words, 4, out);
 }
 
-// In four blocks of 8 rows and 16 bytes.
+// This warp's 16 rows of A, in four blocks of 8 rows and 16 bytes.
 template <typename Element>
 void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site,
             float (&A)[4][8][kWidth<Element>]) {
@@ -76,7 +76,7 @@ void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[
   }
 }
 
-// Columns 8 j ... 8 j + 7.
+// Columns 8 j ... 8 j + 7 of B.
 template <typename Element>
 void load_b(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[2 * kWidth<Element>]) {
   constexpr int kHalf = kWidth<Element>;
