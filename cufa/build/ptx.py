@@ -122,7 +122,7 @@ def _statements(body: str) -> Iterator[str]:
 def _chain(
     loc: re.Match[str], files: dict[int, str], chains: dict[tuple[int, int, int], tuple[Place, ...]]
 ) -> tuple[Place, ...]:
-    """The line, and the lines that it was inlined into, whose own chains precede it in the text."""
+    """The place of a line and the places that it was inlined into, whose chains come earlier in the text."""
     file, line, column = int(loc["file"]), int(loc["line"]), int(loc["column"])
     if not line:  # code that the compiler added
         return ()

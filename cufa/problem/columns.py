@@ -77,7 +77,7 @@ class Columns(Mask):
         keys of the blocks, ``end`` is the end of the last. An empty run covers no tile and touches none."""
         values, starts = self._values(end), self.intervals.starts
         starts = starts[: np.searchsorted(starts, end)]
-        # Keys between two starts have the numbers of the first of them.
+        # A key has the values of the last start at or before it.
         before = np.searchsorted(starts, first)
         keys, places = np.insert(starts, before, first), before + np.arange(len(first))
         for lo, hi in zip(values[::2], values[1::2], strict=True):
@@ -159,7 +159,7 @@ class Columns(Mask):
         return sequences * heads * self.num_intervals * -(-seqlen_k // block_kv)
 
     def workspace_bytes(self, seqlen_q: int, seqlen_k: int, block_q: int, block_kv: int) -> int:
-        """Runs of whole key blocks, and their least and greatest ends in each key block."""
+        """Bytes of the runs of whole key blocks, and of the least and greatest ends in each key block."""
         blocks = self.classes_in_advance(seqlen_q, seqlen_k, block_q, block_kv)
         return blocks * (block_kv * _RUN_BYTES + _EXTREMES_BYTES)
 

@@ -103,7 +103,7 @@ class _Params(ctypes.Structure):
 
 
 def banks(bits: int, base: int, shift: int) -> list[list[int]]:
-    """By row of an ldmatrix and unit of 16 bytes: the group of four banks in which the unit lies."""
+    """The group of four banks that holds each 16-byte unit, by row of an ldmatrix and unit."""
     offsets = np.arange(8)[:, None] * _ROW_BYTES + np.arange(8) * _UNIT
     moved = offsets ^ ((offsets >> shift) & (((1 << bits) - 1) << base))
     units: list[list[int]] = (moved % _ROW_BYTES // _UNIT).tolist()
